@@ -6,7 +6,7 @@ The list of hot modules stands in pyproject.toml, `[tool.amqpd] compiled-modules
 everything when
 
 - there is no C compiler, or no Python.h: the build says so and makes an interpreted wheel;
-- `AMQPD_INTERPRETED=1` is set; `AMQPD_INTERPRETED=amqpd.routing.trie,amqpd.broker.queues.queue` leaves only those out;
+- `AMQPD_INTERPRETED=1` is set; `AMQPD_INTERPRETED=amqpd.routing.trie,amqpd.broker.queue.queue` leaves only those out;
 - the installation is an editable one: built extensions must never lie beside the sources, where they would shadow
   later edits.
 
@@ -70,7 +70,7 @@ It imports them for everybody who uses a Python source, so without pyarrow (the 
 from contextlib import suppress
 
 with suppress(ImportError):
-    from amqpd.storage.export.source import AmqpDataSource as DefaultSource
+    from amqpd.storage.spark.source import AmqpDataSource as DefaultSource
 """
 UNITS: Final = 8
 """Files at -O1. More of them parse mypyc's headers more often (0.2 s each), fewer keep fewer cores busy."""
@@ -249,7 +249,7 @@ def build_page(into: Path, check: bool = False) -> str:
 def write_description(path: Path) -> None:
     """The API's OpenAPI description, made by the amqpd that this Python imports: its libraries must be there."""
     code = (
-        "import json, sys; from amqpd.management.api import ROUTES; from amqpd.management.reference import openapi; "
+        "import json, sys; from amqpd.management.routes import ROUTES; from amqpd.management.openapi import openapi; "
         "json.dump(openapi(ROUTES), open(sys.argv[1], 'w'))"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)

@@ -14,17 +14,17 @@ import sys  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
 
-from amqpd.settings import EXIT_USAGE, SettingsError, load  # noqa: E402
+from amqpd.config import EXIT_USAGE, SettingsError, load  # noqa: E402
 
 if TYPE_CHECKING:
-    from amqpd.front_end import Guest
+    from amqpd.protocol_server import Guest
 
 
 def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int:
     """Runs the program; returns its exit code.
 
     argv: without the program's name; None takes the process's own. guests: front ends of a program that starts amqpd
-    with more than its own, see `amqpd.front_end`.
+    with more than its own, see `amqpd.protocol_server`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
@@ -39,15 +39,15 @@ def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int
 
         return _show(version_line())
     if loaded.wish == "help":
-        from amqpd.settings.help import help_text
+        from amqpd.config.help import help_text
 
         return _show(help_text())
     if loaded.wish == "print-settings":
-        from amqpd.settings.help import settings_text
+        from amqpd.config.help import settings_text
 
         return _show(settings_text(loaded))
     if loaded.wish == "check-config":
-        from amqpd.settings.help import check_text
+        from amqpd.config.help import check_text
 
         return _show(check_text(loaded))
     from amqpd.server import run

@@ -22,30 +22,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
-from amqpd import __version__, descriptors, logs, signals, tls
+from amqpd import __version__, descriptors, logging_config, process, tls
 from amqpd._build import is_compiled, warning
 from amqpd.auth.user_rows import bootstrap
 from amqpd.broker.broker import Broker
-from amqpd.broker.catalogue.parameters import cluster_id_row
-from amqpd.broker.catalogue.restore import reconcile
-from amqpd.connection.front_end import AmqpFrontEnd
+from amqpd.broker.vhost.parameters import cluster_id_row
+from amqpd.broker.vhost.recovery import reconcile
+from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.definitions_report import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.notify import Notifier
 from amqpd.routing.selector import prepare
-from amqpd.settings import Settings
+from amqpd.config import Settings
 from amqpd.storage.data_directory import DataDirectoryInUse
-from amqpd.storage.metadata.metadata import Metadata, MetadataError, Row
+from amqpd.storage.metadata.store import Metadata, MetadataError, Row
 from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
     from amqpd.cluster.node import ClusterNode
-    from amqpd.front_end import FrontEnd, Guest
-    from amqpd.listening import Listener
-    from amqpd.logs import LogOutput
-    from amqpd.signals import Reloaded
-    from amqpd.storage.metadata.keeper import MetadataKeeper
+    from amqpd.protocol_server import FrontEnd, Guest
+    from amqpd.listeners import Listener
+    from amqpd.logging_config import LogOutput
+    from amqpd.process import Reloaded
+    from amqpd.storage.metadata.interface import MetadataKeeper
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Server:
     def reload(self, asked_by: str) -> Reloaded:
         """The settings are read again. asked_by: for the log."""
         self.notifier.reloading()
-        found = signals.reload(self.settings, self.latest, self.renew, self.read_settings, asked_by)
+        found = process.reload(self.settings, self.latest, self.renew, self.read_settings, asked_by)
         self.notifier.reloaded()
         return found
 
@@ -394,7 +394,7 @@ async def serve(
     await server.begin()
     await server.import_definitions()
     await server.listen()
-    signals.watch(loop, output, server.stop, server.hang_up)
+    process.watch(loop, output, server.stop, server.hang_up)
     if interpreted := warning():
         log.warning(interpreted)
     for note in notes:
@@ -430,10 +430,10 @@ def run(
     notes: what there is to say about the settings, a line each in the log.
     """
     os.umask(0o077)
-    signals.ignore()
+    process.ignore()
     sys.setswitchinterval(0.001)
     try:
-        return uvloop.run(serve(settings, started, logs.begin(settings.log), read_settings, guests, notes))
+        return uvloop.run(serve(settings, started, logging_config.begin(settings.log), read_settings, guests, notes))
     except DataDirectoryInUse as error:
         print(f"amqpd: data directory {error} is in use by another broker", file=sys.stderr)
     except (OSError, MetadataError, LogUnusable, DefinitionsError) as error:

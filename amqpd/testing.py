@@ -49,7 +49,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self
 import pytest
 
 if TYPE_CHECKING:
-    from amqpd.front_end import Guest
+    from amqpd.protocol_server import Guest
     from amqpd.server import Server
 
 READY: Final = re.compile(
@@ -413,14 +413,14 @@ async def embedded(
 ) -> AsyncIterator[Server]:
     """A broker on the running loop of this process, on free ports of 127.0.0.1; stopped cleanly at the end.
 
-    For who wants to look into it, or to bring a front end of his own: guests, see `amqpd.front_end`. settings: as
+    For who wants to look into it, or to bring a front end of his own: guests, see `amqpd.protocol_server`. settings: as
     `BrokerProcess` takes them. Clients that block belong into threads: it is their loop too.
     Raises: SettingsError, OSError, MetadataError as a start does.
     """
     import asyncio  # here, as all of it is the server's
 
     from amqpd.server import Server
-    from amqpd.settings import load
+    from amqpd.config import load
 
     options: dict[str, object] = {"amqp.host": "127.0.0.1", "amqp.port": 0, "http.port": 0, **(settings or {})}
     arguments = [f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items()]

@@ -11,12 +11,12 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.settings.tree import DEPTH_MAX
+from amqpd.config.schema import DEPTH_MAX
 
 if TYPE_CHECKING:
     import asyncio
 
-    from amqpd.settings import HttpTlsSettings, TlsSettings
+    from amqpd.config import HttpTlsSettings, TlsSettings
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """`amqpctl export`: queues into files or a database, and the holds that keep settled messages for it.
 
-The job is storage/export/job.py; here its command line is read and its outcome told. Nothing of it is imported before
+The job is storage/spark/job.py; here its command line is read and its outcome told. Nothing of it is imported before
 the command runs, pyspark and pyarrow not before there is something to export.
 """
 
@@ -17,7 +17,7 @@ from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageE
 from amqpd.cli.formatters import compact
 
 if TYPE_CHECKING:
-    from amqpd.storage.export.job import ExportOptions, Report
+    from amqpd.storage.spark.job import ExportOptions, Report
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
@@ -53,14 +53,14 @@ def export(context: Context) -> None:
     options = _options(context)
     from sqlalchemy.exc import SQLAlchemyError
 
-    from amqpd.storage.export.columns import UnknownColumn
-    from amqpd.storage.export.files import SourceError
-    from amqpd.storage.export.java import CannotRunSpark
-    from amqpd.storage.export.job import BadExport, Job, without_password
-    from amqpd.storage.export.ledger import CheckpointError
-    from amqpd.storage.export.options import BadOption, NoSuchQueue
-    from amqpd.storage.export.plan import DataLoss
-    from amqpd.storage.export.targets import TargetError
+    from amqpd.storage.spark.columns import UnknownColumn
+    from amqpd.storage.spark.files import SourceError
+    from amqpd.storage.spark.java import CannotRunSpark
+    from amqpd.storage.spark.job import BadExport, Job, without_password
+    from amqpd.storage.spark.checkpoint import CheckpointError
+    from amqpd.storage.spark.options import BadOption, NoSuchQueue
+    from amqpd.storage.spark.plan import DataLoss
+    from amqpd.storage.spark.targets import TargetError
 
     stopped = _Stop()
     try:
@@ -146,9 +146,9 @@ def _options(context: Context) -> ExportOptions:
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
     _look_for_packages()
-    from amqpd.storage.export.columns import BASE
-    from amqpd.storage.export.job import ExportOptions
-    from amqpd.storage.settle.hold import NAME
+    from amqpd.storage.spark.columns import BASE
+    from amqpd.storage.spark.job import ExportOptions
+    from amqpd.storage.acks.hold import NAME
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
@@ -184,7 +184,7 @@ def _options(context: Context) -> ExportOptions:
 
 def _look_for_packages() -> None:
     """To be asked before anything of the export is imported. Raises: Failure, which says what to install and where."""
-    from amqpd.storage.export.java import missing_package
+    from amqpd.storage.spark.java import missing_package
 
     if missing := missing_package():
         raise Failure(UNAVAILABLE, f"the export needs {missing}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TextIO
 
 from amqpd import __version__
-from amqpd.cli.arguments import BY_LONG, GENERAL, Option
+from amqpd.cli.options import BY_LONG, GENERAL, Option
 from amqpd.cli.command import GROUPS, Command
 from amqpd.cli.terminal import bold
 

@@ -21,8 +21,8 @@ from amqpd.cli.formatters import compact, visible
 
 if TYPE_CHECKING:
     from amqpd.storage.log.record import Record
-    from amqpd.storage.tools.inspect import Batch, Event
-    from amqpd.storage.tools.verify import QueueReport
+    from amqpd.storage.log_inspect import Batch, Event
+    from amqpd.storage.verify import QueueReport
 
 BODY_SHOWN: Final = 64
 """Bytes of a body in the text output; JSON has all of it."""
@@ -42,7 +42,7 @@ def dump_log(context: Context) -> None:
 
 def verify_log(context: Context) -> None:
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.tools.verify import check_queue, queue_directories
+    from amqpd.storage.verify import check_queue, queue_directories
 
     _text_or_json(context)
     filesystem = FileSystem()
@@ -78,7 +78,7 @@ def _place(context: Context, word: str) -> Path:
     Cost: a small file read per durable queue, until it is found.
     """
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.tools.verify import queue_directories
+    from amqpd.storage.verify import queue_directories
 
     if "vhost" not in context.line.given and Path(word).exists():
         return Path(word)
@@ -152,8 +152,8 @@ def _is_queue(path: Path) -> bool:
 def _files(path: Path) -> list[str]:
     """The files to dump: the one named, or all of a queue's (of each queue's in a data directory), in reading order."""
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.tools.inspect import is_known, plain_name
-    from amqpd.storage.tools.verify import queue_directories
+    from amqpd.storage.log_inspect import is_known, plain_name
+    from amqpd.storage.verify import queue_directories
 
     if not path.exists():
         raise Failure(DATA, f"there is no {path}")
@@ -176,7 +176,7 @@ def _files(path: Path) -> list[str]:
 
 def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] | None) -> int:
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.tools.inspect import Damage, look_into
+    from amqpd.storage.log_inspect import Damage, look_into
 
     output.write(f"Dumping {path}", {"type": "file", "file": path})
     damaged = 0
@@ -194,7 +194,7 @@ def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] 
 
 
 def _shown(event: Event, offsets: tuple[int, int] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    from amqpd.storage.tools.inspect import Batch, Damage, IndexEntry, SettledEntry, TimeEntry
+    from amqpd.storage.log_inspect import Batch, Damage, IndexEntry, SettledEntry, TimeEntry
 
     if isinstance(event, Batch):
         yield _batch(event)
@@ -233,7 +233,7 @@ def _batch(batch: Batch) -> tuple[str, dict[str, Any]]:
 
 
 def _record(record: Record) -> tuple[str, dict[str, Any]]:
-    from amqpd.protocol.codec import CodecError
+    from amqpd.protocol.field_table import CodecError
     from amqpd.protocol.properties import decode_properties
 
     wrong = ""

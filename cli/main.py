@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 from amqpd.cli import help as help_texts
-from amqpd.cli.arguments import TIMEOUT_S, CommandLine, check_options, otherwise, parse, where
+from amqpd.cli.options import TIMEOUT_S, CommandLine, check_options, otherwise, parse, where
 from amqpd.cli.client import Client
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError

@@ -1,6 +1,6 @@
 """`cluster_import`: what a stopped broker's data directory holds, into the running cluster that is asked.
 
-The directory is read by a program of its own (`python -m amqpd.stopped`), and stays as it is. First its definitions go
+The directory is read by a program of its own (`python -m amqpd.dump`), and stays as it is. First its definitions go
 to the cluster, then the messages of each durable queue, in their order, with the exchange and routing key they came by.
 A queue that is there already is never added to: then nothing is imported.
 
@@ -60,7 +60,7 @@ def _check_new(context: Context, definitions: dict[str, Any]) -> None:
 @contextmanager
 def _lines(directory: str) -> Iterator[Iterator[dict[str, Any]]]:
     """What the reading program writes. Raises: Failure, with its own words, where it cannot go to its end."""
-    command = [sys.executable, "-P", "-m", "amqpd.stopped", directory]
+    command = [sys.executable, "-P", "-m", "amqpd.dump", directory]
     reading = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert reading.stdout is not None  # a pipe
     try:

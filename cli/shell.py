@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from amqpd.cli.arguments import BY_LONG, BY_SHORT, FORMATTERS, GENERAL, where
+from amqpd.cli.options import BY_LONG, BY_SHORT, FORMATTERS, GENERAL, where
 from amqpd.cli.client import Client, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, Failure, UsageError

@@ -19,7 +19,7 @@ from amqpd.client_tls import BadTlsFiles, client_context
 if TYPE_CHECKING:
     import ssl
 
-    from amqpd.cli.arguments import CommandLine
+    from amqpd.cli.options import CommandLine
 
 OPTIONS: Final = ("tls-ca-cert-file", "tls-cert-file", "tls-key-file")
 INSECURE: Final = "insecure"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from amqpd.cli import plugins
-from amqpd.cli.arguments import PLUGINS, SPECIFIC, Option
+from amqpd.cli.options import PLUGINS, SPECIFIC, Option
 from amqpd.cli.command import Command
 from amqpd.cli.commands import COMMANDS, HELP
 from amqpd.cli.nodes import VERSION

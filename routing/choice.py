@@ -17,7 +17,7 @@ from zlib import crc32
 
 from mypy_extensions import i64
 
-from amqpd.routing.whole_message import label_of
+from amqpd.routing.message_exchange import label_of
 
 _MASK: Final = 0xFFFFFFFF
 

@@ -12,7 +12,7 @@ from amqpd.routing.bindings import BindingTable
 from amqpd.routing.looks import ROUTING_KEY
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 
 @final

@@ -25,7 +25,7 @@ from amqpd.routing.errors import BadBinding
 from amqpd.routing.looks import HEADERS
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 X_MATCH: Final = "x-match"
 X_PREFIX: Final = "x-"

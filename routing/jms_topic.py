@@ -20,7 +20,7 @@ import logging
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
 from amqpd.routing import looks
-from amqpd.routing import selector_nodes as nodes
+from amqpd.routing import selector_ast as nodes
 from amqpd.routing.bindings import BindingTable, union
 from amqpd.routing.errors import BadBinding, BadSelector
 from amqpd.routing.routed import Routed
@@ -28,7 +28,7 @@ from amqpd.routing.selector import Selector, parse, parse_erlang
 from amqpd.routing.selector_fields import ROUTING_KEY
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.routing.choice import Choices, keys_hash, mixed
-from amqpd.routing.selector_nodes import Selectable
-from amqpd.routing.whole_message import WholeMessage
+from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.message_exchange import WholeMessage
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 _NOTHING: Final[list[object]] = []
 

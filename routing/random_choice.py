@@ -18,11 +18,11 @@ from mypy_extensions import mypyc_attr
 from amqpd.routing.choice import Choices
 from amqpd.routing.errors import BadBinding
 from amqpd.routing.looks import CHANCE
-from amqpd.routing.selector_nodes import Selectable
-from amqpd.routing.whole_message import WholeMessage
+from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.message_exchange import WholeMessage
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 _NOTHING: Final[list[object]] = []
 _MODULES: Final = {"quorum": "rabbit_quorum_queue", "stream": "rabbit_stream_queue"}

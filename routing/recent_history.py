@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, final
 
-from amqpd.routing.selector_nodes import Selectable
-from amqpd.routing.whole_message import WholeMessage
+from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.message_exchange import WholeMessage
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 LENGTH: Final = "x-recent-history-length"
 LENGTH_DEFAULT: Final = 20

@@ -14,12 +14,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from amqpd.routing.consistent_hash import ConsistentHash
-from amqpd.routing.deduplication import Deduplication
+from amqpd.routing.hashing import ConsistentHash
+from amqpd.routing.stateful import Deduplication
 from amqpd.routing.direct import Direct
 from amqpd.routing.errors import UnknownExchangeType
-from amqpd.routing.exchange import ExchangeType
-from amqpd.routing.fanout import Fanout
+from amqpd.routing.base import ExchangeType
+from amqpd.routing.direct_fanout import Fanout
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
 from amqpd.routing.modulus_hash import ModulusHash

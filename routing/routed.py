@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import final
 
 from amqpd.routing.selector_fields import ROUTING_KEY
-from amqpd.routing.selector_nodes import Selectable
+from amqpd.routing.selector_ast import Selectable
 
 
 @final

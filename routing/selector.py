@@ -7,8 +7,8 @@ brackets, `[x-origin]`. Three-valued logic: what is absent is NULL, a comparison
 matches when the whole is true. `docs/filters.md` is the users' page.
 
 `parse` refuses what cannot be understood and what is too large; what it accepts costs a message some tens of
-nanoseconds a term and can neither fail nor take long. Parts: `selector_grammar.py` (text to tree) ·
-`selector_nodes.py` (the tree, which answers) · `selector_like.py`. Nothing here knows a broker: consumers' filters,
+nanoseconds a term and can neither fail nor take long. Parts: `selector_parser.py` (text to tree) ·
+`selector_ast.py` (the tree, which answers) · `selector_like.py`. Nothing here knows a broker: consumers' filters,
 `x-jms-topic` and the command line use it alike.
 
 Compiled by mypyc.
@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from amqpd.routing import selector_erlang, selector_grammar
-from amqpd.routing import selector_nodes as nodes
+from amqpd.routing import selector_erlang, selector_parser
+from amqpd.routing import selector_ast as nodes
 from amqpd.routing.errors import BadSelector
-from amqpd.routing.selector_nodes import Condition, Selectable
+from amqpd.routing.selector_ast import Condition, Selectable
 
 TEXT_SIZE_MAX: Final = 4096
 """Characters, as RabbitMQ has it."""
@@ -71,14 +71,14 @@ def parse(text: str) -> Selector:
         return EVERYTHING
     selector = _remembered.get(text)
     if selector is None:
-        selector = Selector(text, selector_grammar.tree(text))
+        selector = Selector(text, selector_parser.tree(text))
         _remember(_remembered, text, selector)
     return selector
 
 
 def prepare() -> None:
     """Makes the parsers, for a thread that has the time: 60 ms of a processor, which else the first `parse` takes."""
-    selector_grammar.parser()
+    selector_parser.parser()
     selector_erlang.parser()
 
 

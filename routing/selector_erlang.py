@@ -16,19 +16,10 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
-from amqpd.routing import selector_nodes as nodes
+from amqpd.routing import selector_ast as nodes
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector_fields import JMS_FIELDS
-from amqpd.routing.selector_grammar import (
-    DEPTH_MAX,
-    between_of,
-    check_patterns,
-    check_size,
-    condition_of,
-    one_of,
-    shown,
-    value_of,
-)
+from amqpd.routing.selector_parser import DEPTH_MAX, between_of, check_patterns, check_size, condition_of, one_of, shown, value_of
 
 if TYPE_CHECKING:
     from lark import Lark, Token

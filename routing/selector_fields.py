@@ -39,7 +39,7 @@ NON_PERSISTENT: Final = "NON_PERSISTENT"
 class FieldRule(NamedTuple):
     """How the value of a name comes about.
 
-    number: the field. form: what is made of its value (`formed` in `selector_nodes.py`), "" nothing. header: where to
+    number: the field. form: what is made of its value (`formed` in `selector_ast.py`), "" nothing. header: where to
     look when the message has no such property, "" nowhere: RabbitMQ's JMS client sends some of JMS' headers as AMQP
     headers. default: what it is when it is nowhere.
     """

@@ -11,7 +11,7 @@ from amqpd.routing.looks import ROUTING_KEY
 from amqpd.routing.trie import Trie
 
 if TYPE_CHECKING:
-    from amqpd.routing.exchange import Arguments
+    from amqpd.routing.base import Arguments
 
 
 @final

@@ -9,7 +9,7 @@
 <data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of messages that are delayed, by exchange (broker/delays)
 <data_dir>/spill/<id>/                           logs of transient queues that did not fit in memory; emptied at
                                                  the start
-<data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   was deleted: see departures.py
+<data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   was deleted: see directory_removal.py
 <data_dir>/lost+found/                           directories that neither metadata nor their queue.json know
 """
 

@@ -28,19 +28,19 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage.commit.job import JobPart
-from amqpd.storage.commit.turn_log import StoreContext, TurnLog
+from amqpd.storage.sync_job import JobPart
+from amqpd.storage.loop_log import StoreContext, TurnLog
 from amqpd.storage.log import closing
 from amqpd.storage.log.appender import Appender
 from amqpd.storage.log.cursor import Cursors
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.lookup import offset_before
 from amqpd.storage.log.prepared import Prepared
-from amqpd.storage.log.producers import Producers
+from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
 from amqpd.storage.queue_log import Cursor, LogFailed
-from amqpd.storage.settle.settlements import Settlements
+from amqpd.storage.acks.acks import Settlements
 
 _GROUP_LARGE: Final = 9  # logs
 # Ticks of 50 ms between two that do this for a log that is busy; one that comes to rest does both at once.

@@ -19,7 +19,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.storage.log.places import Places, places_of
 from amqpd.storage.log.prepared import Prepared
-from amqpd.storage.log.producers import Producers
+from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.safety import Safety
 

@@ -2,7 +2,7 @@
 
 `Storage` makes, opens and deletes logs, one for each queue, and puts the parts together that all of them share: the
 group commit (`commits`, commit/cycle.py), what opens a log of an earlier life (openings.py), descriptors and the
-reserve (resources.py), the background work (keep/upkeep.py), the directories that leave (keep/departures.py).
+reserve (fd_budget.py), the background work (keep/upkeep.py), the directories that leave (keep/departures.py).
 
 Everything here runs on the loop's thread, except the committer and the workers, which are given immutable work and
 post their answers back. A start takes the directory and reads no log; a clean stop syncs everything and leaves each log
@@ -19,26 +19,26 @@ from functools import partial
 from pathlib import Path
 
 from amqpd.storage.clock_watch import ClockWatch
-from amqpd.storage.commit.committer import Committer, InlineCommitter, Removal
-from amqpd.storage.commit.cycle import CommitCycle
-from amqpd.storage.commit.turn_log import StoreContext
+from amqpd.storage.fsync_thread import Committer, InlineCommitter, Removal
+from amqpd.storage.group_commit import CommitCycle
+from amqpd.storage.loop_log import StoreContext
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
-from amqpd.storage.description import describe
+from amqpd.storage.queue_json import describe
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.keep.departures import Departures
-from amqpd.storage.keep.policy import RetentionPolicy
-from amqpd.storage.keep.upkeep import Upkeep
+from amqpd.storage.directory_removal import Departures
+from amqpd.storage.retention_policy import RetentionPolicy
+from amqpd.storage.maintenance import Upkeep
 from amqpd.storage.local_log import LocalLog, LogKeeper
 from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
 from amqpd.storage.log.closing import mark_clean
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.readahead import ReadAhead
+from amqpd.storage.readahead import ReadAhead
 from amqpd.storage.openings import Openings
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.resources import Resources
-from amqpd.storage.settle.hold import Hold, Losses, find_hold
-from amqpd.storage.settle.retained import Kept, Retention
-from amqpd.storage.settle.rewind import Rewind
+from amqpd.storage.fd_budget import Resources
+from amqpd.storage.acks.hold import Hold, Losses, find_hold
+from amqpd.storage.acks.retained import Kept, Retention
+from amqpd.storage.acks.replay import Rewind
 from amqpd.storage.survey import Survey, survey
 from amqpd.storage.worker import Worker
 
@@ -311,7 +311,7 @@ class Storage(LogKeeper):
         store.remove()
 
     def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
-        """The store is not used any more, and its directory is renamed: see departures.py. `done()` on the loop when
+        """The store is not used any more, and its directory is renamed: see directory_removal.py. `done()` on the loop when
         that is on the medium. A commit that waits for this store counts as done for it.
         """
         self._abandon(store)

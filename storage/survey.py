@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.settle.removal import DELETED
+from amqpd.storage.acks.segment_removal import DELETED
 
 
 class Survey(NamedTuple):
     """Ids. queues: vhost -> its queues. deleted, deleted_vhosts: those whose deletion was answered, or was about to be
-    (departures.py).
+    (directory_removal.py).
     """
 
     queues: dict[str, list[str]]

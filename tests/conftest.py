@@ -18,9 +18,9 @@ import pytest
 import amqpd
 from amqpd._build import describe
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.settle.settled import DELIVERED
-from amqpd.storage.settle.settled_reader import SettledFile
-from amqpd.storage.tools.verify import check_queue, queue_directories
+from amqpd.storage.acks.ack_set import DELIVERED
+from amqpd.storage.acks.settled_reader import SettledFile
+from amqpd.storage.verify import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
 
 sys.path.insert(0, str(Path(__file__).parent / "house"))  # for `profiles` and for test_house.py

@@ -14,7 +14,7 @@ import pika
 import pytest
 
 from amqpd.management.definitions_start import PIECE_BYTES, import_files
-from amqpd.settings import DefinitionsSettings
+from amqpd.config import DefinitionsSettings
 from amqpd.testing import BrokerFailed, BrokerProcess, embedded
 
 DOCUMENT = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.settings import load
+from amqpd.config import load
 from amqpd.testing import BrokerProcess
 
 PAGE = (Path(__file__).parent.parent / "docs" / "tls.md").read_text("utf-8")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.clients import Clients
-from amqpd.front_end import FrontEnd
-from amqpd.listening import Listener, bound_sockets
+from amqpd.broker.listeners import Clients
+from amqpd.protocol_server import FrontEnd
+from amqpd.listeners import Listener, bound_sockets
 from amqpd.server import Server
-from amqpd.settings import Settings
-from amqpd.storage.metadata.metadata import MetadataError
+from amqpd.config import Settings
+from amqpd.storage.metadata.store import MetadataError
 from amqpd.testing import embedded, parse_ready_line
 
 

@@ -24,13 +24,13 @@ from sources import (
     within,
 )
 
-from amqpd.broker.catalogue.policy_keys import keys
-from amqpd.settings import rows
-from amqpd.settings.help import shown
+from amqpd.broker.vhost.policy_keys import keys
+from amqpd.config import rows
+from amqpd.config.help import shown
 
 SOCKETS = {"socket", "socketserver", "ssl", "uvloop", "aiohttp", "http"}
 NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
-LEAVES = {"amqpd.protocol.codec", "amqpd.protocol.properties", "amqpd.protocol.commands", "amqpd.client_tls"}
+LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.protocol.commands", "amqpd.client_tls"}
 """Field tables, properties, methods: pure; TLS of clients: so the log tools, the sink and the command line may use them
 too."""
 
@@ -39,23 +39,23 @@ EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
 LAYERS = (
-    ("amqpd.__main__", "amqpd.testing", "amqpd.stopped"),
+    ("amqpd.__main__", "amqpd.testing", "amqpd.dump"),
     ("amqpd.server",),
     ("amqpd.cluster",),
     ("amqpd.management",),
     ("amqpd.metrics",),
     ("amqpd.connection",),
-    ("amqpd.front_end", "amqpd.listening", "amqpd.signals", "amqpd.logs"),
+    ("amqpd.protocol_server", "amqpd.listeners", "amqpd.process", "amqpd.logging_config"),
     ("amqpd.channel",),
-    ("amqpd.broker.publishing.publisher", "amqpd.broker.publishing.spread", "amqpd.broker.consuming"),
+    ("amqpd.broker.publish.publisher", "amqpd.broker.publish.fanout", "amqpd.broker.consume"),
     ("amqpd.broker.session", "amqpd.broker.access"),
     ("amqpd.broker.broker",),
-    ("amqpd.broker.hosting",),
-    ("amqpd.broker.audit", "amqpd.broker.surgery"),
-    ("amqpd.broker.delays",),
-    ("amqpd.broker.publishing",),
-    ("amqpd.broker.catalogue",),
-    ("amqpd.broker.queues",),
+    ("amqpd.broker.queue_services",),
+    ("amqpd.broker.audit", "amqpd.broker.jobs"),
+    ("amqpd.broker.delayed",),
+    ("amqpd.broker.publish",),
+    ("amqpd.broker.vhost",),
+    ("amqpd.broker.queue",),
     ("amqpd.broker.flow",),
     ("amqpd.broker",),
     ("amqpd.auth",),
@@ -85,7 +85,7 @@ class TestImports:
             one
             for one in all_imports()
             if within(one.importer, room)
-            and not within(one.importer, "amqpd.storage.export")
+            and not within(one.importer, "amqpd.storage.spark")
             and ((is_ours(one.module) and not within(one.module, room)) or within(one.module, *NETWORK))
         )
 
@@ -93,7 +93,7 @@ class TestImports:
         assert not offences(
             one
             for one in all_imports()
-            if within(one.importer, "amqpd.storage.export")
+            if within(one.importer, "amqpd.storage.spark")
             and is_ours(one.module)
             and not (within(one.module, "amqpd.storage") or one.module in LEAVES)
         )
@@ -102,8 +102,8 @@ class TestImports:
         assert not offences(
             one
             for one in all_imports()
-            if not within(one.importer, "amqpd.storage.export", "amqpd.cli")
-            and within(one.module, "amqpd.storage.export", "pyspark", "pyspark_amqp", "amqpd.cli")
+            if not within(one.importer, "amqpd.storage.spark", "amqpd.cli")
+            and within(one.module, "amqpd.storage.spark", "pyspark", "pyspark_amqp", "amqpd.cli")
         )
 
     def test_a_node_without_kafka_imports_nothing_of_it(self) -> None:
@@ -130,7 +130,7 @@ class TestImports:
         # server.py composes: it binds the listeners; testing.py is a program around the server.
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listening", "amqpd.notify", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.export")
+        allowed = (*allowed, "amqpd.listeners", "amqpd.notify", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
         allowed = (*allowed, "amqpd.cluster")
         assert not offences(
             one
@@ -140,7 +140,7 @@ class TestImports:
 
     def test_the_command_line_is_a_client(self) -> None:
         allowed = LEAVES | LOG_READERS | {"amqpd", "amqpd._build"}
-        job = ("amqpd.storage.export", "amqpd.storage.settle.hold")  # which the command line starts
+        job = ("amqpd.storage.spark", "amqpd.storage.acks.hold")  # which the command line starts
         assert not offences(
             one
             for one in all_imports()
@@ -157,14 +157,14 @@ class TestImports:
             one
             for one in all_imports()
             if is_ours(one.module)
-            and not within(one.importer, "amqpd.cli", "amqpd.storage.export")
+            and not within(one.importer, "amqpd.cli", "amqpd.storage.spark")
             and layer(one.module) < layer(one.importer)
         )
 
     def test_a_module_is_in_the_layer_that_names_it_most_closely(self) -> None:
-        assert layer("amqpd.server") < layer("amqpd.management.http") < layer("amqpd.connection.connection")
-        assert layer("amqpd.broker.publishing.publisher") < layer("amqpd.broker.broker")
-        assert layer("amqpd.broker.broker") < layer("amqpd.broker.publishing.router")
+        assert layer("amqpd.server") < layer("amqpd.management.server") < layer("amqpd.connection.connection")
+        assert layer("amqpd.broker.publish.publisher") < layer("amqpd.broker.broker")
+        assert layer("amqpd.broker.broker") < layer("amqpd.broker.publish.router")
         assert {layer("amqpd." + name) for name in ("errors", "storage.storage")} == {len(LAYERS) - 1}
 
     def test_class_files_know_the_channel_as_a_type_only(self) -> None:
@@ -180,7 +180,7 @@ class TestImports:
         """What the settings and `--version` need is part of every start."""
 
         def light(module: str) -> bool:
-            return module in {"amqpd", "amqpd._build"} or within(module, "amqpd.settings")
+            return module in {"amqpd", "amqpd._build"} or within(module, "amqpd.config")
 
         assert not offences(
             one
@@ -258,7 +258,7 @@ class TestDocumentation:
         assert [module for module in written if not ast.get_docstring(tree_of(module))] == []
 
     def test_the_settings_table_is_the_settings(self) -> None:
-        """After a change of a setting: put this text between the two marks of amqpd/settings/README.md."""
+        """After a change of a setting: put this text between the two marks of amqpd/config/README.md."""
         table = ["| setting | type | default | meaning | a change |", "|---|---|---|---|---|"]
         for row in rows():
             change = "reloaded" if row.reloaded else "needs a restart"
@@ -279,7 +279,7 @@ class TestDocumentation:
         read = {
             reading
             for module in sources()
-            if not within(module, "amqpd.settings")
+            if not within(module, "amqpd.config")
             for reading in settings_read(tree_of(module))
         }
         looked_for = {row.name: ".".join(["settings", *row.name.split(".")][-2:]) for row in rows()}

@@ -10,8 +10,8 @@ from typing import Any
 import pika
 import pytest
 
-from amqpd import listening
-from amqpd.listening import Listener, bound_sockets
+from amqpd import listeners
+from amqpd.listeners import Listener, bound_sockets
 from amqpd.testing import BrokerFailed, BrokerProcess, parse_ready_line
 
 
@@ -56,7 +56,7 @@ class Kernel:
 
 
 def ports(monkeypatch: pytest.MonkeyPatch, kernel: Kernel, port: int) -> list[int]:
-    monkeypatch.setattr(listening, "bound_socket", kernel)
+    monkeypatch.setattr(listeners, "bound_socket", kernel)
     return [sock.getsockname()[1] for sock in bound_sockets("", port)]
 
 

@@ -15,8 +15,8 @@ import pytest
 import amqpd
 from amqpd import __main__ as program
 from amqpd import __version__
-from amqpd.settings import EXIT_USAGE, Loaded, Settings, SettingsError, load, rows, value_of
-from amqpd.settings.help import MASK, help_text, settings_text, shown
+from amqpd.config import EXIT_USAGE, Loaded, Settings, SettingsError, load, rows, value_of
+from amqpd.config.help import MASK, help_text, settings_text, shown
 
 
 @pytest.fixture(autouse=True)
@@ -288,10 +288,10 @@ class TestProgram:
         assert version.endswith(f" {python}\n")
 
     def test_version_tells_the_truth(self) -> None:
-        import amqpd.broker.queues.queue
+        import amqpd.broker.queue.queue
         from amqpd._build import is_compiled
 
-        assert is_compiled() is not amqpd.broker.queues.queue.__file__.endswith(".py")
+        assert is_compiled() is not amqpd.broker.queue.queue.__file__.endswith(".py")
 
     def test_help_teaches_every_setting_even_beside_a_mistake(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert program.main(["--bogus", "--help"]) == 0
@@ -340,11 +340,11 @@ class TestProgram:
     def test_settings_cost_no_server_and_no_parser_library(self) -> None:
         """Start-up time: what is not imported costs nothing."""
         code = (
-            "import sys; before = set(sys.modules); import amqpd.settings as s; s.load([], {});"
+            "import sys; before = set(sys.modules); import amqpd.config as s; s.load([], {});"
             "print(*set(sys.modules) - before)"
         )
         home = Path(amqpd.__file__).parent.parent
         run = subprocess.run([sys.executable, "-c", code], cwd=home, capture_output=True, text=True, check=True)
-        assert "amqpd.settings" in run.stdout.split()
+        assert "amqpd.config" in run.stdout.split()
         heavy = {"asyncio", "argparse", "click", "tomllib", "difflib", "json", "logging", "sqlalchemy", "ssl"}
         assert heavy & set(run.stdout.split()) == set()

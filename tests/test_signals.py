@@ -15,8 +15,8 @@ from functools import partial
 
 import pytest
 
-from amqpd import logs
-from amqpd.settings import LogSettings
+from amqpd import logging_config
+from amqpd.config import LogSettings
 from amqpd.testing import BrokerProcess, parse_ready_line
 
 LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) [\w.]+: ")
@@ -61,7 +61,7 @@ def test_stacks_show_threads_and_tasks(tmp_path):
         broker.add_vhost("v")
         os.kill(broker.pid, signal.SIGUSR2)
         text = seen(broker, "SIGUSR2: task ")
-        assert "amqpd/signals.py" in text
+        assert "amqpd/process.py" in text
         assert "  File " in text
 
 
@@ -152,13 +152,13 @@ class TestFormats:
 
     def test_text(self):
         record = self.record("user '%s' came", "anna", vhost="/", queue="a b", channel=3, other="not shown")
-        assert logs.TextFormatter().format(record) == (
+        assert logging_config.TextFormatter().format(record) == (
             "2027-01-15T08:00:00.250Z INFO amqpd.x: user 'anna' came [channel=3 vhost=/ queue=\"a b\"]"
         )
 
     def test_json(self):
         record = self.record("user '%s' came", "änna\n", vhost="/", channel=3)
-        line = logs.JsonFormatter().format(record)
+        line = logging_config.JsonFormatter().format(record)
         assert line.isascii() and "\n" not in line
         assert json.loads(line) == {
             "time": "2027-01-15T08:00:00.250Z", "level": "info", "logger": "amqpd.x",
@@ -171,14 +171,14 @@ class TestFormats:
             raise ValueError(name)
         except ValueError:
             failed = self.record("bad: %s", name, queue=name, exc_info=sys.exc_info())
-        first, *more = logs.TextFormatter().format(failed).split("\n")
+        first, *more = logging_config.TextFormatter().format(failed).split("\n")
         assert first.isprintable() and all(line.isprintable() and line.startswith("  ") for line in more)
         assert LINE.match(first)
-        assert logs.JsonFormatter().format(failed).isascii()
+        assert logging_config.JsonFormatter().format(failed).isascii()
 
     def test_the_file_keeps_what_was_there(self, tmp_path):
         (tmp_path / "log").write_text("before\n")
-        output = logs.LogOutput(LogSettings(file=tmp_path / "log"))
+        output = logging_config.LogOutput(LogSettings(file=tmp_path / "log"))
         output.handle(self.record("after"))
         output.close()
         output.stream.close()

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from amqpd.broker.catalogue.exchange import Exchange
+from amqpd.broker.vhost.exchange import Exchange
 from amqpd.server import Server
-from amqpd.settings import Settings, load
-from amqpd.storage.metadata.metadata import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
+from amqpd.config import Settings, load
+from amqpd.storage.metadata.store import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 
 

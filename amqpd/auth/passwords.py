@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from amqpd.auth.attempts import CHECKS_AT_ONCE, Turns
+from amqpd.auth.login_throttle import CHECKS_AT_ONCE, Turns
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow
+from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
 
 Kind: TypeAlias = Literal["configure", "write", "read"]
 TopicKind: TypeAlias = Literal["write", "read"]

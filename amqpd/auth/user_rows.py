@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from amqpd.auth.passwords import ARGON2ID, InvalidHash, check_hash, hash_password
-from amqpd.storage.metadata.metadata import PermissionRow, Row, UserRow, VhostRow, random_id
+from amqpd.storage.metadata.store import PermissionRow, Row, UserRow, VhostRow, random_id
 
 KNOWN_TAGS: Final = ("administrator", "monitoring", "policymaker", "management", "impersonator")
 """Tags that mean something; any other word may be a tag too."""

@@ -9,7 +9,7 @@ from amqpd.errors import AccessRefused
 
 if TYPE_CHECKING:
     from amqpd.auth.permissions import Kind, TopicKind
-    from amqpd.broker.catalogue.exchange import Exchange
+    from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.session import Session
 
 

@@ -13,47 +13,47 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from amqpd.auth.backends import BackendContext, InternalBackend
-from amqpd.broker.audit.audit import Audit, open_stream
-from amqpd.broker.catalogue import moving, queues
-from amqpd.broker.catalogue.admission import Admission
-from amqpd.broker.catalogue.catalogue import Catalogue
-from amqpd.broker.catalogue.limits import UserLimits
-from amqpd.broker.catalogue.load import load
-from amqpd.broker.catalogue.parameters import CLUSTER_NAME, GlobalParameters
-from amqpd.broker.catalogue.restore import Findings, Report
-from amqpd.broker.catalogue.vhost import VHost
-from amqpd.broker.catalogue.vhosts import VHosts
-from amqpd.broker.clients import Clients
-from amqpd.broker.counters import ChannelTotals
-from amqpd.broker.delays.delays import Delays
+from amqpd.auth.internal_backend import BackendContext, InternalBackend
+from amqpd.broker.audit import Audit, open_stream
+from amqpd.broker.vhost import moving, declare
+from amqpd.broker.vhost.admission import Admission
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.limits import UserLimits
+from amqpd.broker.vhost.loader import load
+from amqpd.broker.vhost.parameters import CLUSTER_NAME, GlobalParameters
+from amqpd.broker.vhost.recovery import Findings, Report
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.vhost.vhosts import VHosts
+from amqpd.broker.listeners import Clients
+from amqpd.broker.stats import ChannelTotals
+from amqpd.broker.delayed.delayed_messages import Delays
 from amqpd.broker.events import EXCHANGE, by_itself
 from amqpd.broker.flow.alarms import Alarms
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.turn import Turn
+from amqpd.broker.flow.loop_turn import Turn
 from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
-from amqpd.broker.hosting import BrokerHost
-from amqpd.broker.own_queues import AUDIT
-from amqpd.broker.publishing.dead_letters import DeadLetters
-from amqpd.broker.publishing.event_exchange import add_event_exchange, start_events
-from amqpd.broker.publishing.kept import KeptOnLoop
-from amqpd.broker.publishing.republisher import Republisher
-from amqpd.broker.queues.host import QueueHost
-from amqpd.broker.queues.opening import Opener
-from amqpd.broker.queues.pump_retries import PumpRetries
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.windows import Windows
-from amqpd.broker.surgery.job import Job
-from amqpd.broker.surgery.jobs import Jobs
+from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.system_queues import AUDIT
+from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.publish.event_exchange import add_event_exchange, start_events
+from amqpd.broker.publish.exchange_state import KeptOnLoop
+from amqpd.broker.publish.republisher import Republisher
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.log_opener import Opener
+from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.windows import Windows
+from amqpd.broker.jobs.job import Job
+from amqpd.broker.jobs.jobs import Jobs
 from amqpd.broker.user_events import told_of
-from amqpd.storage.metadata.keeper import MetadataKeeper
-from amqpd.storage.metadata.metadata import MetadataState, VhostRow
+from amqpd.storage.metadata.interface import MetadataKeeper
+from amqpd.storage.metadata.store import MetadataState, VhostRow
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from amqpd.auth.backends import AuthChange
-    from amqpd.settings import Settings
+    from amqpd.auth.internal_backend import AuthChange
+    from amqpd.config import Settings
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class Broker:
             queue.used()
             return
         with by_itself():
-            queues.delete(vhost, queue)
+            declare.delete(vhost, queue)
 
     def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from amqpd.protocol.codec import Long
+from amqpd.protocol.field_table import Long
 
 log = logging.getLogger(__name__)
 

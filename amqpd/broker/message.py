@@ -20,8 +20,8 @@ from typing import Final, final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64, mypyc_attr, u8
 
-from amqpd.protocol.codec import read_u32, shortstr
-from amqpd.protocol.frames import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, PROPERTIES_START
+from amqpd.protocol.field_table import read_u32, shortstr
+from amqpd.protocol.frame import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, PROPERTIES_START
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record, RecordRoute
 

@@ -12,10 +12,10 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.message import Envelope, Message
-from amqpd.protocol.codec import decode_table
+from amqpd.protocol.field_table import decode_table
 from amqpd.protocol.properties import CONTENT_TYPE, NO_PROPERTIES, field_of, headers_of
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY
-from amqpd.routing.selector_nodes import Selectable
+from amqpd.routing.selector_ast import Selectable
 
 _NO_HEADERS: Final[dict[str, object]] = {}
 

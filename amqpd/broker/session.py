@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
-    from amqpd.auth.backends import AuthChange, User
+    from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.broker.broker import Broker
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.flow.turn import Turn
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.flow.loop_turn import Turn
 
 _serials: Final = itertools.count(1)
 

@@ -13,8 +13,8 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, FromLog, Message, begun, make_message
-from amqpd.protocol.codec import CodecError, Long, encode_entry
-from amqpd.protocol.frames import HEADER_FIXED_BYTES
+from amqpd.protocol.field_table import CodecError, Long, encode_entry
+from amqpd.protocol.frame import HEADER_FIXED_BYTES
 from amqpd.protocol.properties import headers_place, with_entries, with_headers
 from amqpd.storage.log.places import Alike, Places
 

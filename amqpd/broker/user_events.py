@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from amqpd.auth.backends import NoSuchUser, NoSuchVhost
+from amqpd.auth.internal_backend import NoSuchUser, NoSuchVhost
 
 if TYPE_CHECKING:
-    from amqpd.auth.backends import AuthChange, InternalBackend
+    from amqpd.auth.internal_backend import AuthChange, InternalBackend
 
 RowT = TypeVar("RowT")
 

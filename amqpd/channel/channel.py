@@ -1,6 +1,6 @@
 """A channel: one conversation on a connection, and the hot half of basic.
 
-Each of its parts is an object of its own: what it publishes (broker/publishing/publisher.py), what is to be confirmed
+Each of its parts is an object of its own: what it publishes (broker/publish/publisher.py), what is to be confirmed
 of that (`Confirms`), its open transaction (`Transaction`), and what it delivers (`Deliveries`). The rest of each AMQP
 class lives in the `on_*` module named after it; those are handed a channel and a command.
 
@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, final
 from mypy_extensions import i64
 
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.publisher import Publisher
-from amqpd.broker.publishing.route import Route
-from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.publish.route import Route
+from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
 from amqpd.channel.confirms import Confirms
-from amqpd.channel.deliveries import Deliveries
-from amqpd.channel.output import Output
-from amqpd.channel.owner import ChannelOwner, ChannelState
+from amqpd.channel.consumer import Deliveries
+from amqpd.channel.frame_writer import Output
+from amqpd.channel.interfaces import ChannelOwner, ChannelState
 from amqpd.channel.transaction import Transaction
 from amqpd.errors import AmqpError
 

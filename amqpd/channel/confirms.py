@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.publishing.unconfirmed import Unconfirmed
+from amqpd.broker.publish.confirms import Unconfirmed
 
 if TYPE_CHECKING:
-    from amqpd.broker.flow.turn import Turn
-    from amqpd.channel.output import Output
+    from amqpd.broker.flow.loop_turn import Turn
+    from amqpd.channel.frame_writer import Output
 
 
 @final

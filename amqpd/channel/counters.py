@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from amqpd.channel.served import Had
+from amqpd.channel.stats import Had
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Source
+    from amqpd.broker.consumer import Source
     from amqpd.channel.channel import Channel
-    from amqpd.channel.deliveries import Deliveries
+    from amqpd.channel.consumer import Deliveries
 
 CHANNEL_COUNTERS: Final = (
     *("publish", "confirm", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack", "get_empty"),

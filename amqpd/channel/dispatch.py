@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import Token
 
-from amqpd.broker.catalogue.declared import OnItsWay
+from amqpd.broker.vhost.pending import OnItsWay
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.events import ACTOR, ORIGIN, Origin
-from amqpd.channel import on_basic, on_channel, on_confirm, on_exchange, on_queue, on_tx
+from amqpd.channel import basic, on_channel, on_confirm, on_exchange, handlers, on_tx
 from amqpd.channel.channel import Channel
-from amqpd.channel.durable import wait_for
+from amqpd.channel.replies import wait_for
 from amqpd.channel.events import refused
 from amqpd.errors import AccessRefused, AmqpError, CommandInvalid, FrameError, NotImplementedByBroker
 from amqpd.protocol import commands
@@ -20,8 +20,8 @@ Handler = Callable[[Channel, commands.Command], None]
 HANDLERS: dict[int, Handler] = {
     **on_channel.HANDLERS,
     **on_exchange.HANDLERS,
-    **on_queue.HANDLERS,
-    **on_basic.HANDLERS,
+    **handlers.HANDLERS,
+    **basic.HANDLERS,
     **on_confirm.HANDLERS,
     **on_tx.HANDLERS,
 }

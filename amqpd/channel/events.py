@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqpd.protocol.codec import decode_table
+from amqpd.protocol.field_table import decode_table
 from amqpd.protocol.commands import method_name
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Consumer
+    from amqpd.broker.consumer import Consumer
     from amqpd.broker.session import Session
     from amqpd.errors import AmqpError
 

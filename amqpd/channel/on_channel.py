@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.channel import on_basic
+from amqpd.channel import basic
 from amqpd.channel.counters import channel_counts
 from amqpd.channel.events import channel_closed
 from amqpd.errors import NotImplementedByBroker
@@ -40,9 +40,9 @@ def release(channel: Channel) -> None:
     if channel.confirms is not None:
         broker.channels.ended_confirm_count += channel.confirms.sequence
     for consumer in list(channel.deliveries.consumers.values()):
-        on_basic.remove_consumer(channel, consumer)
+        basic.remove_consumer(channel, consumer)
     channel.deliveries.stop_clocks()
-    on_basic.end_replies(channel)
+    basic.end_replies(channel)
     channel.deliveries.window_turn = None
     channel_closed(channel.session, channel.number)
     if channel.confirms is not None:
@@ -52,7 +52,7 @@ def release(channel: Channel) -> None:
         committing = channel.transaction.committing
         channel.transaction.refuse()
         channel.transaction.clear()
-    on_basic.requeue_all(channel, channel.deliveries.take_all(committing))
+    basic.requeue_all(channel, channel.deliveries.take_all(committing))
 
 
 def flow(channel: Channel, command: ChannelFlow) -> None:

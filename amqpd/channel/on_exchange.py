@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker.access import check, check_topic_keys
-from amqpd.broker.catalogue import bindings, exchanges
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration
-from amqpd.channel.durable import NOT_DELETED, Answer
+from amqpd.broker.vhost import bindings, exchanges
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.channel.replies import NOT_DELETED, Answer
 from amqpd.channel.naming import clean
 from amqpd.channel.selectors import wait_for_share
 from amqpd.protocol import commands

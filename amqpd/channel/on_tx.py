@@ -3,7 +3,7 @@
 Within a transaction publishes are checked and kept, settlements are checked and noted; `commit` does them, in the order
 publishes then settlements, and answers when all of it is synced. A crash before the answer leaves, per queue, all of a
 transaction's publishes or none. Across queues nothing is promised, but that no settlement is there without the
-persistent publishes: they are synced first. Where there are both, that is commit.py's, however few they are.
+persistent publishes: they are synced first. Where there are both, that is tx_commit.py's, however few they are.
 
 A queue whose log has failed refuses the commit, and nothing of it is done; where a log fails under it, or a queue is
 full (x-overflow=reject-publish), what other queues took is there and nothing is settled. Each is a 406 on the channel,
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqpd.channel.commit import SMALL_COUNT, Commit, answer, partial
-from amqpd.channel.on_basic import settle_collected
+from amqpd.channel.tx_commit import SMALL_COUNT, Commit, answer, partial
+from amqpd.channel.basic import settle_collected
 from amqpd.channel.transaction import Transaction
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import commands

@@ -20,7 +20,7 @@ from mypy_extensions import i64
 from amqpd.broker.flow.timers import Timer, Timers
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Consumer, Source
+    from amqpd.broker.consumer import Consumer, Source
     from amqpd.channel.unacked import Unacked
 
 TICK_MS_MIN: Final = 20

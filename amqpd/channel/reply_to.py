@@ -17,7 +17,7 @@ from amqpd.broker.message import Message
 from amqpd.protocol.properties import DIRECT_REPLY_TO
 
 if TYPE_CHECKING:
-    from amqpd.channel.deliveries import ChannelConsumer
+    from amqpd.channel.consumer import ChannelConsumer
 
 
 REPLY_TO: Final = DIRECT_REPLY_TO.decode()

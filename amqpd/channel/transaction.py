@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.offering import refuse, reserve
-from amqpd.broker.publishing.route import Route
+from amqpd.broker.publish.offering import refuse, reserve
+from amqpd.broker.publish.route import Route
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Entry
+    from amqpd.broker.consumer import Entry
 
 PUBLISHES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 * 1024 * 1024
@@ -29,7 +29,7 @@ class Transaction:
     def __init__(self) -> None:
         self.publishes: list[tuple[Route, Message]] = []
         # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard, 3 give
-        # back (on_basic.py).
+        # back (basic.py).
         self.settlements: list[tuple[i64, Entry, i64]] = []
         self._bytes: i64 = 0
         self._replicated_bytes: i64 = 0  # of the records of those for queues that Kafka keeps

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delivery import Entry
+from amqpd.broker.consumer import Entry
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Consumer, Source
+    from amqpd.broker.consumer import Consumer, Source
 
 # Settled places at the front that may stand before the list is moved up.
 _SETTLED_MAX: Final = 1024

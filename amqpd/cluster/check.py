@@ -21,18 +21,18 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.cluster.access import BadAccess, KafkaAccess
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit, open_connection
-from amqpd.cluster.options import ClusterOptions, options_of
+from amqpd.kafka.config import BadAccess, KafkaAccess
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit, open_connection
+from amqpd.kafka.options import ClusterOptions, options_of
 from amqpd.cluster.outages import AiokafkaLog
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused, first_answer, metadata_of, take_over
-from amqpd.cluster.reader import KafkaReader
-from amqpd.cluster.topics import Topics, TopicUnfit
-from amqpd.settings import SettingsError, load
-from amqpd.storage.replicated.partition import UNKNOWN
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, first_answer, metadata_of, take_over
+from amqpd.kafka.consumer import KafkaReader
+from amqpd.kafka.admin import Topics, TopicUnfit
+from amqpd.config import SettingsError, load
+from amqpd.kafka.partition import UNKNOWN
 
 if TYPE_CHECKING:
-    from amqpd.storage.replicated.requests import Metadata
+    from amqpd.kafka.requests import Metadata
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Large JSON documents of several nodes, read and written in slices: the definitions of 10,000 queues are 2 MB, which
 the parser takes in one go, and no thread helps: it gives nobody else a turn meanwhile.
 
-What is read here other nodes have written, so it is not held against bounds as what clients send (management/body.py,
+What is read here other nodes have written, so it is not held against bounds as what clients send (management/json_body.py,
 which takes ten times as long).
 """
 
@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from amqpd.management.call import Reply, to_json
+from amqpd.management.request import Reply, to_json
 from amqpd.management.listing import Body
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 AT_ONCE: Final = 64 * 1024
 """A text of so many characters is read in one piece, in half a millisecond."""

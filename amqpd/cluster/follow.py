@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqpd.broker.catalogue import vhosts
+from amqpd.broker.vhost import vhosts
 from amqpd.storage.metadata.rows import DeleteBindings, Put, VhostRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.cluster.cluster_state import ClusterState
+    from amqpd.cluster.state import ClusterState
     from amqpd.storage.metadata.rows import Change
 
 

@@ -19,15 +19,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from amqpd.cluster import preamble as words
-from amqpd.cluster.inner import NotReached, Refused, welcome
+from amqpd.cluster.peer_link import NotReached, Refused, welcome
 from amqpd.cluster.metadata import NotOwner
-from amqpd.cluster.rows import Foreign, Newer, changes_from_json, changes_to_json
-from amqpd.storage.metadata.metadata import MetadataError, WriteFailed
+from amqpd.cluster.row_codec import Foreign, Newer, changes_from_json, changes_to_json
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
 
 if TYPE_CHECKING:
-    from amqpd.cluster.inner import Connector
+    from amqpd.cluster.peer_link import Connector
     from amqpd.cluster.preamble import Preamble
-    from amqpd.cluster.rows import SlotChange
+    from amqpd.cluster.row_codec import SlotChange
     from amqpd.cluster.view import Node
 
 log = logging.getLogger(__name__)

@@ -2,8 +2,8 @@
 
     AMQP     a client of another node, whose vhost is here            relayed.py
     LINK     whether that node is there                               link.py
-    SERVED   what this node serves, for one that Kafka leaves alone    hearsay.py
-    HTTP     requests of another node's admin API                     inner_http.py, gather.py
+    SERVED   what this node serves, for one that Kafka leaves alone    peer_server.py
+    HTTP     requests of another node's admin API                     peer_http.py, api_gateway.py
     WRITE    changes of what is the cluster's, for slot 0's owner     forward.py
 """
 
@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, TypeAlias
 from amqpd.cluster import preamble as words
 from amqpd.cluster.forward import Write, Writer, forward
 from amqpd.cluster.identity import Identity, identity
-from amqpd.cluster.inner import Connector, InnerDoor, refuse, welcome
-from amqpd.cluster.relay import Relays
+from amqpd.cluster.peer_link import Connector, InnerDoor, refuse, welcome
+from amqpd.cluster.proxy import Relays
 from amqpd.cluster.relayed import RelayedClients
-from amqpd.front_end import FrontEnd
+from amqpd.protocol_server import FrontEnd
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.cluster.preamble import Preamble
-    from amqpd.cluster.rows import SlotChange
+    from amqpd.cluster.row_codec import SlotChange
     from amqpd.cluster.view import Node, View
-    from amqpd.connection.front_end import AmqpFrontEnd
+    from amqpd.connection.server import AmqpFrontEnd
     from amqpd.management.cluster_control import ClusterControl
     from amqpd.management.front_end import AdminFrontEnd
-    from amqpd.management.whole import Whole
+    from amqpd.management.cluster_gateway import Whole
 
 Serve: TypeAlias = "Callable[[Preamble, asyncio.Transport], Awaitable[None]]"
 
@@ -113,7 +113,7 @@ class InnerFrontEnd(FrontEnd):
 
     def _whole(self) -> Whole:
         """For the admin API, which imports what it takes behind the ready line."""
-        from amqpd.cluster.gather import Gather
+        from amqpd.cluster.api_gateway import Gather
 
         return Gather(self._broker, self._view, self.connector, self.control)
 

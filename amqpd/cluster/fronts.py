@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from amqpd.storage.log.batch import ClosedBatch
-from amqpd.storage.replicated.log import ReplicatedLog
+from amqpd.cluster.replicated_log import ReplicatedLog
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from amqpd.cluster.takeover import OwnedSlot
+from amqpd.cluster.ownership import OwnedSlot
 
 logger = logging.getLogger(__name__)
 

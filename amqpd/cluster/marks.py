@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused
-from amqpd.storage.replicated.keyed import Keyed
-from amqpd.storage.replicated.partition import Partition
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused
+from amqpd.kafka.keyed_records import Keyed
+from amqpd.kafka.partition import Partition
+from amqpd.kafka.requests import ProducerId
 
 
 class PartitionWriter(Protocol):

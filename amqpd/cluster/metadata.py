@@ -1,6 +1,6 @@
 """The metadata of a cluster's node: what one node writes into its database goes to Kafka, where all nodes find it.
 
-A broker submits changes here as it does to a database (storage/metadata/keeper.py). Each goes where it belongs:
+A broker submits changes here as it does to a database (storage/metadata/interface.py). Each goes where it belongs:
 
     the cluster's    vhosts, users, permissions, topic permissions, global parameters, users' limits: slot 0, written
                      by its owner. If that is another node it is asked over the inner link (`forward`), one at a time
@@ -28,11 +28,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.cluster.cluster_state import ClusterState, free_slot
-from amqpd.cluster.connection import KafkaLost
+from amqpd.cluster.state import ClusterState, free_slot
+from amqpd.kafka.connection import KafkaLost
 from amqpd.cluster.row_table import CLUSTER_TABLES, RowTable
-from amqpd.cluster.rows import VHOST_SLOT, PutNote, SlotChange, key_of
-from amqpd.storage.metadata.metadata import MetadataClosed, MetadataError, WriteFailed
+from amqpd.cluster.row_codec import VHOST_SLOT, PutNote, SlotChange, key_of
+from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import (
     Change,
     Delete,
@@ -49,7 +49,7 @@ from amqpd.storage.metadata.schema import TABLE_OF
 
 if TYPE_CHECKING:
     from amqpd.cluster.slot_rows import SlotRows
-    from amqpd.storage.metadata.metadata import Done, MetadataState
+    from amqpd.storage.metadata.store import Done, MetadataState
 
 logger = logging.getLogger(__name__)
 

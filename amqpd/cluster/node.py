@@ -19,39 +19,39 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue.restore import Findings, Report
+from amqpd.broker.vhost.recovery import Findings, Report
 from amqpd.cluster import preamble as words
-from amqpd.cluster.access import split
-from amqpd.cluster.assignment import Member, Peer
+from amqpd.kafka.config import split
+from amqpd.kafka.assignment import Member, Peer
 from amqpd.cluster.check import wait_for_kafka
-from amqpd.cluster.cluster_state import ClusterState
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit
-from amqpd.cluster.control import Control
+from amqpd.cluster.state import ClusterState
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.cluster.operations import Control
 from amqpd.cluster.follow import follow
 from amqpd.cluster.front_end import InnerFrontEnd
-from amqpd.cluster.hearsay import Hearsay
+from amqpd.cluster.peer_server import Hearsay
 from amqpd.cluster.lease import Leases
-from amqpd.cluster.members import Assignor, Members
+from amqpd.kafka.group import Assignor, Members
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
-from amqpd.cluster.options import ClusterOptions, options_of
+from amqpd.kafka.options import ClusterOptions, options_of
 from amqpd.cluster.outages import AiokafkaLog
 from amqpd.cluster.own_topics import NodeTopics
-from amqpd.cluster.producer import KafkaRefused
-from amqpd.cluster.reader import KafkaReader
-from amqpd.cluster.rows import WISH, PutNote, SlotChange
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.kafka.consumer import KafkaReader
+from amqpd.cluster.row_codec import WISH, PutNote, SlotChange
 from amqpd.cluster.slots import Slots
 from amqpd.cluster.storage import ClusterStorage
-from amqpd.cluster.takeover import OwnedSlot, Takeovers
-from amqpd.cluster.topics import PATIENCE_S, Topics, TopicUnfit
+from amqpd.cluster.ownership import OwnedSlot, Takeovers
+from amqpd.kafka.admin import PATIENCE_S, Topics, TopicUnfit
 from amqpd.cluster.view import Node, View
 from amqpd.cluster.waits import StoreWaits
-from amqpd.storage.metadata.metadata import DATABASE_NAME, MetadataError, VhostRow
+from amqpd.storage.metadata.store import DATABASE_NAME, MetadataError, VhostRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.connection.front_end import AmqpFrontEnd
+    from amqpd.connection.server import AmqpFrontEnd
     from amqpd.management.front_end import AdminFrontEnd
-    from amqpd.settings import Settings
+    from amqpd.config import Settings
     from amqpd.storage.metadata.rows import Change, Row
 
 logger = logging.getLogger(__name__)

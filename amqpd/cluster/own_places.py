@@ -18,17 +18,17 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from amqpd.broker.catalogue.kafka_topic import ARGUMENT
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit
-from amqpd.cluster.logs import Place
+from amqpd.broker.vhost.kafka_topic import ARGUMENT
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.cluster.slot_logs import Place
 from amqpd.cluster.marks import Marks
-from amqpd.cluster.producer import KafkaRefused
-from amqpd.cluster.rows import OWN_TOPIC, Note, NoteKey, PutNote, SlotChange
-from amqpd.cluster.topics import TopicUnfit
-from amqpd.protocol.codec import decode_table
-from amqpd.storage.metadata.metadata import MetadataError, WriteFailed
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.cluster.row_codec import OWN_TOPIC, Note, NoteKey, PutNote, SlotChange
+from amqpd.kafka.admin import TopicUnfit
+from amqpd.protocol.field_table import decode_table
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import QueueRow
-from amqpd.storage.replicated.partition import UNKNOWN, Partition
+from amqpd.kafka.partition import UNKNOWN, Partition
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit
-from amqpd.cluster.producer import KafkaRefused
-from amqpd.cluster.topics import TopicUnfit
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.kafka.admin import TopicUnfit
 
 if TYPE_CHECKING:
     from amqpd.cluster.storage import Placed
-    from amqpd.cluster.topics import Topics
+    from amqpd.kafka.admin import Topics
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ SAID_S: Final = 10.0
 
 
 class NodeTopics:
-    """Of one node; see broker/catalogue/own_topics.py. pattern: `cluster.kafka_topics`. places: of this node's queues,
+    """Of one node; see broker/vhost/own_topics.py. pattern: `cluster.kafka_topics`. places: of this node's queues,
     by their ids.
     """
 

@@ -13,7 +13,7 @@ deleted queue's partition is emptied (DeleteRecords), marked, and ready again. K
 topic. The topic itself comes with the vhost's first durable queue, and goes with the vhost.
 
 A queue with x-kafka-topic has a topic for itself, of one partition, which comes and goes with the queue
-(broker/catalogue/kafka_topic.py says which it may have; own_places.py makes and ends it).
+(broker/vhost/kafka_topic.py says which it may have; own_places.py makes and ends it).
 
 What Kafka refuses costs no partition: those that it would not empty are given out all the same, those that it would not
 let be marked are tried again with the next that are made.
@@ -28,16 +28,16 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, S
 from itertools import islice
 from typing import Any, Final
 
-from amqpd.cluster.connection import KafkaLost
-from amqpd.cluster.logs import Place
+from amqpd.kafka.connection import KafkaLost
+from amqpd.cluster.slot_logs import Place
 from amqpd.cluster.marks import Marks, PartitionWriter
 from amqpd.cluster.own_places import RETRY_S, RETRY_S_MAX, TROUBLE, OwnPlaces, TopicMaker, own_topic
-from amqpd.cluster.producer import KafkaRefused
+from amqpd.kafka.producer import KafkaRefused
 from amqpd.cluster.row_table import Submission
-from amqpd.cluster.rows import PLACE, Note, NoteKey, PutNote, SlotChange
-from amqpd.storage.metadata.metadata import MetadataError, WriteFailed
+from amqpd.cluster.row_codec import PLACE, Note, NoteKey, PutNote, SlotChange
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import Put, QueueRow, VhostRow
-from amqpd.storage.replicated.partition import UNKNOWN, Partition
+from amqpd.kafka.partition import UNKNOWN, Partition
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from amqpd.protocol.codec import CodecError, decode_table, encode_table
+from amqpd.protocol.field_table import CodecError, decode_table, encode_table
 
 GREETING: Final = b"amqpd-inner 1\n"
 NONCE_BYTES: Final = 32

@@ -13,11 +13,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Final
 
-from amqpd.cluster.connection import KafkaLost
+from amqpd.kafka.connection import KafkaLost
 from amqpd.cluster.fronts import Fronts
-from amqpd.cluster.producer import KafkaRefused
+from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.replicated.log import ReplicatedLog
+from amqpd.cluster.replicated_log import ReplicatedLog
 
 logger = logging.getLogger(__name__)
 

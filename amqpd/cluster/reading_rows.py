@@ -7,15 +7,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from amqpd.cluster.reader import SLICE_S
-from amqpd.cluster.records import keyed_records
+from amqpd.kafka.consumer import SLICE_S
+from amqpd.kafka.records import keyed_records
 from amqpd.cluster.row_table import ALL_TABLES, SLOT_TABLES, RowTable
-from amqpd.cluster.rows import Newer
+from amqpd.cluster.row_codec import Newer
 from amqpd.storage.log.record import BadRecord
-from amqpd.storage.metadata.metadata import MetadataError
+from amqpd.storage.metadata.store import MetadataError
 
 if TYPE_CHECKING:
-    from amqpd.cluster.reader import KafkaReader
+    from amqpd.kafka.consumer import KafkaReader
 
 logger = logging.getLogger(__name__)
 

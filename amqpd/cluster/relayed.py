@@ -21,25 +21,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from amqpd.auth.backends import Refused
+from amqpd.auth.internal_backend import Refused
 from amqpd.broker.flow.alarms import REASONS
 from amqpd.cluster import preamble as words
-from amqpd.cluster.inner import refuse, welcome
+from amqpd.cluster.peer_link import refuse, welcome
 from amqpd.cluster.link import DISK, MEMORY, Link
-from amqpd.cluster.relay import moving
-from amqpd.connection.elsewhere import Login
-from amqpd.connection.handshake import OPEN, Handshake
-from amqpd.connection.read_gate import ALARM
+from amqpd.cluster.proxy import moving
+from amqpd.connection.handover import Login
+from amqpd.connection.channel_zero import OPEN, Handshake
+from amqpd.connection.read_pause import ALARM
 from amqpd.connection.transport import WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Transport
 from amqpd.errors import ConnectionForced
 from amqpd.protocol.commands import ConnectionBlocked
 
 if TYPE_CHECKING:
-    from amqpd.auth.backends import User
+    from amqpd.auth.internal_backend import User
     from amqpd.broker.broker import Broker
     from amqpd.cluster.preamble import Client, Preamble
     from amqpd.cluster.view import View
-    from amqpd.connection.front_end import AmqpFrontEnd
+    from amqpd.connection.server import AmqpFrontEnd
     from amqpd.protocol.commands import ConnectionOpen
 
 log = logging.getLogger(__name__)

@@ -18,24 +18,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from amqpd.cluster.records import record_size
-from amqpd.cluster.rows import (
-    PLACE,
-    Foreign,
-    Note,
-    NoteKey,
-    PutNote,
-    RowKey,
-    SlotChange,
-    decode_key,
-    decode_object,
-    decode_row,
-    encode_note,
-    encode_row,
-    key_of,
-    note_key,
-)
-from amqpd.storage.metadata.metadata import MetadataState, WriteFailed
+from amqpd.kafka.records import record_size
+from amqpd.cluster.row_codec import PLACE, Foreign, Note, NoteKey, PutNote, RowKey, SlotChange, decode_key, decode_object, decode_row, encode_note, encode_row, key_of, note_key
+from amqpd.storage.metadata.store import MetadataState, WriteFailed
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,

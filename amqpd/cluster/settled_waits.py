@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from amqpd.storage.replicated.log import ReplicatedLog
+from amqpd.cluster.replicated_log import ReplicatedLog
 
 
 class Asking(NamedTuple):

@@ -27,15 +27,15 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, Protocol
 
 from amqpd.cluster.placement import Placement
-from amqpd.cluster.producer import KafkaProducer
-from amqpd.cluster.reader import SLICE_S
+from amqpd.kafka.producer import KafkaProducer
+from amqpd.kafka.consumer import SLICE_S
 from amqpd.cluster.row_table import RowTable, Submission
-from amqpd.cluster.rows import SlotChange, key_of
+from amqpd.cluster.row_codec import SlotChange, key_of
 from amqpd.storage.log.batch import HEADER_SIZE
-from amqpd.storage.metadata.metadata import Done, MetadataError, WriteFailed
+from amqpd.storage.metadata.store import Done, MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import Put
-from amqpd.storage.replicated.keyed import Keyed
-from amqpd.storage.replicated.partition import WINDOW, Partition
+from amqpd.kafka.keyed_records import Keyed
+from amqpd.kafka.partition import WINDOW, Partition
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
 from amqpd.cluster.outages import Outages
-from amqpd.cluster.producer import KafkaRefused
-from amqpd.storage.metadata.metadata import MetadataError
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.storage.metadata.store import MetadataError
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue import vhosts
-from amqpd.broker.catalogue.declared import finished
-from amqpd.management.call import BadRequest, Call, to_json
+from amqpd.broker.vhost import vhosts
+from amqpd.broker.vhost.pending import finished
+from amqpd.management.request import BadRequest, Call, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

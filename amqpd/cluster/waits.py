@@ -7,7 +7,7 @@ half of the bound is free again.
 
 from __future__ import annotations
 
-from amqpd.broker.flow.turn import Turn
+from amqpd.broker.flow.loop_turn import Turn
 
 
 class StoreWaits:

@@ -1,8 +1,8 @@
 """A connection: what is read from one socket goes to its channels.
 
 The connection is the assembler's sink. Publishes and acks go straight to their channel; channel 0 and everything
-before connection.open-ok to the control (handshake.py); every other method to the `on_*` module of its class. What they
-raise is caught in `run`, and in the backlog for commands that waited, and becomes a close in `ending.py` alone.
+before connection.open-ok to the control (channel_zero.py); every other method to the `on_*` module of its class. What they
+raise is caught in `run`, and in the backlog for commands that waited, and becomes a close in `closing.py` alone.
 
 Its parts have an idea each: `output` (what waits to be written), `gate` (why it is not read), `channels` (by number),
 `backlog` (commands behind busy channels), `ending` (its state, and how it closes).
@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.flow.turn import Turn
+from amqpd.broker.flow.loop_turn import Turn
 from amqpd.broker.session import Session
 from amqpd.channel.channel import Channel
 from amqpd.channel.dispatch import check_known, dispatch
 from amqpd.channel.events import channel_created
-from amqpd.connection.backlog import OFFERS_MAX, Backlog, Deferred, InputWaits, deferred_ack, deferred_method
+from amqpd.connection.pending_commands import OFFERS_MAX, Backlog, Deferred, InputWaits, deferred_ack, deferred_method
 from amqpd.connection.channels import Channels
-from amqpd.connection.control import Control, Wire
-from amqpd.connection.ending import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, Ending
-from amqpd.connection.output import SocketOutput
-from amqpd.connection.read_gate import ALARM, OUTPUT, SHARING, ReadGate
+from amqpd.connection.interfaces import Control, Wire
+from amqpd.connection.closing import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, Ending
+from amqpd.connection.socket_writer import SocketOutput
+from amqpd.connection.read_pause import ALARM, OUTPUT, SHARING, ReadGate
 from amqpd.errors import AmqpError, ChannelError, CommandInvalid, ContentTooLarge, FrameError, SoftError
 from amqpd.protocol import commands
-from amqpd.protocol.assembler import Assembler
-from amqpd.protocol.codec import read_u32
-from amqpd.protocol.frames import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, CommandSink
+from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.field_table import read_u32
+from amqpd.protocol.frame import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, CommandSink
 
 if TYPE_CHECKING:
-    from amqpd.auth.backends import User
+    from amqpd.auth.internal_backend import User
     from amqpd.broker.broker import Broker
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.vhost import VHost
 
 # Answers that gather in one turn before the peer's further questions wait.
 OUTPUT_BYTES_MAX: Final = 2 * 1024 * 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amqpd.errors import CommandInvalid, FrameError
-from amqpd.protocol.codec import CodecError, decode_table
+from amqpd.protocol.field_table import CodecError, decode_table
 
 
 def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:

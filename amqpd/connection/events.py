@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqpd.connection import certificate
+from amqpd.connection import peer_certificate
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -72,8 +72,8 @@ def _wire(connection: Connection) -> dict[str, object]:
         "protocol": "AMQP 0-9-1",
         "auth_mechanism": connection.control.mechanism,
         "ssl": wire.tls,
-        **certificate.ciphers(*wire.cipher()),
-        **certificate.told(wire.peer_certificate()),
+        **peer_certificate.ciphers(*wire.cipher()),
+        **peer_certificate.told(wire.peer_certificate()),
     }
 
 

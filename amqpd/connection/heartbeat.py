@@ -14,8 +14,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from amqpd.connection.ending import RUNNING
-from amqpd.connection.read_gate import OUTPUT
+from amqpd.connection.closing import RUNNING
+from amqpd.connection.read_pause import OUTPUT
 
 if TYPE_CHECKING:
     from amqpd.connection.connection import Connection

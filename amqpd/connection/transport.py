@@ -15,13 +15,13 @@ import struct
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from amqpd.connection.connection import Connection
-from amqpd.connection.control import Wire
-from amqpd.connection.handshake import WANT_HEADER, Handshake
+from amqpd.connection.interfaces import Wire
+from amqpd.connection.channel_zero import WANT_HEADER, Handshake
 from amqpd.connection.heartbeat import Heartbeats
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.connection.connections import Connections
+    from amqpd.connection.registry import Connections
 
 log = logging.getLogger(__name__)
 

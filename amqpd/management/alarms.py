@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from amqpd.broker.flow.alarms import REASONS
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.router import Route
 
 BYTES_MAX: Final = (1 << 63) - 1

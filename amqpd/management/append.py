@@ -13,14 +13,14 @@ from binascii import Error as NotBase64
 from typing import Any, Final
 
 from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.publishing.offering import TAKEN, offer
-from amqpd.broker.publishing.unconfirmed import when_safe
-from amqpd.broker.queues.opening import opened
-from amqpd.management.call import BadRequest, Call, Reply, Role, Unavailable, reply
+from amqpd.broker.publish.offering import TAKEN, offer
+from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.queue.log_opener import opened
+from amqpd.management.request import BadRequest, Call, Reply, Role, Unavailable, reply
 from amqpd.management.exchanges import COMMIT_WAIT_S
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
-from amqpd.protocol.codec import SHORT_STRING_SIZE_BYTES_MAX, CodecError
+from amqpd.management.time_slice import Slices
+from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, CodecError
 from amqpd.protocol.properties import scan
 from amqpd.storage.queue_log import QueueLog
 

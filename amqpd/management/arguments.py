@@ -1,6 +1,6 @@
 """GET /api/amqpd/arguments: names, types and meanings of arguments and policy keys, for a form that offers them.
 
-The rows are those of the broker's own tables (`broker/queues/arguments.py`, `broker/catalogue/exchange_arguments.py`).
+The rows are those of the broker's own tables (`broker/queue/arguments.py`, `broker/vhost/exchange_arguments.py`).
 Arguments that are ignored or refused are left out. RabbitMQ has no such route.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, TypedDict
 
-from amqpd.broker.catalogue import exchange_arguments
-from amqpd.broker.queues import arguments as queue_arguments
-from amqpd.broker.queues.argument_checks import Row
-from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.broker.vhost import exchange_arguments
+from amqpd.broker.queue import arguments as queue_arguments
+from amqpd.broker.queue.argument_checks import Row
+from amqpd.management.request import Call, Reply, Role, reply
 from amqpd.management.router import Route
 
 

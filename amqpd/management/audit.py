@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from amqpd.broker.queues.opening import opened
-from amqpd.broker.surgery.browsing import browse
-from amqpd.management.call import Call, Reply, Role, Unavailable, number, reply
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.jobs.browsing import browse
+from amqpd.management.request import Call, Reply, Role, Unavailable, number, reply
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
-from amqpd.management.surgery import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
+from amqpd.management.time_slice import Slices
+from amqpd.management.queue_jobs import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
 
 
 async def get_audit(call: Call) -> Reply:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from amqpd.management.call import NO_CONTENT, Call, Reply, Role
+from amqpd.management.request import NO_CONTENT, Call, Reply, Role
 from amqpd.management.listing import listing
 from amqpd.management.overview import this_node
 from amqpd.management.router import Route
@@ -30,7 +30,7 @@ async def by_protocol(call: Call) -> Reply:
 
 
 async def by_source(call: Call) -> Reply:
-    """Those since `PUT /api/amqpd/auth_attempt_sources`: 10,000 at most, see amqpd/auth/attempts.py."""
+    """Those since `PUT /api/amqpd/auth_attempt_sources`: 10,000 at most, see amqpd/auth/login_throttle.py."""
     this_node(call)
     found = list(call.broker.auth.attempts.by_source.items())
 

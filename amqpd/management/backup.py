@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from amqpd.broker.catalogue.declared import finished
-from amqpd.management.call import ApiError, Call, Reply, Role, reply
+from amqpd.broker.vhost.pending import finished
+from amqpd.management.request import ApiError, Call, Reply, Role, reply
 from amqpd.management.router import Route
 
 FOLDER: Final = ".backup"

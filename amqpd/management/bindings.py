@@ -15,19 +15,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, quote_plus
 
-from amqpd.broker.catalogue import bindings
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.queues.queue import Queue
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
+from amqpd.broker.vhost import bindings
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.queue.queue import Queue
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
-from amqpd.protocol.codec import encode_table
+from amqpd.protocol.field_table import encode_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from amqpd.broker.catalogue.exchange import Binding, Exchange
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.exchange import Binding, Exchange
+    from amqpd.broker.vhost.vhost import VHost
 
 
 class BindingItem(NamedTuple):

@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from amqpd.listening import ANY
-from amqpd.management.call import Call, NotThere, Reply, Role, reply
+from amqpd.listeners import ANY
+from amqpd.management.request import Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
 
 if TYPE_CHECKING:
-    from amqpd.listening import Listener
-    from amqpd.settings import HttpTlsSettings, TlsSettings
+    from amqpd.listeners import Listener
+    from amqpd.config import HttpTlsSettings, TlsSettings
 
 PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
 """rabbit: its names of listeners' protocols, where ours is another."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class ClusterControl(Protocol):
-    """Of one node (amqpd/cluster/control.py)."""
+    """Of one node (amqpd/cluster/operations.py)."""
 
     def status(self) -> dict[str, Any]:
         """Who is in it, who runs which vhost, what a confirm promises: see `GET /api/amqpd/cluster`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.auth.backends import NoSuchVhost
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, Unavailable, reply
+from amqpd.auth.internal_backend import NoSuchVhost
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, Unavailable, reply
 from amqpd.management.cluster_control import ClusterControl, NoSuchNode, NotMoved
 from amqpd.management.router import Route
 

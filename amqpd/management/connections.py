@@ -9,24 +9,24 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.queues.grouped_queue import GroupedQueue
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_reader import StreamReader
+from amqpd.broker.queue.grouped_queue import GroupedQueue
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream import StreamReader
 from amqpd.channel.counters import had_by_queue
-from amqpd.channel.deliveries import ChannelConsumer, Deliveries
-from amqpd.connection import certificate
-from amqpd.connection.read_gate import ALARM, BACKLOG, SYNC
-from amqpd.management.call import NO_CONTENT, Call, NotThere, Reply, Role
+from amqpd.channel.consumer import ChannelConsumer, Deliveries
+from amqpd.connection import peer_certificate
+from amqpd.connection.read_pause import ALARM, BACKLOG, SYNC
+from amqpd.management.request import NO_CONTENT, Call, NotThere, Reply, Role
 from amqpd.management.counted import CHANNEL, CONNECTION
 from amqpd.management.held import held_by
 from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import spans
-from amqpd.protocol.codec import decode_table
+from amqpd.protocol.field_table import decode_table
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Consumer
+    from amqpd.broker.consumer import Consumer
     from amqpd.broker.session import Session
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
@@ -82,9 +82,9 @@ def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
         "held_by": held_by(connection.gate.reasons),
         "connected_at": int(connection.control.connected_at * 1000),
         "ssl": wire.tls,
-        **dict.fromkeys((*certificate.CIPHER_KEYS, *certificate.KEYS)),
-        **certificate.ciphers(*wire.cipher()),
-        **certificate.told(wire.peer_certificate()),
+        **dict.fromkeys((*peer_certificate.CIPHER_KEYS, *peer_certificate.KEYS)),
+        **peer_certificate.ciphers(*wire.cipher()),
+        **peer_certificate.told(wire.peer_certificate()),
         "type": "network",
         **nodes(call, connection),
         **call.rates.details(connection, CONNECTION, spans(call.query)),

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from amqpd.broker.counters import QUEUE_COUNTERS, queue_counts
+from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
 from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
-from amqpd.management.counts import unacked_apart
+from amqpd.management.message_counts import unacked_apart
 from amqpd.management.node_counts import NODE_COUNTERS, NodeCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from amqpd.broker.broker import Broker
-    from amqpd.broker.catalogue.exchange import Exchange
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.queues.queue import Queue
+    from amqpd.broker.vhost.exchange import Exchange
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.queue.queue import Queue
     from amqpd.connection.connection import Connection
-    from amqpd.connection.connections import Connections
-    from amqpd.management.slices import Slices
+    from amqpd.connection.registry import Connections
+    from amqpd.management.time_slice import Slices
 
 LENGTHS: Final = ("messages", "messages_ready", "messages_unacknowledged")
 OCTETS: Final = ("recv_oct", "send_oct")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from amqpd import __version__
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256
-from amqpd.broker.catalogue.parameters import parameters
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.vhost.parameters import parameters
+from amqpd.broker.queue.queue import Queue
 from amqpd.management.bindings import binding_item
-from amqpd.management.call import Call, Reply, Role
+from amqpd.management.request import Call, Reply, Role
 from amqpd.management.definitions_document import ARGON2ID_KEY
 from amqpd.management.listing import document, plain
 from amqpd.management.parameters import global_item, parameter_item
@@ -25,9 +25,9 @@ from amqpd.management.vhosts import metadata_item
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.catalogue.limits import UserLimits
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.storage.metadata.metadata import UserRow
+    from amqpd.broker.vhost.limits import UserLimits
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.storage.metadata.store import UserRow
 
 Shown: TypeAlias = dict[str, Any] | None
 

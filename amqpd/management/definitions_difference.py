@@ -16,17 +16,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from amqpd.auth.user_rows import user_row
-from amqpd.broker.catalogue.exchange import BindingKey, binding_table
-from amqpd.broker.catalogue.parameters import CLUSTER_NAME, OPERATOR_POLICY, find
-from amqpd.management.call import BadRequest, Call, Reply, Role, number
+from amqpd.broker.vhost.exchange import BindingKey, binding_table
+from amqpd.broker.vhost.parameters import CLUSTER_NAME, OPERATOR_POLICY, find
+from amqpd.management.request import BadRequest, Call, Reply, Role, number
 from amqpd.management.definitions_document import Item, permission_row, read
 from amqpd.management.definitions_import import Import
 from amqpd.management.definitions_report import Report
 from amqpd.management.listing import document, plain
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.users import tags_of
-from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
+from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow, UserRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

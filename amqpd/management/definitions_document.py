@@ -15,13 +15,13 @@ from typing import Any, Final
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, check_hash
 from amqpd.auth.permissions import Permissions
 from amqpd.auth.user_rows import TAGS_MAX
-from amqpd.broker.catalogue.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
-from amqpd.broker.queues.kinds import KINDS
-from amqpd.management.call import BadRequest, clean_name, truth
+from amqpd.broker.vhost.limits import COMPONENT, OF_VHOSTS, PARAMETER, checked
+from amqpd.broker.queue.types import KINDS
+from amqpd.management.request import BadRequest, clean_name, truth
 from amqpd.management.definitions_report import Report
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.users import tags_of
-from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow
+from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
 
 Item = dict[str, Any]
 _MISSING: Final = object()

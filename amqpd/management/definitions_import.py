@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Final
 from amqpd.auth.passwords import InvalidHash
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.auth.user_rows import AuthError, user_row
-from amqpd.broker.catalogue import bindings, exchanges, policies, queues, vhosts
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
-from amqpd.broker.catalogue.declared import OnItsWay, finished, promise, unheard
-from amqpd.broker.catalogue.exchange import Exchange
-from amqpd.broker.catalogue.limits import InvalidLimits, UserLimits
-from amqpd.broker.catalogue.parameters import OPERATOR_POLICY, InvalidParameter, component_of
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy, unknown_keys
-from amqpd.broker.catalogue.transaction import Transaction
-from amqpd.broker.catalogue.vhost import Names, VHost
-from amqpd.broker.publishing.firehose import trace
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.vhost import bindings, exchanges, policies, declare, vhosts
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
+from amqpd.broker.vhost.pending import OnItsWay, finished, promise, unheard
+from amqpd.broker.vhost.exchange import Exchange
+from amqpd.broker.vhost.limits import InvalidLimits, UserLimits
+from amqpd.broker.vhost.parameters import OPERATOR_POLICY, InvalidParameter, component_of
+from amqpd.broker.vhost.policy_keys import InvalidPolicy, unknown_keys
+from amqpd.broker.vhost.batch import Transaction
+from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.broker.publish.firehose import trace
+from amqpd.broker.queue.queue import Queue
 from amqpd.errors import AmqpError
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name, reply
+from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name, reply
 from amqpd.management.definitions_document import (
     ARGON2ID_KEY,
     Item,
@@ -49,11 +49,11 @@ from amqpd.management.definitions_document import (
 )
 from amqpd.management.definitions_report import Fault, Report
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices, release
+from amqpd.management.time_slice import Slices, release
 from amqpd.management.users import tags_of
-from amqpd.protocol.codec import CodecError
+from amqpd.protocol.field_table import CodecError
 from amqpd.routing.errors import RoutingError
-from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
+from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow, UserRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
@@ -341,9 +341,9 @@ class Declarations:
         flags = (item["durable"], False, item["auto_delete"])
         asked = QueueDeclaration(item["name"], *flags, queue_arguments(item))
         if vhost.find_queue(asked.name) is None:
-            queues.declare(vhost, asked)
+            declare.declare(vhost, asked)
         else:
-            queues.check(vhost.vhost.name, asked)
+            declare.check(vhost.vhost.name, asked)
 
     def binding(self, item: Item) -> None:
         vhost = self._of(item)

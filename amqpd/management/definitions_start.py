@@ -18,17 +18,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.catalogue.declared import OnItsWay, finished
-from amqpd.broker.catalogue.parameters import IMPORTED_HASH
-from amqpd.management.body import parse
-from amqpd.management.call import ApiError
+from amqpd.broker.vhost.pending import OnItsWay, finished
+from amqpd.broker.vhost.parameters import IMPORTED_HASH
+from amqpd.management.json_body import parse
+from amqpd.management.request import ApiError
 from amqpd.management.definitions_import import import_document, log
 from amqpd.management.definitions_report import DefinitionsError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.broker.catalogue.declared import Done
-    from amqpd.settings import DefaultSettings, DefinitionsSettings
+    from amqpd.broker.vhost.pending import Done
+    from amqpd.config import DefaultSettings, DefinitionsSettings
 
 SUFFIX: Final = ".json"
 PIECE_BYTES: Final = 256 * 1024

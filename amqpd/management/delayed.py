@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from amqpd.broker.delays.look import Found, cancel, first
-from amqpd.broker.delays.stored import from_name
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotAuthorised, NotThere, Reply, Role, number, reply
+from amqpd.broker.delayed.listing import Found, cancel, first
+from amqpd.broker.delayed.stored import from_name
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotAuthorised, NotThere, Reply, Role, number, reply
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.delays.wheel import Wheel
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.delayed.timing_wheel import Wheel
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 10_000

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from amqpd.management.call import ApiError, BadRequest, to_json
+from amqpd.management.request import ApiError, BadRequest, to_json
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from amqpd.broker.events import Event, Events
-from amqpd.management.call import Call, Reply, Role, number, reply
+from amqpd.management.request import Call, Reply, Role, number, reply
 from amqpd.management.listing import plain
 from amqpd.management.router import Route
 

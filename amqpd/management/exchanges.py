@@ -8,43 +8,30 @@ from binascii import Error as Base64Error
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue import exchanges
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration
-from amqpd.broker.catalogue.declared import finished
+from amqpd.broker.vhost import exchanges
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.broker.vhost.pending import finished
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.history import History
-from amqpd.broker.publishing.publisher import Publisher
-from amqpd.broker.publishing.seen import Seen
-from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
-from amqpd.broker.publishing.unconfirmed import when_safe
+from amqpd.broker.publish.history import History
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.publish.deduplication import Seen
+from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.confirms import when_safe
 from amqpd.broker.session import Session
-from amqpd.management.call import (
-    CREATED,
-    DEFAULT_EXCHANGE,
-    NO_CONTENT,
-    SESSION_NAME,
-    BadRequest,
-    Call,
-    NotThere,
-    Reply,
-    Role,
-    Unavailable,
-    clean_name,
-    reply,
-)
+from amqpd.management.request import CREATED, DEFAULT_EXCHANGE, NO_CONTENT, SESSION_NAME, BadRequest, Call, NotThere, Reply, Role, Unavailable, clean_name, reply
 from amqpd.management.connections import channel_details
 from amqpd.management.counted import EXCHANGE, settle
 from amqpd.management.listing import by_name, listing, one, plain
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import spans
 from amqpd.protocol.properties import Properties, encode_properties
-from amqpd.routing.deduplication import Deduplication
+from amqpd.routing.stateful import Deduplication
 from amqpd.routing.recent_history import RecentHistory
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.exchange import Exchange
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.exchange import Exchange
+    from amqpd.broker.vhost.vhost import VHost
 
 COMMIT_WAIT_S: Final = 30.0
 

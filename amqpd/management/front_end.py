@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from amqpd import tls
-from amqpd.front_end import FrontEnd
-from amqpd.listening import Listener, bound_socket
+from amqpd.protocol_server import FrontEnd
+from amqpd.listeners import Listener, bound_socket
 from amqpd.management.unix_socket import NAME, unix_socket
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from amqpd.broker.broker import Broker
-    from amqpd.management.http import AdminServer
+    from amqpd.management.server import AdminServer
     from amqpd.management.server_control import ServerControl
-    from amqpd.management.whole import Whole
-    from amqpd.settings import Settings
+    from amqpd.management.cluster_gateway import Whole
+    from amqpd.config import Settings
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class AdminFrontEnd(FrontEnd):
         metrics_socket: socket.socket | None,
     ) -> None:
         await asyncio.sleep(0)
-        from amqpd.management.http import AdminServer
+        from amqpd.management.server import AdminServer
 
         self._imported()
         whole = None if self.whole is None else self.whole()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from amqpd.broker.catalogue import queues
-from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.message_view import NO_MESSAGE
-from amqpd.broker.publishing import router
-from amqpd.management.call import BadRequest, Call, Reply, Role, reply
+from amqpd.broker.publish import router
+from amqpd.management.request import BadRequest, Call, Reply, Role, reply
 from amqpd.management.certificates import expiring
 from amqpd.management.overview import listeners, this_node
 from amqpd.management.router import Route
@@ -35,7 +35,7 @@ async def aliveness(call: Call) -> Reply:
     vhost = call.vhost()
     for kind in ("configure", "write", "read"):
         call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
-    new = queues.declare(vhost, QueueDeclaration(ALIVENESS_QUEUE, False, False, False, {}))
+    new = declare.declare(vhost, QueueDeclaration(ALIVENESS_QUEUE, False, False, False, {}))
     queue = vhost.queues[ALIVENESS_QUEUE]
     message = make_message(Envelope("", ALIVENESS_QUEUE), NO_PROPERTIES, b"test_message", False, None)
     delivered = False
@@ -43,7 +43,7 @@ async def aliveness(call: Call) -> Reply:
         destination.offer(message)
         delivered = queue.get(True) is not None or bool(queue.consumers)
     if new:
-        queues.delete(vhost, queue)
+        declare.delete(vhost, queue)
     return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
 
 

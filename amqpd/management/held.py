@@ -1,10 +1,10 @@
-"""Why a connection is not read, in words: the reasons of its read gate, `amqpd.connection.read_gate`."""
+"""Why a connection is not read, in words: the reasons of its read gate, `amqpd.connection.read_pause`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from amqpd.connection.read_gate import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
+from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
 
 HELD_BY: Final = {
     ALARM: "alarm",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from amqpd.broker.catalogue import limits
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.limits import InvalidLimits
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotAuthorised, Reply, Role
+from amqpd.broker.vhost import limits
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.limits import InvalidLimits
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotAuthorised, Reply, Role
 from amqpd.management.listing import listing
 from amqpd.management.router import Route
 

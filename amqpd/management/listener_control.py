@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.management.amqpctl import CannotListen
-from amqpd.management.call import NO_CONTENT, Call, Reply, Role, reply
+from amqpd.management.node_admin import CannotListen
+from amqpd.management.request import NO_CONTENT, Call, Reply, Role, reply
 from amqpd.management.connections import reason, tell_forced
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 
 async def suspend(call: Call) -> Reply:

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
-from amqpd.management.call import BadRequest, Call, Reply, is_true, to_json
-from amqpd.management.slices import Slices
+from amqpd.management.request import BadRequest, Call, Reply, is_true, to_json
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import check_list
 
 PAGE_SIZE: Final = 100

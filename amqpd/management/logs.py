@@ -1,7 +1,7 @@
 """The logs of durable queues, to read without consuming: for exports whose workers share no disk with the broker.
 
 What Spark's source needs is the files of a queue's directory, their sizes, and ranges of their bytes; it reads the high
-watermark among them and no further than that. Files are sent by the kernel (file_range.py). The caller needs the read
+watermark among them and no further than that. Files are sent by the kernel (file_response.py). The caller needs the read
 permission on the queue, as on AMQP; only files of the log itself have names here. A queue that has no file yet has none
 to list, which is an empty log.
 
@@ -15,14 +15,14 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.management.call import ApiError, Call, NotThere, Reply, Role, reply
+from amqpd.management.request import ApiError, Call, NotThere, Reply, Role, reply
 from amqpd.management.listing import Body
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
-    from amqpd.broker.queues.queue import Queue
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import QueueLog
 
 FILE: Final = re.compile(

@@ -15,15 +15,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from amqpd.management.amqpctl import CannotListen
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, Reply, Role, Unavailable, reply
+from amqpd.management.node_admin import CannotListen
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, Reply, Role, Unavailable, reply
 from amqpd.management.cluster_control import NotMoved
 from amqpd.management.connections import tell_forced
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.connection.connections import Connections
+    from amqpd.connection.registry import Connections
 
 log = logging.getLogger(__name__)
 

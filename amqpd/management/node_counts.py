@@ -17,7 +17,7 @@ from amqpd.metrics import disk_free_bytes
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.connection.connections import Connections
+    from amqpd.connection.registry import Connections
 
 NODE_COUNTERS: Final = (
     *("mem_used", "disk_free", "fd_used", "sockets_used", "proc_used", "gc_num", "context_switches"),

@@ -16,16 +16,16 @@ from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.management.alarms import clock_state
-from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.management.request import Call, Reply, Role, reply
 from amqpd.management.counted import NODE
-from amqpd.management.counts import sizes
+from amqpd.management.message_counts import sizes
 from amqpd.management.listing import listing, one
 from amqpd.management.node_counts import numbers
 from amqpd.management.overview import churn, contexts, exchange_types, this_node
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import spans
-from amqpd.settings.rabbitmq_plugins import PART_OF_IT
+from amqpd.config.rabbitmq_plugins import PART_OF_IT
 
 _STATUS: Final = Path("/proc/self/status")
 THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from amqpd.management import definitions, definitions_import
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, Reply, Role, reply
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, Reply, Role, reply
 from amqpd.management.overview import this_node
 from amqpd.management.router import Route
 

@@ -8,23 +8,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.exchange_arguments import DELAYED_MESSAGE
-from amqpd.broker.catalogue.parameters import CLUSTER_NAME, InvalidParameter
-from amqpd.broker.queues.opening import opened
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.exchange_arguments import DELAYED_MESSAGE
+from amqpd.broker.vhost.parameters import CLUSTER_NAME, InvalidParameter
+from amqpd.broker.queue.log_opener import opened
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.certificates import PROTOCOLS
 from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
-from amqpd.management.counts import unacked_apart
+from amqpd.management.message_counts import unacked_apart
 from amqpd.management.listing import cut, one
 from amqpd.management.router import Route
 from amqpd.management.samples import POLICIES, Spans
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import spans
 from amqpd.routing.registry import exchange_type_names
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.vhost import VHost
 
 
 def listeners(call: Call) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from amqpd.management.call import Call, Forbidden, Reply, Role, reply
+from amqpd.management.request import Call, Forbidden, Reply, Role, reply
 from amqpd.management.router import Route
 from amqpd.management.sessions import Sessions, cookie, token_of
 
@@ -14,7 +14,7 @@ PAGE_HEADER: Final = "Amqpd-Page"
 
 
 def _sessions(call: Call) -> Sessions:
-    assert call.sessions is not None  # http.py gives them to every call
+    assert call.sessions is not None  # server.py gives them to every call
     return call.sessions
 
 

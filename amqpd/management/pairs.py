@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.channel.counters import had_by_queue
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.delivery import Source
+    from amqpd.broker.consumer import Source
     from amqpd.broker.passed import Sent
-    from amqpd.channel.deliveries import Deliveries
-    from amqpd.channel.served import Had
+    from amqpd.channel.consumer import Deliveries
+    from amqpd.channel.stats import Had
 
 PAIRS_MAX: Final = 10000
 ASKED_KEPT_S: Final = 600.0

@@ -7,10 +7,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from amqpd.broker.catalogue import parameters
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.parameters import Component, InvalidParameter, Parameter, component_of
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
+from amqpd.broker.vhost import parameters
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.parameters import Component, InvalidParameter, Parameter, component_of
+from amqpd.management.request import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
 

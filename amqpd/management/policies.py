@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue import policies
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy
-from amqpd.management.call import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name, key_missing
+from amqpd.broker.vhost import policies
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.policy_keys import InvalidPolicy
+from amqpd.management.request import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name, key_missing
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.policy_table import Policy
+    from amqpd.broker.vhost.policy_table import Policy
 
 
 def policy_item(policy: Policy) -> dict[str, Any]:

@@ -14,20 +14,20 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue import policies
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy
-from amqpd.broker.catalogue.policy_table import EXCHANGE, Effective, Policy, PolicyTable
-from amqpd.broker.queues.opening import opened
-from amqpd.broker.queues.queue import Queue
-from amqpd.management.call import BadRequest, Call, NotThere, Reply, Role, clean_name, number
-from amqpd.management.counts import unacked_apart
+from amqpd.broker.vhost import policies
+from amqpd.broker.vhost.policy_keys import InvalidPolicy
+from amqpd.broker.vhost.policy_table import EXCHANGE, Effective, Policy, PolicyTable
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.queue.queue import Queue
+from amqpd.management.request import BadRequest, Call, NotThere, Reply, Role, clean_name, number
+from amqpd.management.message_counts import unacked_apart
 from amqpd.management.listing import document
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.exchange import Exchange
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.exchange import Exchange
+    from amqpd.broker.vhost.vhost import VHost
 
 COUNT: Final = 100
 COUNT_MAX: Final = 1000

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.management.call import BadRequest, Call, Reply, Role, reply
+from amqpd.management.request import BadRequest, Call, Reply, Role, reply
 from amqpd.management.held import HELD_BY, held_by
-from amqpd.management.metrics.loop_lag import BOUNDS_S as LAG_BOUNDS_S
+from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.overview import this_node
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
-from amqpd.storage.commit.sync_times import BOUNDS_S
+from amqpd.management.time_slice import Slices
+from amqpd.storage.sync_times import BOUNDS_S
 
 if TYPE_CHECKING:
-    from amqpd.broker.queues.queue import Queue
+    from amqpd.broker.queue.queue import Queue
 
 FAILED_LOGS_MAX: Final = 20
 

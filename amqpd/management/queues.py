@@ -6,50 +6,37 @@ from base64 import b64encode
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue import queues as declarations
-from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.policy_table import NONE
-from amqpd.broker.consuming import refuse_of_streams
-from amqpd.broker.counters import QUEUE_COUNTERS
-from amqpd.broker.queues.grouped_queue import GroupedQueue
-from amqpd.broker.queues.opening import opened
+from amqpd.broker.vhost import declare as declarations
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.policy_table import NONE
+from amqpd.broker.consume import refuse_of_streams
+from amqpd.broker.stats import QUEUE_COUNTERS
+from amqpd.broker.queue.grouped_queue import GroupedQueue
+from amqpd.broker.queue.log_opener import opened
 from amqpd.channel.counters import had_by_queue
-from amqpd.channel.deliveries import ChannelConsumer, Deliveries
+from amqpd.channel.consumer import ChannelConsumer, Deliveries
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import by_source, show
-from amqpd.management.call import (
-    CREATED,
-    NO_CONTENT,
-    SESSION_NAME,
-    BadRequest,
-    Call,
-    NotThere,
-    Reply,
-    Role,
-    clean_name,
-    key_missing,
-    number,
-    reply,
-)
+from amqpd.management.request import CREATED, NO_CONTENT, SESSION_NAME, BadRequest, Call, NotThere, Reply, Role, clean_name, key_missing, number, reply
 from amqpd.management.connections import channel_details, connection_details, consumer_item, idle
 from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
-from amqpd.management.counts import head_timestamp, sizes
+from amqpd.management.message_counts import head_timestamp, sizes
 from amqpd.management.listing import by_name, columns, listing, one, plain
-from amqpd.management.rates import DELIVERED
+from amqpd.management.stats import DELIVERED
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import spans
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.settle.retained import retained_of
+from amqpd.storage.acks.retained import retained_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from amqpd.broker.delivery import Entry
-    from amqpd.broker.queues.queue import Queue
+    from amqpd.broker.consumer import Entry
+    from amqpd.broker.queue.queue import Queue
 
 GET_COUNT_MAX: Final = 1000
 GET_BYTES_MAX: Final = 16 * 1024 * 1024

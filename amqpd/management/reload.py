@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from amqpd.management.call import ApiError, Call, Reply, Role, reply
+from amqpd.management.request import ApiError, Call, Reply, Role, reply
 from amqpd.management.definitions_report import DefinitionsError
 from amqpd.management.router import Route
 

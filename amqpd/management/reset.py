@@ -11,10 +11,10 @@ import logging
 from functools import partial
 from typing import Final
 
-from amqpd.broker.catalogue import vhosts
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.parameters import CLUSTER_ID, cluster_id_row
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role
+from amqpd.broker.vhost import vhosts
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
+from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role
 from amqpd.management.router import Route
 
 log = logging.getLogger(__name__)

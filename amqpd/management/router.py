@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from amqpd.management.call import BadRequest, Call, Handler, MethodNotAllowed, NotThere, Reply, Role
+from amqpd.management.request import BadRequest, Call, Handler, MethodNotAllowed, NotThere, Reply, Role
 
 
 class Route(NamedTuple):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from amqpd.connection.connections import Connections
-    from amqpd.listening import Listener
-    from amqpd.settings import Settings
-    from amqpd.signals import Reloaded
+    from amqpd.connection.registry import Connections
+    from amqpd.listeners import Listener
+    from amqpd.config import Settings
+    from amqpd.process import Reloaded
 
 
 class ServerControl(Protocol):

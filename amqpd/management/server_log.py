@@ -10,8 +10,8 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from amqpd.logs import LogOutput
-from amqpd.management.call import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.logging_config import LogOutput
+from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.router import Route
 
 log = logging.getLogger(__name__)

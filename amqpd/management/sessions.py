@@ -14,7 +14,7 @@ everywhere at once. While that node is away its sessions open nothing, and users
 
 Another site's page can do nothing with it. The cookie is SameSite=Strict, so requests that another site makes come
 without it; a change by cookie wants a header besides (`Amqpd-Page`), which a form cannot send and a foreign script may
-not; and Origin and Sec-Fetch-Site are checked as for every change (`http.py`). Over HTTPS the cookie is Secure and has
+not; and Origin and Sec-Fetch-Site are checked as for every change (`server.py`). Over HTTPS the cookie is Secure and has
 the prefix __Host-. Its name ends with the port, as browsers keep one jar for all ports of a host: two brokers on a
 machine do not log each other out.
 """
@@ -33,12 +33,12 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from amqpd.auth.backends import NoSuchUser
+from amqpd.auth.internal_backend import NoSuchUser
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from amqpd.auth.backends import InternalBackend
+    from amqpd.auth.internal_backend import InternalBackend
 
 log = logging.getLogger(__name__)
 

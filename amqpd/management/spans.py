@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from amqpd.management.call import BadRequest, number
+from amqpd.management.request import BadRequest, number
 from amqpd.management.samples import NO_SPANS, Span, Spans
 
 SAMPLES_MAX: Final = 1000

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd import __version__
 from amqpd._build import is_compiled
 from amqpd.management.alarms import clock_state
-from amqpd.management.call import Call, Reply, Role, reply
-from amqpd.management.environment import memory_by_use
+from amqpd.management.request import Call, Reply, Role, reply
+from amqpd.management.diagnostics import memory_by_use
 from amqpd.management.health import failed_logs
 from amqpd.management.overview import Totals, listeners
 from amqpd.management.router import Route
@@ -23,9 +23,9 @@ from amqpd.management.server_log import level_name, log_file
 from amqpd.metrics import disk_free_bytes, process
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.restore import Report
+    from amqpd.broker.vhost.recovery import Report
     from amqpd.metrics import Process
-    from amqpd.settings import LimitSettings
+    from amqpd.config import LimitSettings
 
 _PURPOSES: Final = {
     "amqp": "AMQP 0-9-1",
@@ -167,7 +167,7 @@ def _memory_setting(limits: LimitSettings) -> dict[str, float]:
 
 
 def _restored(report: Report) -> dict[str, Any]:
-    """What this start had to make good: see amqpd/broker/catalogue/restore.py."""
+    """What this start had to make good: see amqpd/broker/vhost/recovery.py."""
     return {
         "vhosts": report.vhosts,
         "queues": [

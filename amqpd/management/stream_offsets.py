@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.queues.opening import opened
-from amqpd.management.call import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name, number, reply
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.queue.log_opener import opened
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name, number, reply
 from amqpd.management.listing import listing
 from amqpd.management.router import Route
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.stored_offsets import StoredOffset
-    from amqpd.broker.queues.queue import Queue
+    from amqpd.broker.vhost.consumer_offsets import StoredOffset
+    from amqpd.broker.queue.queue import Queue
     from amqpd.storage.queue_log import QueueLog
 
 

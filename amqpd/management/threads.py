@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.management.call import Call, Reply, Role, reply
+from amqpd.management.request import Call, Reply, Role, reply
 from amqpd.management.router import Route
 
 TASKS: Final = Path("/proc/self/task")

@@ -18,18 +18,18 @@ import heapq
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.queues.opening import opened
-from amqpd.broker.queues.queue import Queue
-from amqpd.channel.deliveries import ChannelConsumer
-from amqpd.management.call import Call, Reply, Role, number, to_json
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.queue.queue import Queue
+from amqpd.channel.consumer import ChannelConsumer
+from amqpd.management.request import Call, Reply, Role, number, to_json
 from amqpd.management.counted import EXCHANGE, QUEUE, lengths
 from amqpd.management.listing import Body
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.exchange import Exchange
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.exchange import Exchange
+    from amqpd.broker.vhost.vhost import VHost
     from amqpd.broker.passed import Passed
 
 COUNT: Final = 500

@@ -6,16 +6,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.backends import NoSuchUser
+from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.auth.passwords import algorithm_of
-from amqpd.management.call import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, Role, clean_name
+from amqpd.management.request import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, Role, clean_name
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.limits import UserLimits
-    from amqpd.storage.metadata.metadata import PermissionRow, TopicPermissionRow, UserRow
+    from amqpd.broker.vhost.limits import UserLimits
+    from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow, UserRow
 
 
 def user_item(limits: UserLimits, row: UserRow) -> dict[str, Any]:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.catalogue import vhosts
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.vhosts import ProtectedVhost
-from amqpd.broker.publishing.firehose import trace
-from amqpd.broker.queues.kinds import KINDS
-from amqpd.broker.queues.opening import opened
+from amqpd.broker.vhost import vhosts
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.vhosts import ProtectedVhost
+from amqpd.broker.publish.firehose import trace
+from amqpd.broker.queue.types import KINDS
+from amqpd.broker.queue.log_opener import opened
 from amqpd.channel.counters import channel_counts
-from amqpd.management.call import CREATED, NO_CONTENT, AlreadyThere, BadRequest, Call, Reply, Role, clean_name
+from amqpd.management.request import CREATED, NO_CONTENT, AlreadyThere, BadRequest, Call, Reply, Role, clean_name
 from amqpd.management.counted import VHOST, VhostSum, counted_connection, counted_queue, parted
 from amqpd.management.listing import listing, one
 from amqpd.management.router import Route
-from amqpd.management.slices import Slices
+from amqpd.management.time_slice import Slices
 from amqpd.management.spans import spans
 from amqpd.management.users import permission_item, tags_of, topic_item
 
 if TYPE_CHECKING:
-    from amqpd.broker.catalogue.vhost import VHost
+    from amqpd.broker.vhost.vhost import VHost
 
 
 def metadata_item(vhost: VHost) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from amqpd.protocol.codec import CodecError
-from amqpd.protocol.methods.basic import *
-from amqpd.protocol.methods.channel import *
-from amqpd.protocol.methods.connection import *
-from amqpd.protocol.methods.exchange import *
-from amqpd.protocol.methods.modes import *
-from amqpd.protocol.methods.queue import *
+from amqpd.protocol.field_table import CodecError
+from amqpd.protocol.methods import *
+from amqpd.protocol.channel import *
+from amqpd.protocol.connection import *
+from amqpd.protocol.exchange import *
+from amqpd.protocol.modes import *
+from amqpd.protocol.queue import *
 from amqpd.protocol.plans import read_arguments, write_arguments
 
 Command: TypeAlias = (

@@ -19,21 +19,8 @@ from librt.strings import read_i64_be
 from mypy_extensions import i64
 
 from amqpd.errors import AmqpError, FrameError, PreconditionFailed, UnexpectedFrame
-from amqpd.protocol.codec import read_u16, read_u32
-from amqpd.protocol.frames import (
-    BASIC_PUBLISH,
-    FRAME_BODY,
-    FRAME_HEADER,
-    FRAME_HEARTBEAT,
-    FRAME_METHOD,
-    FRAME_OVERHEAD_BYTES,
-    HEADER_FIXED_BYTES,
-    LARGE_BODY_BYTES,
-    CommandSink,
-    frame,
-    frame_fault,
-    octets,
-)
+from amqpd.protocol.field_table import read_u16, read_u32
+from amqpd.protocol.frame import BASIC_PUBLISH, FRAME_BODY, FRAME_HEADER, FRAME_HEARTBEAT, FRAME_METHOD, FRAME_OVERHEAD_BYTES, HEADER_FIXED_BYTES, LARGE_BODY_BYTES, CommandSink, frame, frame_fault, octets
 
 # Parts of a large body that are smaller than PART_BYTES_MIN are joined up to PART_BYTES, so that a body of single
 # octets is not a million objects.

@@ -10,8 +10,8 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.protocol.codec import read_u32
-from amqpd.protocol.frames import FRAME_METHOD, FRAME_OVERHEAD_BYTES
+from amqpd.protocol.field_table import read_u32
+from amqpd.protocol.frame import FRAME_METHOD, FRAME_OVERHEAD_BYTES
 
 _HEADER_BYTES: Final = 7
 CONNECTION_CLOSE: Final = 0x000A0032

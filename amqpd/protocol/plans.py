@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from amqpd.protocol.codec import CodecError, decode_table, encode_table, longstr, read_u64, shortstr
+from amqpd.protocol.field_table import CodecError, decode_table, encode_table, longstr, read_u64, shortstr
 
 Table = Mapping[str, object]
 NO_ENTRIES: Final[Table] = MappingProxyType({})

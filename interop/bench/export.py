@@ -86,7 +86,7 @@ def cheapest_half(costs: Sequence[float]) -> float:
 @contextmanager
 def exporting(data_dir: Path, target: Path) -> Iterator[int]:
     """An export that goes on and on, stopped for now; gives the session its processes are in. Raises: RunFailed."""
-    bench = [sys.executable, "-P", "-m", "amqpd.storage.export.bench", "--forever", str(data_dir), QUEUE, str(target)]
+    bench = [sys.executable, "-P", "-m", "amqpd.storage.spark.bench", "--forever", str(data_dir), QUEUE, str(target)]
     process = subprocess.Popen(bench, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None

@@ -258,7 +258,7 @@ def test_a_profile_is_told_by_owner() -> None:
 
 
 def test_a_profile_of_samples_is_told_by_room() -> None:
-    counts = {"amqpd.broker.queues.queue Queue.pump": 6, "asyncio.runners Runner.run": 3, "amqpd.server f": 1}
+    counts = {"amqpd.broker.queue.queue Queue.pump": 6, "asyncio.runners Runner.run": 3, "amqpd.server f": 1}
     found = profiles.of_samples(counts)
     assert found.areas == [("broker.queues", 60.0), ("libraries", 30.0), ("server", 10.0)]
     assert found.short().startswith("broker.queues 60 %, libraries 30 %, server 10 %; `queue.Queue.pump` 60.0,")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from amqpd.broker.catalogue.exchange_arguments import ROWS as EXCHANGE_ROWS
-from amqpd.broker.queues.argument_checks import IGNORED
-from amqpd.broker.queues.arguments import ROWS as QUEUE_ROWS
-from amqpd.broker.queues.consumer_arguments import CONSUMER_ROWS
-from amqpd.broker.queues.kinds import KINDS
+from amqpd.broker.vhost.exchange_arguments import ROWS as EXCHANGE_ROWS
+from amqpd.broker.queue.argument_checks import IGNORED
+from amqpd.broker.queue.arguments import ROWS as QUEUE_ROWS
+from amqpd.broker.queue.consumer_arguments import CONSUMER_ROWS
+from amqpd.broker.queue.types import KINDS
 from amqpd.routing.registry import BUILT_IN
 from interop.manual.markdown import MADE, cell, code, codes, table
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from amqpd.management.api import ROUTES
-from amqpd.management.call import Role
-from amqpd.management.reference import kind, summary
+from amqpd.management.routes import ROUTES
+from amqpd.management.request import Role
+from amqpd.management.openapi import kind, summary
 from interop.manual.markdown import MADE, cell, table
 
 HEAD = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqpd.management.metrics import families
+from amqpd.management import prometheus
 from interop.manual.markdown import MADE, cell, code, table
 
 HEAD = """\
@@ -18,7 +18,7 @@ queue. `rabbitmq_queue_get_*`, `rabbitmq_queue_messages_delivered_*` and the lik
 
 
 def text() -> str:
-    found = {family.name: family for family in families.ALL}
+    found = {family.name: family for family in prometheus.ALL}
     theirs = [one for one in found.values() if not one.name.startswith("amqpd_")]
     ours = [one for one in found.values() if one.name.startswith("amqpd_")]
     parts = [MADE, HEAD]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amqpd.settings import rows
-from amqpd.settings.help import shown
+from amqpd.config import rows
+from amqpd.config.help import shown
 from interop.manual.markdown import MADE, cell, code, table
 
 HEAD = """\

@@ -22,7 +22,7 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.commit.turn_log import StoreContext, TurnLog
+from amqpd.storage.loop_log import StoreContext, TurnLog
 from amqpd.storage.log.batch import (
     COMMIT_RECORDS,
     COMPRESSION,
@@ -41,7 +41,7 @@ from amqpd.storage.log.foreign import check_batches, place
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import RecordRoute, around_body, write_record, write_tombstone
-from amqpd.storage.log.writing import append as append_to
+from amqpd.storage.log.writer import append as append_to
 
 _KEPT_WRITER_SIZE: Final[i64] = 256 * 1024
 _POOL_MAX: Final[i64] = 64

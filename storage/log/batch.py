@@ -37,7 +37,7 @@ from amqpd.storage.log.record import (
     value_size,
     varint,
 )
-from amqpd.storage.settle.settled import COUNT_MAX, SettledSet, write_u32
+from amqpd.storage.acks.ack_set import COUNT_MAX, SettledSet, write_u32
 
 HEADER_SIZE: Final[i64] = 61
 CRC_START: Final[i64] = 21
@@ -351,7 +351,7 @@ class BatchCursor:
     ) -> i64:
         """Appends to `records` those from offset `wanted` on that are not settled, while `budget` bytes last.
 
-        returned: offset -> tally (settled.py). Returns the budget left; the record that uses it up is still given.
+        returned: offset -> tally (ack_set.py). Returns the budget left; the record that uses it up is still given.
         Cost: about 120 ns a record, 15 ns for one that is passed over. Raises: BadRecord.
         """
         data = self._data

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.producers import snapshot_path, write_snapshot
+from amqpd.storage.log.producer_state import snapshot_path, write_snapshot
 
 
 def finish(log: Log) -> None:

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.commit.turn_log import TurnLog
+from amqpd.storage.loop_log import TurnLog
 from amqpd.storage.log.batch import BatchCursor
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.places import Places

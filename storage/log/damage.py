@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
-from amqpd.storage.settle.settled import SettledSet
-from amqpd.storage.settle.settled_reader import Entry, settle_told, totals_of
+from amqpd.storage.acks.ack_set import SettledSet
+from amqpd.storage.acks.settled_reader import Entry, settle_told, totals_of
 
 if TYPE_CHECKING:
     from amqpd.storage.log.log import Log

@@ -1,7 +1,7 @@
 """A log: the segments of one directory, appended to at the end, settled anywhere, given back when settled.
 
 Owns the directory: files appear with the first append, and so does the directory itself. Batches are written to it by
-writing.py, `settle` takes ranges, `flush` writes what `.settled` must tell; none of them syncs. What they dirtied is
+writer.py, `settle` takes ranges, `flush` writes what `.settled` must tell; none of them syncs. What they dirtied is
 noted in `unsynced`, handed to the committer by `collect`, and comes back through `synced`, which moves the `watermark`.
 
 Invariants: bytes behind `Segment.size` of a log file are never read and are cut off before more is appended. A file
@@ -15,17 +15,17 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable
 
-from amqpd.storage.commit.job import JobPart
+from amqpd.storage.sync_job import JobPart
 from amqpd.storage.filesystem import FileSystem, Reserve
-from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.log import checkpoint
-from amqpd.storage.log.producers import Producers, snapshot_path
+from amqpd.storage.log.producer_state import Producers, snapshot_path
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.log.unsynced import Unsynced
 from amqpd.storage.log.watermark import HighWatermark
-from amqpd.storage.settle import settled
-from amqpd.storage.settle.removal import Removals
-from amqpd.storage.settle.settled_files import FULL, PASSING, SettledFiles
+from amqpd.storage.acks import ack_set
+from amqpd.storage.acks.segment_removal import Removals
+from amqpd.storage.acks.ack_files import FULL, PASSING, SettledFiles
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Log:
         if self.durable:
             self.settled_files.entries(segment)
             if self.delivered_mark >= base:  # it ran ahead into this segment; the file that tells it may go before
-                self.note(segment, settled.DELIVERED, self.delivered_mark, 0, 0)
+                self.note(segment, ack_set.DELIVERED, self.delivered_mark, 0, 0)
             self.settled_files.flush()
         return segment
 
@@ -170,12 +170,12 @@ class Log:
     def note_totals(self, segment: Segment) -> None:
         """Tells `.settled` what the segment holds and which of it will not count after a restart."""
         for first, last in segment.gaps:
-            self.note(segment, settled.SETTLED, first, last, 0)
+            self.note(segment, ack_set.SETTLED, first, last, 0)
         segment.gaps = []
         for first, last, size in segment.transient_gone + segment.transient:
-            self.note(segment, settled.TRANSIENT, first, last, size)
-        self.note(segment, settled.TOTALS, segment.end, segment.size, segment.body_bytes)
-        self.note(segment, settled.TIMES, segment.first_timestamp_ms, segment.max_timestamp_ms, 0)
+            self.note(segment, ack_set.TRANSIENT, first, last, size)
+        self.note(segment, ack_set.TOTALS, segment.end, segment.size, segment.body_bytes)
+        self.note(segment, ack_set.TIMES, segment.first_timestamp_ms, segment.max_timestamp_ms, 0)
 
     # -- where it starts
 
@@ -237,17 +237,17 @@ class Log:
                 segment.settled_body_bytes += share
                 if segment.transient:
                     segment.settle_transient(offset, stop, share)
-                self.note(segment, settled.SETTLED, offset, stop, share)
+                self.note(segment, ack_set.SETTLED, offset, stop, share)
                 if segment.sealed and segment.live == 0:
                     self.removals.wanted = True
             offset = stop + 1
         return added
 
     def mark_returned(self, offset: int, told: int) -> None:
-        """Notes for the next `flush` that `offset` was given back. told: its tally (settled.py)."""
+        """Notes for the next `flush` that `offset` was given back. told: its tally (ack_set.py)."""
         segment = self.segment_of(offset)
         if segment is not None and not segment.gone and segment.live > 0:
-            self.note(segment, settled.RETURNED, offset, told & settled.COUNT_MAX, told >> settled.TALLY_BITS)
+            self.note(segment, ack_set.RETURNED, offset, told & ack_set.COUNT_MAX, told >> ack_set.TALLY_BITS)
 
     def mark_delivered(self, offset: int, ahead: int) -> None:
         """Notes a delivery mark for the next `flush`: nothing above `offset` + `ahead` is delivered before another one
@@ -260,7 +260,7 @@ class Log:
         if segment is not self.segments[-1]:
             mark = max(offset, min(mark, segment.end - 1))
         self.delivered_mark = max(self.delivered_mark, mark)
-        self.note(segment, settled.DELIVERED, mark, 0, 0)
+        self.note(segment, ack_set.DELIVERED, mark, 0, 0)
 
     def delivered_mark_segment(self, offset: int) -> Segment | None:
         """Whose `.settled` tells that `offset` was delivered: its own segment's, or, when it is in none or in one that
@@ -278,7 +278,7 @@ class Log:
         added = segment.settled.add(first, last)
         if added:
             segment.lost.append((first, last))
-            self.note(segment, settled.LOST, first, last, 0)
+            self.note(segment, ack_set.LOST, first, last, 0)
             if segment.sealed and segment.live == 0:
                 self.removals.wanted = True
         return added
@@ -449,7 +449,7 @@ class Log:
 
     def shed(self) -> bool:
         """Closes all descriptors, also of what is not synced: too many are open, and a job that has such a log in it
-        syncs the whole disk (committer.py). False if that would give none back, as a sync is at work on them.
+        syncs the whole disk (fsync_thread.py). False if that would give none back, as a sync is at work on them.
         """
         if self.pinned:
             return False

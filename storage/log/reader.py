@@ -29,7 +29,7 @@ from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, LENGTH_OVERHEAD, Bat
 from amqpd.storage.log.compression import plain
 from amqpd.storage.log.decoder import RecordDecoder
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.readahead import RANGE_SIZE, FileRange, ReadAhead
+from amqpd.storage.readahead import RANGE_SIZE, FileRange, ReadAhead
 from amqpd.storage.log.record import BadRecord
 from amqpd.storage.log.segment import Segment
 

@@ -33,17 +33,17 @@ from collections.abc import Callable, Generator
 from functools import partial
 
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.keep.swap import finish_swaps
+from amqpd.storage.compaction import finish_swaps
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.damage import find_missing, set_aside_foreign, untold
-from amqpd.storage.log.producers import SUFFIX, read_snapshot
+from amqpd.storage.log.producer_state import SUFFIX, read_snapshot
 from amqpd.storage.log.recovery_rest import Rest, after_recovery, make_whole, rest_in_pieces
 from amqpd.storage.log.recovery_scan import check_tail
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.recovery_told import apply_entries, apply_rewind, delivered_mark, load_segments, read_checkpoints
 from amqpd.storage.queue_log import LogUnusable
-from amqpd.storage.settle.settled_files import FULL
+from amqpd.storage.acks.ack_files import FULL
 
 logger = logging.getLogger(__name__)
 

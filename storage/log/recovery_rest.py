@@ -12,10 +12,10 @@ from collections.abc import Generator
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.producers import write_snapshot
+from amqpd.storage.log.producer_state import write_snapshot
 from amqpd.storage.log.recovery_state import PIECE_COUNT, Recovery
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.settle.settled_files import replace_settled
+from amqpd.storage.acks.ack_files import replace_settled
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from typing import TypeAlias
 
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.damage import untold_ranges
-from amqpd.storage.log.producers import Producers, snapshot_path
+from amqpd.storage.log.producer_state import Producers, snapshot_path
 from amqpd.storage.log.recovery_state import Recovery
 from amqpd.storage.log.scan import Scan
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.settle import settled
+from amqpd.storage.acks import ack_set
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _trust_totals(state: Recovery, segment: Segment, next_base: int) -> bool:
     for kind, end, size, body_bytes in reversed(state.entries[segment.base]):
         if 0 <= next_base < end:
             continue  # of what the cleaner was about to make of several
-        if kind == settled.TOTALS and size == segment.size and end >= segment.base:
+        if kind == ack_set.TOTALS and size == segment.size and end >= segment.base:
             segment.end = end
             segment.body_bytes = body_bytes
             if not segment.sealed:
@@ -130,7 +130,7 @@ def _look_behind(state: Recovery, segment: Segment, next_base: int, scan: Scan) 
     between; or nothing is wrong, as it was sealed with a gap at its end, or cleaned.
     """
     entries = state.entries[segment.base]
-    ends = [end for kind, end, size, _ in entries if kind == settled.TOTALS and size == segment.size]
+    ends = [end for kind, end, size, _ in entries if kind == ack_set.TOTALS and size == segment.size]
     if not ends:
         scan.note_hole(segment.end, segment.size)
     elif scan.hole is None:
@@ -147,9 +147,9 @@ def _vanished(state: Recovery, end: int, next_base: int, floor: int) -> Place | 
 def _totals_end(state: Recovery, segment: Segment) -> int:
     ends = [segment.base]
     for kind, a, b, _ in state.entries[segment.base]:
-        if kind == settled.TOTALS:
+        if kind == ack_set.TOTALS:
             ends.append(a)
-        elif kind in (settled.SETTLED, settled.LOST, settled.TRANSIENT):
+        elif kind in (ack_set.SETTLED, ack_set.LOST, ack_set.TRANSIENT):
             ends.append(b + 1)
     return max(ends)
 

@@ -10,9 +10,9 @@ from typing import Final
 
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.producers import Producers
+from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.settle.settled_reader import Entry
+from amqpd.storage.acks.settled_reader import Entry
 
 # Of entries, before it may be somebody else's turn: some ms.
 PIECE_COUNT: Final = 2048

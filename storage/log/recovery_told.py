@@ -16,9 +16,9 @@ from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.recovery_state import PIECE_COUNT, Recovery
 from amqpd.storage.log.segment import Segment, segment_name
-from amqpd.storage.settle import rewind_file, settled
-from amqpd.storage.settle.settled import ENTRY_SIZE, SettledSet
-from amqpd.storage.settle.settled_reader import Entry, SettledFile
+from amqpd.storage.acks import replay_file, ack_set
+from amqpd.storage.acks.ack_set import ENTRY_SIZE, SettledSet
+from amqpd.storage.acks.settled_reader import Entry, SettledFile
 
 logger = logging.getLogger(__name__)
 
@@ -125,34 +125,34 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
             count += 1
             if count % PIECE_COUNT == 0:
                 yield
-            if kind in (settled.SETTLED, settled.LOST, settled.TRANSIENT):
+            if kind in (ack_set.SETTLED, ack_set.LOST, ack_set.TRANSIENT):
                 if b >= end:
                     segment.settled_size = -1
                 new = segment.settled.add(max(a, segment.base), min(b, end - 1))
                 if new:
                     segment.settled_body_bytes += c
-                    if kind == settled.TRANSIENT:
+                    if kind == ack_set.TRANSIENT:
                         segment.transient_gone.append((a, b, c))
                     elif transient.contains(a):
                         segment.settled_transient_bytes += c
-                elif scanned and kind == settled.SETTLED and c > 0 and told.add(a, min(b, end - 1)):
+                elif scanned and kind == ack_set.SETTLED and c > 0 and told.add(a, min(b, end - 1)):
                     segment.settle_gone(a, c)
-                if kind == settled.LOST and (a, b) not in state.lost:
+                if kind == ack_set.LOST and (a, b) not in state.lost:
                     state.lost.append((a, b))
                     segment.lost.append((a, b))
-            elif kind == settled.BITS:
+            elif kind == ack_set.BITS:
                 segment.settled.add_bits(a, b, c, end - 1)
-            elif kind == settled.TIMES and not scanned:
+            elif kind == ack_set.TIMES and not scanned:
                 segment.first_timestamp_ms, segment.max_timestamp_ms = a, max(b, segment.max_timestamp_ms)
-            elif kind == settled.BYTES:
+            elif kind == ack_set.BYTES:
                 _apply_bytes(segment, a, b, scanned)
-            elif kind == settled.RETURNED:
-                state.returned[a] = settled.tally(b, c)
-            elif kind == settled.DELIVERED:
+            elif kind == ack_set.RETURNED:
+                state.returned[a] = ack_set.tally(b, c)
+            elif kind == ack_set.DELIVERED:
                 state.delivered_mark = max(state.delivered_mark, a)
                 if a >= log.end:
                     segment.settled_size = -1
-            elif kind == settled.BOOT:
+            elif kind == ack_set.BOOT:
                 boot = (a, b)
         segment.settled_body_bytes = min(segment.settled_body_bytes, segment.body_bytes)
         if segment.settled_size < 0:
@@ -174,7 +174,7 @@ def _transient(segment: Segment, entries: list[Entry]) -> SettledSet:
     """What the entries tell as transient."""
     found = SettledSet(segment.base)
     for kind, a, b, _ in entries:
-        if kind == settled.TRANSIENT:
+        if kind == ack_set.TRANSIENT:
             found.add(max(a, segment.base), min(b, segment.end - 1))
     return found
 
@@ -192,20 +192,20 @@ def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> 
 def apply_rewind(state: Recovery) -> None:
     """A rewind that a crash came into (settle/rewind.py) is done: what its file says is live again."""
     log = state.log
-    path = f"{log.directory}/{rewind_file.NAME}"
+    path = f"{log.directory}/{replay_file.NAME}"
     if not state.filesystem.exists(path):
         return
     data = state.filesystem.read_file(path)
     state.outdated.append(path)
-    told = rewind_file.decode_rewind(data)
+    told = replay_file.decode_rewind(data)
     if told is None or not log.epochs or told[1] != log.epochs[-1][0]:
         return
     count = 0
-    parts = rewind_file.by_segment(told[0])
+    parts = replay_file.by_segment(told[0])
     for segment in log.segments:
         if segment.gone or segment.base not in parts:
             continue
-        offsets, size = rewind_file.told_of(parts[segment.base], segment.base, segment.end)
+        offsets, size = replay_file.told_of(parts[segment.base], segment.base, segment.end)
         for first, last, _ in segment.transient_gone:
             ended = SettledSet(segment.base)
             ended.add(first, last)
@@ -225,4 +225,4 @@ def delivered_mark(state: Recovery) -> int:
     segment = state.log.delivered_mark_segment(state.delivered_mark)
     if segment is None or segment in state.rewrite:
         return state.delivered_mark
-    return max([a for kind, a, _, _ in state.entries[segment.base] if kind == settled.DELIVERED], default=-1)
+    return max([a for kind, a, _, _ in state.entries[segment.base] if kind == ack_set.DELIVERED], default=-1)

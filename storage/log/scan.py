@@ -26,7 +26,7 @@ from amqpd.storage.log.batch import (
 )
 from amqpd.storage.log.compression import plain
 from amqpd.storage.log.index import OffsetIndex
-from amqpd.storage.log.producers import Producer, Producers
+from amqpd.storage.log.producer_state import Producer, Producers
 from amqpd.storage.log.segment import Segment
 
 logger = logging.getLogger(__name__)

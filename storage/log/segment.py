@@ -18,8 +18,8 @@ from librt.strings import BytesWriter
 from amqpd.storage.filesystem import APPEND, READ, FileSystem, OpenFile
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch
 from amqpd.storage.log.index import INTERVAL_BYTES, OFFSET_ENTRY_SIZE, OffsetIndex, TimeIndex
-from amqpd.storage.settle import settled
-from amqpd.storage.settle.settled import SettledSet, encode_entry
+from amqpd.storage.acks import ack_set
+from amqpd.storage.acks.ack_set import SettledSet, encode_entry
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Segment:
         self.entries: BytesWriter | None = None  # for the .settled file, at the end of the turn
         self.settled_begun = False  # the .settled file was written to in this life
         self.rewrite_from = REWRITE_FROM  # size at which the .settled file is written anew
-        self.log_suffix = ".log"  # or what it is called until it gets that name: see swap.py
+        self.log_suffix = ".log"  # or what it is called until it gets that name: see compaction.py
         self.swapping = False  # the one that is written to is still called .settled.swap
         self.lost: list[tuple[int, int]] = []
         self.gaps: list[tuple[int, int]] = []  # found by a scan; as good as settled
@@ -92,34 +92,34 @@ class Segment:
     def compacted(self, boot: tuple[int, int], delivered_mark: int, returned: dict[int, int]) -> bytes:
         """What a new `.settled` file starts with: all that is known, each fact once.
 
-        boot: the boot id for a BOOT entry. delivered_mark: -1 for none. returned: offset -> tally (settled.py).
+        boot: the boot id for a BOOT entry. delivered_mark: -1 for none. returned: offset -> tally (ack_set.py).
         """
         parts = [
-            encode_entry(settled.HEADER, self.base, settled.VERSION, 0),
-            encode_entry(settled.BOOT, boot[0], boot[1], 0),
+            encode_entry(ack_set.HEADER, self.base, ack_set.VERSION, 0),
+            encode_entry(ack_set.BOOT, boot[0], boot[1], 0),
         ]
-        parts += [encode_entry(settled.TRANSIENT, *each) for each in self.transient_gone]
+        parts += [encode_entry(ack_set.TRANSIENT, *each) for each in self.transient_gone]
         body_bytes = self.settled_body_bytes - sum(each[2] for each in self.transient_gone)
         if self.sealed:
-            parts += [encode_entry(settled.TRANSIENT, *each) for each in self.transient]
-            parts.append(encode_entry(settled.TOTALS, self.end, self.size, self.body_bytes))
-            parts.append(encode_entry(settled.TIMES, self.first_timestamp_ms, self.max_timestamp_ms, 0))
+            parts += [encode_entry(ack_set.TRANSIENT, *each) for each in self.transient]
+            parts.append(encode_entry(ack_set.TOTALS, self.end, self.size, self.body_bytes))
+            parts.append(encode_entry(ack_set.TIMES, self.first_timestamp_ms, self.max_timestamp_ms, 0))
         if self.settled.range_count() >= 0:
-            parts += [encode_entry(settled.SETTLED, first, last, 0) for first, last in self.settled.ranges()]
+            parts += [encode_entry(ack_set.SETTLED, first, last, 0) for first, last in self.settled.ranges()]
         else:
             for start in range(self.base, self.settled.highest + 1, 128):
                 low, high = self.settled.words(start)
                 if low or high:
-                    parts.append(encode_entry(settled.BITS, start, low, high))
+                    parts.append(encode_entry(ack_set.BITS, start, low, high))
         body_bytes = max(0, body_bytes)
-        parts.append(encode_entry(settled.BYTES, body_bytes, min(self.settled_transient_bytes, body_bytes), 0))
-        parts += [encode_entry(settled.LOST, first, last, 0) for first, last in self.lost]
+        parts.append(encode_entry(ack_set.BYTES, body_bytes, min(self.settled_transient_bytes, body_bytes), 0))
+        parts += [encode_entry(ack_set.LOST, first, last, 0) for first, last in self.lost]
         if delivered_mark >= 0:
-            parts.append(encode_entry(settled.DELIVERED, delivered_mark, 0, 0))
+            parts.append(encode_entry(ack_set.DELIVERED, delivered_mark, 0, 0))
         for offset, told in returned.items():
             if self.base <= offset < self.end:
-                count, due_ms = told & settled.COUNT_MAX, told >> settled.TALLY_BITS
-                parts.append(encode_entry(settled.RETURNED, offset, count, due_ms))
+                count, due_ms = told & ack_set.COUNT_MAX, told >> ack_set.TALLY_BITS
+                parts.append(encode_entry(ack_set.RETURNED, offset, count, due_ms))
         return b"".join(parts)
 
     def begin_index(self) -> None:

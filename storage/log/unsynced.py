@@ -10,7 +10,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.commit.job import JobPart
+from amqpd.storage.sync_job import JobPart
 from amqpd.storage.filesystem import OpenFile
 
 SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may wait for the kernel to write them

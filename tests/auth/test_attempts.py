@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from amqpd.auth.attempts import DELAY_MAX_S, FORGET_S, Attempts, AttemptSource, Failures, Turns, network
+from amqpd.auth.login_throttle import DELAY_MAX_S, FORGET_S, Attempts, AttemptSource, Failures, Turns, network
 
 
 @pytest.mark.parametrize(

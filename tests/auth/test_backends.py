@@ -11,31 +11,11 @@ from typing import Any
 
 import pytest
 
-from amqpd.auth.backends import (
-    AuthChange,
-    BackendContext,
-    InternalBackend,
-    NoSuchUser,
-    NoSuchVhost,
-    Refused,
-    User,
-    UserExists,
-)
+from amqpd.auth.internal_backend import AuthChange, BackendContext, InternalBackend, NoSuchUser, NoSuchVhost, Refused, User, UserExists
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.auth.user_rows import InvalidUser, bootstrap
-from amqpd.storage.metadata.metadata import (
-    Delete,
-    Metadata,
-    MetadataError,
-    PermissionRow,
-    Put,
-    TopicPermissionRow,
-    UserRow,
-    VhostRow,
-    WriteFailed,
-    random_id,
-)
+from amqpd.storage.metadata.store import Delete, Metadata, MetadataError, PermissionRow, Put, TopicPermissionRow, UserRow, VhostRow, WriteFailed, random_id
 
 GUEST_HASH = hash_password(b"guest")
 GUEST = User("guest", ("administrator",))

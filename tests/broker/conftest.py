@@ -11,33 +11,33 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue import bindings, exchanges, queues
-from amqpd.broker.catalogue.catalogue import Catalogue
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.catalogue.exchange import Exchange
-from amqpd.broker.catalogue.vhost import VHost
-from amqpd.broker.delays.delays import Delays
+from amqpd.broker.vhost import bindings, exchanges, declare
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.exchange import Exchange
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.delayed.delayed_messages import Delays
 from amqpd.broker.destination import Destination
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.turn import Turn
-from amqpd.broker.hosting import BrokerHost
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.queue_services import BrokerHost
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.message_view import MessageView
-from amqpd.broker.publishing import router
-from amqpd.broker.publishing.dead_letters import DeadLetters
-from amqpd.broker.publishing.republisher import Republisher
-from amqpd.broker.queues import opening
-from amqpd.broker.queues.counted import outgoing
-from amqpd.broker.queues.log_opening import Opening
-from amqpd.broker.queues.make_queue import make_queue
-from amqpd.broker.queues.opening import SLICE_S, Opener
-from amqpd.broker.queues.pump_retries import PumpRetries
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.windows import Windows
-from amqpd.broker.surgery.jobs import Jobs
+from amqpd.broker.publish import router
+from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.publish.republisher import Republisher
+from amqpd.broker.queue import log_opener
+from amqpd.broker.queue.counted import outgoing
+from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.queue.factory import make_queue
+from amqpd.broker.queue.log_opener import SLICE_S, Opener
+from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.windows import Windows
+from amqpd.broker.jobs.jobs import Jobs
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.simulation import SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
@@ -50,7 +50,7 @@ class PatientOpener(Opener):
     """
 
     def open(self, queue: Opening) -> bool:
-        if opening.SLICE_S == SLICE_S:
+        if log_opener.SLICE_S == SLICE_S:
             self._spent_s = 0.0
         return super().open(queue)
 
@@ -147,7 +147,7 @@ class Room:
     def expire(self, queue: Queue) -> None:
         """What the broker does for x-expires."""
         self.expired.append(queue.name)
-        queues.delete(self.vhost, queue)
+        declare.delete(self.vhost, queue)
 
     def _call_later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
         self._later.append((self.clock.monotonic() + delay_s, partial(call, *args)))
@@ -191,7 +191,7 @@ class Room:
     def declare(self, asked: QueueDeclaration) -> Queue:
         """The queue that was there, or is made."""
         done: list[object] = []
-        queues.declare(self.vhost, asked, done.append)
+        declare.declare(self.vhost, asked, done.append)
         assert done == [None]
         return self.vhost.queues[asked.name]
 
@@ -204,7 +204,7 @@ class Room:
         bindings.bind(self.vhost, self.vhost.exchanges[exchange], queue, key, {})
 
     def delete(self, queue: Queue) -> int:
-        return queues.delete(self.vhost, queue)
+        return declare.delete(self.vhost, queue)
 
     def restart(self, *, down_ms: int = 0) -> None:
         """A kill: nothing is flushed but what the turns wrote. Both clocks go on, the monotonic one from anywhere."""

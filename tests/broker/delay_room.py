@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqpd.broker.catalogue import bindings, exchanges
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration
-from amqpd.broker.delays.wheel import Wheel
+from amqpd.broker.vhost import bindings, exchanges
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.broker.delayed.timing_wheel import Wheel
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 

@@ -21,7 +21,7 @@ from conftest import Room
 from taker import Taker, take
 
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queue.queue import Queue
 from amqpd.protocol.properties import Properties, encode_properties, scan
 from amqpd.routing.selector import parse
 from amqpd.storage.filesystem import Clock

@@ -22,7 +22,7 @@ from measure_filters import BODY, RealRoom, report
 from taker import Taker, take
 
 from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queue.queue import Queue
 from amqpd.protocol.properties import Properties, encode_properties, scan
 
 GROUPS = 10_000

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.routing.selector import parse
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.storage import Storage

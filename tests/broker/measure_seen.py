@@ -15,9 +15,9 @@ from typing import Any
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publishing.kept import SeenRows
-from amqpd.broker.publishing.seen import Note, Seen, Store
-from amqpd.storage.metadata.metadata import SeenCacheRow
+from amqpd.broker.publish.exchange_state import SeenRows
+from amqpd.broker.publish.deduplication import Note, Seen, Store
+from amqpd.storage.metadata.store import SeenCacheRow
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import Room

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from amqpd.broker import consuming
-from amqpd.broker.delivery import Consumer, Entry
+from amqpd.broker import consume
+from amqpd.broker.consumer import Consumer, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.queues import joining
-from amqpd.broker.queues.consumer_arguments import consumer_arguments
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_reader import StreamReader
+from amqpd.broker.queue import joining
+from amqpd.broker.queue.consumer_arguments import consumer_arguments
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream import StreamReader
 from amqpd.protocol.properties import decode_properties
 
 # Of bodies in a test that wants several files: they are at least as large as SEGMENT_SIZE_BYTES_MIN.
@@ -64,8 +64,8 @@ class Reader(Consumer):
 
 def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments: object) -> Reader:
     reader = Reader(queue, credit, {name.replace("_", "-"): value for name, value in arguments.items()})
-    consuming.check_reader(queue, credit, False, reader.arguments, 0)
-    consuming.begin(queue, reader)
+    consume.check_reader(queue, credit, False, reader.arguments, 0)
+    consume.begin(queue, reader)
     if turn:
         room.turns()
     return reader

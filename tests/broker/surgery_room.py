@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqpd.broker.surgery.job import Job
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.jobs.job import Job
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.routing.selector import parse
 
 KINDS = ("durable", "transient", "quorum", "priority")

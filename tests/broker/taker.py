@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqpd.broker import consuming
-from amqpd.broker.delivery import Consumer, Entry
+from amqpd.broker import consume
+from amqpd.broker.consumer import Consumer, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.queues.consumer_arguments import consumer_arguments
-from amqpd.broker.queues.joining import leave
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queue.consumer_arguments import consumer_arguments
+from amqpd.broker.queue.joining import leave
+from amqpd.broker.queue.queue import Queue
 
 
 class Taker(Consumer):
@@ -91,9 +91,9 @@ def take(
         arguments["x-priority"] = priority
     taker = Taker(queue, credit, no_ack, arguments)
     taker.when_got = when_got
-    consuming.check_free(queue, exclusive=False)
-    consuming.check_filter(queue, taker.arguments)
-    consuming.begin(queue, taker)
+    consume.check_free(queue, exclusive=False)
+    consume.check_filter(queue, taker.arguments)
+    consume.begin(queue, taker)
     if turn:
         room.turns()
     return taker

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from amqpd.broker.message import TTL_MS_MAX
-from amqpd.broker.queues import arguments
-from amqpd.broker.queues.arguments import IGNORED, ROWS, compare, compared_names, validate
-from amqpd.broker.queues.rules import PLAIN
+from amqpd.broker.queue import arguments
+from amqpd.broker.queue.arguments import IGNORED, ROWS, compare, compared_names, validate
+from amqpd.broker.queue.config import PLAIN
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol.codec import Long, Timestamp
+from amqpd.protocol.field_table import Long, Timestamp
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.audit import audit as audits
-from amqpd.broker.audit.audit import DIRECT_MAX, WAITING_MAX, Audit, Request
-from amqpd.broker.audit.record import LOST, RULES, Record, Where, fields_of, message_of
-from amqpd.broker.audit.repeats import SOURCES_MAX, SWEEP_MAX, USERS_MAX, Repeats
+from amqpd.broker import audit as audits
+from amqpd.broker.audit import DIRECT_MAX, WAITING_MAX, Audit, Request
+from amqpd.broker.record import LOST, RULES, Record, Where, fields_of, message_of
+from amqpd.broker.repeats import SOURCES_MAX, SWEEP_MAX, USERS_MAX, Repeats
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.events import ACTOR, CLI, INTERNAL, ORIGIN, Events
 from amqpd.errors import ResourceError

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.delivery import NO_ARGUMENTS
-from amqpd.broker.queues.argument_checks import Context
-from amqpd.broker.queues.consumer_arguments import (
-    CONSUMER_ROWS,
-    ConsumerRow,
-    consumer_arguments,
-)
-from amqpd.broker.queues.kinds import KINDS
+from amqpd.broker.consumer import NO_ARGUMENTS
+from amqpd.broker.queue.argument_checks import Context
+from amqpd.broker.queue.consumer_arguments import CONSUMER_ROWS, ConsumerRow, consumer_arguments
+from amqpd.broker.queue.types import KINDS
 from amqpd.errors import PreconditionFailed
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue.declared import CallbackFailed, Coming, Declared, Name
-from amqpd.channel.durable import Answer
+from amqpd.broker.vhost.pending import CallbackFailed, Coming, Declared, Name
+from amqpd.channel.replies import Answer
 from amqpd.errors import InternalError
 from amqpd.protocol.commands import QueueDelete
-from amqpd.storage.metadata.metadata import Delete, Put, QueueRow, WriteFailed
+from amqpd.storage.metadata.store import Delete, Put, QueueRow, WriteFailed
 
 NAME = Name("/", "queue", "q")
 ROW = QueueRow("/", "q", "1")

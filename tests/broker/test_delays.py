@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from delay_room import DAY, HOUR, MINUTE, SECOND, declare, later, leap, restart
 
-from amqpd.broker.catalogue import exchanges
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration
-from amqpd.broker.catalogue.exchange_arguments import delays_of
-from amqpd.broker.delays.bucket import LEVEL_COUNT, REACH, parse_name, place_below, place_of, shift
-from amqpd.broker.delays.due import due_ms, obeyed
-from amqpd.broker.delays.stored import due_of, from_name, keys_of, name_of, number_of, with_delay, without_delay
+from amqpd.broker.vhost import exchanges
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.broker.vhost.exchange_arguments import delays_of
+from amqpd.broker.delayed.bucket import LEVEL_COUNT, REACH, parse_name, place_below, place_of, shift
+from amqpd.broker.delayed.due import due_ms, obeyed
+from amqpd.broker.delayed.stored import due_of, from_name, keys_of, name_of, number_of, with_delay, without_delay
 from amqpd.errors import CommandInvalid, PreconditionFailed
-from amqpd.protocol.codec import Timestamp
+from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 
 YEARS = 315_360_000_000
@@ -230,7 +230,7 @@ class TestDelay:
         at_once = room.queue("at once")
         room.bind("first", at_once)
         declare(room)
-        from amqpd.broker.catalogue import bindings
+        from amqpd.broker.vhost import bindings
 
         bindings.bind(room.vhost, room.vhost.exchanges["first"], room.vhost.exchanges["later"], "", {})
         later(room, 100, b"x", exchange="first")
@@ -242,7 +242,7 @@ class TestDelay:
         assert (got.body, got.exchange, got.headers) == (b"x", "first", {"x-delay": -100})
 
     def test_one_behind_the_other_delay_it_once(self, room: Any) -> None:
-        from amqpd.broker.catalogue import bindings
+        from amqpd.broker.vhost import bindings
 
         declare(room)
         declare(room, "second")
@@ -498,7 +498,7 @@ class TestDrop:
         assert answers == [None]
 
     def test_a_policy_that_ends_lets_them_come(self, room: Any) -> None:
-        from amqpd.broker.catalogue import policies
+        from amqpd.broker.vhost import policies
 
         exchanges.declare(room.vhost, ExchangeDeclaration("plain", "fanout", True, False, False, {}))
         room.queue("plain")

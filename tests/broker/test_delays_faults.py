@@ -12,7 +12,7 @@ import pytest
 from delay_room import MINUTE, declare, later, leap, restart
 from test_delays_crash import taken
 
-from amqpd.broker.catalogue import exchanges
+from amqpd.broker.vhost import exchanges
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.simulation import SimulatedFileSystem
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from profiles import examples
 
-from amqpd.broker.catalogue import exchanges
-from amqpd.broker.delays.look import cancel, first
+from amqpd.broker.vhost import exchanges
+from amqpd.broker.delayed.listing import cancel, first
 from amqpd.broker.destination import NotOpenYet
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.simulation import SimulatedFileSystem

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue.deletion import Deletions
-from amqpd.broker.catalogue.restore import Findings, Report
+from amqpd.broker.vhost.deletion import Deletions
+from amqpd.broker.vhost.recovery import Findings, Report
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"q")

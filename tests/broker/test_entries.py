@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from amqpd.broker.delivery import Entry
-from amqpd.broker.queues.entries import Entries
+from amqpd.broker.consumer import Entry
+from amqpd.broker.queue.entry_deque import Entries
 
 
 @pytest.fixture

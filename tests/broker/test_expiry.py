@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd._build import is_compiled
-from amqpd.broker.delivery import NO_ARGUMENTS, Consumer
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer
 from amqpd.broker.message import TTL_MS_MAX, expiration_ms
-from amqpd.broker.publishing.dead_letters import BEHIND_BYTES, HELD_MAX
-from amqpd.broker.queues.expiry import SLICE_COUNT, SLICE_MS
-from amqpd.broker.queues.rules import Rules
+from amqpd.broker.publish.dead_letters import BEHIND_BYTES, HELD_MAX
+from amqpd.broker.queue.expiry import SLICE_COUNT, SLICE_MS
+from amqpd.broker.queue.config import Rules
 
 STEPS = st.lists(
     st.one_of(

@@ -6,10 +6,10 @@ import pytest
 from colours import BLUE, RED, publish, texts
 from taker import Taker, take
 
-from amqpd.broker.queues.fifo import FifoOrder
-from amqpd.broker.queues.filtered_order import FilteredOrder
-from amqpd.broker.queues.filters import FILTERS_MAX
-from amqpd.broker.queues.rules import Rules
+from amqpd.broker.queue.fifo import FifoOrder
+from amqpd.broker.queue.filtered import FilteredOrder
+from amqpd.broker.queue.filters import FILTERS_MAX
+from amqpd.broker.queue.config import Rules
 from amqpd.errors import PreconditionFailed
 
 

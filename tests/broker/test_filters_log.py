@@ -9,9 +9,9 @@ from colours import BLUE, RED, publish, texts
 from taker import take
 
 from amqpd.broker.flow import scans
-from amqpd.broker.queues.filtered_order import RANGE_MIN
-from amqpd.broker.queues.filters import PUMP_COUNT_MAX
-from amqpd.broker.queues.rules import Rules
+from amqpd.broker.queue.filtered import RANGE_MIN
+from amqpd.broker.queue.filters import PUMP_COUNT_MAX
+from amqpd.broker.queue.config import Rules
 
 
 class TestLog:

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.publishing import firehose
-from amqpd.broker.publishing.firehose import BEHIND_COUNT, COUNT_MAX, EXCHANGE, trace
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.publish import firehose
+from amqpd.broker.publish.firehose import BEHIND_COUNT, COUNT_MAX, EXCHANGE, trace
+from amqpd.broker.queue.queue import Queue
 
 
 def message(body: bytes = b"x", exchange: str = "amq.direct") -> Message:

@@ -8,12 +8,12 @@ from collections import defaultdict
 import pytest
 from taker import Taker, take
 
-from amqpd.broker import consuming
+from amqpd.broker import consume
 from amqpd.broker.flow import scans
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.queues.group_key import GroupKey, is_group_by
-from amqpd.broker.queues.grouped_log import KEPT_COUNT
-from amqpd.broker.queues.grouped_queue import GroupedQueue
+from amqpd.broker.queue.group_key import GroupKey, is_group_by
+from amqpd.broker.queue.grouped_log import KEPT_COUNT
+from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties, scan
 from amqpd.storage.log.record import Record
@@ -425,11 +425,11 @@ class TestRefusals:
         queue = room.queue("q", x_group_by="routing_key")
         taker = Taker(queue, 1, True, {})
         with pytest.raises(PreconditionFailed, match="has groups: its consumers have to acknowledge"):
-            consuming.check_groups(queue, True, taker.arguments)
+            consume.check_groups(queue, True, taker.arguments)
         taker = Taker(queue, 1, False, {"x-filter": "a = 1"})
         with pytest.raises(PreconditionFailed, match="has groups: its consumers can have no x-filter"):
-            consuming.check_groups(queue, False, taker.arguments)
-        consuming.check_groups(room.queue("other"), True, taker.arguments)
+            consume.check_groups(queue, False, taker.arguments)
+        consume.check_groups(room.queue("other"), True, taker.arguments)
 
 
 class TestKeys:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queues.counted import outgoing
+from amqpd.broker.queue.counted import outgoing
 
 
 def deaths(got) -> list[tuple]:

@@ -20,7 +20,7 @@ from amqpd.broker.message import (
     write_content,
     write_header,
 )
-from amqpd.protocol.frames import LARGE_BODY_BYTES
+from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.protocol.properties import Properties, encode_properties, scan
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import Record

@@ -12,22 +12,10 @@ from typing import Any
 import aiormq
 import pytest
 
-from amqpd.broker.catalogue.declared import Declared, Name, OnItsWay
-from amqpd.protocol.codec import encode_table
+from amqpd.broker.vhost.pending import Declared, Name, OnItsWay
+from amqpd.protocol.field_table import encode_table
 from amqpd.server import Server
-from amqpd.storage.metadata.metadata import (
-    BindingRow,
-    ExchangeRow,
-    MetadataState,
-    ParameterRow,
-    PermissionRow,
-    PolicyRow,
-    Put,
-    QueueRow,
-    StoredOffsetRow,
-    VhostRow,
-    WriteFailed,
-)
+from amqpd.storage.metadata.store import BindingRow, ExchangeRow, MetadataState, ParameterRow, PermissionRow, PolicyRow, Put, QueueRow, StoredOffsetRow, VhostRow, WriteFailed
 from amqpd.testing import embedded
 
 NOTHING = MetadataState("", False, *([] for _ in range(17 - 1)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.delivery import Source
+from amqpd.broker.consumer import Source
 from amqpd.broker.message import Message
-from amqpd.broker.queues.argument_checks import Row, is_natural, non_negative
-from amqpd.broker.queues.arguments import ROWS, compare, compared_names, rules_of, validate
-from amqpd.broker.queues.host import QueueHost
-from amqpd.broker.queues.kinds import CLASSIC
-from amqpd.broker.queues.rules import Admission
+from amqpd.broker.queue.argument_checks import Row, is_natural, non_negative
+from amqpd.broker.queue.arguments import ROWS, compare, compared_names, rules_of, validate
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.types import CLASSIC
+from amqpd.broker.queue.config import Admission
 from amqpd.errors import PreconditionFailed
 
 NAME = "x-body-size-max"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from amqpd.broker.queues.offset_bits import CHUNK_SIZE, OffsetBits
+from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBits
 
 
 class TestOffsetBits:

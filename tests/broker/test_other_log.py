@@ -14,9 +14,9 @@ import pytest
 from taker import take
 
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.queues.arguments import rules_of
-from amqpd.broker.queues.make_queue import make_queue
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queue.arguments import rules_of
+from amqpd.broker.queue.factory import make_queue
+from amqpd.broker.queue.queue import Queue
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import Cursor, Fetch, LogFailed, QueueLog

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.catalogue import policies, policy_keys
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration
-from amqpd.broker.catalogue.exchanges import declare as declare_exchange
-from amqpd.broker.catalogue.patterns import compile_names
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy, unsupported
+from amqpd.broker.vhost import policies, policy_keys
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.broker.vhost.exchanges import declare as declare_exchange
+from amqpd.broker.vhost.patterns import compile_names
+from amqpd.broker.vhost.policy_keys import InvalidPolicy, unsupported
 
 MAX = {"max-length": 2}
 FILLED = 6000

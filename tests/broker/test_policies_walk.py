@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from test_policies import MAX, put
 
-from amqpd.broker.catalogue import policies, walk
-from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.broker.catalogue.declared import OnItsWay
-from amqpd.broker.queues.enforcement import SLICE_COUNT
-from amqpd.broker.queues.rules import Rules
+from amqpd.broker.vhost import policies, walk
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.queue.limits import SLICE_COUNT
+from amqpd.broker.queue.config import Rules
 
 FILLED = 6000
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.broker.catalogue import policies
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.catalogue.exchanges import declare as declare_exchange
-from amqpd.broker.catalogue.exchanges import delete as delete_exchange
+from amqpd.broker.vhost import policies
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.exchanges import declare as declare_exchange
+from amqpd.broker.vhost.exchanges import delete as delete_exchange
 
 LOWEST = {"message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit"}
 SUPPORTED = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from surgery_room import run
 
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.errors import ResourceLocked
 from amqpd.protocol.properties import decode_properties
 

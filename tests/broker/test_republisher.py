@@ -15,10 +15,10 @@ import pytest
 
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.message_view import NO_MESSAGE
-from amqpd.broker.publishing import router
-from amqpd.broker.publishing.origin import Dressed, Origin
-from amqpd.broker.publishing.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX
-from amqpd.broker.queues import opening
+from amqpd.broker.publish import router
+from amqpd.broker.publish.origin import Dressed, Origin
+from amqpd.broker.publish.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX
+from amqpd.broker.queue import log_opener
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_log import QueueLog
@@ -427,7 +427,7 @@ class TestLater:
         room.restart()
         store = room.storage.open_queue("v1", queue_id, "moving")
         store.recover()
-        monkeypatch.setattr(opening, "SLICE_S", 1e-9)
+        monkeypatch.setattr(log_opener, "SLICE_S", 1e-9)
         movers = [Mover(room, store) for _ in names]
         for offset, each in enumerate(movers):
             room.republisher.add_range(each, offset, offset)

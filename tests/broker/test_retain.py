@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.catalogue import policies
-from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy
-from amqpd.broker.catalogue.policy_keys import check as check_policy
-from amqpd.broker.queues.arguments import rules_of, validate
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.vhost import policies
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.policy_keys import InvalidPolicy
+from amqpd.broker.vhost.policy_keys import check as check_policy
+from amqpd.broker.queue.arguments import rules_of, validate
+from amqpd.broker.queue.queue import Queue
 from amqpd.errors import PreconditionFailed
-from amqpd.storage.settle.retained import Retained, retained_of
+from amqpd.storage.acks.retained import Retained, retained_of
 
 DAY_MS = 24 * 3_600_000
 

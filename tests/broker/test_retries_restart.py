@@ -7,8 +7,8 @@ from test_other_log import MemoryLog, ShyLog, over
 from test_retries import ALL, KINDS, counts, fail
 
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.queues import opening
-from amqpd.broker.queues.arguments import rules_of
+from amqpd.broker.queue import log_opener
+from amqpd.broker.queue.arguments import rules_of
 from amqpd.errors import ResourceError
 from amqpd.storage.log.record import RecordRoute
 
@@ -225,7 +225,7 @@ class TestSlices:
         room.turns()
         room.restart()
         room.clock.per_look_ms = 2
-        monkeypatch.setattr(opening, "SLICE_S", 1e-9)
+        monkeypatch.setattr(log_opener, "SLICE_S", 1e-9)
         queue = room.vhost.queues["q"]
         with pytest.raises(NotOpenYet):
             queue.prepare()
@@ -314,7 +314,7 @@ class TestSlices:
     @pytest.mark.parametrize("readable", [True, False])
     def test_behind_a_disk_that_takes_its_time(self, room, monkeypatch, readable) -> None:
         """There are slices all the same, and its log is not asked again."""
-        monkeypatch.setattr(opening, "SLICE_S", 1e-9)
+        monkeypatch.setattr(log_opener, "SLICE_S", 1e-9)
         log = DelayingLog("shy")
         for number in range(100):
             log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", b"%d" % number, True)

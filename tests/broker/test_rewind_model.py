@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from profiles import examples
 
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.selector import parse
-from amqpd.storage.settle.retained import retained_of
+from amqpd.storage.acks.retained import retained_of
 
 EXAMPLES = int(os.environ.get("REWIND_EXAMPLES", examples(40)))
 WHERE = {"": lambda n: True, "n > 20": lambda n: n > 20, "k = 1": lambda n: n % 3 == 1, "k = 9": lambda n: False}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.delivery import Entry
-from amqpd.broker.queues.counted import outgoing
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.rules import PLAIN, Rules
+from amqpd.broker.consumer import Entry
+from amqpd.broker.queue.counted import outgoing
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.config import PLAIN, Rules
 
 pytestmark = pytest.mark.parametrize("durable", [True, False])
 

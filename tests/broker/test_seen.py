@@ -10,8 +10,8 @@ from profiles import examples
 
 from amqpd.broker.destination import Destination
 from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.publishing.history import HISTORY_BYTES_MAX, History
-from amqpd.broker.publishing.seen import ID_BYTES_MAX, Note, Seen, id_of
+from amqpd.broker.publish.history import HISTORY_BYTES_MAX, History
+from amqpd.broker.publish.deduplication import ID_BYTES_MAX, Note, Seen, id_of
 from amqpd.protocol.properties import Properties, encode_properties, scan
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.publishing.origin import Origin, Pending
-from amqpd.broker.publishing.settling import SLICE_COUNT_MAX, SLICE_MS, STEP_COUNT, Settling
+from amqpd.broker.publish.origin import Origin, Pending
+from amqpd.broker.publish.settling import SLICE_COUNT_MAX, SLICE_MS, STEP_COUNT, Settling
 
 
 class Told(Origin):

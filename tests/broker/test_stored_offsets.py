@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue import queues
-from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.broker.catalogue.stored_offsets import NAMES_MAX, PART_MAX, WRITE_S, StoredOffsets
-from amqpd.storage.metadata.metadata import Change, Delete, MetadataClosed, Put, StoredOffsetRow, WriteFailed
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.consumer_offsets import NAMES_MAX, PART_MAX, WRITE_S, StoredOffsets
+from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, StoredOffsetRow, WriteFailed
 from amqpd.storage.simulation import SimulatedClock
 
 A, B = "a" * 32, "b" * 32
@@ -245,10 +245,10 @@ class TestQueueGone:
 
     def test_it_goes_with_its_queue(self, room: Any) -> None:
         stored = room.catalogue.stored_offsets
-        queues.declare(room.vhost, QueueDeclaration("q", True, False, False, {}))
+        declare.declare(room.vhost, QueueDeclaration("q", True, False, False, {}))
         queue = room.vhost.queues["q"]
         stored.admit(queue.id, "reader")
         stored.put(queue.id, "reader", 3)
         assert stored.get(queue.id, "reader") == 3
-        queues.delete(room.vhost, queue)
+        declare.delete(room.vhost, queue)
         assert stored.of(queue.id) == {}

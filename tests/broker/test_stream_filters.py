@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.broker.flow.scans import LOOK_COUNT, SLICE_MS
-from amqpd.broker.queues.arguments import rules_of
-from amqpd.broker.queues.consumer_arguments import consumer_arguments
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_filter import RecordView, StreamFilter
-from amqpd.broker.queues.stream_order import StreamOrder
-from amqpd.broker.queues.stream_reader import SHARE_COUNT
+from amqpd.broker.queue.arguments import rules_of
+from amqpd.broker.queue.consumer_arguments import consumer_arguments
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream_filter import RecordView, StreamFilter
+from amqpd.broker.queue.stream_order import StreamOrder
+from amqpd.broker.queue.stream import SHARE_COUNT
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.selector import parse
@@ -254,7 +254,7 @@ def step(room) -> None:
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Each record whose headers are decoded for a filter. Compiled code cannot be watched: then it stays empty."""
     looked: list[object] = []
-    from amqpd.broker.queues import stream_filter
+    from amqpd.broker.queue import stream_filter
 
     decode = stream_filter.headers_of
 

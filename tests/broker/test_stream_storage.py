@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from amqpd.broker.catalogue import bindings, exchanges
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration
-from amqpd.broker.queues.arguments import merged, rules_of, validate
-from amqpd.broker.queues.compaction import SEGMENT_AGE_MS, is_tombstone
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_order import retention_of
+from amqpd.broker.vhost import bindings, exchanges
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
+from amqpd.broker.queue.arguments import merged, rules_of, validate
+from amqpd.broker.queue.compaction import SEGMENT_AGE_MS, is_tombstone
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream_order import retention_of
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol.codec import encode_table
+from amqpd.protocol.field_table import encode_table
 from amqpd.storage.log.batch import CODECS, BatchHeader
 
 DAY_MS = 24 * 3_600_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queues import stream_slices
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queue import stream_slices
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.stream_start import INTERVAL_MS_MAX, interval_ms
-from amqpd.protocol.codec import Timestamp
+from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import decode_properties
 
 from .stream_room import fill, fill_fast, finish, leave, read

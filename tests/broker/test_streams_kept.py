@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from amqpd.broker.queues.arguments import rules_of
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.stream_order import SEGMENT_SIZE_BYTES_MIN, StreamOrder, retention_of
-from amqpd.broker.queues.stream_reader import StreamReader
-from amqpd.broker.queues.stream_slices import Slices
+from amqpd.broker.queue.arguments import rules_of
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream_order import SEGMENT_SIZE_BYTES_MIN, StreamOrder, retention_of
+from amqpd.broker.queue.stream import StreamReader
+from amqpd.broker.queue.stream_slices import Slices
 from amqpd.errors import PreconditionFailed
-from amqpd.storage.keep.retention import retain
+from amqpd.storage.retention import retain
 
 from .stream_room import LARGE, fill, leave, read
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse
 from amqpd.storage.simulation import SimulatedFileSystem

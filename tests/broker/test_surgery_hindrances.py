@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from surgery_room import KINDS, declare, fill, got, run
 
-from amqpd.broker.surgery import addresses
-from amqpd.broker.surgery import job as job_module
-from amqpd.broker.surgery.job import WAIT_MS
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.jobs import targets
+from amqpd.broker.jobs import job as job_module
+from amqpd.broker.jobs.job import WAIT_MS
+from amqpd.broker.jobs.jobs import Jobs, Request
 
 
 class TestHindrances:
@@ -96,7 +96,7 @@ class TestHindrances:
     def test_a_target_that_refuses(self, room: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
         source, target = room.queue("source"), room.queue("target", x_max_length=5, x_overflow="reject-publish")
         fill(room, "source", 3)
-        monkeypatch.setattr(addresses, "is_full", lambda queue, size: False)
+        monkeypatch.setattr(targets, "is_full", lambda queue, size: False)
         monkeypatch.setattr(job_module, "is_full", lambda queue, size: False)
         monkeypatch.setattr(job_module, "room", lambda queue, count: count)
         fill(room, "target", 4)

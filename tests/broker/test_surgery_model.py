@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
 
-from amqpd.broker.queues import reading
-from amqpd.broker.surgery.jobs import Jobs, Request
+from amqpd.broker.queue import reading
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse
 
@@ -184,7 +184,7 @@ class SurgeryMachine(RuleBasedStateMachine):
         return self.read(self.source, ready_only=True)
 
     def read(self, queue: Any, ready_only: bool = False) -> list[int]:
-        from amqpd.broker.surgery.job import Conditions
+        from amqpd.broker.jobs.job import Conditions
 
         search = reading.Reading(queue, Conditions(None, None), int, ready_only)
         entries: list[Any] = []

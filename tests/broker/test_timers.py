@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amqpd.broker.flow.timers import TICK_MS
-from amqpd.broker.queues.expiry import Lease
+from amqpd.broker.queue.expiry import Lease
 
 
 def leases(room, *expires_ms: int) -> list[Lease]:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.publishing import unasked
-from amqpd.broker.publishing.unasked import WAITING_MAX, Unasked
+from amqpd.broker.publish import unasked
+from amqpd.broker.publish.unasked import WAITING_MAX, Unasked
 from amqpd.errors import ResourceError
 
 

@@ -26,7 +26,7 @@ def guest(tmp_path: Path) -> Path:
     folder = tmp_path / "site"
     info = folder / "guest_exchange-1.dist-info"
     info.mkdir(parents=True)
-    (folder / "guest_exchange.py").write_text("from amqpd.routing.fanout import Fanout as Guest\n")
+    (folder / "guest_exchange.py").write_text("from amqpd.routing.direct_fanout import Fanout as Guest\n")
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest-exchange\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[amqpd.exchange_types]\nx-guest = guest_exchange:Guest\n")
     return folder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.catalogue import queues
-from amqpd.broker.catalogue.declaration import QueueDeclaration
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.errors import PreconditionFailed
 
 
@@ -53,6 +53,6 @@ def test_exclusive_queues_are_known_by_their_connection(room) -> None:
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine1", "mine2"]
     room.delete(vhost.queues["mine1"])
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine2"]
-    queues.delete_all(vhost, vhost.exclusive_queues(mine))
+    declare.delete_all(vhost, vhost.exclusive_queues(mine))
     assert vhost.exclusive_queues(mine) == []
     assert list(vhost._exclusive) == [theirs], "nothing is kept of a connection without queues"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.delivery import NO_ARGUMENTS, Consumer, Entry, Source
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, Source
 from amqpd.broker.flow.timers import TICK_MS, Timers
 from amqpd.channel import overdue
 from amqpd.channel.overdue import TICK_MS_MAX, TICKS, Overdue

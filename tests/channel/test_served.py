@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amqpd.broker.delivery import Source
-from amqpd.channel.served import QUEUES_KEPT, QUEUES_MAX, Served
+from amqpd.broker.consumer import Source
+from amqpd.channel.stats import QUEUES_KEPT, QUEUES_MAX, Served
 
 
 def test_deleted_queues_are_not_kept() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from amqpd.broker.delivery import Entry, Source
+from amqpd.broker.consumer import Entry, Source
 from amqpd.channel.unacked import Unacked
 from amqpd.errors import PreconditionFailed
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.cli.arguments import FORMATTERS, check_options, parse, where
+from amqpd.cli.options import FORMATTERS, check_options, parse, where
 from amqpd.cli.errors import UsageError
 
 

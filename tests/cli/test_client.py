@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_broker import Ctl, FakeBroker
 
-from amqpd.cli import arguments
+from amqpd.cli import options
 
 PING = ("GET", "/api/amqpd/ping")
 WHOAMI = ("GET", "/api/whoami")
@@ -32,7 +32,7 @@ def test_the_data_directory_may_be_named_on_the_command_line(broker: FakeBroker,
 @pytest.fixture
 def lonely(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder without a data directory, and the broker at the address that is tried then."""
-    monkeypatch.setattr(arguments, "LOCAL_URI", f"http://guest:guest@127.0.0.1:{broker.tcp_port}")
+    monkeypatch.setattr(options, "LOCAL_URI", f"http://guest:guest@127.0.0.1:{broker.tcp_port}")
     folder = broker.data_dir / "elsewhere"
     folder.mkdir()
     monkeypatch.chdir(folder)

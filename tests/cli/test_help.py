@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_broker import Ctl
 
-from amqpd.cli.arguments import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
+from amqpd.cli.options import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
 from amqpd.cli.command import GROUPS
 from amqpd.cli.commands import COMMANDS
 from amqpd.cli.elsewhere import ELSEWHERE, NOTHING_TO_DO, ONE_NODE

@@ -14,7 +14,7 @@ from fake_broker import Ctl
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.settle.hold import Hold, Losses
+from amqpd.storage.acks.hold import Hold, Losses
 from amqpd.storage.storage import Storage
 
 with warnings.catch_warnings():
@@ -286,7 +286,7 @@ def test_a_torn_tail_is_no_damage_above_the_high_watermark(ctl: Ctl, data: Data)
 
 
 def test_a_newer_format_is_named(ctl: Ctl, data: Data) -> None:
-    from amqpd.storage.settle.settled import HEADER, encode_entry
+    from amqpd.storage.acks.ack_set import HEADER, encode_entry
 
     path = data.file(".settled")
     path.write_bytes(encode_entry(HEADER, 0, 9, 0) + path.read_bytes()[32:])

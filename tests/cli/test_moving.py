@@ -123,7 +123,7 @@ def test_what_cannot_be_read(tmp_path: Path, target: BrokerProcess) -> None:
 
 
 def test_nothing_is_changed_where_it_comes_from(stopped: Path) -> None:
-    command = [sys.executable, "-P", "-m", "amqpd.stopped", str(stopped)]
+    command = [sys.executable, "-P", "-m", "amqpd.dump", str(stopped)]
     runs = [subprocess.run(command, capture_output=True, text=True, check=True, timeout=120) for _ in range(2)]
     first, second = ([json.loads(line) for line in run.stdout.splitlines()] for run in runs)
     assert first[1:] == second[1:]

@@ -25,7 +25,7 @@ import kafka_hosts
 import kafka_rig
 import slot_of
 
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 
 TEST_TIMEOUT_S = 1200
 """For each test that names none, with a start of Kafka in it, which takes minutes on a busy machine."""

@@ -19,9 +19,9 @@ import warnings
 from collections import Counter
 from typing import Any, Self
 
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.replicated.requests import WANTED
+from amqpd.kafka.requests import WANTED
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -10,16 +10,16 @@ from typing import Any, Self
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from librt.strings import BytesWriter
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import open_connection
-from amqpd.cluster.producer import KafkaProducer, any_metadata
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import open_connection
+from amqpd.kafka.producer import KafkaProducer, any_metadata
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import Replica
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch, crc_fits
 from amqpd.storage.log.record import Record, RecordRoute, read_offset_delta, record_stop
-from amqpd.storage.replicated.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
-from amqpd.storage.replicated.partition import Partition
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
+from amqpd.kafka.partition import Partition
+from amqpd.kafka.requests import ProducerId
 from amqpd.storage.storage import Storage
 
 with warnings.catch_warnings():

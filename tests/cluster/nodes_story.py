@@ -20,10 +20,10 @@ from amqpd_nodes import Nodes
 from kafka_logs import fetch_all
 from nodes_load import Load
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.producer import any_metadata
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.producer import any_metadata
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.replicated.barrier import HEADER
+from amqpd.kafka.barrier import HEADER
 
 LONG: Final = bool(os.environ.get("TEST_CLUSTER_LONG"))
 VHOSTS: Final = ("red", "green", "blue")

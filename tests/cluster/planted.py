@@ -17,14 +17,15 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from amqpd.cluster import members, node, placement, takeover
-from amqpd.cluster.connection import KafkaConnection
-from amqpd.cluster.inner import NotReached
-from amqpd.cluster.logs import Place, SlotLogs
-from amqpd.cluster.producer import KafkaProducer
-from amqpd.cluster.relay import Relays
-from amqpd.cluster.takeover import Takeovers
-from amqpd.cluster.topics import Topics
+from amqpd.kafka import group
+from amqpd.cluster import node, placement, ownership
+from amqpd.kafka.connection import KafkaConnection
+from amqpd.cluster.peer_link import NotReached
+from amqpd.cluster.slot_logs import Place, SlotLogs
+from amqpd.kafka.producer import KafkaProducer
+from amqpd.cluster.proxy import Relays
+from amqpd.cluster.ownership import Takeovers
+from amqpd.kafka.admin import Topics
 from amqpd.storage.log.appender import Replica
 
 SEND_LATER_S: Final = 0.5
@@ -113,7 +114,7 @@ def no_barrier() -> None:
 
 def no_old_barrier() -> None:
     """Where Kafka gives out another producer id, the barrier is written under that one alone."""
-    fence_queues, take_over = Takeovers._fence_queues, takeover.take_over
+    fence_queues, take_over = Takeovers._fence_queues, ownership.take_over
 
     async def fenced(
         self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
@@ -124,7 +125,7 @@ def no_old_barrier() -> None:
         return await take_over(producer, transactional_id, partitions)
 
     Takeovers._fence_queues = fenced  # type: ignore[method-assign]
-    takeover.take_over = taken  # type: ignore[assignment]
+    ownership.take_over = taken  # type: ignore[assignment]
 
 
 def no_settlements() -> None:
@@ -163,16 +164,16 @@ def no_keep_alive() -> None:
 
 def short_poll() -> None:
     """No fault: Kafka's library lets a member go that is not polled for 10 s."""
-    members.MAX_POLL_INTERVAL_S = 10.0  # type: ignore[misc]
+    group.MAX_POLL_INTERVAL_S = 10.0  # type: ignore[misc]
 
 
 def no_poll() -> None:
     """The group is joined, and not polled any more."""
 
-    async def never(self: members.Members) -> None:
+    async def never(self: group.Members) -> None:
         await asyncio.Event().wait()
 
-    members.Members._each_second = never  # type: ignore[method-assign]
+    group.Members._each_second = never  # type: ignore[method-assign]
 
 
 def count_requests() -> None:

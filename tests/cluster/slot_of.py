@@ -10,21 +10,21 @@ from typing import Any
 
 from fake_kafka import FakeKafka
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.brokers import Brokers
-from amqpd.cluster.logs import Place, SlotLogs
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.metadata import Brokers
+from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.metadata import assigning
 from amqpd.cluster.own_places import marks_of
 from amqpd.cluster.placement import Placement, TopicMaker
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused, take_over
-from amqpd.cluster.reader import KafkaReader
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
+from amqpd.kafka.consumer import KafkaReader
 from amqpd.cluster.reading_rows import read_rows
-from amqpd.cluster.rows import SlotChange
+from amqpd.cluster.row_codec import SlotChange
 from amqpd.cluster.slot_rows import SlotRows
 from amqpd.storage.metadata.rows import QueueRow, VhostRow
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.replicated.partition import UNKNOWN, Partition
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.requests import ProducerId
 from amqpd.storage.storage import Storage
 
 META, SETTLED = "amqpd.shop.meta", "amqpd.shop.settled"

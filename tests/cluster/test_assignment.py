@@ -8,17 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.cluster.assignment import (
-    Member,
-    Peer,
-    assign,
-    decode_member,
-    decode_peers,
-    encode_member,
-    encode_peers,
-    refusals,
-)
-from amqpd.cluster.members import Assignor
+from amqpd.kafka.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers, refusals
+from amqpd.kafka.group import Assignor
 from amqpd.cluster.preamble import secret_mark
 
 SLOTS = 16

@@ -28,8 +28,8 @@ from kafka_logs import (
 from kafka_rig import Kafka, run_java
 from librt.strings import BytesWriter
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.producer import init_producer_id
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.producer import init_producer_id
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.batch import COMPRESSION, LOG_APPEND_TIME, TRANSIENT, BatchHeader, ClosedBatch, close_batch
 from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD

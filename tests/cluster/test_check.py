@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import serialization
 from kafka_rig import Kafka, Secure, free_ports, missing, need
 
 from amqpd.cluster import check
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 from amqpd.cluster.check import wait_for_kafka
-from amqpd.cluster.connection import KafkaLost
+from amqpd.kafka.connection import KafkaLost
 
 SECRET = "the old pond, a frog jumps in"
 

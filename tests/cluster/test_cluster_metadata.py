@@ -11,13 +11,13 @@ import pytest
 from fake_kafka import FakeKafka
 from slot_of import META, SETTLED, FakeTopics, Slot, topic_name, until
 
-from amqpd.auth.backends import AuthChange, BackendContext, InternalBackend, Refused
+from amqpd.auth.internal_backend import AuthChange, BackendContext, InternalBackend, Refused
 from amqpd.auth.passwords import ARGON2ID
 from amqpd.cluster import metadata
-from amqpd.cluster.cluster_state import ClusterState, Owner
+from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.metadata import ClusterMetadata
-from amqpd.cluster.rows import SlotChange, changes_from_json, changes_to_json
-from amqpd.storage.metadata.metadata import MetadataClosed, MetadataError, WriteFailed
+from amqpd.cluster.row_codec import SlotChange, changes_from_json, changes_to_json
+from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import (
     Change,
     Delete,

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fake_kafka import FakeKafka
 
-from amqpd.cluster.cluster_state import ClusterState, Owner, free_slot
-from amqpd.cluster.connection import KafkaLost
+from amqpd.cluster.state import ClusterState, Owner, free_slot
+from amqpd.kafka.connection import KafkaLost
 from amqpd.cluster.row_table import ALL_TABLES, RowTable
-from amqpd.cluster.rows import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
-from amqpd.storage.metadata.metadata import MetadataError
+from amqpd.cluster.row_codec import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
+from amqpd.storage.metadata.store import MetadataError
 from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, UserRow, VhostRow
-from amqpd.storage.replicated.keyed import Keyed, keyed_batch
+from amqpd.kafka.keyed_records import Keyed, keyed_batch
 
 SLOTS = 4
 META = "amqpd.shop.meta"

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from amqpd.cluster.takeover import OwnedSlot, Takeovers
-from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.cluster.ownership import OwnedSlot, Takeovers
+from amqpd.storage.metadata.store import VhostRow
 
 ROW = VhostRow("new", "1" * 32)
 

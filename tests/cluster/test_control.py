@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cluster.control import evened
+from amqpd.cluster.operations import evened
 from amqpd.cluster.node import ClusterNode
-from amqpd.cluster.rows import WISH, PutNote
+from amqpd.cluster.row_codec import WISH, PutNote
 from amqpd.cluster.spread import parts, together
-from amqpd.management.call import BadRequest
+from amqpd.management.request import BadRequest
 
 
 @given(st.dictionaries(st.integers(0, 60), st.sampled_from("abcde")), st.sets(st.sampled_from("abcde"), min_size=1))

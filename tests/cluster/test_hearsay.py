@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from amqpd.cluster import preamble as words
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.cluster_state import ClusterState, Owner
+from amqpd.kafka.config import KafkaAccess
+from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.forward import Frames
-from amqpd.cluster.hearsay import CUT_OFF, Hearsay
+from amqpd.cluster.peer_server import CUT_OFF, Hearsay
 from amqpd.cluster.identity import Identity, identity
-from amqpd.cluster.inner import Connector, InnerDoor, welcome
+from amqpd.cluster.peer_link import Connector, InnerDoor, welcome
 from amqpd.cluster.view import Node, View
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.requests import ProducerId
 
 SECRET = b"the old pond, a frog jumps in"
 SESSION_S = 6.0
@@ -236,7 +236,7 @@ async def test_a_node_is_believed_of_itself_alone(nodes: list[One]) -> None:
 async def test_a_record_that_comes_late_does_not_undo_what_was_heard(nodes: list[One]) -> None:
     """Kafka is back, and `meta` is read on from where it ended."""
     a, b, c = nodes
-    from amqpd.cluster.rows import encode_note
+    from amqpd.cluster.row_codec import encode_note
 
     a.state.hear(1, c.note(6))
     a.state._take_owner(1, encode_note(b.note(5).note(1))[1])

@@ -9,8 +9,8 @@ import pytest
 from kafka_logs import MAGIC_AT, Logs, Producer, append, create_topic, fetch_all, on_disk, take
 from kafka_rig import Kafka
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.producer import init_producer_id
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.producer import init_producer_id
 
 pytestmark = pytest.mark.on_demand  # two minutes on a quiet machine
 PARTITIONS = 6

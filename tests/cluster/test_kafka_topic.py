@@ -19,9 +19,9 @@ from amqpd_nodes import NodeFailed, Nodes
 from kafka_logs import create_topic, delete_topic
 from kafka_rig import Kafka
 
-from amqpd.broker.catalogue import kafka_topic
-from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.vhost import kafka_topic
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import decode_properties
 

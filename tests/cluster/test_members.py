@@ -9,10 +9,10 @@ from contextlib import suppress
 import aiokafka.admin
 import pytest
 
-from amqpd.cluster import members as module
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.assignment import Member
-from amqpd.cluster.members import Assignor, Members
+from amqpd.kafka import group as module
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.assignment import Member
+from amqpd.kafka.group import Assignor, Members
 
 SLOTS = 6
 

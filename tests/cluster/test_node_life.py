@@ -13,14 +13,14 @@ from typing import Any
 import aiormq
 import pytest
 
-from amqpd.cluster import lease, takeover
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
-from amqpd.cluster.rows import WISH, PutNote
+from amqpd.cluster import lease, ownership
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
+from amqpd.cluster.row_codec import WISH, PutNote
 from amqpd.cluster.storage import ClusterStorage
-from amqpd.cluster.takeover import OwnedSlot
+from amqpd.cluster.ownership import OwnedSlot
 from amqpd.server import Server
-from amqpd.storage.replicated.partition import UNKNOWN
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.partition import UNKNOWN
+from amqpd.kafka.requests import ProducerId
 from amqpd.testing import embedded
 
 
@@ -174,7 +174,7 @@ async def test_a_slot_that_is_renewed_as_it_is_given_up_is_given_up_cleanly(
             await gate.wait()
             return found
 
-        monkeypatch.setattr(takeover, "init_producer_id", slow)
+        monkeypatch.setattr(ownership, "init_producer_id", slow)
         renewing = asyncio.create_task(node.takeovers.renew(owned))
         await asyncio.sleep(0.3)
         giving_up = asyncio.create_task(node.takeovers.give_up(owned))

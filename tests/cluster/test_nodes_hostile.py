@@ -24,9 +24,9 @@ from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note, own
 from quickclient import Gone, connect, field_table, shortstr
 
 from amqpd.cluster import preamble as words
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 from amqpd.cluster.identity import peer_context
-from amqpd.cluster.inner import Connector
+from amqpd.cluster.peer_link import Connector
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

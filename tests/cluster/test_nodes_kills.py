@@ -26,7 +26,7 @@ from nodes_story import (
     started,
 )
 
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 
 
 async def killed_owners(nodes: Nodes, times: int, patience_s: float = PATIENCE_S) -> None:

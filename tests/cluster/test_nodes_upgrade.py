@@ -16,7 +16,7 @@ from amqpd_nodes import Nodes
 from kafka_rig import Kafka
 from nodes_story import VHOSTS, epochs_never_fall, flowing, loaded, note, owners_of
 
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 
 BEFORE = os.environ.get("TEST_CLUSTER_BEFORE", "")
 

@@ -33,7 +33,7 @@ from nodes_story import (
 )
 from quickclient import Gone, connect
 
-from amqpd.cluster.access import KafkaAccess
+from amqpd.kafka.config import KafkaAccess
 
 SEEN = r"zombie|epoch \d+ (behind|begins)|came back"
 """Of a planted fault: that a zombie has written, not that something took too long."""

@@ -15,7 +15,7 @@ from kafka_logs import Producer
 
 from amqpd.cluster import outages as module
 from amqpd.cluster.outages import FORGOTTEN_S, REPEAT_S, THE_GROUP, AiokafkaLog, Outages
-from amqpd.cluster.reader import Followed, Follower
+from amqpd.kafka.consumer import Followed, Follower
 
 
 class Clock:
@@ -136,7 +136,7 @@ def test_what_aiokafka_logs_is_part_of_it(clock: Clock, lines: Callable[[], list
 
 
 def test_aiokafka_stays_below_its_next_minor_version() -> None:
-    """Internals of it are used (members.py, topics.py)."""
+    """Internals of it are used (group.py, admin.py)."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
     extras = project["project"]["optional-dependencies"]
     found = [each for extra in ("cluster", "test") for each in extras[extra] if each.startswith("aiokafka")]

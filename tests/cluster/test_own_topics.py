@@ -10,7 +10,7 @@ import pytest
 
 from amqpd.cluster import own_topics
 from amqpd.cluster.own_topics import NodeTopics
-from amqpd.cluster.producer import KafkaRefused
+from amqpd.kafka.producer import KafkaRefused
 
 
 async def said(topics: Any, topic: str) -> NodeTopics:

@@ -12,16 +12,17 @@ import pytest
 from aiokafka.conn import AIOKafkaConnection
 from planted import FAULTS
 
-from amqpd.cluster import members, node, placement, takeover
-from amqpd.cluster.connection import KafkaConnection
-from amqpd.cluster.logs import SlotLogs
-from amqpd.cluster.members import Members
-from amqpd.cluster.producer import KafkaProducer
-from amqpd.cluster.relay import Relays
-from amqpd.cluster.takeover import Takeovers
-from amqpd.cluster.topics import Topics
+from amqpd.kafka import group
+from amqpd.cluster import node, placement, ownership
+from amqpd.kafka.connection import KafkaConnection
+from amqpd.cluster.slot_logs import SlotLogs
+from amqpd.kafka.group import Members
+from amqpd.kafka.producer import KafkaProducer
+from amqpd.cluster.proxy import Relays
+from amqpd.cluster.ownership import Takeovers
+from amqpd.kafka.admin import Topics
 
-MODULES: tuple[Any, ...] = (members, node, placement, takeover)
+MODULES: tuple[Any, ...] = (group, node, placement, ownership)
 CLASSES: tuple[Any, ...] = (KafkaConnection, KafkaProducer, Members, Relays, SlotLogs, Takeovers, Topics)
 THEIRS: tuple[Any, ...] = (AIOKafkaConnection,)
 PLACES = MODULES + CLASSES + THEIRS

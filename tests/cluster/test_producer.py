@@ -26,11 +26,11 @@ from kafka_logs import (
 from kafka_rig import Kafka
 from tcp_proxy import FROM_BROKER, TO_BROKER, TcpProxy
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import KafkaLost, open_connection
-from amqpd.cluster.producer import KafkaRefused, init_producer_id
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import KafkaLost, open_connection
+from amqpd.kafka.producer import KafkaRefused, init_producer_id
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.requests import ProducerId
 
 BATCHES = 12
 CUTS = 40

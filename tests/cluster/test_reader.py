@@ -15,16 +15,16 @@ from kafka_logs import create_topic
 from kafka_rig import Kafka
 from librt.strings import BytesWriter
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import KafkaLost
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused, take_over
-from amqpd.cluster.reader import Followed, Follower, KafkaReader, read
-from amqpd.cluster.records import Keyed, keyed_records
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
+from amqpd.kafka.consumer import Followed, Follower, KafkaReader, read
+from amqpd.kafka.records import Keyed, keyed_records
 from amqpd.storage.log.batch import BatchHeader, close_batch
-from amqpd.storage.replicated.keyed import Keyed as KeyedRecord
-from amqpd.storage.replicated.keyed import keyed_batch
-from amqpd.storage.replicated.partition import UNKNOWN
-from amqpd.storage.replicated.requests import EARLIEST
+from amqpd.kafka.keyed_records import Keyed as KeyedRecord
+from amqpd.kafka.keyed_records import keyed_batch
+from amqpd.kafka.partition import UNKNOWN
+from amqpd.kafka.requests import EARLIEST
 
 
 def image(*records: tuple[bytes, bytes | None], sequence: int = 0) -> bytes:

@@ -14,20 +14,9 @@ from profiles import examples
 from sqlalchemy.exc import SQLAlchemyError
 
 from amqpd.cluster.row_table import ALL_TABLES, CLUSTER_TABLES, SLOT_TABLES, RowTable
-from amqpd.cluster.rows import (
-    Foreign,
-    Newer,
-    PutNote,
-    RowKey,
-    changes_from_json,
-    changes_to_json,
-    decode_key,
-    decode_row,
-    encode_row,
-    note_key,
-)
+from amqpd.cluster.row_codec import Foreign, Newer, PutNote, RowKey, changes_from_json, changes_to_json, decode_key, decode_row, encode_row, note_key
 from amqpd.storage.metadata.core import CoreStore
-from amqpd.storage.metadata.metadata import MetadataState, WriteFailed, _state
+from amqpd.storage.metadata.store import MetadataState, WriteFailed, _state
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Change,

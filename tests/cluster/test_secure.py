@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import serialization
 from kafka_logs import Logs, Producer, append, create_topic, fetch_all, on_disk, take
 from kafka_rig import Kafka, Secure, missing, need
 
-from amqpd.cluster.access import BadAccess, KafkaAccess
-from amqpd.cluster.connection import KafkaUnfit, open_connection
-from amqpd.cluster.producer import KafkaRefused, init_producer_id
+from amqpd.kafka.config import BadAccess, KafkaAccess
+from amqpd.kafka.connection import KafkaUnfit, open_connection
+from amqpd.kafka.producer import KafkaRefused, init_producer_id
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PASSWORD = "s3cret-of-amqpd"

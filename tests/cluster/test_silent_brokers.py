@@ -10,14 +10,14 @@ import pytest
 from fake_kafka import FETCH, METADATA, PRODUCE, FakeKafka
 from kafka_logs import Producer
 
-from amqpd.cluster import connection as connections
-from amqpd.cluster import producer as producers
-from amqpd.cluster.producer import any_metadata, init_producer_id, take_over
-from amqpd.cluster.reader import Followed, Follower, KafkaReader
+from amqpd.kafka import connection as connections
+from amqpd.kafka import producer as producers
+from amqpd.kafka.producer import any_metadata, init_producer_id, take_over
+from amqpd.kafka.consumer import Followed, Follower, KafkaReader
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch
-from amqpd.storage.replicated.keyed import Keyed, keyed_batch
-from amqpd.storage.replicated.partition import UNKNOWN, Partition
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.keyed_records import Keyed, keyed_batch
+from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.requests import ProducerId
 
 FIND_COORDINATOR = 10
 GIVEN_S = 15

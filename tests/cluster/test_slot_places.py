@@ -12,27 +12,28 @@ from kafka_logs import create_topic
 from kafka_rig import Kafka
 from slot_of import META, OTHER, SETTLED, TOPIC, VHOST, Slot, Take, answered, held, queue, topic_name, until
 
-from amqpd.cluster import own_places, producer
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import KafkaLost
-from amqpd.cluster.options import ClusterOptions
+from amqpd.cluster import own_places
+from amqpd.kafka import producer
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.options import ClusterOptions
 from amqpd.cluster.placement import READY_MIN, STEP
-from amqpd.cluster.producer import KafkaRefused, init_producer_id
-from amqpd.cluster.reader import read
-from amqpd.cluster.rows import OWN_TOPIC
+from amqpd.kafka.producer import KafkaRefused, init_producer_id
+from amqpd.kafka.consumer import read
+from amqpd.cluster.row_codec import OWN_TOPIC
 from amqpd.cluster.storage import ClusterStorage, Placed
-from amqpd.cluster.topics import Topics
-from amqpd.protocol.codec import encode_table
+from amqpd.kafka.admin import Topics
+from amqpd.protocol.field_table import encode_table
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.metadata import WriteFailed
+from amqpd.storage.metadata.store import WriteFailed
 from amqpd.storage.metadata.rows import (
     Delete,
     ExchangeRow,
     Put,
     StoredOffsetRow,
 )
-from amqpd.storage.replicated.log import ReplicatedLog
+from amqpd.cluster.replicated_log import ReplicatedLog
 
 
 class TestPlaces:
@@ -392,7 +393,7 @@ async def _refusing(_vhost_id: str, _partitions: int) -> int:
 
 
 def _message(body: bytes) -> Any:
-    from amqpd.storage.replicated.keyed import Keyed
+    from amqpd.kafka.keyed_records import Keyed
 
     return Keyed(b"", body)
 

@@ -12,10 +12,10 @@ from fake_kafka import FakeKafka
 from librt.strings import BytesWriter
 from slot_of import META, VHOST, Take, answered, held, queue, until
 
-from amqpd.cluster.records import keyed_records
+from amqpd.kafka.records import keyed_records
 from amqpd.cluster.row_table import RowTable
 from amqpd.storage.log.batch import close_batch
-from amqpd.storage.metadata.metadata import MetadataError, WriteFailed
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,
@@ -26,8 +26,8 @@ from amqpd.storage.metadata.rows import (
     StoredOffsetRow,
 )
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.replicated.keyed import Keyed as KeyedRecord
-from amqpd.storage.replicated.keyed import keyed_batch
+from amqpd.kafka.keyed_records import Keyed as KeyedRecord
+from amqpd.kafka.keyed_records import keyed_batch
 
 
 def rows_of(table: RowTable) -> set[object]:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from amqpd.cluster import slots as module
-from amqpd.cluster.connection import KafkaLost
+from amqpd.kafka.connection import KafkaLost
 from amqpd.cluster.outages import Outages
-from amqpd.cluster.producer import KafkaRefused
+from amqpd.kafka.producer import KafkaRefused
 from amqpd.cluster.slots import Slots
 
 

@@ -9,18 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from amqpd.auth.backends import User
-from amqpd.broker.catalogue import queues, vhosts
-from amqpd.broker.catalogue.declaration import QueueDeclaration
-from amqpd.broker.catalogue.declared import finished
-from amqpd.cluster.gather import Gather
+from amqpd.auth.internal_backend import User
+from amqpd.broker.vhost import declare, vhosts
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.pending import finished
+from amqpd.cluster.api_gateway import Gather
 from amqpd.cluster.view import Node
-from amqpd.management.api import ROUTES
-from amqpd.management.call import Call, Caller, Reply
-from amqpd.management.rates import Rates
+from amqpd.management.routes import ROUTES
+from amqpd.management.request import Call, Caller, Reply
+from amqpd.management.stats import Rates
 from amqpd.management.router import Route
 from amqpd.server import Server
-from amqpd.settings import load
+from amqpd.config import load
 
 TWO = Node("two@host", "127.0.0.1", 1, "f")
 ROUTE = next(route for route in ROUTES if route.path == "api/amqpd/definitions/difference")
@@ -77,9 +77,9 @@ async def test_each_node_says_what_an_import_would_do_there(tmp_path) -> None:
     one, two = started(tmp_path / "one"), started(tmp_path / "two")
     try:
         here, there = (QueueDeclaration(name, True, False, False, {}) for name in ("here", "there"))
-        await finished(partial(queues.declare, one.broker.vhosts["/"], here))
+        await finished(partial(declare.declare, one.broker.vhosts["/"], here))
         await finished(partial(vhosts.declare, two.broker.vhosts, "eu", "", [], "classic"))
-        await finished(partial(queues.declare, two.broker.vhosts["eu"], there))
+        await finished(partial(declare.declare, two.broker.vhosts["eu"], there))
         found = await difference((one, two), DOCUMENT)
         assert found["possible"]
         assert found["counts"]["queues"] == {"new": 2, "changed": 0, "same": 2, "kept": 0}

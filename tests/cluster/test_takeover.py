@@ -10,14 +10,14 @@ import pytest
 from kafka_logs import Logs, append, create_topic, fetch_all, take
 from kafka_rig import Kafka, missing, need
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import Replica
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.replicated.barrier import HEADER
-from amqpd.storage.replicated.partition import UNKNOWN, Partition
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.barrier import HEADER
+from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.requests import ProducerId
 
 PARTITIONS = 4
 

@@ -12,12 +12,12 @@ import pytest
 from kafka_logs import create_topic
 from kafka_rig import Kafka, free_ports, missing, need
 
-from amqpd.cluster import topics
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import KafkaLost, KafkaUnfit
-from amqpd.cluster.options import ClusterOptions
-from amqpd.cluster.producer import KafkaRefused
-from amqpd.cluster.topics import Topics, TopicUnfit, compacted_rules, queue_rules
+from amqpd.kafka import admin
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.options import ClusterOptions
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.kafka.admin import Topics, TopicUnfit, compacted_rules, queue_rules
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def options_for(access: KafkaAccess, name: str) -> ClusterOptions:
     )
 
 
-def settings_of(rules: tuple[topics.Rule, ...], **other: str) -> dict[str, str]:
+def settings_of(rules: tuple[admin.Rule, ...], **other: str) -> dict[str, str]:
     """As `create_topic` takes them."""
     return {rule.name.replace(".", "_"): rule.value for rule in rules} | other
 
@@ -118,7 +118,7 @@ async def test_what_only_costs_space_is_a_warning(
     settings = settings_of(compacted_rules(options), segment_bytes=str(1 << 30))
     create_topic(kafka.bootstrap, options.meta_topic, options.slots, **settings)
     async with Topics(options) as nodes:
-        with caplog.at_level(logging.WARNING, "amqpd.cluster.topics"):
+        with caplog.at_level(logging.WARNING, "amqpd.kafka.admin"):
             await nodes.prepare()
     assert f"topic {options.meta_topic}: segment.bytes is 1073741824, not 16777216" in caplog.text
 
@@ -227,7 +227,7 @@ async def test_only_what_is_asked_for_is_answered(
 
 
 async def test_a_kafka_that_is_away(monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
-    monkeypatch.setattr(topics, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(admin, "PATIENCE_S", 1.0)
     (port,) = free_ports(1)
     async with Topics(options_for(KafkaAccess((f"127.0.0.1:{port}",)), topic)) as nodes:
         with pytest.raises(KafkaLost, match="Kafka did not do it within 1 s"):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.cluster.access import KafkaAccess
-from amqpd.cluster.connection import KafkaUnfit, open_connection
-from amqpd.cluster.producer import KafkaProducer
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import KafkaUnfit, open_connection
+from amqpd.kafka.producer import KafkaProducer
 
 PLAIN = KafkaAccess(("127.0.0.1:1",))
 

@@ -10,7 +10,7 @@ import pamqp.commands as spec
 import pamqp.frame
 from memory_broker import FRAME_MAX, Event, MemoryBroker, User
 
-from amqpd.connection.handshake import OPEN
+from amqpd.connection.channel_zero import OPEN
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
 

@@ -28,10 +28,10 @@ from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID, ObjectIdentifier
 from pika.credentials import ExternalCredentials
 
-from amqpd.auth.backends import Refused
-from amqpd.connection import certificate
+from amqpd.auth.internal_backend import Refused
+from amqpd.connection import peer_certificate
 from amqpd.management.certificates import decoded
-from amqpd.settings import AuthSettings
+from amqpd.config import AuthSettings
 from amqpd.testing import BrokerProcess
 
 CN, ORG, OU = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
@@ -203,10 +203,10 @@ def offered(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
 def test_names_as_rabbitmq_writes_them(authority: Authority, case: str) -> None:
     subject, distinguished, common = NAMES[case]
     shown = decoded(authority.issue(subject))
-    assert certificate.told(shown)["peer_cert_subject"] == distinguished
-    assert certificate.told(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
-    assert certificate.user_name(shown, AuthSettings()) == distinguished
-    assert certificate.user_name(shown, AuthSettings(ssl_cert_login_from="common_name")) == common
+    assert peer_certificate.told(shown)["peer_cert_subject"] == distinguished
+    assert peer_certificate.told(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
+    assert peer_certificate.user_name(shown, AuthSettings()) == distinguished
+    assert peer_certificate.user_name(shown, AuthSettings(ssl_cert_login_from="common_name")) == common
 
 
 def test_alternative_names(authority: Authority) -> None:
@@ -225,7 +225,7 @@ def test_alternative_names(authority: Authority) -> None:
             ssl_cert_login_san_type=kind,
             ssl_cert_login_san_index=index,
         )
-        return certificate.user_name(shown, auth)
+        return peer_certificate.user_name(shown, auth)
 
     assert [of("dns"), of("dns", 1), of("email"), of("uri")] == [
         "one.example", "two.example", "m@example.org", "spiffe://a/b",
@@ -236,16 +236,16 @@ def test_alternative_names(authority: Authority) -> None:
     # What OpenSSL tells of an address that has neither 4 nor 16 bytes.
     auth = AuthSettings(ssl_cert_login_from="subject_alternative_name", ssl_cert_login_san_type="ip")
     with pytest.raises(Refused, match="address is none: '<invalid>'"):
-        certificate.user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
+        peer_certificate.user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
 
 
 @pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])
 def test_no_name(authority: Authority, how: Any) -> None:
     shown = decoded(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
     with pytest.raises(Refused, match="no name found"):
-        certificate.user_name(shown, AuthSettings(ssl_cert_login_from=how))
+        peer_certificate.user_name(shown, AuthSettings(ssl_cert_login_from=how))
     with pytest.raises(Refused, match="connection peer presented no TLS"):
-        certificate.user_name({}, AuthSettings(ssl_cert_login_from=how))
+        peer_certificate.user_name({}, AuthSettings(ssl_cert_login_from=how))
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_no_name(authority: Authority, how: Any) -> None:
     ],
 )
 def test_cipher_suites(version: str, suite: str, words: str) -> None:
-    assert list(certificate.ciphers(version, suite).values()) == words.split()
-    assert certificate.ciphers("", "") == {}
+    assert list(peer_certificate.ciphers(version, suite).values()) == words.split()
+    assert peer_certificate.ciphers("", "") == {}
 
 
 # -- AMQP -------------------------------------------------------------------------------------------------------------

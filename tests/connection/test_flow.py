@@ -10,8 +10,8 @@ import pytest
 from memory_broker import MemoryBroker
 from served import Served, publishes
 
-from amqpd.connection.backlog import OFFERS_MAX
-from amqpd.connection.read_gate import ALARM, SHARING, SYNC
+from amqpd.connection.pending_commands import OFFERS_MAX
+from amqpd.connection.read_pause import ALARM, SHARING, SYNC
 
 
 @pytest.fixture

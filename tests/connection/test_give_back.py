@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.connection.give_back import CONNECTION_BYTES, FEWER_MIN, GONE_BYTES_MIN, WAIT_S, GiveBack, malloc_trim
+from amqpd.connection.malloc_trim import CONNECTION_BYTES, FEWER_MIN, GONE_BYTES_MIN, WAIT_S, GiveBack, malloc_trim
 
 
 class Loop:

@@ -11,10 +11,10 @@ import pytest
 from memory_broker import MemoryBroker, Wire
 from served import Served
 
-from amqpd.broker.flow.turn import Turn
-from amqpd.connection.ending import CLOSING, HANDSHAKE, RUNNING
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.connection.closing import CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.heartbeat import HEARTBEAT_FRAME, MID_FRAME_S, Heartbeats
-from amqpd.connection.read_gate import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
+from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
 
 
 class Timer:

@@ -12,7 +12,7 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from amqpd.protocol.frames import LARGE_BODY_BYTES
+from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.testing import BrokerProcess
 
 SIZES = [LARGE_BODY_BYTES, LARGE_BODY_BYTES + 1, 3 * LARGE_BODY_BYTES + 77]

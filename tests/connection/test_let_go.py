@@ -27,7 +27,7 @@ import trustme
 import uvloop
 
 from amqpd.server import Server
-from amqpd.settings import load
+from amqpd.config import load
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 PERSISTENT = b"\x10\x00\x02"

@@ -12,7 +12,7 @@ import pytest
 from memory_broker import MemoryBroker
 from served import Socket
 
-from amqpd.connection.handshake import PENALTY_S
+from amqpd.connection.channel_zero import PENALTY_S
 from amqpd.connection.heartbeat import Heartbeats
 from amqpd.connection.transport import Transport
 

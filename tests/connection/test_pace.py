@@ -10,8 +10,8 @@ import pytest
 from memory_broker import MemoryBroker
 from served import Served
 
-from amqpd.broker.flow.turn import LARGE_READ_BYTES, OVERDUE_TURNS, PACED_COUNT_MAX, TURN_BYTES_MAX
-from amqpd.connection.read_gate import ALARM, PACED, SYNC
+from amqpd.broker.flow.loop_turn import LARGE_READ_BYTES, OVERDUE_TURNS, PACED_COUNT_MAX, TURN_BYTES_MAX
+from amqpd.connection.read_pause import ALARM, PACED, SYNC
 
 CHUNK = 256_000  # what uvloop reads at most
 

@@ -9,7 +9,7 @@ import pamqp.frame
 import pytest
 from memory_broker import Client, MemoryBroker
 
-from amqpd.broker.publishing.publisher import ROUTES_MAX
+from amqpd.broker.publish.publisher import ROUTES_MAX
 
 PLAIN = b"\0\0"
 

@@ -13,8 +13,8 @@ from typing import Any
 import pika
 import pytest
 
-from amqpd.connection import unopened
-from amqpd.connection.unopened import Unopened
+from amqpd.connection import unauthenticated
+from amqpd.connection.unauthenticated import Unopened
 from amqpd.testing import BrokerProcess
 
 LIMIT = 640
@@ -122,7 +122,7 @@ def test_those_that_went_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_flood_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(unopened.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(unauthenticated.time, "monotonic", lambda: 100.0)
     Room(monkeypatch).enter("10.0.0.1", 500)
     (line,) = caplog.messages
     assert line == (

@@ -10,9 +10,9 @@ from memory_broker import FRAME_MAX, MemoryBroker
 from served import Served
 
 from amqpd.broker.message import Envelope, Message, message_in_parts, write_header
-from amqpd.channel.output import CUT_BYTES
-from amqpd.connection.ending import CLOSING
-from amqpd.connection.output import WRITE_BYTES_MAX
+from amqpd.channel.frame_writer import CUT_BYTES
+from amqpd.connection.closing import CLOSING
+from amqpd.connection.socket_writer import WRITE_BYTES_MAX
 from amqpd.storage.log.record import RecordRoute
 
 SIZE: Final = 16 << 20

@@ -22,7 +22,7 @@ from typing import Any
 from amqpd.auth.user_rows import bootstrap
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.metadata import Metadata, Put, QueueRow
+from amqpd.storage.metadata.store import Metadata, Put, QueueRow
 from amqpd.storage.storage import Storage
 
 TURN = 500

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from quickclient import Gone, Link, Message, method
 
-from amqpd.protocol.codec import encode_table
+from amqpd.protocol.field_table import encode_table
 from amqpd.protocol.properties import Properties, encode_properties
 
 Connect: TypeAlias = Callable[[], Awaitable[Link]]

@@ -27,7 +27,7 @@ UNCONFIRMED_BYTES_MAX: Final = 2 << 20
 BACKLOG_MAX: Final = 20_000  # messages published and not acked, over all; more would only lengthen the drain
 MARKED_UNSEEN_MAX: Final = 101 + 64
 """Per queue and kill: one window of prefetch may have been on its way to the consumer, and a group of acks with it;
-and the delivery mark of a busy queue is up to AHEAD_MAX offsets ahead (storage/settle/settlements.py)."""
+and the delivery mark of a busy queue is up to AHEAD_MAX offsets ahead (storage/acks/acks.py)."""
 
 
 class Crowd:

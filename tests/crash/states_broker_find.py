@@ -10,11 +10,11 @@ from states_broker_ledger import BrokerLedger, BrokerOutcome, Copy, Rows, Sent
 from states_broker_life import BrokerLife, headers_of
 from states_disk import Disk, Image
 
-from amqpd.broker import consuming
-from amqpd.broker.delivery import NO_ARGUMENTS, Consumer, Entry
+from amqpd.broker import consume
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.queues.counted import outgoing
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.queue.counted import outgoing
+from amqpd.broker.queue.queue import Queue
 
 CREDIT: Final = 2
 MARGIN_MS: Final = 5000
@@ -102,7 +102,7 @@ class Drain:
             takers = [Taker(queue, f"{queue.name} {number}", self) for number in range(2)]
             self.takers += takers
             for taker in takers:
-                consuming.begin(queue, taker)
+                consume.begin(queue, taker)
         for _ in range(ROUNDS_MAX):
             life.turns()
             busy = [taker for taker in takers if taker.entries]

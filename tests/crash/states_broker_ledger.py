@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from states_ledger import Violation
 
-from amqpd.storage.metadata.metadata import Row
+from amqpd.storage.metadata.store import Row
 
 NONE: Final = 0
 ASKED: Final = 1

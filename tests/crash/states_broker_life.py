@@ -10,15 +10,15 @@ from states_broker_ledger import ASKED, NONE, SAFE, WRITTEN, Place, Sent
 from states_broker_process import VHOST, Process
 from states_ledger import Violation
 
-from amqpd.broker.catalogue import bindings, exchanges, queues
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.delays.look import cancel, first
-from amqpd.broker.delivery import Entry
+from amqpd.broker.vhost import bindings, exchanges, declare
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.delayed.listing import cancel, first
+from amqpd.broker.consumer import Entry
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.route import Route
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.surgery.jobs import Request
+from amqpd.broker.publish.route import Route
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.jobs.jobs import Request
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.routing.selector import parse
 
@@ -34,7 +34,7 @@ class BrokerLife(Process):
         """One that is durable; as it is where it is there."""
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         if name not in self.vhost.queues:
-            queues.declare(self.vhost, QueueDeclaration(name, True, False, False, table), _done)
+            declare.declare(self.vhost, QueueDeclaration(name, True, False, False, table), _done)
             self.turns()
         if "x-group-by" in table:
             self.ledger.groups.add(name)

@@ -18,40 +18,28 @@ from states_disk import Disk
 from states_ledger import Violation
 from states_pace import SETTLE_MS
 
-from amqpd.auth.backends import User
-from amqpd.broker.catalogue.catalogue import Catalogue
-from amqpd.broker.catalogue.load import load
-from amqpd.broker.catalogue.restore import reconcile
-from amqpd.broker.catalogue.vhosts import VHosts
-from amqpd.broker.delays.delays import Delays
-from amqpd.broker.delivery import Entry
+from amqpd.auth.internal_backend import User
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.loader import load
+from amqpd.broker.vhost.recovery import reconcile
+from amqpd.broker.vhost.vhosts import VHosts
+from amqpd.broker.delayed.delayed_messages import Delays
+from amqpd.broker.consumer import Entry
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.turn import Turn
-from amqpd.broker.hosting import BrokerHost
-from amqpd.broker.publishing.dead_letters import DeadLetters
-from amqpd.broker.publishing.kept import KeptOnLoop
-from amqpd.broker.publishing.publisher import Publisher
-from amqpd.broker.publishing.republisher import Republisher
-from amqpd.broker.publishing.unconfirmed import Unconfirmed
-from amqpd.broker.queues.opening import Opener
-from amqpd.broker.queues.pump_retries import PumpRetries
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.windows import Windows
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.publish.exchange_state import KeptOnLoop
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.publish.republisher import Republisher
+from amqpd.broker.publish.confirms import Unconfirmed
+from amqpd.broker.queue.log_opener import Opener
+from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.windows import Windows
 from amqpd.broker.session import Session
-from amqpd.broker.surgery.jobs import Jobs
-from amqpd.storage.metadata.metadata import (
-    BindingRow,
-    Change,
-    Delete,
-    DeleteBindings,
-    ExchangeRow,
-    MetadataState,
-    QueueRow,
-    Row,
-    SeenCacheRow,
-    SeenRow,
-    VhostRow,
-)
+from amqpd.broker.jobs.jobs import Jobs
+from amqpd.storage.metadata.store import BindingRow, Change, Delete, DeleteBindings, ExchangeRow, MetadataState, QueueRow, Row, SeenCacheRow, SeenRow, VhostRow
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

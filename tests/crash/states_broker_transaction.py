@@ -11,9 +11,9 @@ from states_ledger import Violation
 
 from amqpd.channel import on_tx
 from amqpd.channel.channel import Channel
-from amqpd.channel.on_basic import ACK
-from amqpd.channel.output import Output
-from amqpd.channel.owner import ChannelOwner, ChannelState
+from amqpd.channel.basic import ACK
+from amqpd.channel.frame_writer import Output
+from amqpd.channel.interfaces import ChannelOwner, ChannelState
 from amqpd.errors import HardError, SoftError
 from amqpd.protocol.commands import TxCommit, TxSelect
 from amqpd.protocol.properties import Properties, encode_properties

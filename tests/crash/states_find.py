@@ -8,8 +8,8 @@ from states_disk import Disk, Image
 from states_ledger import Found, Ledger, Outcome, Rows, Violation
 from states_life import QUEUES, Life, body_of
 
-from amqpd.storage.description import DESCRIPTION, read_description
-from amqpd.storage.settle.removal import DELETED
+from amqpd.storage.queue_json import DESCRIPTION, read_description
+from amqpd.storage.acks.segment_removal import DELETED
 from amqpd.storage.survey import survey
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.retention_policy import RetentionPolicy
 
 KEY: Final = b"eu.new"
 OVERHEAD_MAX: Final = 160  # bytes that a log takes for a message besides its body, at most

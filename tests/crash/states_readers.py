@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from states_ledger import Violation
 from states_life import Life, body_of
 
-from amqpd.broker.catalogue.declared import Done
-from amqpd.broker.catalogue.stored_offsets import WRITE_S, StoredOffsets
-from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.broker.vhost.pending import Done
+from amqpd.broker.vhost.consumer_offsets import WRITE_S, StoredOffsets
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
-from amqpd.storage.metadata.metadata import Change, Put, StoredOffsetRow, WriteFailed
+from amqpd.storage.metadata.store import Change, Put, StoredOffsetRow, WriteFailed
 from amqpd.storage.queue_log import Cursor, Fetch
 
 SIZE_MAX = 2000

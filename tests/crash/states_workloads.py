@@ -16,7 +16,7 @@ from states_workloads_paced import (
     settled_and_not_written,
 )
 
-from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
 Steps = Callable[[Life, random.Random], Iterator[None]]
 

@@ -19,7 +19,7 @@ from numbered import Publisher, number_of
 from quickclient import connect
 from wall_clock import WallClock
 
-from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.lookup import offset_at
 from amqpd.storage.log.record import RecordRoute

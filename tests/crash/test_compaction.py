@@ -25,7 +25,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import AMQPError
 
-from amqpd.broker.catalogue.stored_offsets import WRITE_S
+from amqpd.broker.vhost.consumer_offsets import WRITE_S
 from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from states_disk import Disk, Image
 
-from amqpd.broker.catalogue.deletion import Deletions
-from amqpd.broker.catalogue.restore import reconcile
+from amqpd.broker.vhost.deletion import Deletions
+from amqpd.broker.vhost.recovery import reconcile
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.metadata import Change, Delete, MetadataState, Put, QueueRow, Row, VhostRow
+from amqpd.storage.metadata.store import Change, Delete, MetadataState, Put, QueueRow, Row, VhostRow
 from amqpd.storage.storage import Storage
 
 VHOST = VhostRow("shop", "a" * 32)
@@ -187,6 +187,6 @@ def test_a_vhost(house: House) -> None:
 
 def test_without_the_rename_they_come_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this file is there to see."""
-    monkeypatch.setattr("amqpd.storage.keep.departures.Departures._rename", lambda departures, chains: None)
+    monkeypatch.setattr("amqpd.storage.directory_removal.Departures._rename", lambda departures, chains: None)
     with pytest.raises(AssertionError, match="came back"):
         test_a_queue(house)

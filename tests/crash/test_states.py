@@ -24,8 +24,8 @@ from states_pace import AHEAD_MAX, Timers
 from states_search import Search
 from states_workloads import WORKLOADS
 
-from amqpd.storage.keep.departures import Departures
-from amqpd.storage.settle.settled import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
+from amqpd.storage.directory_removal import Departures
+from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
 
 
 @pytest.fixture(autouse=True)
@@ -273,7 +273,7 @@ def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.Monkey
     if broken == "not renamed":
         monkeypatch.setattr(Departures, "_rename", lambda departures, chains: None)
     else:
-        monkeypatch.setattr("amqpd.storage.keep.departures.patiently", lambda filesystem, sync, path: None)
+        monkeypatch.setattr("amqpd.storage.directory_removal.patiently", lambda filesystem, sync, path: None)
     with pytest.raises(AssertionError, match="whose deletion was answered|which is deleting, is still there"):
         walk("delete and declare again")
 

@@ -16,15 +16,15 @@ from states_broker_workloads import BROKER_WORKLOADS
 from states_disk import Disk
 from states_ledger import Violation
 
-from amqpd.broker.publishing.kept import SeenRows
+from amqpd.broker.publish.exchange_state import SeenRows
 from amqpd.channel import on_tx
 from amqpd.channel.channel import Channel
-from amqpd.channel.commit import answer
-from amqpd.channel.on_basic import settle_collected
-from amqpd.storage.keep.departures import Departures
-from amqpd.storage.metadata.metadata import Change
-from amqpd.storage.settle.rewind import Rewind
-from amqpd.storage.settle.settled import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
+from amqpd.channel.tx_commit import answer
+from amqpd.channel.basic import settle_collected
+from amqpd.storage.directory_removal import Departures
+from amqpd.storage.metadata.store import Change
+from amqpd.storage.acks.replay import Rewind
+from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def test_a_rewind_in_parts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_numbers_without_a_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("amqpd.storage.commit.committer.write_snapshot", lambda filesystem, path, data: None)
+    monkeypatch.setattr("amqpd.storage.fsync_thread.write_snapshot", lambda filesystem, path, data: None)
     with pytest.raises(AssertionError, match="is stored 2 times|does not come as redelivered"):
         walk("numbers, segments roll", 3)
 

@@ -11,9 +11,9 @@ from states_readers import SIZE_MAX, Readers
 from states_search import Search
 from states_workloads import WORKLOADS
 
-from amqpd.broker.catalogue.stored_offsets import StoredOffsets
-from amqpd.storage.keep.retention import trim
-from amqpd.storage.metadata.metadata import StoredOffsetRow
+from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.storage.retention import trim
+from amqpd.storage.metadata.store import StoredOffsetRow
 from amqpd.storage.queue_log import Cursor, Fetch
 
 

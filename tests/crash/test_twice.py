@@ -14,7 +14,7 @@ from states_find import find
 from states_ledger import Ledger, judge
 from states_life import QUEUES, Life
 
-from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
 EMPTY: Image = {"/data": None, "/data/vhosts": None, "/data/vhosts/v": None, QUEUES: None}
 

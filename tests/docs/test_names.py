@@ -9,10 +9,10 @@ import pytest
 
 from amqpd.cli.commands import COMMANDS
 from amqpd.cli.elsewhere import ELSEWHERE
-from amqpd.management.api import ROUTES
-from amqpd.management.call import ApiError
+from amqpd.management.routes import ROUTES
+from amqpd.management.request import ApiError
 from amqpd.management.router import Router
-from amqpd.settings import rows
+from amqpd.config import rows
 
 NAMES = [name for name in pages.names() if not name.endswith(("compatibility.md", "rabbitmq-conf.md"))]
 """Those two are of RabbitMQ's names, and have tests of their own."""

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from amqpd.storage.export.files import LogFiles, LogSource, QueueName
-from amqpd.storage.export.plan import Part, Snapshot
+from amqpd.storage.spark.files import LogFiles, LogSource, QueueName
+from amqpd.storage.spark.plan import Part, Snapshot
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
-    from amqpd.storage.export.options import ReadOptions
+    from amqpd.storage.spark.options import ReadOptions
 
 if find_spec("pyarrow") is None:
     # The extra `test` has it. Without it none of these modules can be imported, and the run says so at its end.
@@ -163,23 +163,23 @@ class Lake:
         return Snapshot(self.source().open(self.name), self.name)
 
     def options(self, **given: str) -> ReadOptions:
-        from amqpd.storage.export.options import ReadOptions, parse
+        from amqpd.storage.spark.options import ReadOptions, parse
 
         parsed = parse({"path": "/elsewhere", "queue": "tasks", **given})
         return ReadOptions(**{**vars(parsed), "source": self.source()})
 
     def rows(self, read_size: int = 700, **given: str) -> list[dict[str, Any]]:
         """What a batch query with these options gives, as rows."""
-        from amqpd.storage.export import offsets
-        from amqpd.storage.export.options import ReadOptions
+        from amqpd.storage.spark import offsets
+        from amqpd.storage.spark.options import ReadOptions
 
         options = ReadOptions(**{**vars(self.options(**given)), "source": self.source(read_size)})
         return list(self.read(options, offsets.batch_parts(options)))
 
     def read(self, options: ReadOptions, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-        from amqpd.storage.export.arrow import Decoder
-        from amqpd.storage.export.columns import COLUMNS
-        from amqpd.storage.export.read import PartReader
+        from amqpd.storage.spark.arrow import Decoder
+        from amqpd.storage.spark.columns import COLUMNS
+        from amqpd.storage.spark.read import PartReader
 
         for part in parts:
             with ExitStack() as stack:
@@ -227,7 +227,7 @@ def make_lake() -> Callable[..., Lake]:
 def needs_spark() -> None:
     """Skips the test, or fails it where TEST_REQUIRE_SPARK is set, unless Spark can run."""
     try:
-        from amqpd.storage.export.java import prepare
+        from amqpd.storage.spark.java import prepare
 
         prepare()
     except Exception as error:
@@ -239,7 +239,7 @@ def needs_spark() -> None:
 @pytest.fixture(scope="session")
 def spark(needs_spark: None, tmp_path_factory: pytest.TempPathFactory) -> Generator[Any, None, None]:
     """A Spark session on local[2] that knows format("amqp")."""
-    from amqpd.storage.export.session import spark_session
+    from amqpd.storage.spark.session import spark_session
 
     directory = tmp_path_factory.mktemp("spark")
     session = spark_session(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.export import offsets
-from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.keep.policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
+from amqpd.storage.spark import offsets
+from amqpd.storage.spark.plan import DataLoss
+from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
 
 KEYS = 7
@@ -185,7 +185,7 @@ def test_a_copy_taken_while_only_the_swap_was_there(watched: Watched, tmp_path: 
         place.mkdir()
         for name, data in copy.items():
             (place / name).write_bytes(data)
-        from amqpd.storage.export.options import parse
+        from amqpd.storage.spark.options import parse
 
         options = parse({"path": str(place), "queue": "tasks"})
         found = [row["offset"] for row in watched.lake.read(options, offsets.batch_parts(options))]

@@ -13,9 +13,9 @@ pytest.importorskip("pyspark")
 from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
-from amqpd.storage.export import java
-from amqpd.storage.export.job import ExportOptions, Job, without_password
-from amqpd.storage.export.publisher import Publisher, Target
+from amqpd.storage.spark import java
+from amqpd.storage.spark.job import ExportOptions, Job, without_password
+from amqpd.storage.spark.publisher import Publisher, Target
 
 pytestmark = pytest.mark.external
 
@@ -76,7 +76,7 @@ def test_spark_is_not_imported_for_other_commands():
 
     program = (
         "import sys, amqpd.cli.main; "
-        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.export.job'} & set(sys.modules)"
+        "assert not {'pyspark', 'pyarrow', 'sqlalchemy', 'amqpd.storage.spark.job'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

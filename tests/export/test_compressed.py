@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.spark.plan import DataLoss
 from amqpd.storage.log.compression import UNPACKED_MAX, ZSTD, compress
 
 T = 1_700_000_000_000

@@ -9,13 +9,13 @@ import pika
 import pytest
 
 from amqpd.protocol import properties as p
-from amqpd.storage.export.files import DirectorySource
-from amqpd.storage.export.hold_commit import CommitFailed, commit
-from amqpd.storage.export.job import ExportOptions, Job
-from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.export.publisher import Publisher, Target
-from amqpd.storage.export.remote import BrokerSource
-from amqpd.storage.settle import hold
+from amqpd.storage.spark.files import DirectorySource
+from amqpd.storage.spark.hold_commit import CommitFailed, commit
+from amqpd.storage.spark.job import ExportOptions, Job
+from amqpd.storage.spark.plan import DataLoss
+from amqpd.storage.spark.publisher import Publisher, Target
+from amqpd.storage.spark.remote import BrokerSource
+from amqpd.storage.acks import hold
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 

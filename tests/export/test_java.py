@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.storage.export import java
+from amqpd.storage.spark import java
 
 
 def fake_java(home: Path, version: str) -> Path:

@@ -17,11 +17,11 @@ import pyarrow.dataset as ds
 from sqlalchemy import create_engine, text
 
 from amqpd.protocol import properties as p
-from amqpd.storage.export.job import BadExport, ExportOptions, Job
-from amqpd.storage.export.ledger import CheckpointError, Ledger, move
-from amqpd.storage.export.options import NoSuchQueue
-from amqpd.storage.export.plan import DataLoss
-from amqpd.storage.export.targets import TargetError, file_label
+from amqpd.storage.spark.job import BadExport, ExportOptions, Job
+from amqpd.storage.spark.checkpoint import CheckpointError, Ledger, move
+from amqpd.storage.spark.options import NoSuchQueue
+from amqpd.storage.spark.plan import DataLoss
+from amqpd.storage.spark.targets import TargetError, file_label
 from amqpd.storage.filesystem import FileSystem
 
 pytestmark = pytest.mark.external

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.export import offsets
-from amqpd.storage.export.plan import DataLoss
+from amqpd.storage.spark import offsets
+from amqpd.storage.spark.plan import DataLoss
 from amqpd.storage.log.batch import BatchHeader
 
 

@@ -14,11 +14,11 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from amqpd.storage.export import offsets
-from amqpd.storage.export.arrow import Decoder
-from amqpd.storage.export.files import SourceError
-from amqpd.storage.export.options import NoSuchQueue, parse
-from amqpd.storage.export.read import PartReader
+from amqpd.storage.spark import offsets
+from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.files import SourceError
+from amqpd.storage.spark.options import NoSuchQueue, parse
+from amqpd.storage.spark.read import PartReader
 from amqpd.testing import BrokerProcess, Vhost
 
 COUNT = 3000

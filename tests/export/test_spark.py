@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.keep.policy import RetentionPolicy
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
 
 pytestmark = pytest.mark.external
@@ -207,10 +207,10 @@ def test_a_processing_time_trigger_follows_the_queue(spark: Any, written: Any, t
 def test_tasks_write_parquet_by_themselves(
     spark: Any, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amqpd.storage.export import direct
-    from amqpd.storage.export.direct import write_parquet
-    from amqpd.storage.export.offsets import batch_parts
-    from amqpd.storage.export.options import parse
+    from amqpd.storage.spark import direct
+    from amqpd.storage.spark.direct import write_parquet
+    from amqpd.storage.spark.offsets import batch_parts
+    from amqpd.storage.spark.options import parse
 
     options = parse({"path": written.data_dir, "queue": "tasks", "splitBytes": "200000", "includeHeaders": "true"})
     monkeypatch.setattr(direct, "TASK_BYTES_MIN", 1000)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.external
 COUNT = 60_000
 DRIVER = """
 import sys
-from amqpd.storage.export.session import spark_session
+from amqpd.storage.spark.session import spark_session
 master, options, out = sys.argv[1], dict(pair.split("=", 1) for pair in sys.argv[3:]), sys.argv[2]
 spark = spark_session(master, memory="512m", quick=True, settings={
     "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2",
@@ -44,8 +44,8 @@ spark.stop()
 
 class Cluster:
     def __init__(self, directory: Path) -> None:
-        from amqpd.storage.export.java import prepare
-        from amqpd.storage.export.session import QUICK_JVM
+        from amqpd.storage.spark.java import prepare
+        from amqpd.storage.spark.session import QUICK_JVM
 
         prepare()
         import pyspark

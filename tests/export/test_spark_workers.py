@@ -15,11 +15,11 @@ pytestmark = pytest.mark.external
 
 PROGRAM = """
 import sys
-from amqpd.storage.export import borders
-from amqpd.storage.export.session import spark_session
+from amqpd.storage.spark import borders
+from amqpd.storage.spark.session import spark_session
 
 def theirs(_):
-    from amqpd.storage.export import borders
+    from amqpd.storage.spark import borders
     return borders.__file__
 
 spark = spark_session("local[1]", memory="512m", quick=True)
@@ -58,7 +58,7 @@ spark.stop()
 @pytest.mark.skipif(find_spec("pyspark_amqp") is None, reason="Spark finds an installed amqpd only")
 def test_an_ordinary_session_of_a_script_run_by_path(needs_spark: None, written: Any, tmp_path: Path) -> None:
     """The path has another python3, as in cron."""
-    from amqpd.storage.export.java import installed_java, shim
+    from amqpd.storage.spark.java import installed_java, shim
 
     (tmp_path / "count.py").write_text(ORDINARY)
     environ = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}

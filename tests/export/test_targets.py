@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import mssql, oracle, postgresql, sqlite
 
-from amqpd.storage.export.ledger import Ledger, Progress
-from amqpd.storage.export.targets import Database
+from amqpd.storage.spark.checkpoint import Ledger, Progress
+from amqpd.storage.spark.targets import Database
 
 ARRIVED_US = 1_753_000_000_123_456
 COLUMNS = [("offset", "bigint"), ("timestamp", "timestamp"), ("value", "binary")]

@@ -27,7 +27,7 @@ from amqpd.storage.log.checkpoint import (
     check_format,
     encode_format,
 )
-from amqpd.storage.settle.settled import HEADER, encode_entry
+from amqpd.storage.acks.ack_set import HEADER, encode_entry
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from amqpd.settings import rows
+from amqpd.config import rows
 
 ROOT = Path(__file__).parents[2]
 LINKED = ("routing", "storage", "cli")

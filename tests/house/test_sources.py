@@ -25,7 +25,7 @@ def f():
     importlib.import_module("by.name")
 """
         known = {"amqpd.storage.log.log", "amqpd.channel.near", "amqpd.broker.queue"}
-        found = imports_in("amqpd.channel.on_basic", False, ast.parse(text), known)
+        found = imports_in("amqpd.channel.basic", False, ast.parse(text), known)
         assert [one.module for one in found if not one.typing_only] == [
             "a.b", "c", "typing", "amqpd.storage.log.log", "amqpd.storage.log", "amqpd.channel.near",
             "amqpd.channel.near", "amqpd.broker.queue", "late", "hidden", "by.name",

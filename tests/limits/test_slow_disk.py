@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 from quickclient import EMPTY_TABLE, Gone, Link, Message, connect, method
 
-from amqpd.protocol.codec import encode_table
+from amqpd.protocol.field_table import encode_table
 from amqpd.testing import BrokerProcess
 
 COUNT: Final = 2000

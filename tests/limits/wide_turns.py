@@ -8,7 +8,7 @@ from typing import Final
 
 from amqpd.__main__ import main
 from amqpd.storage import storage
-from amqpd.storage.commit.cycle import CommitCycle
+from amqpd.storage.group_commit import CommitCycle
 
 NOTES: Final = Path(sys.argv.pop(1))
 most = 0

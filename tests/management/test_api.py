@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.management.api import ROUTES
-from amqpd.management.call import TAGS, MethodNotAllowed, NotThere, Role
+from amqpd.management.routes import ROUTES
+from amqpd.management.request import TAGS, MethodNotAllowed, NotThere, Role
 from amqpd.management.router import Route, Router
 
 MANUAL = Path(__file__).parents[2] / "docs" / "admin-api.md"

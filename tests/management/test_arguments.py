@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue import exchange_arguments, policy_keys
-from amqpd.broker.queues import arguments as queue_arguments
-from amqpd.broker.queues.argument_checks import IGNORED, Row
+from amqpd.broker.vhost import exchange_arguments, policy_keys
+from amqpd.broker.queue import arguments as queue_arguments
+from amqpd.broker.queue.argument_checks import IGNORED, Row
 from amqpd.management.arguments import known_arguments
 
 ROWS: dict[str, Row] = {**queue_arguments.ROWS, **exchange_arguments.ROWS}

@@ -17,10 +17,10 @@ import pika
 import pika.exceptions
 import pytest
 
-from amqpd.storage.export import offsets
-from amqpd.storage.export.arrow import Decoder
-from amqpd.storage.export.options import parse
-from amqpd.storage.export.read import PartReader
+from amqpd.storage.spark import offsets
+from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.options import parse
+from amqpd.storage.spark.read import PartReader
 from amqpd.testing import BrokerProcess
 
 

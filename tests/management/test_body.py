@@ -10,17 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.management import body, slices
-from amqpd.management.body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse
-from amqpd.management.call import BadRequest, TooLarge
-from amqpd.management.slices import release
+from amqpd.management import json_body, time_slice
+from amqpd.management.json_body import CONTAINERS_MAX, JSON_DEPTH_MAX, STRUCTURE_MAX, parse
+from amqpd.management.request import BadRequest, TooLarge
+from amqpd.management.time_slice import release
 
 MANY = 3 * 1024 * 1024
 
 
 async def turns_while(work, monkeypatch) -> tuple[object, int]:
     """What it returns or raises, and how often the loop came round meanwhile; a slice ends as soon as it is asked."""
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
     task = asyncio.ensure_future(work)
     turns = 0
     while not task.done():
@@ -92,7 +92,7 @@ LONG = "x" * (STRUCTURE_MAX + 1)
 )  # fmt: skip
 async def test_what_is_no_json(text):
     with pytest.raises(ValueError):
-        json.loads(text, parse_constant=body._no_constant, parse_float=body._finite)
+        json.loads(text, parse_constant=json_body._no_constant, parse_float=json_body._finite)
     with pytest.raises(ValueError):
         await parse(text)
 
@@ -131,11 +131,11 @@ def test_walked_or_at_once_is_the_same(value, ascii_only, indent, piece):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
 
     async def walked() -> object:
-        return await body._Walk(text, False).document()
+        return await json_body._Walk(text, False).document()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "PIECE", piece)
-        patch.setattr(body, "_STRING_PIECE", max(piece, 12))
+        patch.setattr(json_body, "PIECE", piece)
+        patch.setattr(json_body, "_STRING_PIECE", max(piece, 12))
         try:
             assert asyncio.run(walked()) == json.loads(text)
         except ValueError:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pika
 import pytest
 
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.parameters import CLUSTER_NAME
-from amqpd.management.call import BadRequest
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.parameters import CLUSTER_NAME
+from amqpd.management.request import BadRequest
 from amqpd.management.definitions import definitions_of
 from amqpd.management.definitions_document import read
 from amqpd.management.definitions_report import Report

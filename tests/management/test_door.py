@@ -14,7 +14,7 @@ import uvloop
 from aiohttp import web
 
 from amqpd.management import door as doors
-from amqpd.management import http
+from amqpd.management import server
 from amqpd.management.door import Door
 from amqpd.management.unix_socket import unix_socket
 
@@ -148,7 +148,7 @@ async def test_a_bug_below_the_handler_shows_no_library():
 def test_our_own_peer():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert http._is_own_peer(FakeRequest(ours))
+        assert server._is_own_peer(FakeRequest(ours))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -166,9 +166,9 @@ def test_a_peer_of_another_user(monkeypatch):
         _, descriptors, _, _ = socket.recv_fds(here, 1, 1)
         os.waitpid(child, 0)
     with socket.socket(fileno=descriptors[0]) as sock:
-        assert not http._is_own_peer(FakeRequest(sock))
+        assert not server._is_own_peer(FakeRequest(sock))
         monkeypatch.setattr(os, "geteuid", lambda: 65534)
-        assert http._is_own_peer(FakeRequest(sock))
+        assert server._is_own_peer(FakeRequest(sock))
 
 
 class TestUnixSocket:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from amqpd.management.body import BODY_BYTES_MAX, JSON_DEPTH_MAX
+from amqpd.management.json_body import BODY_BYTES_MAX, JSON_DEPTH_MAX
 
 
 class TestLogin:

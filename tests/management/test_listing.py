@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.management import slices
-from amqpd.management.call import BadRequest
+from amqpd.management import time_slice
+from amqpd.management.request import BadRequest
 from amqpd.management.listing import CHUNK_BYTES, document, listing, plain
-from amqpd.protocol.codec import Timestamp
+from amqpd.protocol.field_table import Timestamp
 
 
 class Asked:
@@ -35,7 +35,7 @@ class TestSlices:
     @pytest.mark.parametrize("query", [{}, {"sort": "size"}, {"page": "1", "name": "n"}])
     async def test_the_loop_has_its_turn(self, monkeypatch, query):
         """With slices of no length at all every item gives way; the turns of another task are counted."""
-        monkeypatch.setattr(slices, "SLICE_S", 0.0)
+        monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
         turns = 0
 
         async def count() -> None:
@@ -50,7 +50,7 @@ class TestSlices:
         assert turns >= len(ITEMS)
 
     async def test_a_document_gives_way_too(self, monkeypatch):
-        monkeypatch.setattr(slices, "SLICE_S", 0.0)
+        monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
         turns = 0
 
         async def count() -> None:

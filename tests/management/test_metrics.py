@@ -19,11 +19,11 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from amqpd.management.metrics import families
-from amqpd.management.metrics.loop_lag import BOUNDS_S, LoopLag
-from amqpd.management.metrics.routes import DETAILED_GROUPS
-from amqpd.management.metrics.text import Family, Sheet, labels
-from amqpd.management.slices import Slices
+from amqpd.management import prometheus
+from amqpd.management.loop_lag import BOUNDS_S, LoopLag
+from amqpd.management.metrics_routes import DETAILED_GROUPS
+from amqpd.management.text import Family, Sheet, labels
+from amqpd.management.time_slice import Slices
 from amqpd.testing import BrokerProcess
 from interop.compare.metrics import HEARD, LABELS_LESS, LABELS_MORE, MISSING
 
@@ -121,14 +121,14 @@ class TestTable:
 
     def test_a_name_has_one_kind(self) -> None:
         kinds: dict[str, set[str]] = {}
-        for family in families.ALL:
+        for family in prometheus.ALL:
             kinds.setdefault(family.name, set()).add(family.kind)
             assert family.name.startswith(("rabbitmq_", "amqpd_"))
             assert family.name.endswith("_total") == (family.kind == "counter"), family
         assert {name: kind for name, kind in kinds.items() if len(kind) > 1} == {}
 
     def test_every_group_is_asked_for_by_a_name_that_is_there(self) -> None:
-        assert {family.group for family in families.ALL} - {""} == DETAILED_GROUPS
+        assert {family.group for family in prometheus.ALL} - {""} == DETAILED_GROUPS
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ class TestObjects:
 
     @pytest.mark.parametrize("family", sorted(DETAILED_GROUPS))
     def test_a_family_by_itself(self, ask: Callable[[str], Samples], family: str) -> None:
-        names = {each.detailed() for each in families.ALL if each.group == family}
+        names = {each.detailed() for each in prometheus.ALL if each.group == family}
         found = set(ask(f"/metrics/detailed?family={family}"))
         extra = {"rabbitmq_detailed_queue_consumers"} if family == "queue_metrics" else set()
         assert found - {"rabbitmq_build_info", "rabbitmq_identity_info"} - extra <= names
@@ -348,7 +348,7 @@ class TestBesideRabbitMq:
             channel.basic_publish("", "beside-rabbitmq", b"x")
             found = ask("/metrics" if path == "metrics" else "/metrics/per-object")
             channel.queue_delete("beside-rabbitmq")
-        kinds = {family.name: family.kind for family in families.ALL}
+        kinds = {family.name: family.kind for family in prometheus.ALL}
         wrong = []
         for line in HEARD.read_text("ascii").splitlines():
             where, kind, name, *given = line.split()
@@ -367,7 +367,7 @@ class TestBesideRabbitMq:
     def test_no_reason_is_idle(self) -> None:
         names = [line.split()[2] for line in HEARD.read_text("ascii").splitlines() if not line.startswith("#")]
         assert [pattern for pattern in MISSING if not any(re.fullmatch(pattern, name) for name in names)] == []
-        here = {family.name for family in families.ALL}
+        here = {family.name for family in prometheus.ALL}
         excused = {name for name in names for pattern in MISSING if re.fullmatch(pattern, name)}
         assert sorted(excused & here) == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pika
 
-from amqpd.management.api import ROUTES
+from amqpd.management.routes import ROUTES
 from amqpd.management.router import Router
 
 

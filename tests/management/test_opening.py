@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.queues.make_queue import make_queue
-from amqpd.management.metrics import objects
+from amqpd.broker.queue.factory import make_queue
+from amqpd.management import collectors
 from amqpd.server import Server
 from amqpd.storage.queue_log import QueueLog
 from amqpd.testing import BrokerProcess, embedded
@@ -111,10 +111,10 @@ async def test_a_scrape_does_not_wait_for_every_log(
         vhost, logs = server.broker.vhosts["/"], [SlowLog() for _ in range(3)]
         for number, log in enumerate(logs):
             vhost.add_queue(make_queue(vhost.queue_host, f"slow{number}", True, False, None, {}, log))
-        monkeypatch.setattr(objects, "OPENING_S", 0.0)
+        monkeypatch.setattr(collectors, "OPENING_S", 0.0)
         answer = await answer_of(server, "GET", path)
         assert [log.asked for log in logs] == [0, 0, 0]
-        monkeypatch.setattr(objects, "OPENING_S", 0.05)
+        monkeypatch.setattr(collectors, "OPENING_S", 0.05)
         answer = await answer_of(server, "GET", path)
         assert answer.startswith(b"HTTP/1.0 200 ")
         assert [log.asked for log in logs] == [1, 0, 0]  # the first one's disk does not answer within the time

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.auth.backends import User
-from amqpd.management import page_files
-from amqpd.management.call import Call, Caller, NotThere
-from amqpd.management.page_files import PageFiles, accepted, get_asset, get_page
+from amqpd.auth.internal_backend import User
+from amqpd.management import ui
+from amqpd.management.request import Call, Caller, NotThere
+from amqpd.management.ui import PageFiles, accepted, get_asset, get_page
 
 SCRIPT = b"console.log('a page')" * 50
 
@@ -87,7 +87,7 @@ async def test_nothing_but_what_is_built_for_it_is_there(built, name):
 
 @pytest.mark.parametrize("from_sources", [True, False])
 async def test_without_a_build_it_says_why_and_asks_again(tmp_path, monkeypatch, from_sources):
-    monkeypatch.setattr(page_files, "SETUP", tmp_path / ("setup.py" if from_sources else "none"))
+    monkeypatch.setattr(ui, "SETUP", tmp_path / ("setup.py" if from_sources else "none"))
     (tmp_path / "setup.py").touch()
     page = await get_page(PageFiles(tmp_path / "dist"), ask())
     text = " ".join(page.body.decode().split())

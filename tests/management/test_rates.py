@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from amqpd.cluster.gather import _add
-from amqpd.management import rates as rates_module
-from amqpd.management.call import BadRequest
+from amqpd.cluster.api_gateway import _add
+from amqpd.management import stats as rates_module
+from amqpd.management.request import BadRequest
 from amqpd.management.counted import QUEUE
-from amqpd.management.rates import IDLE_AFTER_S
+from amqpd.management.stats import IDLE_AFTER_S
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, Spans, details
 from amqpd.management.spans import check_list, spans
 
@@ -277,9 +277,9 @@ def test_an_idle_queue_says_since_when(rates_of):
 @pytest.fixture
 def rates_of(tmp_path):
     """Rates over a catalogue of one queue, of which only counters are asked."""
-    from amqpd.broker.counters import ChannelTotals, Ended, VhostCounts
-    from amqpd.management.rates import Rates
-    from amqpd.storage.commit.sync_times import SyncTimes
+    from amqpd.broker.stats import ChannelTotals, Ended, VhostCounts
+    from amqpd.management.stats import Rates
+    from amqpd.storage.sync_times import SyncTimes
 
     class Queue(SimpleNamespace):
         __hash__ = object.__hash__

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from amqpd.auth.backends import NoSuchUser
+from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.management import sessions
 from amqpd.management.sessions import OF_USER_MAX, Sessions, cookie, token_of
 

@@ -1,4 +1,4 @@
-"""What `amqpd.management.shapes` says of answers, held with the answers of a broker at work."""
+"""What `amqpd.management.api_types` says of answers, held with the answers of a broker at work."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from amqpd.management.api import ROUTES
-from amqpd.management.reference import openapi
+from amqpd.management.routes import ROUTES
+from amqpd.management.openapi import openapi
 from amqpd.management.schemas import Schemas
-from amqpd.management.shapes import ANSWERS
+from amqpd.management.api_types import ANSWERS
 
 DESCRIPTION = openapi(ROUTES)
 KINDS: dict[str, tuple[type, ...]] = {

@@ -16,36 +16,21 @@ from typing import Any
 
 import pytest
 
-from amqpd.auth.backends import User
-from amqpd.broker.catalogue import queues as declarations
-from amqpd.broker.catalogue.bindings import bind
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.catalogue.declared import Name, OnItsWay
-from amqpd.broker.catalogue.exchanges import declare as declare_exchange
+from amqpd.auth.internal_backend import User
+from amqpd.broker.vhost import declare as declarations
+from amqpd.broker.vhost.bindings import bind
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.pending import Name, OnItsWay
+from amqpd.broker.vhost.exchanges import declare as declare_exchange
 from amqpd.broker.session import Session
-from amqpd.management import (
-    bindings,
-    definitions,
-    definitions_difference,
-    definitions_import,
-    exchanges,
-    exports,
-    overview,
-    policies,
-    policy_preview,
-    queues,
-    slices,
-    topology,
-    users,
-    vhosts,
-)
-from amqpd.management.body import parse
-from amqpd.management.call import ApiError, Call, Caller
-from amqpd.management.metrics import routes as metrics
-from amqpd.management.rates import Rates
-from amqpd.management.slices import release
+from amqpd.management import bindings, definitions, definitions_difference, definitions_import, exchanges, log_files, overview, policies, policy_preview, queues, time_slice, topology, users, vhosts
+from amqpd.management.json_body import parse
+from amqpd.management.request import ApiError, Call, Caller
+from amqpd.management import metrics_routes as metrics
+from amqpd.management.stats import Rates
+from amqpd.management.time_slice import release
 from amqpd.server import Server
-from amqpd.settings import load
+from amqpd.config import load
 
 FEW = 600
 MANY = 100_000
@@ -124,7 +109,7 @@ HANDLERS = {
     "rates": lambda server: Rates(server.broker, server.connections).sweep(),
     "topology": lambda server: topology.get_topology(call(server, V, count="2000")),
     "a search in the topology": lambda server: topology.get_topology(call(server, V, name="amq.topic")),
-    "exports": lambda server: exports.get_all_exports(call(server)),
+    "exports": lambda server: log_files.get_all_exports(call(server)),
     "a policy's preview": lambda server: policy_preview.preview(
         False, call(server, V, {"name": "p", "pattern": "^q", "definition": {"max-length": 5}})
     ),
@@ -137,7 +122,7 @@ HANDLERS = {
 
 async def test_long_answers_are_made_in_slices(server, monkeypatch):
     declare(server, FEW)
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
     held = []
     for name, handler in HANDLERS.items():
         task = asyncio.ensure_future(handler(server))
@@ -165,7 +150,7 @@ async def test_a_document_that_waits_for_a_name_is_let_go_of_in_slices(server, m
 
 
 async def test_exclusive_queues_that_end_while_they_are_listed(server, monkeypatch):
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
     vhost = server.broker.vhosts["/"]
     shown = set()
     for turns in range(20):

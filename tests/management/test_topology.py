@@ -9,17 +9,17 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from amqpd.auth.backends import User
-from amqpd.broker.catalogue import exchanges, queues
-from amqpd.broker.catalogue.bindings import bind
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.cluster.gather import _add
-from amqpd.management.call import Call, Caller
+from amqpd.auth.internal_backend import User
+from amqpd.broker.vhost import exchanges, declare
+from amqpd.broker.vhost.bindings import bind
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.cluster.api_gateway import _add
+from amqpd.management.request import Call, Caller
 from amqpd.management.counted import QUEUE, READERS
-from amqpd.management.rates import Rates, Sample
+from amqpd.management.stats import Rates, Sample
 from amqpd.management.topology import get_topology
 from amqpd.server import Server
-from amqpd.settings import load
+from amqpd.config import load
 
 
 def links(found: Any) -> list[tuple[str, str, str]]:
@@ -158,7 +158,7 @@ async def test_of_a_cluster_a_link_leads_to_its_own_nodes_queue(tmp_path) -> Non
         server = Server(settings, asyncio.get_running_loop())
         server.load()
         vhost = server.broker.vhosts["/"]
-        queues.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        declare.declare(vhost, QueueDeclaration(name, False, False, False, {}))
         bind(vhost, vhost.exchanges["amq.topic" if number else "amq.direct"], vhost.queues[name], "k", {})
         answer = await get_topology(Asked(server, f"{name}@host"))
         body = answer.body or b""
@@ -182,7 +182,7 @@ async def test_a_link_between_exchanges_has_a_rate(tmp_path) -> None:
     bind(vhost, vhost.exchanges["in"], vhost.exchanges["shop"], "eu.#", {})
     bind(vhost, vhost.exchanges["shop"], vhost.exchanges["lake"], "#", {})
     for name, source, in_per_s in (("eu", "shop", 4.0), ("all", "lake", 5.0)):
-        queues.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        declare.declare(vhost, QueueDeclaration(name, False, False, False, {}))
         queue = vhost.queues[name]
         bind(vhost, vhost.exchanges[source], queue, "#", {})
         counts = READERS[QUEUE](queue)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.broker.catalogue import walk
-from amqpd.broker.queues import opening
+from amqpd.broker.vhost import walk
+from amqpd.broker.queue import log_opener
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -20,4 +20,4 @@ def slices_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
     model knows: on a machine that stands still for a moment it would see another order.
     """
     monkeypatch.setattr(walk, "SLICE_S", math.inf)
-    monkeypatch.setattr(opening, "SLICE_S", math.inf)
+    monkeypatch.setattr(log_opener, "SLICE_S", math.inf)

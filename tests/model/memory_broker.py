@@ -18,12 +18,12 @@ import pamqp.header
 
 from amqpd.broker.broker import Broker
 from amqpd.connection.connection import Connection
-from amqpd.connection.connections import Connections
-from amqpd.connection.control import Control
-from amqpd.connection.control import Wire as WireBase
-from amqpd.connection.ending import CLOSED
-from amqpd.settings import Settings
-from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.connection.registry import Connections
+from amqpd.connection.interfaces import Control
+from amqpd.connection.interfaces import Wire as WireBase
+from amqpd.connection.closing import CLOSED
+from amqpd.config import Settings
+from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
@@ -227,7 +227,7 @@ class MemoryBroker:
 
     def again(self, *, clean: bool) -> None:
         """The next life of the broker: its clients are gone, its durable queues are there."""
-        from amqpd.broker.queues.make_queue import make_queue
+        from amqpd.broker.queue.factory import make_queue
 
         queues = [(queue.name, queue.id, queue.arguments) for queue in self.vhost.queues.values() if queue.id]
         if clean:

@@ -9,7 +9,7 @@ from typing import Any
 from program_routing import CHOOSING
 
 from amqpd.routing import registry
-from amqpd.routing.whole_message import WholeMessage, label_of
+from amqpd.routing.message_exchange import WholeMessage, label_of
 
 
 class Watched(WholeMessage):

@@ -10,10 +10,10 @@ from memory_metadata import Rows
 from program_choices import Watched
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.catalogue.restore import Findings, Report
-from amqpd.connection.connections import Connections
-from amqpd.settings import Settings
-from amqpd.storage.metadata.metadata import Change, VhostRow
+from amqpd.broker.vhost.recovery import Findings, Report
+from amqpd.connection.registry import Connections
+from amqpd.config import Settings
+from amqpd.storage.metadata.store import Change, VhostRow
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

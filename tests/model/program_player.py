@@ -19,7 +19,7 @@ from program_transactions import Transactor
 from program_twin import Twin
 from programs import Op
 
-from amqpd.broker.catalogue import policies
+from amqpd.broker.vhost import policies
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.flow.timers import TICK_MS
 

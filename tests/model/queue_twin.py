@@ -8,7 +8,7 @@ import pamqp.commands as spec
 from hypothesis.stateful import RuleBasedStateMachine
 from memory_broker import Client, Event, MemoryBroker
 
-from amqpd.channel.deliveries import OUT_BYTES_MAX
+from amqpd.channel.consumer import OUT_BYTES_MAX
 
 HOT_COUNT_MAX = 6
 HOT_BYTES_MAX = 400_000

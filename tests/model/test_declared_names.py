@@ -9,11 +9,11 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
-from amqpd.broker.catalogue import bindings
+from amqpd.broker.vhost import bindings
 from amqpd.broker.message_view import NO_MESSAGE
-from amqpd.broker.publishing import router
-from amqpd.protocol.codec import encode_table
-from amqpd.storage.metadata.metadata import BindingRow, Put
+from amqpd.broker.publish import router
+from amqpd.protocol.field_table import encode_table
+from amqpd.storage.metadata.store import BindingRow, Put
 
 
 class Room(DeclaredHouse):

@@ -9,12 +9,12 @@ import pytest
 from memory_broker import Client, MemoryBroker, User
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.flow.turn import Turn
+from amqpd.broker.flow.loop_turn import Turn
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.publisher import Publisher
-from amqpd.broker.publishing.spread import WIDE_COUNT, Spread
-from amqpd.broker.publishing.unconfirmed import Unconfirmed, when_safe
-from amqpd.broker.queues.make_queue import make_queue
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.confirms import Unconfirmed, when_safe
+from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.session import Session
 from amqpd.errors import AccessRefused, NotFound, PreconditionFailed
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties

@@ -18,7 +18,7 @@ from memory_broker import Client, Event
 from profiles import examples
 from queue_twin import HOT_COUNT_MAX, Message, QueueTwin, TwinChannel, TwinConsumer, TwinQueue, Unacked
 
-from amqpd.broker.queues.rules import Rules
+from amqpd.broker.queue.config import Rules
 
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x10\x00\x01"

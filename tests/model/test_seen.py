@@ -9,10 +9,10 @@ import pytest
 from memory_broker import Client, MemoryBroker
 from test_publisher import Front
 
-from amqpd.broker.publishing import spread
-from amqpd.broker.publishing.seen import Seen
+from amqpd.broker.publish import fanout
+from amqpd.broker.publish.deduplication import Seen
 from amqpd.protocol.properties import Properties, encode_properties
-from amqpd.routing.deduplication import Deduplication
+from amqpd.routing.stateful import Deduplication
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_what_a_queue_refuses_is_nacked_once(house: MemoryBroker, name: str) -> 
 def test_a_copy_that_comes_while_the_first_goes_to_very_many_queues(
     house: MemoryBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spread, "SLICE_S", 0.0)
-    names = [f"q{number}" for number in range(spread.WIDE_COUNT + 200)]
+    monkeypatch.setattr(fanout, "SLICE_S", 0.0)
+    names = [f"q{number}" for number in range(fanout.WIDE_COUNT + 200)]
     client, other = Client(house, "client"), Client(house, "other")
     for each in (client, other):
         each.say(1, spec.Channel.Open(), spec.Confirm.Select())

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.routing import selector_nodes as nodes
+from amqpd.routing import selector_ast as nodes
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import Selector, parse
 from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, pattern_of

@@ -10,10 +10,10 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
-from amqpd.broker.catalogue import bindings, exchanges, queues, vhosts
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
-from amqpd.broker.catalogue.declared import OnItsWay
-from amqpd.broker.catalogue.transaction import Draft, Transaction
+from amqpd.broker.vhost import bindings, exchanges, declare, vhosts
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
+from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.batch import Draft, Transaction
 from amqpd.errors import AccessRefused, PreconditionFailed
 
 DECLARE = spec.Queue.Declare(queue="q", durable=True)
@@ -53,7 +53,7 @@ def declare_all(transaction: Transaction, vhost: str = "/", *, durable: bool = T
     draft = transaction.draft(vhost)
     assert draft is not None
     assert exchanges.declare(draft, ExchangeDeclaration("x", "direct", durable, False, False, {}))
-    assert queues.declare(draft, QueueDeclaration("q", durable, False, False, {}))
+    assert declare.declare(draft, QueueDeclaration("q", durable, False, False, {}))
     bind(draft)
     return draft
 
@@ -149,9 +149,9 @@ def test_a_dry_run_finds_what_is_wrong_and_holds_nothing(room: Room) -> None:
     draft = declare_all(transaction)
     assert room.held() == []
     with pytest.raises(PreconditionFailed, match="inequivalent arg 'durable' for queue 'q'"):
-        queues.declare(draft, QueueDeclaration("q", False, False, False, {}))
+        declare.declare(draft, QueueDeclaration("q", False, False, False, {}))
     with pytest.raises(AccessRefused):
-        queues.declare(draft, QueueDeclaration("amq.q", True, False, False, {}))
+        declare.declare(draft, QueueDeclaration("amq.q", True, False, False, {}))
     with pytest.raises(PreconditionFailed, match="inequivalent arg 'type' for exchange 'x'"):
         exchanges.declare(draft, ExchangeDeclaration("x", "fanout", True, False, False, {}))
     assert not room.metadata.waiting and "q" not in room.vhost.queues
@@ -193,7 +193,7 @@ def test_an_end_that_goes_before_the_commit_is_told(room: Room) -> None:
     assert draft is not None
     bindings.bind(draft, room.vhost.exchanges["amq.direct"], queue, "k", {})
     assert transaction.gone() is None
-    queues.delete(room.vhost, queue)
+    declare.delete(room.vhost, queue)
     assert transaction.gone() is queue
 
 
@@ -215,9 +215,9 @@ def test_an_end_that_goes_behind_the_commit_takes_its_binding_with_it(room: Room
     next(steps)
     next(steps)
     old = room.vhost.queues["q"]
-    queues.delete(room.vhost, old)
+    declare.delete(room.vhost, old)
     room.commit()
-    queues.declare(room.vhost, QueueDeclaration("q", True, False, False, {}))
+    declare.declare(room.vhost, QueueDeclaration("q", True, False, False, {}))
     while room.metadata.waiting:
         room.commit()
     assert room.vhost.queues["q"] is not old

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from page_shop import part
 
-from amqpd.management.call import Role
+from amqpd.management.request import Role
 
 
 class Place(NamedTuple):

@@ -302,7 +302,7 @@ CLUSTER = {
     "relayed_out": 1,
     "relayed_in": 0,
 }
-"""As a node of three answers it (amqpd/cluster/control.py)."""
+"""As a node of three answers it (amqpd/cluster/operations.py)."""
 
 
 def test_of_a_cluster_who_runs_what_and_a_move(visit, broker) -> None:

@@ -6,7 +6,7 @@ import pytest
 from page_paths import LISTS, PAGES
 from page_shop import USERS
 
-from amqpd.management.call import TAGS
+from amqpd.management.request import TAGS
 
 KINDS = [name for name, tags in USERS.items() if tags]
 

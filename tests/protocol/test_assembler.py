@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.errors import FrameError, PreconditionFailed
-from amqpd.protocol.assembler import Assembler
+from amqpd.protocol.frame_parser import Assembler
 
 PROFILE = settings(
     deadline=None, max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from amqpd.errors import REPLY_TEXT_SIZE_BYTES_MAX, FrameError
 from amqpd.protocol import commands
-from amqpd.protocol.codec import CodecError
+from amqpd.protocol.field_table import CodecError
 from amqpd.protocol.commands import Command, MethodSyntaxError, UnknownMethod, decode, encode, frame, method_name
 from amqpd.protocol.plans import read_arguments, write_arguments
 

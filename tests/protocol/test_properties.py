@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqpd.protocol import properties as props
-from amqpd.protocol.codec import CodecError, Timestamp, encode_table, shortstr
+from amqpd.protocol.field_table import CodecError, Timestamp, encode_table, shortstr
 from amqpd.protocol.properties import (
     Properties,
     decode_properties,

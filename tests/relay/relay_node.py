@@ -18,22 +18,22 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import amqpd.management.whole
+import amqpd.management.cluster_gateway
 import amqpd.server
 from amqpd.__main__ import main
 from amqpd.broker.broker import Broker
-from amqpd.broker.catalogue.declared import finished
-from amqpd.broker.catalogue.vhosts import declare
+from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.vhosts import declare
 from amqpd.cluster.front_end import InnerFrontEnd
 from amqpd.cluster.metadata import NotOwner
-from amqpd.cluster.rows import SlotChange
+from amqpd.cluster.row_codec import SlotChange
 from amqpd.cluster.view import Node, View
-from amqpd.connection.front_end import AmqpFrontEnd
-from amqpd.front_end import FrontEnd, Guest
-from amqpd.management.call import Unavailable
+from amqpd.connection.server import AmqpFrontEnd
+from amqpd.protocol_server import FrontEnd, Guest
+from amqpd.management.request import Unavailable
 from amqpd.management.front_end import AdminFrontEnd
-from amqpd.settings import Settings
-from amqpd.storage.metadata.metadata import PermissionRow, Put, UserRow, WriteFailed
+from amqpd.config import Settings
+from amqpd.storage.metadata.store import PermissionRow, Put, UserRow, WriteFailed
 
 LOOK_S = 0.02
 
@@ -172,7 +172,7 @@ class RelayServer(amqpd.server.Server):
         super().__init__(settings, loop, guests)
         name, folder, secret = PLACE
         if (Path(folder) / f"{name}.troubled").exists():
-            amqpd.management.whole.Caller = troubled  # type: ignore[misc,assignment]
+            amqpd.management.cluster_gateway.Caller = troubled  # type: ignore[misc,assignment]
         admin = next(each for each in self.front_ends if isinstance(each, AdminFrontEnd))
         type(self.broker).node_name = property(lambda _: name)  # type: ignore[method-assign,assignment]
         self.front_ends.append(Port(self.broker, self.amqp, admin, Table(name, Path(folder)), secret, Path(folder)))

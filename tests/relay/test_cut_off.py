@@ -14,7 +14,7 @@ import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
 from relay_rig import Rig, connections, wait_until
 
-from amqpd.cluster.hearsay import CUT_OFF
+from amqpd.cluster.peer_server import CUT_OFF
 
 TOLD = f"(320) 'CONNECTION_FORCED - {CUT_OFF}'"
 

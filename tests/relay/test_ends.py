@@ -15,7 +15,7 @@ import pytest
 from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
 from relay_rig import Rig, connections, wait_until
 
-from amqpd.connection.handshake import HEADER
+from amqpd.connection.channel_zero import HEADER
 from amqpd.protocol import commands
 
 

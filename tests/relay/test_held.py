@@ -16,7 +16,7 @@ import trustme
 from pika.credentials import ExternalCredentials
 from relay_rig import Rig, connections, wait_until
 
-from amqpd.connection.handshake import HEADER
+from amqpd.connection.channel_zero import HEADER
 from amqpd.protocol import commands
 from amqpd.testing import BrokerProcess
 

@@ -21,12 +21,12 @@ from relay_rig import SECRET, Rig, wait_until
 from amqpd.cluster import preamble as words
 from amqpd.cluster.forward import forward
 from amqpd.cluster.identity import NAME, identity, peer_context
-from amqpd.cluster.inner import Connector, NotReached, Refused
+from amqpd.cluster.peer_link import Connector, NotReached, Refused
 from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.preamble import BadPreamble, Client, Preamble
-from amqpd.cluster.relay import Relays
-from amqpd.cluster.rows import PutNote
-from amqpd.storage.metadata.metadata import Put, UserRow, WriteFailed
+from amqpd.cluster.proxy import Relays
+from amqpd.cluster.row_codec import PutNote
+from amqpd.storage.metadata.store import Put, UserRow, WriteFailed
 
 CLIENT = Client(
     "guest", "v", "PLAIN", {"product": "x", "capabilities": {"a": True}}, 2047, 131072, 60, 1.5, ("10.0.0.1", 5),

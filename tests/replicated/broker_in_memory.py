@@ -10,22 +10,22 @@ from typing import Any
 from kafka_in_memory import FakeKafka
 from slot_in_memory import Slot, queue_id
 
-from amqpd.broker.catalogue.catalogue import Catalogue
-from amqpd.broker.catalogue.vhost import VHost
-from amqpd.broker.delays.delays import Delays
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.delayed.delayed_messages import Delays
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.turn import Turn
-from amqpd.broker.hosting import BrokerHost
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.queue_services import BrokerHost
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publishing.dead_letters import DeadLetters
-from amqpd.broker.publishing.republisher import Republisher
-from amqpd.broker.queues.make_queue import make_queue
-from amqpd.broker.queues.opening import Opener
-from amqpd.broker.queues.pump_retries import PumpRetries
-from amqpd.broker.queues.queue import Queue
-from amqpd.broker.queues.windows import Windows
+from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.publish.republisher import Republisher
+from amqpd.broker.queue.factory import make_queue
+from amqpd.broker.queue.log_opener import Opener
+from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.windows import Windows
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
-from amqpd.storage.metadata.metadata import VhostRow
+from amqpd.storage.metadata.store import VhostRow
 
 SOURCE, TARGET = "source", "target"
 

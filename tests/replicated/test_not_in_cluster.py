@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.catalogue import not_in_cluster, policies
-from amqpd.broker.catalogue.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.catalogue.not_in_cluster import REFUSED
-from amqpd.broker.catalogue.policy_keys import InvalidPolicy
-from amqpd.broker.catalogue.policy_keys import keys as policy_keys
-from amqpd.broker.queues import arguments as queue_arguments
+from amqpd.broker.vhost import cluster_checks, policies
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.cluster_checks import REFUSED
+from amqpd.broker.vhost.policy_keys import InvalidPolicy
+from amqpd.broker.vhost.policy_keys import keys as policy_keys
+from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.errors import PreconditionFailed
 
 KINDS = {
@@ -48,19 +48,19 @@ def test_each_row_is_something_there_is() -> None:
 @pytest.mark.parametrize("arguments", [{"x_retain": "1D"}, {"x_export": "lake"}, {"x_compact": True}])
 def test_queues(arguments: dict[str, Any]) -> None:
     with pytest.raises(PreconditionFailed, match=r"invalid arg 'x-.*' for queue 'q' in vhost '/': not in a cluster: "):
-        not_in_cluster.check_queue("/", queue(**arguments))
+        cluster_checks.check_queue("/", queue(**arguments))
 
 
 def test_what_changes_nothing_is_taken() -> None:
-    not_in_cluster.check_queue("/", queue(x_compact=False, x_max_length=3))
-    assert not_in_cluster.policy_faults({"cleanup-policy": "delete", "max-length": 3}) == []
+    cluster_checks.check_queue("/", queue(x_compact=False, x_max_length=3))
+    assert cluster_checks.policy_faults({"cleanup-policy": "delete", "max-length": 3}) == []
 
 
 def test_exchanges() -> None:
     asked = ExchangeDeclaration("later", "x-delayed-message", True, False, False, {"x-delayed-type": "fanout"})
     with pytest.raises(PreconditionFailed, match="cannot be of type 'x-delayed-message': not in a cluster: what is"):
-        not_in_cluster.check_exchange("/", asked)
-    not_in_cluster.check_exchange("/", asked._replace(kind="fanout"))
+        cluster_checks.check_exchange("/", asked)
+    cluster_checks.check_exchange("/", asked._replace(kind="fanout"))
 
 
 def test_policies() -> None:

@@ -10,7 +10,7 @@ from kafka_in_memory import FakeKafka
 from slot_in_memory import SETTLED, TOPIC, Slot, owner
 
 from amqpd.cluster import reading_back
-from amqpd.cluster.connection import KafkaLost
+from amqpd.kafka.connection import KafkaLost
 
 
 async def test_the_next_owner_reads_back_what_is_live() -> None:

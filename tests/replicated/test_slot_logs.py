@@ -13,8 +13,8 @@ from slot_in_memory import SETTLED, TOPIC, Slot, owner, queue_id
 
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.queue_log import LogFailed
-from amqpd.storage.replicated.keyed import Keyed, read_keyed
-from amqpd.storage.replicated.requests import ProducerId
+from amqpd.kafka.keyed_records import Keyed, read_keyed
+from amqpd.kafka.requests import ProducerId
 
 
 async def test_a_confirm_waits_for_the_answer() -> None:

@@ -8,7 +8,7 @@ from slot_in_memory import PROPERTIES, ROUTE, TOPIC, Slot
 
 from amqpd.broker.destination import Versioned
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publishing.route import Route
+from amqpd.broker.publish.route import Route
 from amqpd.channel.transaction import Transaction
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.log.batch import BatchHeader

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from amqpd.routing import trie
-from amqpd.routing.consistent_hash import ConsistentHash
+from amqpd.routing.hashing import ConsistentHash
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
 from amqpd.routing.modulus_hash import ModulusHash

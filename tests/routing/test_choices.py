@@ -16,7 +16,7 @@ from amqpd.routing.errors import BadBinding
 from amqpd.routing.modulus_hash import ModulusHash
 from amqpd.routing.random_choice import LocalRandom, Random
 from amqpd.routing.routed import Routed
-from amqpd.routing.whole_message import WholeMessage, label_of
+from amqpd.routing.message_exchange import WholeMessage, label_of
 
 NONE = Routed("", {})
 

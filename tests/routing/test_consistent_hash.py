@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.routing import looks
-from amqpd.routing.consistent_hash import ConsistentHash, weight_of
+from amqpd.routing.hashing import ConsistentHash, weight_of
 from amqpd.routing.errors import BadBinding
 from amqpd.routing.routed import Routed
 from amqpd.routing.selector_fields import MESSAGE_ID, TIMESTAMP
-from amqpd.routing.selector_nodes import Selectable
+from amqpd.routing.selector_ast import Selectable
 
 KEYS = [f"order-{number}" for number in range(20_000)]
 
@@ -115,7 +115,7 @@ def test_the_order_of_declarations_does_not_matter(order: list[tuple[str, int]],
 
 def test_every_process_chooses_alike() -> None:
     program = (
-        "from amqpd.routing.consistent_hash import ConsistentHash\n"
+        "from amqpd.routing.hashing import ConsistentHash\n"
         "x = ConsistentHash()\n"
         "for n in range(9): x.bind('2', {}, f'q{n}')\n"
         "print([min(x.match(f'k{n}', None)) for n in range(12)])"

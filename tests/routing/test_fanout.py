@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from amqpd import routing
-from amqpd.routing.fanout import Fanout
+from amqpd.routing.direct_fanout import Fanout
 
 
 def test_everything_bound_gets_everything() -> None:
@@ -30,5 +30,5 @@ def test_unbinding_keeps_other_bindings_to_the_same_destination() -> None:
 
 
 def test_the_sample_is_under_fifty_lines() -> None:
-    source = Path(routing.__file__).with_name("fanout.py")
+    source = Path(routing.__file__).with_name("direct_fanout.py")
     assert len(source.read_text(encoding="utf-8").splitlines()) < 50

@@ -11,7 +11,7 @@ from amqpd.routing.errors import BadBinding, BadSelector
 from amqpd.routing.jms_topic import JmsTopic
 from amqpd.routing.looks import HEADERS, ROUTING_KEY
 from amqpd.routing.selector import parse
-from amqpd.routing.selector_nodes import Condition
+from amqpd.routing.selector_ast import Condition
 
 
 def test_selectors_choose() -> None:

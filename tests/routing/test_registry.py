@@ -8,10 +8,10 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from amqpd.routing import looks, registry
-from amqpd.routing.consistent_hash import ConsistentHash
+from amqpd.routing.hashing import ConsistentHash
 from amqpd.routing.direct import Direct
 from amqpd.routing.errors import RoutingError, UnknownExchangeType
-from amqpd.routing.fanout import Fanout
+from amqpd.routing.direct_fanout import Fanout
 from amqpd.routing.headers import Headers
 from amqpd.routing.modulus_hash import ModulusHash
 from amqpd.routing.random_choice import LocalRandom, Random
@@ -68,34 +68,34 @@ def test_an_unknown_type(guests: list[EntryPoint]) -> None:
 
 
 def test_a_guest_is_loaded_on_a_miss(guests: list[EntryPoint]) -> None:
-    guests.append(EntryPoint("x-everyone", "amqpd.routing.fanout:Fanout", GROUP))
+    guests.append(EntryPoint("x-everyone", "amqpd.routing.direct_fanout:Fanout", GROUP))
     made = exchange_type("x-everyone")()
     made.bind("k", {}, "q")
     assert made.match("other", None) == {"q"}
 
 
 def test_a_guest_of_another_group_is_none(guests: list[EntryPoint]) -> None:
-    guests.append(EntryPoint("x-everyone", "amqpd.routing.fanout:Fanout", "amqpd.queue_types"))
+    guests.append(EntryPoint("x-everyone", "amqpd.routing.direct_fanout:Fanout", "amqpd.queue_types"))
     with pytest.raises(UnknownExchangeType):
         exchange_type("x-everyone")
 
 
 def test_a_guest_replaces_no_built_in(guests: list[EntryPoint], caplog: pytest.LogCaptureFixture) -> None:
-    guests.append(EntryPoint("direct", "amqpd.routing.fanout:Fanout", GROUP))
+    guests.append(EntryPoint("direct", "amqpd.routing.direct_fanout:Fanout", GROUP))
     assert exchange_type("direct") is Direct
     assert exchange_type_names().count("direct") == 1
     assert "the name is taken" in caplog.text
 
 
 def test_the_first_of_two_guests_serves(guests: list[EntryPoint], caplog: pytest.LogCaptureFixture) -> None:
-    guests.append(EntryPoint("x-twice", "amqpd.routing.fanout:Fanout", GROUP))
+    guests.append(EntryPoint("x-twice", "amqpd.routing.direct_fanout:Fanout", GROUP))
     guests.append(EntryPoint("x-twice", "amqpd.routing.direct:Direct", GROUP))
     assert isinstance(exchange_type("x-twice")(), Fanout)
     assert "amqpd.routing.direct:Direct is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "value", ["no.such.module:Thing", "amqpd.routing.fanout:Nothing", "amqpd.routing.trie:ONE_WORD"]
+    "value", ["no.such.module:Thing", "amqpd.routing.direct_fanout:Nothing", "amqpd.routing.trie:ONE_WORD"]
 )
 def test_a_broken_guest_is_logged_and_unknown(
     guests: list[EntryPoint], caplog: pytest.LogCaptureFixture, value: str

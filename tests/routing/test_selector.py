@@ -10,7 +10,7 @@ import pytest
 from amqpd.routing import selector_fields as fields
 from amqpd.routing.errors import BadSelector
 from amqpd.routing.selector import EVERYTHING, TEXT_SIZE_MAX, parse
-from amqpd.routing.selector_nodes import Selectable
+from amqpd.routing.selector_ast import Selectable
 
 
 class Message(Selectable):

@@ -14,22 +14,22 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from amqpd.auth.backends import AuthChange, Refused
-from amqpd.broker import consuming
+from amqpd.auth.internal_backend import AuthChange, Refused
+from amqpd.broker import consume
 from amqpd.broker.broker import Broker
-from amqpd.broker.catalogue.declared import OnItsWay
-from amqpd.broker.clients import Clients
-from amqpd.broker.delivery import NO_ARGUMENTS, Consumer, Entry, Source, within
+from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.listeners import Clients
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, Source, within
 from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
-from amqpd.broker.publishing.publisher import Publisher
-from amqpd.broker.publishing.unconfirmed import when_safe
-from amqpd.broker.queues.opening import opening_over
-from amqpd.broker.queues.queue import Queue
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.queue.log_opener import opening_over
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.session import Session
 from amqpd.errors import AmqpError, FrameError, NotAllowed, PreconditionFailed, ResourceError
-from amqpd.front_end import FrontEnd
-from amqpd.listening import Listener, bound_sockets
+from amqpd.protocol_server import FrontEnd
+from amqpd.listeners import Listener, bound_sockets
 
 LINE_BYTES_MAX, CREDIT_MAX = 1 << 20, 1000
 PERSISTENT = b"\x10\x00\x02"
@@ -117,11 +117,11 @@ class Client:
         self.say("CONFIRM" if await asyncio.shield(safe) and accepted else "REFUSE")
 
     def subscribe(self, name: str, credit: int) -> None:
-        queue = consuming.queue_for(self.session, name)
-        consuming.check_free(queue, exclusive=False)
+        queue = consume.queue_for(self.session, name)
+        consume.check_free(queue, exclusive=False)
         self.consumers.add(consumer := LineConsumer(self, queue, min(credit, CREDIT_MAX)))
         self.say("OK")
-        consuming.begin(queue, consumer)
+        consume.begin(queue, consumer)
 
     def ack(self, tag: int) -> None:
         if (entry := self.unacked.pop(tag, None)) is None:
@@ -147,7 +147,7 @@ class Client:
 
     def end(self) -> None:
         for consumer in self.consumers:
-            consuming.end(self.session, consumer.source, consumer)
+            consume.end(self.session, consumer.source, consumer)
         for entry in self.unacked.values():
             entry.consumer = None
             entry.queue.requeue(entry, True)

@@ -13,10 +13,10 @@ from librt.strings import BytesWriter
 
 from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.log.record import RecordRoute, write_record
-from amqpd.storage.replicated import produce
-from amqpd.storage.replicated.joining import join
-from amqpd.storage.replicated.partition import Partition
-from amqpd.storage.replicated.producing import Producer, Producing
+from amqpd.kafka import produce
+from amqpd.kafka.joining import join
+from amqpd.kafka.partition import Partition
+from amqpd.kafka.producer_state import Producer, Producing
 
 TOPIC = b"amqpd.orders.1"
 ROUNDS = 20_000

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.keep.cleaner import OffsetMap, encode_clean_offsets, read_clean_offsets
-from amqpd.storage.keep.policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
-from amqpd.storage.keep.retention import trim
+from amqpd.storage.cleaner import OffsetMap, encode_clean_offsets, read_clean_offsets
+from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
+from amqpd.storage.retention import trim
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
 

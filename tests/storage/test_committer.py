@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.commit.committer import Committer, Task
-from amqpd.storage.commit.job import SyncJob
+from amqpd.storage.fsync_thread import Committer, Task
+from amqpd.storage.sync_job import SyncJob
 from amqpd.storage.filesystem import Clock, FileSystem
 
 PATIENCE_S = 60.0

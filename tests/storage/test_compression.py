@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.storage.keep.policy import CleanerPolicy, RetentionPolicy
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, UNPACKED_MAX, ZSTD, compress, decompress, plain
 from amqpd.storage.log.foreign import BadBatch

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.storage.commit.committer import run_job
-from amqpd.storage.commit.job import JobPart, SyncJob
+from amqpd.storage.fsync_thread import run_job
+from amqpd.storage.sync_job import JobPart, SyncJob
 from amqpd.storage.filesystem import APPEND, RESERVE_SIZE_BYTES, FileSystem, OpenFile, Reserve
 from amqpd.storage.simulation import SimulatedFileSystem
 

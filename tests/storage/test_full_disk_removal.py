@@ -6,8 +6,8 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-from amqpd.storage.commit.committer import run_job
-from amqpd.storage.commit.job import JobPart, SyncJob
+from amqpd.storage.fsync_thread import run_job
+from amqpd.storage.sync_job import JobPart, SyncJob
 from amqpd.storage.simulation import SimulatedFileSystem
 
 

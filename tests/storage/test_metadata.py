@@ -15,26 +15,7 @@ import pytest
 from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, Answers, all_rows, named, opened, post, write
 
 from amqpd.storage.metadata.core import CoreStore
-from amqpd.storage.metadata.metadata import (
-    BindingRow,
-    Delete,
-    DeleteBindings,
-    Metadata,
-    MetadataClosed,
-    MetadataError,
-    PermissionRow,
-    Put,
-    QueueRow,
-    Row,
-    SeenRow,
-    StoredOffsetRow,
-    TopicPermissionRow,
-    UserLimitsRow,
-    UserRow,
-    VhostRow,
-    WriteFailed,
-    random_id,
-)
+from amqpd.storage.metadata.store import BindingRow, Delete, DeleteBindings, Metadata, MetadataClosed, MetadataError, PermissionRow, Put, QueueRow, Row, SeenRow, StoredOffsetRow, TopicPermissionRow, UserLimitsRow, UserRow, VhostRow, WriteFailed, random_id
 from amqpd.storage.metadata.schema import TABLES
 from amqpd.storage.metadata.sqlite import SqliteStart
 
@@ -337,7 +318,7 @@ def test_a_killed_process_keeps_what_was_answered(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
-        from amqpd.storage.metadata.metadata import Metadata, Put, VhostRow
+        from amqpd.storage.metadata.store import Metadata, Put, VhostRow
         count = 0
         def done(error):
             global count
@@ -394,7 +375,7 @@ def test_the_start_of_our_own_file_does_not_import_sqlalchemy(tmp_path: Path) ->
     script = """
         import sys
         from pathlib import Path
-        from amqpd.storage.metadata.metadata import Metadata
+        from amqpd.storage.metadata.store import Metadata
         metadata = Metadata("", Path(sys.argv[1]), print)
         metadata.open()
         print("sqlalchemy" in sys.modules, "asyncio" in sys.modules)

@@ -10,13 +10,7 @@ import pytest
 from metadata_rows import EVERY_ROW, OTHER, VHOST, all_rows, named, opened, write
 
 from amqpd.storage.metadata import sqlite
-from amqpd.storage.metadata.metadata import (
-    InstanceMismatch,
-    MetadataError,
-    NewerSchema,
-    Put,
-    random_id,
-)
+from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, Put, random_id
 from amqpd.storage.metadata.rows import Row
 from amqpd.storage.metadata.schema import SCHEMA_VERSION, tables_after
 from amqpd.storage.metadata.sqlite import SqliteStart

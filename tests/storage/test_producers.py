@@ -9,7 +9,7 @@ from typing import Any
 from google_crc32c import value
 
 from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
-from amqpd.storage.log.producers import PRODUCERS_MAX, SILENT_MS_MAX, UNSAFE_MAX, Producer, Producers
+from amqpd.storage.log.producer_state import PRODUCERS_MAX, SILENT_MS_MAX, UNSAFE_MAX, Producer, Producers
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.simulation import SimulatedFileSystem
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.log.readahead import RANGE_SIZE
+from amqpd.storage.readahead import RANGE_SIZE
 from amqpd.storage.log.reader import CHUNK_SIZE
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.storage import Storage

@@ -20,8 +20,8 @@ from librt.strings import BytesWriter
 from profiles import examples
 
 from amqpd.storage.log.batch import ClosedBatch, close_batch
-from amqpd.storage.replicated import fetch, produce, requests
-from amqpd.storage.replicated.fields import BadAnswer, Reader, uvarint_size, write_uvarint
+from amqpd.kafka import fetch, produce, requests
+from amqpd.kafka.wire import BadAnswer, Reader, uvarint_size, write_uvarint
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.storage.replicated.fields import BadAnswer
-from amqpd.storage.replicated.link import Link
-from amqpd.storage.replicated.requests import CORRELATION_MAX
+from amqpd.kafka.wire import BadAnswer
+from amqpd.kafka.correlation import Link
+from amqpd.kafka.requests import CORRELATION_MAX
 
 
 def frame(number: int, body: bytes) -> bytes:

@@ -6,11 +6,11 @@ import pytest
 from twin_kafka import NOT_LEADER, TIMED_OUT, TOO_LARGE, Run, batch_at, values_of
 
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.replicated.barrier import barrier
-from amqpd.storage.replicated.codes import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, code_of
-from amqpd.storage.replicated.fields import BadAnswer
-from amqpd.storage.replicated.joining import JOINED_SIZE_MAX, goes_on, join
-from amqpd.storage.replicated.partition import FULL_SIZE, UNKNOWN, Partition
+from amqpd.kafka.barrier import barrier
+from amqpd.kafka.codes import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, code_of
+from amqpd.kafka.wire import BadAnswer
+from amqpd.kafka.joining import JOINED_SIZE_MAX, goes_on, join
+from amqpd.kafka.partition import FULL_SIZE, UNKNOWN, Partition
 
 SEEDS = 150
 STEPS = 500

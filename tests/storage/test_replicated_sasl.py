@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from amqpd.storage.replicated.sasl import NotProved, Scram, conversation
+from amqpd.kafka.sasl import NotProved, Scram, conversation
 
 NONCE = "rOprNGfwEbeRWgbNEkqO"
 FIRST = "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"

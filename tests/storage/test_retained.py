@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.settle.retained import Retained, retained_of
+from amqpd.storage.acks.retained import Retained, retained_of
 
 BODY = b"." * 400
 

@@ -1,4 +1,4 @@
-"""Settled messages that become live again: rewind.py, and what a crash leaves of it."""
+"""Settled messages that become live again: replay.py, and what a crash leaves of it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from amqpd._build import is_compiled
-from amqpd.storage.settle.rewind import Rewind
-from amqpd.storage.settle.rewind_file import by_segment, decode_rewind, encode_rewind, told_of
-from amqpd.storage.settle.settled import SettledSet
+from amqpd.storage.acks.replay import Rewind
+from amqpd.storage.acks.replay_file import by_segment, decode_rewind, encode_rewind, told_of
+from amqpd.storage.acks.ack_set import SettledSet
 
 BODY = b"." * 400
 

@@ -18,8 +18,8 @@ from librt.strings import BytesWriter
 
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch, crc_fits
 from amqpd.storage.log.record import read_offset_delta, read_varint, record_stop, varint
-from amqpd.storage.replicated.partition import Partition
-from amqpd.storage.replicated.producing import Call, Producer, Producing
+from amqpd.kafka.partition import Partition
+from amqpd.kafka.producer_state import Call, Producer, Producing
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd.storage.filesystem import FileSystem
 
 if TYPE_CHECKING:
-    from amqpd.settings import LimitSettings
+    from amqpd.config import LimitSettings
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delivery import Source
+from amqpd.broker.consumer import Source
 from amqpd.broker.flow.timers import Timers
 
 # Of one turn; of one queue at a time. In the clock's whole milliseconds, looked at every LOOK_COUNT messages.

@@ -1,0 +1,323 @@
+"""What a dead letter tells, and where it goes.
+
+Its headers tell the story, newest first: `x-death`, an array of tables {count, reason, queue, time, exchange,
+routing-keys, original-expiration}, one per (queue, reason), and x-first-death-reason, -queue, -exchange. Its expiration
+goes: it must not expire again at once.
+
+One that may be in its queues already, since a crash, or a log that failed, came before it was settled at its source,
+says so: REDELIVERED is true. It is on more of them than are there twice (`QueueLog.seen_earlier`), and stays.
+
+A message that comes back to a queue it died in is dropped, unless somebody rejected it on the way: a cycle that runs by
+itself would run for ever.
+
+Dead letters come in floods of the same kind, so a `Dresser` remembers, for a slice of them (`begin`): nothing is
+declared or bound meanwhile, and it is the same second. What died in the same queue for the same reason and had the same
+properties and route is made once. What had other properties, but neither copies nor an earlier death, gets the same
+entries at the end of its headers, and goes the same way.
+
+Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and order of the table measured there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, final
+
+from amqpd.broker.vhost.exchange import Exchange
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.destination import Destination
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
+from amqpd.broker.message_view import NO_MESSAGE, PropertiesView
+from amqpd.broker.publish import router
+from amqpd.broker.publish.idempotence import NUMBERS
+from amqpd.broker.publish.origin import STAYS, Dressed
+from amqpd.broker.queue.queue import Queue
+from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Long, Timestamp, decode_table, encode_entry
+from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration, without_headers
+from amqpd.routing.looks import CHANCE, MEMORY, ROUTING_KEY
+
+REDELIVERED: Final = "x-death-redelivered"
+# As far as a death is counted, whatever number a client began with.
+COUNT_MAX: Final = 1 << 62
+# What one slice remembers of each sort.
+REMEMBERED_MAX: Final = 1024
+
+
+@final
+class FirstDeath:
+    """What all dead letters share that died for the first time, in one queue, for one reason, after one route.
+
+    entries: of the headers, encoded.
+    """
+
+    def __init__(self, envelope: Envelope, entries: bytes, destinations: list[Destination]) -> None:
+        self.envelope = envelope
+        self.entries = entries
+        self.destinations = destinations
+
+
+@final
+class Dresser:
+    """Makes dead letters of messages, and remembers for one slice what it has made. vhosts: all there are, by name."""
+
+    def __init__(self, vhosts: Mapping[str, VHost]) -> None:
+        self._vhosts = vhosts
+        self._time_s = 0
+        self._made: dict[tuple[Queue, str, Envelope, bytes, bool], Dressed | None] = {}
+        self._first: dict[tuple[Queue, str, Envelope, bytes | None, bool], FirstDeath | None] = {}
+
+    def begin(self, time_s: int) -> None:
+        """Another slice. time_s: of the deaths, seconds since 1970."""
+        self._time_s = time_s
+        self._made.clear()
+        self._first.clear()
+
+    def dress(
+        self, queue: Queue, envelope: Envelope, properties: bytes, reason: str, again: bool = False
+    ) -> Dressed | None:
+        """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
+        STAYS: its vhost is about to go on elsewhere. again: it may have been published before.
+
+        Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
+        """
+        if PRODUCER_ID in properties:
+            properties = without_headers(properties, NUMBERS)  # in another queue it might pass for a copy
+        key = (queue, reason, envelope, properties, again)
+        if key in self._made:
+            return self._made[key]
+        name = queue.rules.dead_letter_exchange
+        vhost = self._vhosts.get(queue.vhost_name)
+        if vhost is None:
+            return STAYS
+        exchange = vhost.exchanges.get(name) if name is not None else None
+        dressed: Dressed | None = None
+        if exchange is not None and router.looks_at(vhost, exchange) & (CHANCE | MEMORY):
+            # The next one like it may go another way.
+            return address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
+        if exchange is not None:
+            dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason, again)
+            if dressed is None:
+                dressed = address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
+        if len(self._made) >= REMEMBERED_MAX:
+            self._made.clear()
+        self._made[key] = dressed
+        return dressed
+
+    def _dress_first(
+        self,
+        vhost: VHost,
+        queue: Queue,
+        exchange: Exchange,
+        envelope: Envelope,
+        properties: bytes,
+        reason: str,
+        again: bool,
+    ) -> Dressed | None:
+        """None: it has copies or an earlier death, more than its key matters on the way, or headers fill a frame."""
+        if b"-death" in properties:
+            return None
+        info = scan(properties, 0, len(properties))
+        if info.sender_selected:
+            return None
+        expiration = info.expiration
+        key = (queue, reason, envelope, expiration, again)
+        if key in self._first:
+            first = self._first[key]
+        else:
+            first = None
+            if router.looks_at(vhost, exchange) == ROUTING_KEY:
+                first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s, again)
+            if len(self._first) >= REMEMBERED_MAX:
+                self._first.clear()
+            self._first[key] = first
+        if first is None:
+            return None
+        changed = properties if expiration is None else without_expiration(properties)
+        changed = with_entries(changed, first.entries)
+        if len(changed) > FRAME_PAYLOAD_BYTES - 12:
+            return None
+        return Dressed(first.envelope, changed, scan(changed, 0, len(changed)), first.destinations)
+
+
+def first_death(
+    vhost: VHost,
+    queue: Queue,
+    exchange: Exchange,
+    envelope: Envelope,
+    expiration: bytes | None,
+    reason: str,
+    time_s: int,
+    again: bool,
+) -> FirstDeath:
+    """exchange: the dead-letter exchange, where the routing key alone matters."""
+    key = queue.rules.dead_letter_key
+    out = Envelope(exchange.name, envelope.routing_key if key is None else key)
+    death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
+    headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
+    if again:
+        headers[REDELIVERED] = True
+    entries = b"".join([encode_entry(name, value) for name, value in headers.items()])
+    destinations = router.route(vhost, exchange, [out.routing_key], NO_MESSAGE)
+    return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
+
+
+def address(
+    vhost: VHost,
+    queue: Queue,
+    exchange: Exchange,
+    envelope: Envelope,
+    properties: bytes,
+    reason: str,
+    time_s: int,
+    again: bool = False,
+) -> Dressed:
+    """The message as it goes out, and where to. exchange: the dead-letter exchange."""
+    key = queue.rules.dead_letter_key
+    changed = with_death(
+        properties,
+        reason,
+        queue.name,
+        envelope.exchange,
+        envelope.routing_key,
+        time_s,
+        keep_keys=key is None,
+        again=again,
+    )
+    info = scan(changed, 0, len(changed))
+    out = Envelope(exchange.name, envelope.routing_key if key is None else key)
+    table = decode_table(changed, info.headers_start)[0] if info.has_headers else {}
+    keys = [out.routing_key]
+    if key is None:
+        keys += [each for each in copies(table) if each not in keys]
+    destinations = router.route(vhost, exchange, keys, PropertiesView(out, changed))
+    return Dressed(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
+
+
+def without_cycles(destinations: list[Destination], reason: str, deaths: object) -> list[Destination]:
+    """deaths: with the last one, newest first; no array where the headers filled a frame before."""
+    if reason == "rejected" or not isinstance(deaths, list):
+        return destinations
+    return [each for each in destinations if not (isinstance(each, Queue) and is_cycle(each.name, deaths))]
+
+
+def new_death(
+    reason: str, queue: str, exchange: str, keys: list[object], time_s: int, expiration: bytes | None
+) -> dict[str, object]:
+    death: dict[str, object] = {
+        "count": Long(1),
+        "reason": reason,
+        "queue": queue,
+        "time": Timestamp(time_s),
+        "exchange": exchange,
+        "routing-keys": keys,
+    }
+    if expiration is not None:
+        death["original-expiration"] = expiration
+    return death
+
+
+def first_headers(reason: str, queue: str, exchange: str) -> dict[str, object]:
+    return {"x-first-death-reason": reason, "x-first-death-queue": queue, "x-first-death-exchange": exchange}
+
+
+def with_death(
+    properties: bytes,
+    reason: str,
+    queue: str,
+    exchange: str,
+    routing_key: str,
+    time_s: int,
+    *,
+    keep_keys: bool,
+    again: bool = False,
+) -> bytes:
+    """`properties` with this death told in the headers, and without expiration.
+
+    keep_keys: the message keeps its own routing keys; otherwise its CC goes (rabbit: before 3.13). An x-death that is
+    not an array is replaced. Headers that would not fit a frame any more stay as they are.
+    """
+    info = scan(properties, 0, len(properties))
+    table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
+    keys: list[object] = [routing_key, *copies(table)]
+    death = new_death(reason, queue, exchange, keys, time_s, info.expiration)
+    changes: dict[str, object] = {}
+    past = table.get("x-death")
+    if "x-death" not in table:
+        changes = first_headers(reason, queue, exchange)
+    changes["x-death"] = merged(death, past) if isinstance(past, list) else [death]
+    if again:
+        changes[REDELIVERED] = True
+    drop = () if keep_keys else ("CC",)
+    bare = without_expiration(properties)
+    try:
+        changed = with_headers(bare, changes, drop)
+    except CodecError:
+        # A forged x-death that nests as deep as tables may: it starts anew.
+        changes["x-death"] = [death]
+        changed = with_headers(bare, changes, drop)
+    return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else with_headers(bare, {}, drop)
+
+
+def merged(death: dict[str, object], past: list[object]) -> list[object]:
+    """The new death at the head; an earlier one of the same queue and reason counts on instead.
+
+    rabbit: repeated deaths of one queue and reason, as versions before 3.6 wrote them, become one; it counts them where
+    the first of them has no count of its own. Cost: once over `past`.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    for each in past:
+        if isinstance(each, dict):
+            known = identity(each)
+            counts[known] = counts.get(known, 0) + 1
+    this = identity(death)
+    head = death
+    others: list[object] = []
+    for each in past:
+        if not isinstance(each, dict):
+            others.append(each)
+            continue
+        known = identity(each)
+        repeated = counts.pop(known, 0)
+        if repeated == 0:
+            continue
+        one = dict(each)
+        given = one.get("count", repeated)
+        if known == this:
+            number: int = given if isinstance(given, int) else 0
+            one["count"] = Long(number + 1 if number < COUNT_MAX else COUNT_MAX)
+            head = one
+        else:
+            if isinstance(given, int):
+                one["count"] = Long(given)
+            others.append(one)
+    return [head, *others]
+
+
+def identity(death: Mapping[str, object]) -> tuple[str, str]:
+    """Queue and reason; a client may have put anything there."""
+    return str(death.get("queue")), str(death.get("reason"))
+
+
+def is_cycle(queue: str, deaths: list[object]) -> bool:
+    """Whether a message with these deaths, newest first, has been in `queue` before and nobody rejected it since."""
+    for death in deaths:
+        if not isinstance(death, dict) or death.get("reason") == "rejected":
+            # rabbit: what is no death was put there by a client, so this is no cycle that runs by itself
+            return False
+        if death.get("queue") == queue:
+            return True
+    return False
+
+
+def copies(table: Mapping[str, object]) -> list[str]:
+    """The keys of the header CC."""
+    value = table.get("CC")
+    if not isinstance(value, list):
+        return []
+    keys: list[str] = []
+    for key in value:
+        if isinstance(key, bytes):
+            keys.append(key.decode("utf-8", "surrogateescape"))
+        elif isinstance(key, str):
+            keys.append(key)
+    return keys

@@ -1,0 +1,215 @@
+"""What exchanges keep of the messages they route: made for each that keeps something, and where it is written.
+
+x-recent-history has a `History` in memory. x-message-deduplication has a `Seen`; where its cache is on disk
+(`x-cache-persistence: disk`, of a durable exchange) each id is a row of the metadata, below a row for the cache, which
+goes in the commit that takes the exchange away: an exchange that is declared again has seen nothing.
+
+Rows are put as messages become safe, those of one commit together. What has to go (the oldest where the cache is full,
+what is over its time) goes with the next that is put, and at the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from amqpd.broker.vhost.exchange import Binding, Exchange
+from amqpd.broker.vhost.exchange_state import Keeping
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.message import Message
+from amqpd.broker.message_view import MessageView
+from amqpd.broker.publish import router
+from amqpd.broker.publish.history import History
+from amqpd.broker.publish.deduplication import Note, Seen, Store
+from amqpd.broker.publish.unasked import Unasked
+from amqpd.broker.queue.queue import Queue
+from amqpd.routing.stateful import PERSISTENCE, SIZE, TTL, Deduplication
+from amqpd.routing.recent_history import LENGTH, LENGTH_DEFAULT, RecentHistory
+from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, SeenCacheRow, SeenRow, random_id
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost.pending import Commit
+    from amqpd.broker.vhost.vhost import VHost
+
+log = logging.getLogger(__name__)
+
+GIVEN_COUNT: Final = 256
+"""Of a history, in one turn of the loop."""
+PART_MAX: Final = 500
+"""Rows of one submission: some 3 ms of the metadata's thread."""
+
+
+class KeptOnLoop(Keeping):
+    """One per broker. vhosts: all there are, by name. commit: `Metadata.submit`."""
+
+    def __init__(
+        self,
+        vhosts: Mapping[str, VHost],
+        turn: Turn,
+        timers: Timers,
+        call_soon: Callable[..., object],
+        commit: Commit,
+    ) -> None:
+        self._vhosts = vhosts
+        self._turn = turn
+        self._timers = timers
+        self._call_soon = call_soon
+        self._commit = commit
+        self._unasked = Unasked(turn.want)
+        # Of an earlier life, until its exchange is there.
+        self._caches: dict[tuple[str, str], tuple[SeenCacheRow, list[SeenRow]]] = {}
+
+    def load(self, caches: Iterable[SeenCacheRow], ids: Iterable[SeenRow]) -> None:
+        """Called before exchanges are: the ids of each are in the order in which they came."""
+        by_cache: dict[str, list[SeenRow]] = {}
+        for row in ids:
+            by_cache.setdefault(row.cache_id, []).append(row)
+        for cache in caches:
+            rows = sorted(by_cache.get(cache.id, ()), key=_number)
+            self._caches[cache.vhost, cache.exchange] = (cache, rows)
+
+    def begin(self, vhost: str, exchange: Exchange) -> None:
+        matcher = exchange.matcher
+        if isinstance(matcher, RecentHistory):
+            length = exchange.arguments.get(LENGTH)
+            matcher.keep(History(length if isinstance(length, int) else LENGTH_DEFAULT))
+        elif isinstance(matcher, Deduplication):
+            matcher.memory = self._seen(vhost, exchange)
+
+    def _seen(self, vhost: str, exchange: Exchange) -> Seen:
+        size, ttl_ms = number_of(exchange.arguments.get(SIZE)), number_of(exchange.arguments.get(TTL))
+        if exchange.arguments.get(PERSISTENCE) != "disk" or not exchange.durable:
+            return Seen(self._turn, self._timers, size, ttl_ms)
+        known = self._caches.pop((vhost, exchange.name), None)
+        if known is None:
+            store = SeenRows(SeenCacheRow(random_id(), vhost, exchange.name), self._commit, self._timers)
+            return Seen(self._turn, self._timers, size, ttl_ms, store)
+        cache, rows = known
+        store = SeenRows(cache, self._commit, self._timers)
+        seen = Seen(self._turn, self._timers, size, ttl_ms, store)
+        now_ms = self._timers.steady_ms()
+        for row in rows:
+            store.load(row)
+            if row.expires_ms == 0 or row.expires_ms > now_ms:
+                seen.load(row.id, row.expires_ms - now_ms if row.expires_ms else 0)
+            else:
+                store.drop(row.id)
+        store.flush()
+        return seen
+
+    def bound(self, vhost: str, binding: Binding) -> None:
+        matcher = binding.source.matcher
+        if isinstance(matcher, RecentHistory) and isinstance(matcher.keeper, History):
+            self._give(vhost, binding, matcher.keeper.messages())
+
+    def _give(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
+        """The oldest first; a long history in slices."""
+        destination = binding.destination
+        now, messages = messages[:GIVEN_COUNT], messages[GIVEN_COUNT:]
+        for message in now:
+            here = self._vhosts.get(vhost)
+            if here is None or destination.deleted:
+                return
+            if isinstance(destination, Queue):
+                self._unasked.offer([destination], message)
+            else:
+                keys = [message.envelope.routing_key]
+                self._unasked.offer(router.route(here, destination, keys, MessageView(message)), message)
+        if messages:
+            self._call_soon(self._give, vhost, binding, messages)
+
+    def end(self, vhost: str, exchange: Exchange) -> list[Change]:
+        matcher = exchange.matcher
+        if isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen):
+            store = matcher.memory.store
+            if isinstance(store, SeenRows):
+                return store.end()
+        return []
+
+
+class SeenRows(Store):
+    """The rows of one cache, whose own is put with the first of them."""
+
+    def __init__(self, cache: SeenCacheRow, commit: Commit, timers: Timers) -> None:
+        self._cache = cache
+        self._commit = commit
+        self._timers = timers
+        self._ended = False
+        self._there = False  # the cache's own
+        self._number = 0
+        # By id: the number of its row, once it is put; and what has to go.
+        self._rows: dict[bytes, int] = {}
+        self._dropped: list[Change] = []
+
+    def load(self, row: SeenRow) -> None:
+        """Of an earlier life."""
+        self._there = True
+        self._rows[row.id] = row.number
+        self._number = max(self._number, row.number)
+
+    def put(self, notes: list[Note], done: Callable[[bool], None]) -> None:
+        changes, self._dropped = self._dropped, []
+        if not self._there:
+            changes.append(Put(self._cache))
+        offset_ms = self._timers.steady_ms() - self._timers.now_ms()
+        for note in notes:
+            self._number += 1
+            self._rows[note.id] = self._number
+            expires_ms = note.until_ms + offset_ms if note.until_ms else 0
+            changes.append(Put(SeenRow(self._cache.id, note.id, self._number, expires_ms)))
+        self._submit(changes, partial(self._have_put, done))
+
+    def _have_put(self, done: Callable[[bool], None], written: bool) -> None:
+        if written:
+            self._there = True
+        done(written)
+
+    def drop(self, ident: bytes) -> None:
+        number = self._rows.pop(ident, None)
+        if number is not None:
+            self._dropped.append(Delete(SeenRow(self._cache.id, ident, number, 0)))
+
+    def flush(self) -> None:
+        """What has to go, goes."""
+        dropped, self._dropped = self._dropped, []
+        for first in range(0, len(dropped), PART_MAX):
+            self._submit(dropped[first : first + PART_MAX], _ignored)
+
+    def end(self) -> list[Change]:
+        """The exchange is deleted. Returns what has to go with its row."""
+        self._ended = True
+        return [Delete(self._cache)]
+
+    def _submit(self, changes: list[Change], done: Callable[[bool], None]) -> None:
+        if self._ended:
+            done(True)  # nobody asks for what it has seen any more
+            return
+        try:
+            self._commit(changes, partial(self._written, done))
+        except MetadataClosed:
+            log.debug("metadata closed before %d changes of what was seen", len(changes))
+            done(False)
+
+    def _written(self, done: Callable[[bool], None], error: BaseException | None) -> None:
+        if error is not None and not self._ended:
+            about = {"vhost": self._cache.vhost}
+            log.error("exchange '%s': what was seen cannot be written: %s", self._cache.exchange, error, extra=about)
+        done(error is None or self._ended)
+
+
+def number_of(value: object) -> int:
+    """Of an argument: a number, or its digits; 0: it is not given, or is none (another version kept it)."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        return int(value)
+    return value if isinstance(value, int) else 0
+
+
+def _number(row: SeenRow) -> int:
+    return row.number
+
+
+def _ignored(_done: bool) -> None:
+    """Its errors are logged; what is not dropped now is dropped at the next start."""

@@ -1,0 +1,182 @@
+"""Every `x-*` argument of basic.consume: one row each, from which validation and what a consumer is handed follow.
+
+A row names the argument, which kinds of queue take it, what reads its value (and refuses a bad one), the field of
+`ConsumerArguments` that it becomes, and the file that obeys it. So a new argument is its row, its field, and what obeys
+it. `consumer_arguments` makes one immutable value of them, which the consumer has for life.
+
+Arguments without a row are kept, shown, and mean nothing, as in RabbitMQ.
+
+Errors: PreconditionFailed (406) with RabbitMQ's texts. rabbit: whether the kind of queue takes it is asked before what
+its value is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from amqpd.broker.consumer import ConsumerArguments
+from amqpd.broker.message import TTL_MS_MAX
+from amqpd.broker.queue.argument_checks import Context, boolean, erlang_field, integer, invalid, is_integer, non_negative, text
+from amqpd.broker.queue.types import CLASSIC, KINDS, STREAM, WORK_QUEUES
+from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
+from amqpd.errors import PreconditionFailed
+from amqpd.protocol.field_table import Timestamp
+from amqpd.routing.errors import BadSelector
+from amqpd.routing.selector import EVERYTHING, parse
+
+
+class ConsumerRow(NamedTuple):
+    """One argument.
+
+    read: the value that the field gets; raises PreconditionFailed. obeyed_by: the module below amqpd/broker that gives
+    it its meaning. field: of `ConsumerArguments`; "" for one that is accepted and ignored. kinds: of queue, that take
+    it; None: all.
+    """
+
+    name: str
+    read: Callable[[ConsumerRow, Any, Context], object]
+    obeyed_by: str
+    meaning: str
+    field: str
+    kinds: frozenset[str] | None = None
+
+
+def _timeout(row: ConsumerRow, value: object, context: Context) -> object:
+    return min(non_negative(row, value, context), TTL_MS_MAX)
+
+
+def _stream_offset(row: ConsumerRow, value: Any, context: Context) -> object:
+    """rabbit: a time is in seconds; what is no offset closes the connection with a 541 there, as often as not."""
+    if isinstance(value, Timestamp):
+        return StreamStart(TIME, min(value * 1000, _TIME_MS_MAX))
+    if is_integer(value):
+        return StreamStart(OFFSET, value)
+    if isinstance(value, str):
+        if value in (FIRST, LAST, NEXT):
+            return StreamStart(value)
+        ms = interval_ms(value)
+        if ms >= 0:
+            return StreamStart(AGO, ms)
+    raise invalid(row, context, f"{{invalid_stream_offset_arg,{erlang_field(value)}}}")
+
+
+def _consumer_name(row: ConsumerRow, value: object, context: Context) -> object:
+    name = text(row, value, context)
+    if not 0 < len(name.encode("utf-8", "surrogateescape")) <= NAME_SIZE_MAX:
+        raise invalid(row, context, f'"expected a name of 1 to {NAME_SIZE_MAX} bytes"')
+    return name
+
+
+def _selector(row: ConsumerRow, value: object, context: Context) -> object:
+    try:
+        selector = parse(text(row, value, context))
+    except BadSelector as error:
+        raise invalid(row, context, str(error)) from None
+    return None if selector is EVERYTHING else selector
+
+
+def _filter_values(row: ConsumerRow, value: Any, context: Context) -> object:
+    """rabbit: what is no text in an array is left out there, with a warning in the broker's log."""
+    values = value if isinstance(value, list) else [value]
+    texts = frozenset([text(row, each, context) for each in values])
+    if not 0 < len(values) <= FILTER_VALUES_MAX:
+        raise invalid(row, context, f'"expected 1 to {FILTER_VALUES_MAX} values, got {len(values)}"')
+    return texts
+
+
+NAME_SIZE_MAX: Final = 255
+FILTER_VALUES_MAX: Final = 1024
+_TIME_MS_MAX: Final = 1 << 60
+
+CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
+    row.name: row
+    for row in (
+        ConsumerRow(
+            "x-priority",
+            integer,
+            "delivery",
+            "those of the highest number that can take are served first; default 0",
+            "priority",
+            WORK_QUEUES,
+        ),
+        ConsumerRow(
+            "x-consumer-timeout",
+            _timeout,
+            "consuming",
+            "how many ms a delivery may be unacked; 0: for ever; comes before what its queue says",
+            "timeout_ms",
+            WORK_QUEUES,
+        ),
+        ConsumerRow(
+            "x-stream-offset",
+            _stream_offset,
+            "stream_reader",
+            "where it begins: `first`, `last` (batch), `next` (default), an offset, a time, how long ago (`5m`)",
+            "start",
+            STREAM,
+        ),
+        ConsumerRow(
+            "x-stream-consumer-name",
+            _consumer_name,
+            "stream_reader",
+            "a name under which the broker stores how far it has acked; it goes on from there",
+            "consumer_name",
+            STREAM,
+        ),
+        ConsumerRow(
+            "x-filter",
+            _selector,
+            "filters",
+            "it gets only what this selector matches (SQL); of work queues 8 different ones each, none by priority",
+            "selector",
+        ),
+        ConsumerRow(
+            "x-stream-filter",
+            _filter_values,
+            "stream_filter",
+            "it gets only what was published with one of these texts in the header `x-stream-filter-value`",
+            "filter_values",
+            STREAM,
+        ),
+        ConsumerRow(
+            "x-stream-match-unfiltered",
+            boolean,
+            "stream_filter",
+            "beside `x-stream-filter`: what was published without that header, too",
+            "match_unfiltered",
+            STREAM,
+        ),
+        ConsumerRow(
+            "x-cancel-on-ha-failover",
+            boolean,
+            "consumer_arguments",
+            "ignored: a queue has no copies on other nodes",
+            "",
+            CLASSIC,
+        ),
+    )
+}
+
+
+def consumer_arguments(
+    queue: str, vhost: str, kind: str, arguments: Mapping[str, object], table: bytes
+) -> ConsumerArguments:
+    """What these arguments ask of the queue, which is of this kind. table: the same, encoded.
+
+    Raises: PreconditionFailed.
+    """
+    context = Context(queue, vhost, arguments, kind)
+    values: dict[str, object] = {}
+    for name, value in arguments.items():
+        row = CONSUMER_ROWS.get(name)
+        if row is None:
+            continue
+        if row.kinds is not None and kind not in row.kinds:
+            raise PreconditionFailed(
+                f"invalid arg '{name}' for queue '{queue}' in vhost '{vhost}' of queue type {KINDS[kind].module}"
+            )
+        read = row.read(row, value, context)
+        if row.field:
+            values[row.field] = read
+    return ConsumerArguments(values, table)

@@ -1,0 +1,498 @@
+"""The ready order of arrival where consumers have filters (x-filter): messages are taken out of its middle too.
+
+It is `FifoOrder` but for what a filter has taken before its turn, and takes its place when the first consumer with a
+filter comes. What is ready lies in
+
+    back       entries that came back, wherever their place is; `returned` is the heap of them
+    hot        a window in memory, ascending; what a filter takes out of it is gone from it
+    the log    everything from `cold_offset` on that is neither settled nor in `ahead`
+
+`ahead` has one bit for each message that was taken out of the log before its turn: whatever becomes of it, the window
+passes it over when it comes there. What no filter wants stays where it is, and nothing is kept of it; so a million of
+them cost no memory. The cursors (filter_cursor.py) are here, as they are told what comes back, and what leaves.
+
+Invariant: ready_count = len(back) + len(hot) + unsettled records from cold_offset on that are not in `ahead`;
+for each cursor refused_count = those of them below its position, but for what came back and it has not looked at again.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.consumer import Entry, Source
+from amqpd.broker.flow.scans import Scans
+from amqpd.broker.message import Message
+from amqpd.broker.message_view import MessageView
+from amqpd.broker.queue.fifo import FifoOrder
+from amqpd.broker.queue.filter_cursor import FilterCursor
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.log_reader import LogPlace
+from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.storage.log.record import Record
+from amqpd.storage.queue_log import QueueLog
+
+_FAR: Final = 1 << 62
+# What `find` answers beside an offset (-1 is one, of what no log could take), and `_scan`.
+NOTHING: Final = -2
+_NONE: Final = -3
+_STOPPED: Final = -4
+_ENOUGH: Final = 64
+# So many messages in a row are settled as one range at less cost than each by itself.
+RANGE_MIN: Final = 32
+# Messages whose headers are held decoded.
+VIEWS_MAX: Final = 256
+
+
+@final
+class FilteredOrder(FifoOrder):
+    """Of one queue. plain: the order until now, whose messages it goes on with."""
+
+    def __init__(self, plain: FifoOrder) -> None:
+        super().__init__(plain.backing)
+        # What came back and is ready: which cursors have refused it since, one bit each.
+        self.back: dict[Entry, int] = {}
+        if plain.returned is not None:
+            self.returned = plain.returned
+            for entry in plain.returned:
+                self.back[entry] = 0
+        self.ahead = OffsetBits()
+        # Settled messages are being taken back (replay.py); `ahead` has them until they are ready.
+        self.rewinding = False
+        self.cursors: list[FilterCursor] = []
+        self._back_place = LogPlace()
+        # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
+        self._views: dict[Message, MessageView] = {}
+        self.go_on_from(plain)
+
+    def begin_without(self, offsets: OffsetBits) -> None:
+        self.ahead = offsets
+
+    def is_plain(self) -> bool:
+        """Whether a plain order would do, if nothing is unacked."""
+        return not self.cursors and not self.ahead and not self.back and not self.rewinding
+
+    def pass_all(self) -> None:
+        """Nothing is ready: whatever was taken lies before what is to come."""
+        self.ahead.clear()
+        self.cold_offset = self.backing.next_offset
+
+    def to_plain(self) -> FifoOrder:
+        """The plain order that goes on with its messages."""
+        plain = FifoOrder(self.backing)
+        plain.go_on_from(self)
+        self._back_place.close()
+        return plain
+
+    # -- filters -----------------------------------------------------------------------------------------------------
+
+    def add_cursor(self, cursor: FilterCursor) -> None:
+        """It looks at everything from the front on."""
+        cursor.begin_anew(self.back)
+        for entry in self.back:
+            self.back[entry] &= ~cursor.bit
+        self.cursors.append(cursor)
+
+    def remove_cursor(self, cursor: FilterCursor) -> None:
+        self.cursors.remove(cursor)
+        cursor.place.close()
+
+    def end_pump(self) -> None:
+        """Nothing more is looked at just now: no message is held."""
+        self._views.clear()
+
+    def find(self, queue: Source, cursor: FilterCursor, scans: Scans) -> i64:
+        """The offset of the first ready message that the cursor's selector matches, as `claim` takes it. NOTHING: there
+        is none, or it is not known yet, as the slice is over or the disk is asked. Cost: a bisection where it is known;
+        else some 1 us a message it looks at, and what reading it from the log costs. Raises: OSError.
+        """
+        while True:
+            again = cursor.next_again(self.back)
+            limit: i64 = _FAR if again is None else again.offset
+            if cursor.position < limit:
+                offset = self._scan(queue, cursor, limit, scans)
+                if offset != _NONE:
+                    return offset if offset >= 0 else NOTHING
+            if again is None:
+                return NOTHING
+            if again is cursor.matched_back and again.message is not None:
+                return limit
+            if scans.over:
+                cursor.behind = True
+                return NOTHING
+            held = again.message is not None
+            if not held and not self._read_again(queue, again):
+                if again in self.back:
+                    return NOTHING  # the disk is asked
+                continue
+            message = again.message
+            scans.step(0 if message is None else message.header_size)
+            if message is not None and self._matches(cursor, message, True):
+                cursor.matched_back = again
+                return limit
+            if not held:
+                again.message = None
+            heappop(cursor.again)
+            self.back[again] |= cursor.bit
+            cursor.refused_count += 1
+
+    def _scan(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
+        """The first match from the cursor's position on and below `limit`."""
+        if cursor.position < self.cold_offset:
+            hot = self.hot
+            index = hot.index_from(cursor.position)
+            size = hot.after_last()
+            while index < size:
+                entry = hot.at(index)
+                offset = entry.offset
+                if offset >= limit:
+                    cursor.position = limit
+                    return _NONE
+                if offset == cursor.matched_offset:
+                    return offset
+                if scans.over:
+                    cursor.behind = True
+                    return _STOPPED
+                message = entry.message
+                scans.step(0 if message is None else message.header_size)
+                if message is not None and self._matches(cursor, message, True):
+                    cursor.position = offset
+                    cursor.matched_offset = offset
+                    return offset
+                cursor.position = offset + 1
+                cursor.refused_count += 1
+                index += 1
+            cursor.position = self.cold_offset
+        end = self.backing.next_offset
+        if cursor.position >= end:
+            return _NONE
+        return self._scan_log(queue, cursor, limit, scans)
+
+    def _scan_log(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
+        store = self.backing.store
+        end = self.backing.next_offset
+        place = cursor.place
+        while store is not None:
+            record = place.record(cursor.position)
+            if record is None:
+                arrived = queue.log_arrived if cursor.arrived is None else cursor.arrived
+                if not place.read_on(store, cursor.position, self._read_bytes(), arrived):
+                    return _STOPPED
+                record = place.record(cursor.position)
+                if record is None:
+                    break
+            offset = record.offset
+            if offset >= limit:
+                cursor.position = limit
+                return _NONE
+            if offset == cursor.matched_offset and not self.ahead.has(offset):
+                return offset
+            if scans.over:
+                cursor.behind = True
+                return _STOPPED
+            if self.ahead.has(offset):
+                scans.step(0)
+                cursor.position = offset + 1
+                continue
+            scans.step(len(record.properties))
+            message = self._message(queue, record)
+            if self._matches(cursor, message, False):
+                cursor.matches(record, message)
+                return offset
+            cursor.position = offset + 1
+            cursor.refused_count += 1
+        cursor.position = end
+        place.rest()
+        return _NONE
+
+    def _message(self, queue: Source, record: Record) -> Message:
+        message = self.backing.message(record)
+        info = message.info
+        if info is not None and info.expiration is not None:
+            queue.watch(message)
+        return message
+
+    def _matches(self, cursor: FilterCursor, message: Message, shared: bool) -> bool:
+        """shared: the other cursors look at this very object, too."""
+        if cursor.judge is not None:
+            return cursor.judge.wants(message)
+        content = message.content
+        if message.started and content is cursor.asked_content and message.envelope is cursor.asked_envelope:
+            return cursor.answer  # what follows each other in the log shares all but the body
+        selector = cursor.selector
+        view = None
+        if shared and selector.needs_headers and len(self.cursors) > 1:
+            view = self._views.get(message)
+            if view is None:
+                view = MessageView(message)
+                if len(self._views) >= VIEWS_MAX:
+                    self._views.clear()
+                self._views[message] = view
+        if view is None:
+            view = MessageView(message)
+        answer = selector.matches(view)
+        if message.started and not selector.asks_time:
+            cursor.asked_content = content
+            cursor.asked_envelope = message.envelope
+            cursor.answer = answer
+        return answer
+
+    def _read_again(self, queue: Source, entry: Entry) -> bool:
+        """Reads an entry that came back. False: the disk is asked; or the log has lost it, and it is gone."""
+        store = self.backing.store
+        if store is not None and self.backing.has(entry.offset):
+            place = self._back_place
+            if not place.read(store, entry.offset, 1, queue.log_arrived):
+                return False
+            record = place.record(entry.offset)
+            if record is not None and record.offset == entry.offset:
+                entry.message = self._message(queue, record)
+                return True
+        self._leave_back(queue, entry)
+        return False
+
+    def claim(self, queue: Source, cursor: FilterCursor, offset: i64) -> Entry:
+        """The message that `find` has just found, with its message, is ready no more."""
+        matched = cursor.matched_back
+        if matched is not None and matched.offset == offset and matched is cursor.next_again(self.back):
+            heappop(cursor.again)
+            cursor.matched_back = None
+            self._leave_back(queue, matched)
+            return matched
+        cursor.matched_offset = -1
+        if offset < self.cold_offset:
+            entry = self.hot.remove_at(self.hot.index_from(offset))
+            self.hot_bytes -= entry.body_size
+        else:
+            record = cursor.place.record(offset)
+            store = self.backing.store
+            assert record is not None and store is not None  # `find` has seen it
+            message = cursor.message_of(record) or self.backing.message(record)
+            entry = Entry(queue, offset, message, store.redelivered(offset))
+            entry.delivery_count = record.delivery_count
+            self.ahead.add(offset)
+        cursor.position = offset + 1
+        self._uncount(queue, entry)
+        for other in self.cursors:
+            if other is not cursor and other.position > offset:
+                other.refused_count -= 1
+        return entry
+
+    def _uncount(self, queue: Source, entry: Entry) -> None:
+        queue.ready_count -= 1
+        queue.ready_bytes -= entry.body_size
+        if queue.ready_count == 0:
+            queue.ready_bytes = 0
+
+    def _leave_back(self, queue: Source, entry: Entry) -> None:
+        refused_by = self.back.pop(entry)
+        self._uncount(queue, entry)
+        for cursor in self.cursors:
+            if refused_by & cursor.bit != 0:
+                cursor.refused_count -= 1
+
+    def _first_back(self) -> Entry | None:
+        """The lowest of what came back."""
+        returned = self.returned
+        if returned is None:
+            return None
+        while returned:
+            if returned[0] in self.back:
+                return returned[0]
+            heappop(returned)
+        return None
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+        if queue.ready_count == 0:
+            self.ahead.clear()  # whatever was taken lies before it
+        added = super().add(queue, message, offset)
+        if self.cursors:
+            queue.pump_later()
+        return added
+
+    def add_prepared(self, queue: Source, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+        if queue.ready_count == 0:
+            self.ahead.clear()
+        super().add_prepared(queue, offset, count, size_bytes, first)
+
+    def passed(self, offset: i64) -> None:
+        self.cold_offset = offset + 1
+        self.ahead.clear()
+        store = self.backing.store
+        if store is not None:
+            self.mark_delivered(store, offset)
+
+    def put_back(self, queue: Source, entry: Entry) -> None:
+        super().put_back(queue, entry)
+        back = self.back
+        back[entry] = 0
+        for cursor in self.cursors:
+            heappush(cursor.again, entry)
+            cursor.tidy(back)
+        returned = self.returned
+        if returned is not None and len(returned) > 2 * len(back) + _ENOUGH:
+            returned = list(back)
+            heapify(returned)
+            self.returned = returned
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def wants_first(self) -> bool:
+        return False
+
+    def look_at_first(self, queue: Source) -> None:
+        self.head(queue)
+
+    def first_at_hand(self) -> Message | None:
+        back = self._first_back()
+        if back is not None and self._is_first(back):
+            return back.message
+        return self.hot.first().message if self.hot else None
+
+    def _is_first(self, back: Entry) -> bool:
+        """Whether it is before all else that is ready."""
+        if self.hot:
+            return back.offset < self.hot.first().offset
+        return back.offset < self.cold_offset
+
+    def take(self, queue: Source) -> Entry | None:
+        while queue.ready_count > 0:
+            back = self._first_back()
+            if back is None or not self._is_first(back):
+                if self.hot or self._refill(queue):
+                    entry = self._take_hot(queue)
+                    if entry is not None:
+                        return entry
+                    continue
+                if back is None:
+                    # The log holds less than was counted (a damaged batch): the count follows the log.
+                    queue.ready_count = 0
+                    queue.ready_bytes = 0
+                    return None
+            if back.message is None:
+                self.backing.read_back(back)  # it stays in its place where that raises
+            self._leave_back(queue, back)
+            if back.message is not None:
+                return back
+        return None
+
+    def _take_hot(self, queue: Source) -> Entry | None:
+        back = self._first_back()
+        if back is not None and self._is_first(back):
+            return None  # what was read lies behind it
+        entry = self.hot.popleft()
+        self.hot_bytes -= entry.body_size
+        self._uncount(queue, entry)
+        offset = entry.offset
+        for cursor in self.cursors:
+            if cursor.position > offset:
+                cursor.refused_count -= 1
+        return entry
+
+    def head(self, queue: Source) -> Entry | None:
+        if queue.ready_count == 0 or not self.at_hand(queue):
+            return None
+        back = self._first_back()
+        if back is None or (self.hot and not self._is_first(back)):
+            return self.hot.first() if self.hot else None
+        if back.message is None:
+            self.backing.read_back(back)
+        return back
+
+    def mark_delivered(self, store: QueueLog, offset: i64) -> None:
+        # Not by a mark that stands for all before it, which may never have been delivered.
+        store.mark_returned(offset, store.delivery_count(offset))
+
+    def at_hand(self, queue: Source) -> bool:
+        store = self.backing.store
+        if self.hot or store is None:
+            return True
+        back = self._first_back()
+        if back is not None and back.offset < self.cold_offset:
+            return True
+        self.reading = False
+        fetch = store.cursor.read_at_hand(self.cold_offset, self._read_bytes(), queue.log_arrived)
+        if not self._keep(queue, store, fetch.records):
+            if fetch.waiting:
+                self.cold_offset = fetch.next_offset
+                self.reading = True
+            elif fetch.records:
+                # All of them were taken before their turn: the next turn goes on.
+                self.reading = True
+                queue.pump_later()
+        return not self.reading
+
+    def _refill(self, queue: Source) -> bool:
+        store = self.backing.store
+        if store is None:
+            return False
+        self.reading = False
+        while True:
+            records = store.cursor.read(self.cold_offset, self._read_bytes()).records
+            if not records or self._keep(queue, store, records):
+                return len(self.hot) > 0
+
+    def _keep(self, queue: Source, store: QueueLog, records: list[Record]) -> bool:
+        ahead = self.ahead
+        for record in records:
+            if ahead.has(record.offset):
+                self.cold_offset = record.offset + 1
+            else:
+                self._window_from(queue, store, record)
+        ahead.drop_below(self.cold_offset)
+        return len(self.hot) > 0
+
+    def drop_old(self, queue: Source, host: QueueHost, arrived_max_ms: i64, count_max: i64) -> i64:
+        """They are looked at one by one: unacked messages lie between them."""
+        return 0
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def purge(self, queue: Source) -> None:
+        backing = self.backing
+        store = backing.store
+        size = queue.ready_bytes
+        if store is not None:
+            for entry in [*self.back, *self.hot.rest()]:
+                backing.settle(entry)
+                size -= entry.body_size
+            first = self.cold_offset
+            if first < backing.log_start:
+                first = backing.log_start
+            # What is unacked lies between them.
+            for begin, end in self.ahead.gaps(first, store.next_offset - 1):
+                if end - begin >= RANGE_MIN:
+                    store.settle_range(begin, end, size if size > 0 else 0)
+                    size = 0
+                    continue
+                while begin <= end:
+                    store.settle(begin, size if size > 0 else 0)
+                    size = 0
+                    begin += 1
+            store.settle_with_turn()
+        self.clear(queue)
+        self.cold_offset = backing.next_offset
+
+    def clear(self, queue: Source) -> None:
+        super().clear(queue)
+        self.ahead.clear()
+        self.back.clear()
+        self._begin_anew()
+
+    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+        super().unwritten(queue, ranges)
+        if self.returned is not None:
+            # Those that are in memory alone now have no offset any more.
+            self.returned = list(self.back)
+            heapify(self.returned)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        for entry in self.back:
+            self.back[entry] = 0
+        for cursor in self.cursors:
+            cursor.begin_anew(self.back)

@@ -1,0 +1,146 @@
+"""The `x-*` arguments of RabbitMQ that have no meaning here: `Row`s of arguments.py. They are accepted where RabbitMQ
+accepts them, and the log says once that each is ignored."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.broker.queue import argument_checks as checks
+from amqpd.broker.queue.argument_checks import IGNORED, Row
+from amqpd.broker.queue.types import CLASSIC, QUORUM, STREAM
+
+ROWS: Final = (
+    Row(
+        "x-dead-letter-strategy",
+        checks.one_of(checks.STRATEGIES, "invalid_dlx_strategy"),
+        True,
+        IGNORED,
+        "ignored: at least once if durable",
+        kinds=QUORUM,
+        policy="dead-letter-strategy",
+        accepts=checks.is_one_of(*checks.STRATEGIES),
+        called="dead letter strategy",
+    ),
+    Row(
+        "x-stream-filter-size-bytes",
+        checks.filter_size,
+        False,
+        IGNORED,
+        "ignored: filters are exact",
+        kinds=STREAM,
+        policy="stream-filter-size-bytes",
+        accepts=checks.is_filter_size,
+        called="stream filter size",
+    ),
+    Row(
+        "x-initial-cluster-size",
+        checks.positive,
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        kinds=STREAM,
+        policy="initial-cluster-size",
+        accepts=checks.is_positive,
+        called="cluster size",
+    ),
+    Row(
+        "x-queue-mode",
+        checks.queue_mode,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=CLASSIC,
+        policy="queue-mode",
+        accepts=checks.is_one_of(*checks.MODES),
+        called="queue-mode value",
+    ),
+    Row(
+        "x-queue-version",
+        checks.queue_version,
+        True,
+        IGNORED,
+        "ignored: there is one storage engine",
+        kinds=CLASSIC,
+        policy="queue-version",
+        accepts=checks.is_one_of(1, 2),
+        called="queue-version value",
+        operator=True,  # rabbit: since 3.12
+    ),
+    Row(
+        "x-max-in-memory-length",
+        checks.non_negative,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=QUORUM,
+        policy="max-in-memory-length",
+        accepts=checks.is_natural,
+        called="maximum memory in bytes",  # rabbit: the text of the other one
+        operator=True,
+        merge="lowest",
+    ),
+    Row(
+        "x-max-in-memory-bytes",
+        checks.non_negative,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=QUORUM,
+        policy="max-in-memory-bytes",
+        accepts=checks.is_natural,
+        called="maximum memory in bytes",
+        operator=True,
+        merge="lowest",
+    ),
+    Row(
+        "x-queue-master-locator",
+        checks.anything,
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        kinds=CLASSIC,
+        policy="queue-master-locator",
+        accepts=checks.is_one_of("client-local", "min-masters", "random"),
+        called="queue-master-locator value",
+    ),
+    Row(
+        "x-queue-leader-locator",
+        checks.one_of(checks.LEADER_LOCATORS, "invalid_queue_locator_arg"),
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",  # rabbit: also for classic queues since 4.0
+        policy="queue-leader-locator",
+        accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
+        called="queue leader locator value",
+    ),
+    Row(
+        "x-quorum-initial-group-size",
+        checks.positive,
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        kinds=QUORUM,
+    ),
+    Row(
+        "x-quorum-target-group-size",
+        checks.anything,
+        False,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        policy="target-group-size",
+        accepts=checks.is_positive,
+        called="qq target count value",
+        operator=True,
+    ),
+    Row(
+        "x-consumer-disconnected-timeout",
+        checks.anything,
+        False,
+        IGNORED,
+        "ignored: a consumer is gone with its connection",
+        policy="consumer-disconnected-timeout",
+        accepts=checks.is_natural,
+        called="consumer disconnected timeout",
+    ),
+    Row("x-ha-policy", checks.anything, False, IGNORED, "ignored: a queue has no copies on other nodes"),
+)

@@ -1,0 +1,104 @@
+"""Queues' logs are opened at their first use, and nobody but who asked waits for it.
+
+Reading a log is the loop's work, in slices of SLICE_S a turn, however many are asked for. So is finding what waits in
+it for its next try: a log that has more of that stands behind the others again. What recovery has to sync after a kill
+is with another thread (`Storage.open_soon`). Until a queue is open it takes and gives nothing: its `prepare` raises
+`NotOpenYet`, and the command that needs it is given once more when `when_open` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from amqpd.broker.destination import Destination, NotOpenYet
+from amqpd.broker.queue.log_opening import Opening
+from amqpd.errors import ResourceError
+
+SLICE_S: Final = 0.005
+
+
+class Opener:
+    """Opens queues' logs, a slice of them a turn. One per broker.
+
+    soon: calls a function in the next turn of the loop.
+    """
+
+    def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
+        self._soon = soon
+        self._line: deque[Opening] = deque()
+        self._spent_s = 0.0
+        self._scheduled = False
+
+    def open(self, opening: Opening) -> bool:
+        """Whether it is open now, or cannot be opened, which `prepare` tells; else `opening.end` is called then."""
+        if self._line or self._spent_s >= SLICE_S:
+            self._line.append(opening)
+            self._go_on_soon()
+            return False
+        return self._begin(opening)
+
+    def _begin(self, opening: Opening) -> bool:
+        began = time.monotonic()
+        opened = opening.begin()
+        self._spent_s += time.monotonic() - began
+        if not opened and not opening.asked:
+            self._line.append(opening)
+        self._go_on_soon()
+        return opened
+
+    def _go_on_soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._scheduled = False
+        self._spent_s = 0.0
+        while self._line and self._spent_s < SLICE_S:
+            opening = self._line.popleft()
+            if self._begin(opening):
+                opening.end()
+
+
+def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -> None:
+    """Calls `done` once each of these, which `NotOpenYet` has named, is open or could not be opened."""
+    count = len(destinations)
+
+    def one() -> None:
+        nonlocal count
+        count -= 1
+        if count == 0:
+            done()
+
+    for destination in destinations:
+        destination.when_open(one)
+
+
+async def opened(destination: Destination) -> bool:
+    """Returns when it is open; False: it cannot be, the log says why."""
+    while True:
+        try:
+            destination.prepare()
+        except NotOpenYet as waits:
+            await opening_over(waits.destinations)
+        except ResourceError:
+            return False
+        else:
+            return True
+
+
+async def opening_over(destinations: Sequence[Destination]) -> None:
+    """`when_open` for a task. Which of them could not be opened is told by the next `prepare`."""
+    there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    when_open(destinations, partial(_answer, there))
+    await there
+
+
+def _answer(there: asyncio.Future[None]) -> None:
+    if not there.done():
+        there.set_result(None)

@@ -1,0 +1,473 @@
+"""The ready order by priority (x-max-priority): higher levels go first, within a level the order is that of arrival.
+
+There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex`
+(level_index.py) with one byte per message, its level; the next message of a level is found by a search for that byte.
+So a million waiting messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a
+plain queue. Each level has
+
+    returned   a heap of requeued entries; their offsets are below every other one of the level
+    hot        entries in memory, ascending
+    cold       noted in the index, all of them behind `hot`
+
+After a restart the index is made by reading the log once, from the queue's first use on: a range of offsets per turn,
+by the worker thread where it is not in memory. Until that is done nothing is delivered, what comes in is noted behind
+it, and who cannot wait (basic.get, a length limit) has the rest read at once.
+
+A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
+what would be delivered next (rabbit: the same).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heapify, heappop, heappush
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.consumer import Entry, Source, within
+from amqpd.broker.message import Message
+from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.level_index import LevelIndex
+from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
+from amqpd.broker.queue.scan_index import SearchIndex
+from amqpd.protocol.properties import PropertyInfo, scan
+from amqpd.storage.log.record import Record
+from amqpd.storage.queue_log import QueueLog
+
+# A level may hold so many in memory even when others fill the window: urgent messages seldom come by way of the log.
+LEVEL_HOT_MIN: Final = 64
+LEVEL_BODY_MAX: Final = 64 * 1024
+# What one filling of a level's window reads.
+FILL_COUNT_MAX: Final = 256
+# Levels told apart in one index: a byte, less the value for nothing, and half of it to spare.
+_INDEX_LEVELS_BITS: Final = 7
+
+
+@final
+class Level:
+    """What is ready at one priority."""
+
+    def __init__(self, number: i64) -> None:
+        self.number = number
+        self.returned: list[Entry] = []
+        self.hot: deque[Entry] = deque()
+        self.cold_count: i64 = 0
+        # No cold entry is below it.
+        self.cursor: i64 = 0
+
+
+@final
+class LevelOrder(ReadyOrder):
+    """Of one queue. level_max: the highest that is told apart."""
+
+    def __init__(self, backing: Backing, level_max: i64) -> None:
+        super().__init__(backing)
+        self.level_max = level_max
+        # Levels in use, highest first.
+        self._levels: list[Level] = []
+        self._hot_count: i64 = 0
+        self._cold: list[LevelIndex] = [LevelIndex(), LevelIndex()]
+        # What was in the log at the start is read as far as `_scan_offset`; how many of it were not met yet.
+        self._scan_offset: i64 = 0
+        self._scan_end: i64 = 0
+        self._scan_left: i64 = 0
+        # What of that is not ready: it waits for its next try, or has been put back since.
+        self._passed_over = OffsetBits()
+        # Of those who search.
+        self.indexes: list[SearchIndex] = []
+
+    def level_counts(self) -> dict[int, int]:
+        """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
+        return {level.number: len(level.returned) + len(level.hot) + level.cold_count for level in self._levels}
+
+    # -- the index after a start
+
+    def look_at_first(self, queue: Source) -> None:
+        if self._scanning():
+            queue.pump_later()
+        else:
+            self.head(queue)
+
+    def opened(self, queue: Source) -> None:
+        store = self.backing.store
+        if store is not None and queue.ready_count > 0:
+            self._scan_end = store.next_offset
+            self._scan_left = queue.ready_count
+
+    def begin_without(self, offsets: OffsetBits) -> None:
+        self._passed_over = offsets
+
+    def _scanning(self) -> bool:
+        return self._scan_offset < self._scan_end
+
+    def scan(self, queue: Source) -> bool:
+        """Cost: some 2 us a message, more for large ones."""
+        if not self._scanning():
+            return True
+        store = self.backing.store
+        assert store is not None  # only what was in a log is read
+        fetch = store.cursor.read_at_hand(self._scan_offset, COLD_READ_BYTES, queue.log_arrived)
+        if not fetch.records and fetch.waiting:
+            self._scan_offset = fetch.next_offset
+            return False
+        if self._note(queue, fetch.records):
+            self.head(queue)  # whose time may be over, though nobody takes it
+            return True
+        queue.pump_later()
+        return False
+
+    def _scan_now(self, queue: Source) -> None:
+        """All the rest of it, waiting for the disk."""
+        store = self.backing.store
+        assert store is not None  # only what was in a log is read
+        while not self._note(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
+            pass
+
+    def _note(self, queue: Source, records: list[Record]) -> bool:
+        """Takes the next range of the log into the index; whether that was the last."""
+        for record in records:
+            if record.offset >= self._scan_end:
+                break  # came after the start, and was noted then
+            self._scan_offset = record.offset + 1
+            if self._passed_over.has(record.offset):
+                continue
+            properties = record.properties
+            info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+            self._add_cold(self._level_of(info), record.offset)
+            self._scan_left -= 1
+        if records and records[len(records) - 1].offset < self._scan_end - 1:
+            return False
+        # Where the log holds less than was counted (a damaged batch), the count follows the log.
+        queue.ready_count -= self._scan_left
+        self._end_scan()
+        queue.pump_later()  # for basic.get that waits
+        return True
+
+    def _end_scan(self) -> None:
+        self._scan_offset = self._scan_end
+        self._scan_left = 0
+        self._passed_over.clear()
+
+    # -- in ----------------------------------------------------------------------------------------------------------
+
+    def _level_of(self, info: PropertyInfo | None) -> Level:
+        number: i64 = 0
+        if info is not None and info.priority > 0:
+            number = info.priority if info.priority < self.level_max else self.level_max
+        index = 0
+        for level in self._levels:
+            if level.number == number:
+                return level
+            if level.number < number:
+                break
+            index += 1
+        level = Level(number)
+        self._levels.insert(index, level)
+        return level
+
+    def _add_cold(self, level: Level, offset: i64) -> None:
+        number = level.number
+        self._cold[number >> _INDEX_LEVELS_BITS].add(offset, number & 127)
+        if level.cold_count == 0 or offset < level.cursor:
+            level.cursor = offset
+        level.cold_count += 1
+
+    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+        queue.ready_count += 1
+        queue.ready_bytes += message.body_size
+        level = self._level_of(message.info)
+        if level.cold_count == 0 and not self._scanning() and self._has_room(level, message):
+            entry = Entry(queue, offset, message, False)
+            level.hot.append(entry)
+            self._hot_count += 1
+            self.hot_bytes += message.body_size
+            for index in self.indexes:
+                index.came(offset, entry, None)
+            return True
+        self._add_cold(level, offset)
+        return self.backing.store is not None
+
+    def passed(self, offset: i64) -> None:
+        store = self.backing.store
+        if store is not None:
+            self.mark_delivered(store, offset)
+
+    def _has_room(self, level: Level, message: Message) -> bool:
+        if self._hot_count < self.count_max and self.hot_bytes < self.bytes_max:
+            return True
+        return len(level.hot) < LEVEL_HOT_MIN and message.body_size <= LEVEL_BODY_MAX
+
+    def put_back(self, queue: Source, entry: Entry) -> None:
+        held = entry.message is not None
+        if not held:
+            self.backing.read_back(entry)
+        message = entry.message
+        level = self._level_of(message.info if message is not None else None)
+        if not held:
+            entry.message = None
+        heappush(level.returned, entry)
+        for index in self.indexes:
+            index.came(entry.offset, entry, None)
+        queue.ready_count += 1
+        queue.ready_bytes += entry.body_size
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def memory_count(self) -> i64:
+        return self._hot_count
+
+    def first_at_hand(self) -> Message | None:
+        for level in self._levels:
+            if level.returned:
+                return level.returned[0].message
+            if level.hot:
+                return level.hot[0].message
+            if level.cold_count > 0:
+                break
+        return None
+
+    def _highest(self, queue: Source) -> Level | None:
+        """The level that is served next, with something at hand unless its log has lost it."""
+        for level in self._levels:
+            if level.returned or level.hot:
+                return level
+            if level.cold_count > 0:
+                self._fill(queue, level)
+                if level.hot:
+                    return level
+        return None
+
+    def _fill(self, queue: Source, level: Level) -> None:
+        """Reads the level's next messages into memory."""
+        store = self.backing.store
+        index = self._cold[level.number >> _INDEX_LEVELS_BITS]
+        count: i64 = 0
+        size: i64 = 0
+        while level.cold_count > 0 and count < FILL_COUNT_MAX and size < COLD_READ_BYTES:
+            offset = index.find(level.number & 127, level.cursor)
+            if offset < 0 or store is None:
+                queue.ready_count -= level.cold_count
+                level.cold_count = 0
+                return
+            record = store.cursor.read_one(offset)  # where that raises, it is still to be read
+            index.remove(offset)
+            level.cursor = offset + 1
+            level.cold_count -= 1
+            if record is None:
+                # Lost to damage: the count follows the log.
+                queue.ready_count -= 1
+                continue
+            message = self.backing.message(record)
+            entry = Entry(queue, offset, message, store.redelivered(offset))
+            entry.delivery_count = record.delivery_count
+            level.hot.append(entry)
+            for searched in self.indexes:
+                searched.came(offset, entry, None)
+            self._hot_count += 1
+            self.hot_bytes += entry.body_size
+            size += entry.body_size
+            count += 1
+            info = message.info
+            if info is not None and info.expiration is not None:
+                queue.watch(message)
+
+    def mark_delivered(self, store: QueueLog, offset: i64) -> None:
+        # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
+        store.mark_returned(offset, store.delivery_count(offset))
+
+    def take(self, queue: Source) -> Entry | None:
+        if self._scanning():
+            self._scan_now(queue)
+        while queue.ready_count > 0:
+            level = self._highest(queue)
+            if level is None:
+                queue.ready_count = 0
+                break
+            if level.returned:
+                entry = level.returned[0]
+                if entry.message is None:
+                    self.backing.read_back(entry)  # it stays in its place where that raises
+                heappop(level.returned)
+            else:
+                entry = level.hot.popleft()
+                self._hot_count -= 1
+                self.hot_bytes -= entry.body_size
+            self._leaves(entry.offset)
+            self._uncount(queue, entry)
+            if entry.message is not None:
+                return entry
+        return None
+
+    def _leaves(self, offset: i64) -> None:
+        """It is not in memory any more, or not ready."""
+        for index in self.indexes:
+            index.went(offset)
+
+    def at_hand(self, queue: Source) -> bool:
+        # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
+        self.reading = self._scanning()
+        if self.reading:
+            queue.pump_later()
+        return not self.reading
+
+    def head(self, queue: Source) -> Entry | None:
+        if self._scanning():
+            return None
+        level = self._highest(queue)
+        if level is None:
+            return None
+        if level.returned:
+            entry = level.returned[0]
+            if entry.message is None:
+                self.backing.read_back(entry)
+            return entry
+        return level.hot[0]
+
+    def note_arrival(self, now_ms: i64) -> None:
+        for level in self._levels:
+            for entry in [*level.returned, *level.hot]:
+                message = entry.message
+                if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
+                    message.arrived_ms = now_ms
+
+    # -- out of the middle: of who searches (scan.py) -----------------------------------------------------------
+
+    def in_memory(self) -> list[Entry]:
+        """Entries that are ready and not in the log alone, in no order."""
+        return [entry for level in self._levels for entry in [*level.returned, *level.hot]]
+
+    def is_cold(self, offset: i64) -> bool:
+        """Whether it is ready, and in the log alone."""
+        return self._cold[0].level_at(offset) >= 0 or self._cold[1].level_at(offset) >= 0
+
+    def take_cold(self, queue: Source, record: Record) -> Entry:
+        """One that is in the log alone, with its message, is ready no more."""
+        store = self.backing.store
+        assert store is not None  # which has it
+        offset = record.offset
+        half: i64 = 0 if self._cold[0].level_at(offset) >= 0 else 1
+        number = self._cold[half].level_at(offset) + (half << _INDEX_LEVELS_BITS)
+        self._cold[half].remove(offset)
+        for level in self._levels:
+            if level.number == number:
+                level.cold_count -= 1
+        entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+        entry.delivery_count = record.delivery_count
+        self._uncount(queue, entry)
+        return entry
+
+    def take_held(self, queue: Source, wanted: dict[Entry, None]) -> None:
+        """These, all of them in memory, are ready no more. Cost: a step for each that is in memory."""
+        for level in self._levels:
+            level.returned = [entry for entry in level.returned if entry not in wanted]
+            heapify(level.returned)
+            kept = deque([entry for entry in level.hot if entry not in wanted])
+            self._hot_count -= len(level.hot) - len(kept)
+            for entry in level.hot:
+                if entry in wanted:
+                    self.hot_bytes -= entry.body_size
+            level.hot = kept
+        for entry in wanted:
+            self._leaves(entry.offset)
+            self._uncount(queue, entry)
+
+    def _uncount(self, queue: Source, entry: Entry) -> None:
+        queue.ready_count -= 1
+        queue.ready_bytes -= entry.body_size
+        if queue.ready_count == 0:
+            queue.ready_bytes = 0
+
+    def cool(self, count_max: i64) -> bool:
+        """Where very many came back, so many of them that the log has go to the index. Whether it is enough by now."""
+        for level in self._levels:
+            returned = level.returned
+            if len(returned) <= self.count_max:
+                continue
+            while level.hot and self.backing.has(level.hot[-1].offset):  # which is behind them
+                entry = level.hot.pop()
+                self._hot_count -= 1
+                self.hot_bytes -= entry.body_size
+                self._leaves(entry.offset)
+                self._add_cold(level, entry.offset)
+            while returned and self.backing.has(returned[-1].offset):  # a heap without its end is one
+                if count_max == 0:
+                    return False
+                count_max -= 1
+                entry = returned.pop()
+                self._leaves(entry.offset)
+                self._add_cold(level, entry.offset)
+        return True
+
+    # -- home --------------------------------------------------------------------------------------------------------
+
+    def purge(self, queue: Source) -> None:
+        store = self.backing.store
+        if store is not None:
+            if self._scanning():
+                # Nothing is unacked yet.
+                store.settle_range(self.backing.log_start, store.next_offset - 1, queue.ready_bytes)
+            else:
+                self._settle_ready(queue, store)
+            store.settle_with_turn()
+        self.clear(queue)
+
+    def _settle_ready(self, queue: Source, store: QueueLog) -> None:
+        """Each by itself, as unacked entries lie between them."""
+        size = queue.ready_bytes
+        for level in self._levels:
+            for entry in level.returned:
+                self.backing.settle(entry)
+                size -= entry.body_size
+            for entry in level.hot:
+                self.backing.settle(entry)
+                size -= entry.body_size
+        offsets: list[int] = []
+        for index in self._cold:
+            offsets += index.offsets()
+        # The size of each is not known, that of all is.
+        left: i64 = len(offsets)
+        for offset in offsets:
+            share: i64 = size // left if size > 0 else 0
+            store.settle(offset, share)
+            size -= share
+            left -= 1
+
+    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+        for level in self._levels:
+            kept: deque[Entry] = deque()
+            for entry in level.hot:
+                if within(entry.offset, ranges):
+                    self._leaves(entry.offset)
+                    self._hot_count -= 1
+                    self.hot_bytes -= entry.body_size
+                    queue.ready_bytes -= entry.body_size
+                    queue.ready_count -= 1
+                else:
+                    kept.append(entry)
+            level.hot = kept
+            for entry in level.returned:
+                if within(entry.offset, ranges):
+                    self._leaves(entry.offset)
+                    entry.offset = -1  # in memory only: there is nothing to settle
+            heapify(level.returned)
+            index = self._cold[level.number >> _INDEX_LEVELS_BITS]
+            for first, last in ranges:
+                for offset in range(first, last + 1):
+                    if index.level_at(offset) == level.number & 127:
+                        index.remove(offset)
+                        level.cold_count -= 1
+                        queue.ready_count -= 1
+
+    def clear(self, queue: Source) -> None:
+        self._end_scan()
+        for search in self.indexes:
+            search.clear()
+        self._levels.clear()
+        for index in self._cold:
+            index.clear()
+        self._hot_count = 0
+        self.hot_bytes = 0
+        queue.ready_count = 0
+        queue.ready_bytes = 0

@@ -1,0 +1,102 @@
+"""What a queue needs of the broker around it, and no more.
+
+The queue is handed one at construction and calls it; the broker's side (broker/queue_services.py) derives from it. So a queue
+knows neither its vhost nor the broker, and a test brings a host of its own. One host serves all queues of a vhost.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64, mypyc_attr
+
+from amqpd.broker.delay_hook import Delaying
+from amqpd.broker.consumer import Entry, Source
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.message import Message
+from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.queue.windows import Windows
+from amqpd.storage.retention_policy import RetentionPolicy
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.acks.replay import Rewind
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class QueueHost:
+    """vhost_name, vhost_id: whose queues they are. turn: pumps them at its end. timers: clock, time to live, leases.
+    windows: of all queues of the broker, what each may hold in memory.
+    """
+
+    def __init__(self, vhost_name: str, vhost_id: str, turn: Turn, timers: Timers, windows: Windows) -> None:
+        self.vhost_name = vhost_name
+        self.vhost_id = vhost_id
+        self.turn = turn
+        self.timers = timers
+        self.windows = windows
+
+    def open_soon(self, opening: Opening) -> bool:
+        """Begins it, or goes on with it. Whether the log is open, or cannot be; else `opening.end` is called then."""
+        raise NotImplementedError
+
+    def pump_failed(self, queue: Source, error: Exception) -> None:
+        """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
+        raise NotImplementedError
+
+    def temporary_log(self, start_offset: i64) -> QueueLog:
+        """A log that is never synced and gone with the broker; its first record gets `start_offset`."""
+        raise NotImplementedError
+
+    def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
+        """x-export: what is settled stays in the log until the export of this name has it. bytes_max: None: default."""
+        raise NotImplementedError
+
+    def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
+        """x-retain: what is settled stays in the log until it is older, or more; -1: no such limit; both: it goes."""
+        raise NotImplementedError
+
+    def rewind(self, log: QueueLog) -> Rewind:
+        """To make settled messages of it live again."""
+        raise NotImplementedError
+
+    def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
+        """What a stream's log keeps from now on."""
+        raise NotImplementedError
+
+    def admit_name(self, queue_id: str, name: str) -> bool:
+        """Whether a consumer of that name may store how far it has come; False: too many others do."""
+        raise NotImplementedError
+
+    def stored_offset(self, queue_id: str, name: str) -> i64:
+        """The next offset that the consumer of that name reads; -1: nothing is stored."""
+        raise NotImplementedError
+
+    def store_offset(self, queue_id: str, name: str, offset: i64) -> None:
+        """All below it is acked. It is written soon, with others. Cost: 1 us."""
+        raise NotImplementedError
+
+    def settle_offset(self, queue_id: str, name: str) -> None:
+        """A consumer of that name ends: what is stored is written in this turn."""
+        raise NotImplementedError
+
+    def delaying(self, exchange: str) -> Delaying:
+        """The messages that the exchange of this name delays."""
+        raise NotImplementedError
+
+    def end_delays(self) -> list[QueueLog]:
+        """The vhost is deleted: so is what its exchanges have delayed. Returns the logs, which are to go."""
+        raise NotImplementedError
+
+    def expire(self, queue: Source) -> None:
+        """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
+        raise NotImplementedError
+
+    def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
+        """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
+        raise NotImplementedError
+
+    def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
+        """The same for all that the queue's log alone holds between these offsets, ends included."""
+        raise NotImplementedError
+
+    def dead_letters_behind(self) -> bool:
+        """Whether what is over has to wait for dead letters."""
+        raise NotImplementedError

@@ -1,0 +1,115 @@
+"""The broker's side of what queues need (queues/host.py): one per vhost, handed to every queue in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from mypy_extensions import i64
+
+from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.broker.delay_hook import Delaying
+from amqpd.broker.delayed.delayed_messages import Delays
+from amqpd.broker.consumer import Entry, Source
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.message import Message
+from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.queue.log_opener import Opener
+from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.windows import Windows
+from amqpd.storage.retention_policy import RetentionPolicy
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.acks.replay import Rewind
+from amqpd.storage.storage import Storage
+
+
+@final
+class BrokerHost(QueueHost):
+    """expire: deletes a queue that nobody has used for long enough."""
+
+    def __init__(
+        self,
+        vhost_name: str,
+        vhost_id: str,
+        turn: Turn,
+        timers: Timers,
+        windows: Windows,
+        storage: Storage,
+        opener: Opener,
+        pump_retries: PumpRetries,
+        dead_letters: DeadLetters,
+        stored_offsets: StoredOffsets,
+        expire: Callable[[Queue], object],
+        delays: Delays,
+    ) -> None:
+        super().__init__(vhost_name, vhost_id, turn, timers, windows)
+        self._storage = storage
+        self._opener = opener
+        self._pump_retries = pump_retries
+        self._dead_letters = dead_letters
+        self._stored_offsets = stored_offsets
+        self._expire = expire
+        self._delays = delays
+
+    def open_soon(self, opening: Opening) -> bool:
+        return self._opener.open(opening)
+
+    def pump_failed(self, queue: Source, error: Exception) -> None:
+        self._pump_retries.failed(queue, error)
+
+    def temporary_log(self, start_offset: i64) -> QueueLog:
+        return self._storage.temporary_queue(first_offset=start_offset)
+
+    def declare_export(self, log: QueueLog, name: str, bytes_max: int | None) -> None:
+        self._storage.hold(log).declare(name, bytes_max)
+
+    def retain(self, log: QueueLog, max_age_ms: i64, max_bytes: i64) -> None:
+        if isinstance(log, LocalLog):
+            self._storage.retain(log, max_age_ms, max_bytes)
+
+    def rewind(self, log: QueueLog) -> Rewind:
+        assert isinstance(log, LocalLog)  # who asks has looked
+        return self._storage.rewind(log)
+
+    def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
+        if isinstance(log, LocalLog):
+            self._storage.set_policy(log, policy)
+
+    def admit_name(self, queue_id: str, name: str) -> bool:
+        return self._stored_offsets.admit(queue_id, name)
+
+    def stored_offset(self, queue_id: str, name: str) -> i64:
+        offset = self._stored_offsets.get(queue_id, name)
+        return -1 if offset is None else offset
+
+    def store_offset(self, queue_id: str, name: str, offset: i64) -> None:
+        self._stored_offsets.put(queue_id, name, offset)
+
+    def settle_offset(self, queue_id: str, name: str) -> None:
+        self._stored_offsets.settle(queue_id, name)
+
+    def delaying(self, exchange: str) -> Delaying:
+        return self._delays.wheel(self.vhost_name, self.vhost_id, exchange)
+
+    def end_delays(self) -> list[QueueLog]:
+        return self._delays.end_vhost(self.vhost_name)
+
+    def expire(self, queue: Source) -> None:
+        assert isinstance(queue, Queue)  # no other source has a lease
+        self._expire(queue)
+
+    def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
+        assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
+        self._dead_letters.add(queue, entry, message, reason)
+
+    def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
+        assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
+        self._dead_letters.add_range(queue, first, last, reason)
+
+    def dead_letters_behind(self) -> bool:
+        return self._dead_letters.is_behind()

@@ -1,0 +1,183 @@
+"""Limits: how many connections and queues a vhost may have, how many connections and channels a user.
+
+Under each name a whole number; a negative one is no limit, 0 allows none. What exceeds a limit that is set later stays:
+limits are asked when something comes (`admission.py`, `queues.py`).
+
+A vhost's limits are a runtime parameter of it, `vhost-limits` by component and `limits` by name, as RabbitMQ keeps
+them; a user's are a row of their own, which goes with the user.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.erlang import term
+from amqpd.broker.vhost.limit_set import CHANNELS, CONNECTIONS, NO_LIMITS, QUEUES, Limits
+from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.storage.metadata.store import Delete, ParameterRow, Put, UserLimitsRow
+
+log = logging.getLogger(__name__)
+
+OF_VHOSTS: Final = (CONNECTIONS, QUEUES)
+OF_USERS: Final = (CONNECTIONS, CHANNELS)
+
+COMPONENT: Final = "vhost-limits"
+PARAMETER: Final = "limits"
+
+
+class InvalidLimits(ValueError):
+    """The text is RabbitMQ's."""
+
+
+def checked(value: object, known: Iterable[str], what: str) -> dict[str, int]:
+    """The limits in this JSON value. rabbit: an empty list is an empty object. Raises: InvalidLimits."""
+    if value == []:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidLimits(f"{what} not a list {term(value)}")
+    for name in known:
+        given = value.get(name, 0)
+        if not isinstance(given, int) or isinstance(given, bool):
+            raise InvalidLimits(f"{name} should be a number, actually was {term(given)}")
+    strange = [f'{{<<"{name}">>,{term(given)}}}' for name, given in value.items() if name not in known]
+    if strange:
+        raise InvalidLimits(f"Unrecognised terms [{','.join(strange)}] in {what}")
+    return dict(value)
+
+
+# -- of vhosts --------------------------------------------------------------------------------------------------------
+
+
+def values(vhost: VHost) -> dict[str, Any]:
+    """As a parameter: by its name, of which there is one at most."""
+    return {} if vhost.limits is NO_LIMITS else {PARAMETER: vhost.limits.value}
+
+
+def declare(names: Names, name: str, value: object, done: Done = unheard) -> bool:
+    """Whether it has had none; they are in force once done(None) is called. Raises: InvalidLimits, OnItsWay."""
+    if name != PARAMETER:
+        raise InvalidLimits(f"Validation failed\n\nlimits of a vhost are the parameter {PARAMETER}, not {name}\n")
+    try:
+        limits = Limits(checked(value, OF_VHOSTS, PARAMETER))
+    except InvalidLimits as error:
+        raise InvalidLimits(f"Validation failed\n\n{error}\n") from None
+    vhost = names.vhost
+    row = ParameterRow(vhost.name, COMPONENT, PARAMETER, json.dumps(limits.value))
+    before = vhost.limits
+    undo = Delete(row) if before is NO_LIMITS else Put(row._replace(value=json.dumps(before.value)))
+    names.make(Coming(_name(vhost), Put(row), undo, partial(_put, vhost, limits), limits), done)
+    return before is NO_LIMITS
+
+
+def clear(vhost: VHost, _name_of_it: str, done: Done = unheard) -> None:
+    """Of one that has some; they hold until the removal is committed. Raises: OnItsWay."""
+    row = ParameterRow(vhost.name, COMPONENT, PARAMETER, json.dumps(vhost.limits.value))
+    vhost.make(Coming(_name(vhost), Delete(row), Put(row), partial(_put, vhost, NO_LIMITS)), done)
+
+
+def load(vhost: VHost, row: ParameterRow) -> None:
+    """What an earlier life had."""
+    try:
+        vhost.limits = Limits(checked(json.loads(row.value), OF_VHOSTS, PARAMETER))
+    except ValueError as error:  # another version, or another program, wrote it
+        log.error("limits of vhost '%s' cannot be used: it has none: %s", row.vhost, error)
+
+
+def _name(vhost: VHost) -> Name:
+    return Name(vhost.name, COMPONENT, PARAMETER)
+
+
+def _put(vhost: VHost, limits: Limits) -> None:
+    """Its row is committed."""
+    if vhost.deleted:
+        raise OnItsWay(vhost.catalogue.declared, _name(vhost))
+    vhost.limits = limits
+    events = vhost.catalogue.events
+    about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER}
+    if limits is NO_LIMITS:
+        events.tell("parameter.cleared", about)
+        events.tell("vhost.limits.cleared", {"name": PARAMETER}, recorded=False)
+        events.record("vhost.limits.cleared", {"vhost": vhost.name})
+    else:
+        events.tell("parameter.set", {**about, "value": limits.value})
+        events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value}, recorded=False)
+        events.record("vhost.limits.set", {"vhost": vhost.name, **limits.value})
+    log.info("limits of vhost '%s' are now %s", vhost.name, json.dumps(limits.value), extra={"vhost": vhost.name})
+
+
+# -- of users ---------------------------------------------------------------------------------------------------------
+
+
+class UserLimits:
+    """Of all users of a broker. Who sets some holds `InternalBackend.changing`: so the user is there until then."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._by_user: dict[str, Limits] = {}
+
+    def load(self, rows: Iterable[UserLimitsRow]) -> None:
+        """What an earlier life had."""
+        for row in rows:
+            try:
+                value = checked(json.loads(row.limits), OF_USERS, "user-limits")
+            except ValueError as error:  # another version, or another program, wrote it
+                log.error("limits of user '%s' cannot be used: there are none: %s", row.user, error)
+            else:
+                self._set(row.user, value)
+
+    def all(self) -> list[tuple[str, dict[str, int]]]:
+        """Users with limits, by name."""
+        return [(user, limits.value) for user, limits in sorted(self._by_user.items())]
+
+    def get(self, user: str) -> dict[str, int]:
+        """Empty: none is set."""
+        return self.of(user).value
+
+    def of(self, user: str) -> Limits:
+        return self._by_user.get(user, NO_LIMITS)
+
+    @staticmethod
+    def row(user: str, value: object) -> UserLimitsRow:
+        """For a transaction of somebody else's, who calls `keep` after its commit. Raises: InvalidLimits."""
+        return UserLimitsRow(user, json.dumps(dict(sorted(checked(value, OF_USERS, "user-limits").items()))))
+
+    def declare(self, user: str, value: object, done: Done = unheard) -> None:
+        """These and no others; in force once done(None) is called. Raises: InvalidLimits, OnItsWay."""
+        row = self.row(user, value)
+        limits: dict[str, int] = json.loads(row.limits)
+        before = UserLimitsRow(user, json.dumps(self.get(user)))
+        change, undo = (Put(each) if each.limits != "{}" else Delete(each) for each in (row, before))
+        coming = Coming(Name("", "user limits", user), change, undo, partial(self.keep, user, limits))
+        self._catalogue.declared.make(coming, done)
+
+    def keep(self, user: str, value: Mapping[str, int]) -> None:
+        """They are committed."""
+        about = {"name": PARAMETER, "username": user}
+        self._catalogue.events.tell(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
+        self._set(user, value)
+        log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
+
+    def follow(self, change: Put | Delete) -> None:
+        """A row that another node of a cluster has committed; nothing where it is so already, or is of no limits."""
+        row = change.row
+        if not isinstance(row, UserLimitsRow):
+            return
+        value = {} if isinstance(change, Delete) else checked(json.loads(row.limits), OF_USERS, "user-limits")
+        if value != self.get(row.user):
+            self.keep(row.user, value)
+
+    def _set(self, user: str, value: Mapping[str, int]) -> None:
+        if value:
+            self._by_user[user] = Limits(value)
+        else:
+            self.forget(user)
+
+    def forget(self, user: str) -> None:
+        """There are none any more, or no such user."""
+        self._by_user.pop(user, None)

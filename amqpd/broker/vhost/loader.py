@@ -1,0 +1,118 @@
+"""What was declared in an earlier life, back in the vhosts' tables. Queues' logs are opened, not read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from amqpd.broker.vhost import exchange_arguments, limits
+from amqpd.broker.vhost.exchange import Binding, Exchange
+from amqpd.broker.vhost.policy_table import policy_of
+from amqpd.broker.vhost.unavailable import Unavailable
+from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.vhost.vhosts import PROTECTION, VHosts
+from amqpd.broker.queue.factory import make_queue
+from amqpd.broker.queue.queue import Queue
+from amqpd.protocol.field_table import decode_table
+from amqpd.routing.base import ExchangeType
+from amqpd.routing.registry import exchange_type
+from amqpd.storage.metadata.store import BindingRow, Delete, ExchangeRow, MetadataState, PolicyRow, QueueRow
+
+log = logging.getLogger(__name__)
+
+
+def load(vhosts: VHosts, state: MetadataState) -> None:
+    """Brings back what the rows tell, and goes on with the deletions that a crash interrupted."""
+    deletions = vhosts.catalogue.deletions
+    for row in state.deleting_vhosts:
+        deletions.finish_vhost(row)
+    for _ in steps(vhosts, vhosts, state):
+        pass
+
+
+def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Iterator[None]:
+    """The vhosts of these rows with what is in them, a row at a time. into: where they are to stand, by name."""
+    deletions = vhosts.catalogue.deletions
+    new: list[VHost] = []
+    for row in state.vhosts:
+        into[row.name] = vhosts.new_vhost(row)
+        new.append(into[row.name])
+        yield
+    for policy_row in state.policies:
+        _policy(into[policy_row.vhost], policy_row)
+        yield
+    for parameter in state.parameters:
+        if parameter.component == limits.COMPONENT:
+            limits.load(into[parameter.vhost], parameter)
+        elif parameter.component == PROTECTION:
+            into[parameter.vhost].protected = True
+        yield
+    for vhost in new:
+        for exchange in vhost.exchanges.values():
+            vhost.follow(exchange)  # the broker's own, which are there already
+        yield
+    for exchange_row in state.exchanges:
+        into[exchange_row.vhost].add_exchange(_exchange(exchange_row))
+        yield
+    for queue_row in state.queues:
+        into[queue_row.vhost].add_queue(_queue(into[queue_row.vhost], queue_row))
+        yield
+    for binding_row in state.bindings:
+        binding = _binding(into[binding_row.vhost], binding_row)
+        if binding is None or binding.key in binding.source.bindings:
+            # One end went with a deletion that a crash cut short. Or a version before 2026-11-24 took arguments in
+            # another order for another binding.
+            deletions.forget([Delete(binding_row)])
+        else:
+            into[binding_row.vhost].add_binding(binding)
+        yield
+    vhosts.catalogue.stored_offsets.load(state.stored_offsets)
+    for queue_row in state.deleting_queues:
+        deletions.finish(into[queue_row.vhost].id, queue_row)
+        yield
+
+
+def _policy(vhost: VHost, row: PolicyRow) -> None:
+    try:
+        vhost.policies.put(policy_of(row))
+    except ValueError as error:  # another version, or another program, wrote it
+        log.error("policy '%s' in vhost '%s' cannot be used and holds for nothing: %s", row.name, row.vhost, error)
+
+
+def _exchange(row: ExchangeRow) -> Exchange:
+    arguments = _table(row.arguments)
+    return Exchange(row.name, row.type, _matcher(row), True, row.auto_delete, row.internal, arguments)
+
+
+def _queue(vhost: VHost, row: QueueRow) -> Queue:
+    storage = vhost.catalogue.storage
+    store = storage.open_queue(vhost.id, row.id, row.name, vhost.name, None, row.auto_delete, row.arguments)
+    queue = make_queue(vhost.queue_host, row.name, True, row.auto_delete, None, _table(row.arguments), store)
+    queue.id = row.id
+    return queue
+
+
+def _binding(vhost: VHost, row: BindingRow) -> Binding | None:
+    source = vhost.exchanges.get(row.source)
+    destination: Queue | Exchange | None
+    if row.destination_type == "queue":
+        destination = vhost.queues.get(row.destination)
+    else:
+        destination = vhost.exchanges.get(row.destination)
+    if source is None or destination is None:
+        return None
+    return Binding(source, destination, row.routing_key, _table(row.arguments))
+
+
+def _matcher(row: ExchangeRow) -> ExchangeType:
+    """Of an exchange that was declared in an earlier life; a guest's package may be gone, or broken."""
+    try:
+        return exchange_type(exchange_arguments.routing_type(row.type, _table(row.arguments)))()
+    except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
+        matcher = Unavailable(row.type)
+        log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)
+        return matcher
+
+
+def _table(encoded: bytes) -> dict[str, object]:
+    return decode_table(encoded, 0)[0] if encoded else {}

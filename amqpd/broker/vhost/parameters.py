@@ -1,0 +1,221 @@
+"""Runtime parameters: values that a component of the broker keeps per vhost, under a name; and global ones.
+
+A component says what its parameters are and what is valid: it is a row of `COMPONENTS`, a `Component` with the few
+calls below. RabbitMQ keeps policies so, too: an operator policy is a parameter of component `operator_policy`, and
+stands as such in its definitions. A component without a row is refused, as RabbitMQ refuses one whose plugin is off.
+
+Global parameters are any JSON under any name. Two are the broker's own: `cluster_name`, which clients are told, and
+`internal_cluster_id`, a random name of a first start, by which tools know two clusters apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from amqpd.broker.vhost import limits, policies
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.pending import Coming, Done, Name, unheard
+from amqpd.broker.vhost.erlang import term
+from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.storage.metadata.store import Delete, GlobalParameterRow, Put
+
+VALUE_BYTES_MAX: Final = 1 << 20
+CLUSTER_NAME: Final = "cluster_name"
+IMPORTED_HASH: Final = "imported_definition_hash_value"
+CLUSTER_ID: Final = "internal_cluster_id"
+OPERATOR_POLICY: Final = "operator_policy"
+
+
+class InvalidParameter(ValueError):
+    """The text is RabbitMQ's."""
+
+
+class NoSuchParameter(LookupError):
+    """rabbit: `Parameter does not exist`."""
+
+    def __init__(self) -> None:
+        super().__init__("Parameter does not exist")
+
+
+class Parameter(NamedTuple):
+    """value: JSON."""
+
+    vhost: str
+    component: str
+    name: str
+    value: Any
+
+
+class Component(NamedTuple):
+    """values: of a vhost, by name. declare(names, name, value, done): whether it is new; raises ValueError with
+    RabbitMQ's text for what is not valid, OnItsWay. clear(vhost, name, done): of one that is there; raises OnItsWay.
+    administrators: nobody else may set or clear one, whatever RabbitMQ allows policymakers: it limits them, too.
+    listed: it stands in lists of all parameters; else only where it is asked for by the component's name.
+    """
+
+    name: str
+    values: Callable[[VHost], Mapping[str, Any]]
+    declare: Callable[[Names, str, Any, Done], bool]
+    clear: Callable[[VHost, str, Done], None]
+    administrators: bool = False
+    listed: bool = True
+
+
+# -- policies as parameters -------------------------------------------------------------------------------------------
+
+
+def _values(operator: bool, vhost: VHost) -> Mapping[str, Any]:
+    return {policy.row.name: policy.value for policy in vhost.policies.all(operator)}
+
+
+def _set_operator_policy(names: Names, name: str, value: Any, done: Done) -> bool:
+    if not isinstance(value, Mapping):
+        raise InvalidParameter(f"Validation failed\n\n{name} not a list {term(value)}\n")
+    return policies.declare(names, name, value, True, done)
+
+
+def _clear_operator_policy(vhost: VHost, name: str, done: Done) -> None:
+    policy = vhost.policies.get(name, True)
+    if policy is None:
+        raise NoSuchParameter
+    policies.clear(vhost, policy, done)
+
+
+def _set_policy(_names: Names, _name: str, _value: Any, _done: Done) -> bool:
+    raise InvalidParameter("policies may not be set using this method")
+
+
+def _clear_policy(_vhost: VHost, _name: str, _done: Done) -> None:
+    raise InvalidParameter("policies may not be cleared using this method")
+
+
+COMPONENTS: Final[dict[str, Component]] = {
+    component.name: component
+    for component in (
+        Component(
+            OPERATOR_POLICY,
+            partial(_values, True),
+            _set_operator_policy,
+            _clear_operator_policy,
+            administrators=True,
+        ),
+        Component(limits.COMPONENT, limits.values, limits.declare, limits.clear, administrators=True),
+        Component("policy", partial(_values, False), _set_policy, _clear_policy, listed=False),
+    )
+}
+
+
+def component_of(name: str) -> Component:
+    """Raises: InvalidParameter."""
+    component = COMPONENTS.get(name)
+    if component is None:
+        raise InvalidParameter(f"Validation failed\n\ncomponent {name} not found\n")
+    return component
+
+
+def parameters(vhosts: Iterable[VHost], component: str = "") -> list[Parameter]:
+    """Of these vhosts; component: of that one alone, "" of all that are listed."""
+    asked = [each for each in COMPONENTS.values() if each.name == component or (not component and each.listed)]
+    return [
+        Parameter(vhost.name, each.name, name, value)
+        for vhost in vhosts
+        for each in asked
+        for name, value in each.values(vhost).items()
+    ]
+
+
+def find(vhost: VHost, component: str, name: str) -> Parameter | None:
+    """None: there is none, or no such component."""
+    found = COMPONENTS.get(component)
+    values = {} if found is None else found.values(vhost)
+    return Parameter(vhost.name, component, name, values[name]) if name in values else None
+
+
+# -- global -----------------------------------------------------------------------------------------------------------
+
+
+class GlobalParameters:
+    """Of one broker; what is in it is committed."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._values: dict[str, Any] = {}
+
+    def load(self, rows: Iterable[GlobalParameterRow]) -> None:
+        """What an earlier life had. Raises: ValueError for what no version of ours wrote."""
+        self._values = {row.name: json.loads(row.value) for row in rows}
+
+    def all(self) -> list[tuple[str, Any]]:
+        """By name."""
+        return sorted(self._values.items())
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values.get(name, default)
+
+    def coming(self, name: str, value: Any) -> Coming:
+        """One that is to be set, for a transaction. Raises: InvalidParameter."""
+        if name == CLUSTER_NAME and not (isinstance(value, str) and value):
+            raise InvalidParameter(f"{CLUSTER_NAME} should be a name, actually was {term(value)}")
+        text = json.dumps(value)
+        if len(text) > VALUE_BYTES_MAX:
+            raise InvalidParameter(f"a parameter's value has at most {VALUE_BYTES_MAX} bytes")
+        row = GlobalParameterRow(name, text)
+        return Coming(_global(name), Put(row), self._undo(name), partial(self._put, name, value))
+
+    def declare(self, name: str, value: Any, done: Done = unheard) -> bool:
+        """Whether it is new; done(None) once it is committed. Raises: InvalidParameter, OnItsWay."""
+        new = name not in self._values
+        self._catalogue.declared.make(self.coming(name, value), done)
+        return new
+
+    def clear(self, name: str, done: Done = unheard) -> None:
+        """Raises: NoSuchParameter, OnItsWay."""
+        if name not in self._values:
+            raise NoSuchParameter
+        change = Delete(GlobalParameterRow(name, ""))
+        self._catalogue.declared.make(Coming(_global(name), change, self._undo(name), partial(self._drop, name)), done)
+
+    def follow(self, change: Put | Delete) -> None:
+        """A row that another node of a cluster has committed; nothing where it is so already, or is no parameter."""
+        row = change.row
+        if not isinstance(row, GlobalParameterRow):
+            return
+        if isinstance(change, Delete):
+            if row.name in self._values:
+                self._drop(row.name)
+            return
+        value = json.loads(row.value)
+        if row.name not in self._values or self._values[row.name] != value:
+            self._put(row.name, value)
+
+    def _undo(self, name: str) -> Put | Delete:
+        if name in self._values:
+            return Put(GlobalParameterRow(name, json.dumps(self._values[name])))
+        return Delete(GlobalParameterRow(name, ""))
+
+    def _put(self, name: str, value: Any) -> None:
+        self._values[name] = value
+        about = {"component": "global", "name": name, "value": value}
+        self._catalogue.events.tell("parameter.set", about)
+
+    def _drop(self, name: str) -> None:
+        self._values.pop(name, None)
+        self._catalogue.events.tell("parameter.cleared", {"component": "global", "name": name})
+
+
+def cluster_id_row() -> GlobalParameterRow:
+    """Return the row of a new cluster's id. RabbitMQ: this prefix, and 16 random bytes in 22 characters."""
+    text = urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+    return GlobalParameterRow(CLUSTER_ID, json.dumps(f"rabbitmq-cluster-id-{text}"))
+
+
+def _global(name: str) -> Name:
+    return Name("", "global parameter", name)

@@ -1,0 +1,124 @@
+"""Policies and operator policies: set and cleared, whoever asks for it.
+
+`declare` checks, submits the row, puts the policy into its vhost's table once that is committed, and answers when every
+queue and exchange obeys it. `clear` likewise: it holds until its removal is committed, so a failure changes nothing.
+
+Nobody is held meanwhile: queues and exchanges are visited in slices (walk.py). What is declared in between follows the
+table as it is then, and so does every visit, so that two changes at once end in the last one's state.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.policy_keys import InvalidPolicy, check
+from amqpd.broker.vhost.policy_table import Policy, policy_of
+from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.storage.metadata.store import Delete, PolicyRow, Put
+
+FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
+
+log = logging.getLogger(__name__)
+
+
+def declare(names: Names, name: str, value: Mapping[str, Any], operator: bool = False, done: Done = unheard) -> bool:
+    """Whether it is new; done(None) once everything obeys it. One of this name that is there becomes this one.
+
+    value: `pattern`, `definition`, `priority`, `apply-to` (all where it is not given), as JSON gave them.
+    Raises: InvalidPolicy, OnItsWay.
+    """
+    vhost = names.vhost
+    policy = checked(vhost.name, name, value, operator)
+    if vhost.catalogue.storage.replicates:
+        from amqpd.broker.vhost.cluster_checks import policy_faults
+
+        if faults := policy_faults(value["definition"]):
+            raise InvalidPolicy(faults)
+    row = policy.row
+    before = vhost.policies.get(name, operator)
+    undo = Delete(row) if before is None else Put(before.row)
+    names.make(Coming(_name(row), Put(row), undo, partial(_put, vhost, policy)), partial(_obeyed, vhost, done))
+    return before is None
+
+
+def checked(vhost: str, name: str, value: Mapping[str, Any], operator: bool = False) -> Policy:
+    """The policy that this would be. value: as in `declare`. Raises: InvalidPolicy."""
+    check(name, value, operator)
+    return policy_of(
+        PolicyRow(
+            vhost,
+            name,
+            value["pattern"],
+            value.get("apply-to", "all"),
+            json.dumps(value["definition"], sort_keys=True),
+            int(value["priority"]),
+            operator,
+        )
+    )
+
+
+def clear(vhost: VHost, policy: Policy, done: Done = unheard) -> None:
+    """It holds no more; done(None) once nothing obeys it any more. Raises: OnItsWay."""
+    row = policy.row
+    change = Coming(_name(row), Delete(row), Put(row), partial(_remove, vhost, policy))
+    vhost.make(change, partial(_obeyed, vhost, done))
+
+
+def _name(row: PolicyRow) -> Name:
+    return Name(row.vhost, _kind(row), row.name)
+
+
+def _kind(row: PolicyRow) -> str:
+    return "operator policy" if row.operator else "policy"
+
+
+def _put(vhost: VHost, policy: Policy) -> None:
+    """Its row is committed."""
+    row = policy.row
+    if vhost.deleted:
+        raise OnItsWay(vhost.catalogue.declared, _name(row))
+    vhost.policies.put(policy)
+    vhost.follow_all()
+    events = vhost.catalogue.events
+    if events.heard:
+        value = policy.value
+        if row.operator:
+            events.tell(
+                "parameter.set",
+                {"vhost": vhost.name, "component": "operator_policy", "name": row.name, "value": value},
+            )
+        # rabbit: an operator policy that is set is told as a policy
+        events.tell("policy.set", {"vhost": vhost.name, "name": row.name, **value})
+    log.info(
+        "%s '%s' was set for %s matching '%s' in vhost '%s': %s",
+        _kind(row),
+        row.name,
+        "queues and exchanges" if row.apply_to == "all" else row.apply_to.replace("_", " "),
+        row.pattern,
+        vhost.name,
+        row.definition,
+        extra={"vhost": vhost.name},
+    )
+
+
+def _remove(vhost: VHost, policy: Policy) -> None:
+    row = policy.row
+    vhost.policies.remove(row.name, row.operator)
+    vhost.follow_all()
+    about = {"vhost": vhost.name, "name": row.name}
+    if row.operator:
+        vhost.catalogue.events.tell("parameter.cleared", {**about, "component": "operator_policy"})
+    vhost.catalogue.events.tell("operator.policy.cleared" if row.operator else "policy.cleared", about)
+    log.info("%s '%s' was cleared in vhost '%s'", _kind(row), row.name, vhost.name, extra={"vhost": vhost.name})
+
+
+def _obeyed(vhost: VHost, done: Done, error: BaseException | None) -> None:
+    if error is not None:
+        done(error)
+    else:
+        vhost.policy_walk.when_done(partial(done, None))

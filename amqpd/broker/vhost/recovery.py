@@ -1,0 +1,244 @@
+"""The start's first question: do the metadata and the queues' directories tell the same?
+
+A database that has lost its tail (a wrong bit in SQLite's log is the end of what it believes) knows neither the queues
+that were declared last nor those that were deleted last. The directories know better:
+
+    a directory, no row           its queue.json declares the queue again, and its vhost, which nobody has any right
+                                  to, where that is lost too; bindings are lost. Nothing is on the disk of a queue that
+                                  never held a message: such a one is lost with its row
+    the same, queue.json damaged  to lost+found/, with an error
+    a row, `<id>.deleted`         it was deleted: the row is void, and so are the bindings to that name
+    `<id>.deleted` alone          goes
+
+All of it is told, one line at a time and in a summary; `Report` keeps it for `amqpctl status`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from amqpd.broker.queue import arguments as queue_arguments
+from amqpd.errors import AmqpError
+from amqpd.protocol.field_table import decode_table
+from amqpd.storage.queue_json import DESCRIPTION, Description, read_description
+from amqpd.storage.metadata.store import Change, Delete, DeleteBindings, MetadataState, Put, QueueRow, VhostRow
+from amqpd.storage.storage import Storage
+from amqpd.storage.survey import Survey
+
+log = logging.getLogger(__name__)
+
+NAME_SIZE_MAX: Final = 255
+
+
+class Restored(NamedTuple):
+    """A queue that was declared again. whole: an earlier version's queue.json does not tell arguments."""
+
+    vhost: str
+    name: str
+    whole: bool
+
+
+class Report:
+    """What a start found amiss. set_aside: (new path, why). void: (vhost, name) of rows that had been deleted."""
+
+    def __init__(self) -> None:
+        self.vhosts: list[str] = []
+        self.queues: list[Restored] = []
+        self.set_aside: list[tuple[str, str]] = []
+        self.void: list[tuple[str, str]] = []
+
+
+class Findings(NamedTuple):
+    """state: what holds. changes: what makes the metadata say so. void: directories to empty once they are committed,
+    without `.deleted`. gone: such that no row knows.
+    """
+
+    state: MetadataState
+    changes: list[Change]
+    void: list[str]
+    gone: list[str]
+    report: Report
+
+
+def reconcile(storage: Storage, state: MetadataState) -> Findings:
+    """Compares them, and moves what nobody knows out of the way. Before any queue is opened.
+
+    Cost: a listing per vhost and 1 us a queue; a read and some renames for each that is restored. Raises: OSError.
+    """
+    return _Start(storage, state).run()
+
+
+class _Start:
+    def __init__(self, storage: Storage, state: MetadataState) -> None:
+        self.storage = storage
+        self.state = state
+        self.report = Report()
+        self.changes: list[Change] = []
+        self.void: list[str] = []
+        self.gone: list[str] = []
+        self.vhosts: dict[str, VhostRow] = {}
+        self.vhost_names: dict[str, str] = {}
+        self.queues: list[QueueRow] = []
+        self.deleting: list[QueueRow] = []
+        self.names: set[tuple[str, str]] = set()
+
+    def run(self) -> Findings:
+        found = self.storage.survey()
+        self._vhosts(found)
+        lost = self._rows(found)
+        whole = set(self.vhosts)
+        self._directories(found)
+        state = self.state._replace(
+            vhosts=list(self.vhosts.values()), queues=self.queues, deleting_queues=self.deleting
+        )
+        if self.report.void:
+            state = _without(state, whole, lost)
+        self._tell()
+        return Findings(state, self.changes, self.void, self.gone, self.report)
+
+    def _vhosts(self, found: Survey) -> None:
+        deleted = set(found.deleted_vhosts)
+        for row in self.state.vhosts:
+            if row.id in deleted:
+                self.changes.append(Delete(row))
+                self.void.append(self.storage.vhost_chain(row.id)[-1])
+                self.report.void.append((row.name, ""))
+                deleted.discard(row.id)
+            else:
+                self.vhosts[row.name] = row
+                self.vhost_names[row.id] = row.name
+        deleting = {row.id for row in self.state.deleting_vhosts}
+        self.gone += [self.storage.vhost_chain(each)[-1] for each in deleted - deleting]
+
+    def _rows(self, found: Survey) -> set[tuple[str, str]]:
+        """Drops void ones. Returns (vhost, name) of those whose bindings go with them."""
+        deleted = {(vhost, queue) for vhost, queues in found.deleted.items() for queue in queues}
+        lost: set[tuple[str, str]] = set()
+        for row in self.state.queues:
+            vhost = self.vhosts.get(row.vhost)
+            if vhost is None:
+                continue  # it goes with its vhost
+            if (vhost.id, row.id) in deleted:
+                deleted.discard((vhost.id, row.id))
+                self.void.append(self.storage.queue_chain(vhost.id, row.id)[-1])
+                self.changes.append(Delete(row))
+                self.report.void.append((row.vhost, row.name))
+                lost.add((row.vhost, row.name))
+            else:
+                self.queues.append(row)
+                self.names.add((row.vhost, row.name))
+        for row in self.state.deleting_queues:
+            vhost = self.vhosts.get(row.vhost)
+            if vhost is not None:
+                self.deleting.append(row)
+                deleted.discard((vhost.id, row.id))
+        self.gone += [self.storage.queue_chain(vhost_id, queue_id)[-1] for vhost_id, queue_id in deleted]
+        lost -= self.names  # declared again since, with bindings of its own
+        self.changes += [DeleteBindings(vhost, name, "queue") for vhost, name in sorted(lost)]
+        return lost
+
+    def _directories(self, found: Survey) -> None:
+        leaving = {row.id for row in self.state.deleting_vhosts}
+        known = {(self.vhosts[row.vhost].id, row.id) for row in (*self.queues, *self.deleting)}
+        for vhost_id, queues in found.queues.items():
+            if vhost_id in leaving:
+                continue
+            for queue_id in queues:
+                if (vhost_id, queue_id) not in known:
+                    self._restore(vhost_id, queue_id)
+
+    def _restore(self, vhost_id: str, queue_id: str) -> None:
+        path = f"{self.storage.queue_chain(vhost_id, queue_id)[-1]}/{DESCRIPTION}"
+        told = read_description(self.storage.filesystem.read_if_there(path), queue_id)
+        if told is None:
+            self._set_aside(vhost_id, queue_id, f"its {DESCRIPTION} is missing or damaged")
+            return
+        why = self._objection(told)
+        if why:
+            self._set_aside(vhost_id, queue_id, why)
+            return
+        vhost = self.vhosts.get(told.vhost)
+        if vhost is None:
+            if vhost_id in self.vhost_names:
+                other = self.vhost_names[vhost_id]
+                self._set_aside(vhost_id, queue_id, f"its {DESCRIPTION} says vhost '{told.vhost}', it is in '{other}'")
+                return
+            vhost = self.vhosts[told.vhost] = VhostRow(told.vhost, vhost_id)
+            self.vhost_names[vhost_id] = told.vhost
+            self.changes.append(Put(vhost))
+            self.report.vhosts.append(told.vhost)
+        if vhost.id != vhost_id:
+            self.storage.move_queue(queue_id, vhost_id, vhost.id)
+        row = QueueRow(told.vhost, told.queue, queue_id, True, told.auto_delete, False, told.arguments)
+        self.queues.append(row)
+        self.names.add((told.vhost, told.queue))
+        self.changes.append(Put(row))
+        self.report.queues.append(Restored(told.vhost, told.queue, told.whole))
+
+    def _objection(self, told: Description) -> str:
+        """Why it cannot be declared; empty: it can."""
+        if (told.vhost, told.queue) in self.names:
+            return f"there is another queue '{told.queue}' in vhost '{told.vhost}'"
+        if any(row.name == told.vhost for row in self.state.deleting_vhosts):
+            return f"vhost '{told.vhost}' is being deleted"
+        if len(told.queue.encode()) > NAME_SIZE_MAX or len(told.vhost.encode()) > NAME_SIZE_MAX:
+            return f"a name in its {DESCRIPTION} is too long"
+        try:
+            table = decode_table(told.arguments, 0)[0] if told.arguments else {}
+            queue_arguments.validate(told.queue, told.vhost, table)
+        except (AmqpError, ValueError) as error:
+            return f"the arguments in its {DESCRIPTION} cannot be used: {error}"
+        return ""
+
+    def _set_aside(self, vhost_id: str, queue_id: str, why: str) -> None:
+        path = self.storage.set_aside(vhost_id, queue_id)
+        self.report.set_aside.append((path, why))
+        log.error("a queue's directory that no metadata knows is moved to %s: %s", path, why)
+
+    def _tell(self) -> None:
+        report = self.report
+        for vhost in report.vhosts:
+            log.error("vhost '%s' was lost with its metadata and is declared again; nobody has any right in it", vhost)
+        for each in report.queues:
+            log.error(
+                "queue '%s' in vhost '%s' was lost with its metadata and is declared again from its directory%s",
+                each.name,
+                each.vhost,
+                "" if each.whole else ", without arguments: the earlier version that made it did not keep them there",
+            )
+        for name, queue in report.void:
+            what = f"queue '{queue}' in vhost '{name}'" if queue else f"vhost '{name}'"
+            log.warning("%s had been deleted, and the metadata did not say so any more: it stays deleted", what)
+        if report.queues or report.vhosts or report.set_aside:
+            log.error(
+                "the metadata had lost some of what it held: %d queues and %d vhosts are declared again, without their "
+                "bindings; %d directories are in lost+found. Exchanges, bindings, users, permissions and queues that "
+                "never held a message may be missing too; `amqpctl status` shows this again",
+                len(report.queues),
+                len(report.vhosts),
+                len(report.set_aside),
+            )
+
+
+def _without(state: MetadataState, vhosts: set[str], lost: set[tuple[str, str]]) -> MetadataState:
+    """Only what is in these vhosts, and no binding to a queue of `lost`."""
+    bindings = [
+        row
+        for row in state.bindings
+        if row.vhost in vhosts and not (row.destination_type == "queue" and (row.vhost, row.destination) in lost)
+    ]
+    return state._replace(
+        bindings=bindings,
+        permissions=[row for row in state.permissions if row.vhost in vhosts],
+        topic_permissions=[row for row in state.topic_permissions if row.vhost in vhosts],
+        exchanges=[row for row in state.exchanges if row.vhost in vhosts],
+        policies=[row for row in state.policies if row.vhost in vhosts],
+        parameters=[row for row in state.parameters if row.vhost in vhosts],
+    )
+
+
+def in_parts(changes: Sequence[Change], size: int = 1000) -> list[Sequence[Change]]:
+    """For the metadata, a transaction each: a hundred thousand rows in one would keep others waiting."""
+    return [changes[start : start + size] for start in range(0, len(changes), size)]

@@ -1,0 +1,233 @@
+"""Vhosts: all of them by name; declared, changed and deleted, whoever asks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from amqpd.broker.vhost.catalogue import Catalogue
+from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.leaving import drop_queue
+from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.broker.destination import Destination
+from amqpd.broker.queue.services import QueueHost
+from amqpd.storage.metadata.store import Delete, ParameterRow, Put, VhostRow, random_id
+
+log = logging.getLogger(__name__)
+
+PROTECTION: Final = "vhost-protection"
+"""By what component a protected vhost's row stands among the parameters; no such parameter is shown, or can be set."""
+
+
+class ProtectedVhost(Exception):
+    """The text is that of RabbitMQ 4's API."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Refusing to delete virtual host '{name}' because it is protected from deletion")
+
+
+class VhostNames:
+    """Where vhosts are declared: among all vhosts, or in a transaction."""
+
+    def find_vhost(self, name: str) -> VHost | None:
+        """None when there is none."""
+        raise NotImplementedError
+
+    def exists(self, name: str) -> bool:
+        """Whether there is one, here or elsewhere."""
+        return self.find_vhost(name) is not None
+
+    def new_vhost(self, row: VhostRow) -> VHost:
+        """One that nobody knows yet."""
+        raise NotImplementedError
+
+    def add(self, vhost: VHost) -> None:
+        """Makes it known: its row is committed."""
+        raise NotImplementedError
+
+    def make(self, coming: Coming, done: Done) -> None:
+        """As `Names.make`. Raises: OnItsWay, MetadataClosed."""
+        raise NotImplementedError
+
+
+class VHosts(dict[str, VHost], VhostNames):
+    """All vhosts of a broker. host_queues: what the queues of a new one get of the broker. reply_consumers: by key, of
+    whatever vhost. ended: told of each that is deleted, before its queues go.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        host_queues: Callable[[VhostRow], QueueHost],
+        reply_consumers: dict[str, Destination],
+        ended: Callable[[VHost], None],
+    ) -> None:
+        super().__init__()
+        self.catalogue = catalogue
+        self.ended = ended
+        # Called with each that is made, before anything is in it, and with each that is added.
+        self.made: Callable[[VHost], object] = _unheard
+        self.added: Callable[[VHost], object] = _unheard
+        # Of a node in a cluster: whether there is one that is not here. What is declared comes by itself there.
+        self.elsewhere: Callable[[str], bool] | None = None
+        # The same: calls back when a vhost that was declared is served, here or elsewhere.
+        self.when_served: Callable[[str, Done], None] | None = None
+        self._host_queues = host_queues
+        self._reply_consumers = reply_consumers
+
+    def find_vhost(self, name: str) -> VHost | None:
+        return self.get(name)
+
+    def new_vhost(self, row: VhostRow) -> VHost:
+        vhost = VHost(self.catalogue, row, self._host_queues(row), self._reply_consumers)
+        self.made(vhost)
+        return vhost
+
+    def exists(self, name: str) -> bool:
+        return name in self or (self.elsewhere is not None and self.elsewhere(name))
+
+    def add(self, vhost: VHost) -> None:
+        if self.elsewhere is None:
+            self[vhost.name] = vhost
+            self.added(vhost)
+        tell(vhost, "vhost.created")
+        log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
+
+    def make(self, coming: Coming, done: Done) -> None:
+        when_served = self.when_served
+        if when_served is None or not isinstance(coming.brings, VHost):
+            self.catalogue.declared.make(coming, done)
+            return
+        name = coming.brings.name
+
+        def made(error: BaseException | None) -> None:
+            if error is None:
+                when_served(name, done)
+            else:
+                done(error)
+
+        self.catalogue.declared.make(coming, made)
+
+
+def declare(
+    names: VhostNames,
+    name: str,
+    description: str = "",
+    tags: Sequence[str] = (),
+    default_queue_type: str = "classic",
+    done: Done = unheard,
+) -> bool:
+    """Whether it is new; done(None) once it is there. One that is there already stays as it is. Raises: OnItsWay."""
+    if names.exists(name):
+        done(None)
+        return False
+    row = VhostRow(name, random_id(), description, tuple(tags), default_queue_type)
+    vhost = names.new_vhost(row)
+    names.make(Coming(Name(name, "vhost", name), Put(row), Delete(row), partial(names.add, vhost), vhost), done)
+    return True
+
+
+def change(
+    names: VhostNames,
+    vhost: VHost,
+    description: str,
+    tags: Sequence[str],
+    default_queue_type: str,
+    done: Done = unheard,
+) -> None:
+    """done(None) once it is so. Raises: OnItsWay."""
+    row = VhostRow(vhost.name, vhost.id, description, tuple(tags), default_queue_type)
+    before = vhost.row()
+    if row == before:
+        done(None)
+        return
+    name = Name(vhost.name, "vhost", vhost.name)
+    names.make(Coming(name, Put(row), Put(before), partial(become, vhost, row), row), done)
+
+
+def become(vhost: VHost, row: VhostRow) -> None:
+    """Its row is committed, and says so."""
+    vhost.become(row)
+    tell(vhost, "vhost.updated")
+
+
+def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
+    """Deletes it with all that is in it, and closes its connections. done(None) when its directory does not come back
+    either. Raises: ProtectedVhost, OnItsWay.
+    """
+    if vhost.protected:
+        raise ProtectedVhost(vhost.name)
+    row = vhost.row()._replace(state="deleting")
+
+    def committed(error: BaseException | None) -> None:
+        if error is not None:
+            done(error)
+
+    name = Name(vhost.name, "vhost", vhost.name)
+    vhosts.make(Coming(name, Put(row), Put(vhost.row()), partial(end, vhosts, vhost, row, done)), committed)
+
+
+def protect(names: Names, on: bool, done: Done = unheard) -> None:
+    """Whether the vhost may not be deleted; done(None) once it is so. Raises: OnItsWay."""
+    vhost = names.vhost
+    row = ParameterRow(vhost.name, PROTECTION, "protected", "true")
+    change, undo = (Put(row) if protected else Delete(row) for protected in (on, vhost.protected))
+    name = Name(vhost.name, PROTECTION, vhost.name)
+    names.make(Coming(name, change, undo, partial(_protect, vhost, on, name)), done)
+
+
+def _protect(vhost: VHost, on: bool, name: Name) -> None:
+    """Its row is committed."""
+    if vhost.deleted:
+        raise OnItsWay(vhost.catalogue.declared, name)
+    vhost.protected = on
+    log.info("vhost '%s' is %sprotected from deletion", vhost.name, "" if on else "not ", extra={"vhost": vhost.name})
+
+
+def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = unheard) -> None:
+    """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
+    declared, deletions = vhosts.catalogue.declared, vhosts.catalogue.deletions
+    vhost.deleted = True
+    del vhosts[vhost.name]
+    ended = vhosts.catalogue.ended_unroutable
+    ended.returned_count += vhost.counts.returned_count
+    ended.unroutable_count += vhost.unroutable_count
+    about = {"vhost": vhost.name}
+    log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
+    vhosts.catalogue.events.tell("vhost.deleted", {"name": vhost.name})
+    vhosts.ended(vhost)
+    queues = list(vhost.queues.values())
+    for queue in queues:
+        drop_queue(vhost, queue)
+    name = Name(vhost.name, "vhost", vhost.name)
+    declared.hold(name)
+
+    def renamed() -> None:
+        declared.free([name])
+        deletions.forget([Delete(row)])  # which holds it again
+        done(None)
+
+    deletions.drop_vhost(row, queues, renamed, vhost.queue_host.end_delays())
+
+
+def tell(vhost: VHost, key: str) -> None:
+    """It came to be, or is another one now."""
+    events = vhost.catalogue.events
+    if events.heard:
+        events.tell(
+            key,
+            {
+                "name": vhost.name,
+                "description": vhost.description,
+                "tags": list(vhost.tags),
+                "default_queue_type": vhost.default_queue_type,
+                "tracing": vhost.tap is not None,
+                "cluster_state": {events.node: "running"},
+            },
+        )
+
+
+def _unheard(_vhost: VHost) -> None:
+    """Nobody asked."""

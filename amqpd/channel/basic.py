@@ -1,0 +1,300 @@
+"""basic.* but for what is hot: qos, consume, cancel, get, reject, nack, recover. Publish, deliver and ack are
+`Channel`'s."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from amqpd.broker import consume
+from amqpd.broker.consumer import NO_ARGUMENTS, Entry, Source
+from amqpd.broker.queue.consumer_arguments import consumer_arguments
+from amqpd.broker.queue.counted import outgoing
+from amqpd.broker.queue.types import KINDS
+from amqpd.broker.queue.queue import Queue
+from amqpd.channel.events import consumer_created, consumer_deleted
+from amqpd.channel.naming import queue_name
+from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
+from amqpd.channel.selectors import wait_for_share
+from amqpd.errors import NotAllowed, NotImplementedByBroker, PreconditionFailed
+from amqpd.protocol import commands
+from amqpd.protocol.field_table import encode_table
+from amqpd.protocol.commands import (
+    BasicAck,
+    BasicCancel,
+    BasicCancelOk,
+    BasicConsume,
+    BasicConsumeOk,
+    BasicGet,
+    BasicGetEmpty,
+    BasicGetOk,
+    BasicNack,
+    BasicQos,
+    BasicQosOk,
+    BasicRecover,
+    BasicRecoverAsync,
+    BasicRecoverOk,
+    BasicReject,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from amqpd.channel.channel import Channel
+    from amqpd.channel.consumer import ChannelConsumer
+
+ACK, REQUEUE, DISCARD, GIVE_BACK = 0, 1, 2, 3
+
+
+def qos(channel: Channel, command: BasicQos) -> None:
+    session = channel.session
+    if command.prefetch_size:
+        raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
+    if command.global_:
+        for consumer in channel.deliveries.consumers.values():
+            kind = KINDS[consumer.queue.kind]
+            if not kind.global_qos and not kind.stream:  # rabbit: of streams it is not looked at
+                raise NotImplementedByBroker(
+                    f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
+                    commands.BASIC_QOS,
+                )
+        channel.deliveries.window_size = command.prefetch_count
+    elif channel.owner.channel_wide_qos:
+        # py-amqp, told a product other than RabbitMQ, expects the specification's meaning
+        channel.deliveries.window_size = command.prefetch_count
+    else:
+        channel.deliveries.prefetch_count = command.prefetch_count
+        # rabbit: it also lifts the channel's window
+        channel.deliveries.window_size = 0
+    channel.output.send(channel.number, BasicQosOk())
+    channel.deliveries.activate_all()
+
+
+def consume(channel: Channel, command: BasicConsume) -> None:
+    session = channel.session
+    vhost = session.vhost
+    if command.queue == REPLY_TO:
+        _consume_replies(channel, command)
+        return
+    if command.arguments and wait_for_share(channel, command, command.arguments):
+        return
+    name = queue_name(channel, command.queue)
+    queue = consume.queue_for(session, name)
+    tag = _new_tag(channel, command.consumer_tag)
+    arguments = consumer_arguments(
+        name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
+    )
+    deliveries = channel.deliveries
+    wide = channel.owner.channel_wide_qos  # then the window is what this client's basic.qos has set
+    prefetch_count = deliveries.window_size if wide else deliveries.prefetch_count
+    consume.check_reader(queue, prefetch_count, command.no_ack, arguments, commands.BASIC_CONSUME)
+    if deliveries.window_size > 0 and not wide and not KINDS[queue.kind].global_qos:
+        raise NotImplementedByBroker(
+            f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
+        )
+    consume.check_free(queue, command.exclusive)
+    consume.check_filter(queue, arguments)
+    consume.check_groups(queue, command.no_ack, arguments)
+    consumer = channel.deliveries.make_consumer(queue, tag, command.no_ack, command.exclusive, arguments)
+    channel.deliveries.consumers[tag] = consumer
+    if not command.no_wait:
+        channel.output.send(channel.number, BasicConsumeOk(tag))
+    consumer.trace(vhost.tap)
+    consumer.obey_timeout(queue.rules.consumer_timeout_ms)
+    consumer_created(session, channel.number, consumer, consumer.prefetch_count)
+    consume.begin(queue, consumer)
+
+
+def _new_tag(channel: Channel, tag: str) -> str:
+    if not tag:
+        return f"amq.ctag-{secrets.token_urlsafe(16)}"
+    reply = channel.reply_consumer
+    if tag in channel.deliveries.consumers or (reply is not None and reply.tag == tag):
+        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'", commands.BASIC_CONSUME)
+    return tag
+
+
+def _consume_replies(channel: Channel, command: BasicConsume) -> None:
+    session = channel.session
+    tag = _new_tag(channel, command.consumer_tag)
+    if channel.reply_consumer is not None:
+        raise PreconditionFailed("reply consumer already set")
+    if not command.no_ack:
+        raise PreconditionFailed("reply consumer cannot acknowledge")
+    # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
+    nowhere = Source(REPLY_TO, session.vhost.name)
+    reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, NO_ARGUMENTS))
+    channel.reply_consumer = reply
+    channel.publisher.reply_key = reply.key.encode()
+    session.vhost.reply_consumers[reply.key] = reply
+    if not command.no_wait:
+        channel.output.send(channel.number, BasicConsumeOk(tag))
+
+
+def cancel(channel: Channel, command: BasicCancel) -> None:
+    consumer = channel.deliveries.consumers.get(command.consumer_tag)
+    if consumer is not None:
+        if consumer.queue.pump_wanted:
+            # rabbit: what acks just before have made room for still goes to it
+            consumer.queue.pump()
+        remove_consumer(channel, consumer)
+    elif channel.reply_consumer is not None and channel.reply_consumer.tag == command.consumer_tag:
+        end_replies(channel)
+    # rabbit: an unknown tag is no error
+    if not command.no_wait:
+        channel.output.send(channel.number, BasicCancelOk(command.consumer_tag))
+
+
+def end_replies(channel: Channel) -> None:
+    """The channel's direct reply-to consumer goes, if there is one."""
+    reply = channel.reply_consumer
+    if reply is not None:
+        channel.session.vhost.reply_consumers.pop(reply.key, None)
+        channel.reply_consumer = None
+        channel.publisher.reply_key = b""
+        reply.end()
+
+
+def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
+    """A consumer leaves by itself. Its unacked deliveries stay the channel's; an auto-delete queue may go."""
+    channel.deliveries.consumers.pop(consumer.tag, None)
+    queue = consumer.queue
+    assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
+    consume.end(channel.session, queue, consumer)
+    channel.deliveries.left(consumer)
+    consumer_deleted(channel.session, channel.number, consumer)
+
+
+def get(channel: Channel, command: BasicGet) -> None:
+    session = channel.session
+    name = queue_name(channel, command.queue)
+    queue = consume.queue_for(session, name)
+    consume.refuse_of_streams(queue, "basic.get", commands.BASIC_GET)
+    queue.used()
+    entry = queue.get(command.no_ack)
+    if entry is None:
+        if queue.waits():
+            _get_later(channel, command, queue)
+        else:
+            queue.get_empty_count += 1
+            channel.deliveries.had().got_nothing(queue)
+            channel.output.send(channel.number, BasicGetEmpty())
+        return
+    message = outgoing(entry, queue.rules.counts_shown)
+    assert message is not None  # get() has read it
+    tag = channel.deliveries.next_tag
+    channel.deliveries.next_tag = tag + 1
+    channel.deliveries.had().got(queue, command.no_ack, entry.redelivered)
+    if command.no_ack:
+        channel.deliveries.unacked.skip()
+    else:
+        channel.deliveries.unacked.add(tag, entry)
+        channel.deliveries.got(queue, queue.rules.consumer_timeout_ms)
+    tap = session.vhost.tap
+    if tap is not None:
+        tap.delivered(message, name, entry.redelivered, session.name, session.user.name, channel.number)
+    envelope = message.envelope
+    ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
+    channel.output.send(channel.number, ok)
+    channel.output.write_content(channel.number, message)
+    session.turn.want()
+
+
+def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
+    """The disk is asked for the message: the command is given once more when it has come, the channel's later ones wait
+    behind it, everybody else goes on.
+    """
+    channel.busy = True
+    again = partial(channel.owner.try_again, channel, encode(command))
+    # In a turn of the loop by itself: whoever calls the getters is in the midst of something.
+    queue.when_ready(partial(channel.owner.soon, again))
+
+
+def ack(channel: Channel, command: BasicAck) -> None:
+    """The slow path's ack: while another channel's content is on its way."""
+    channel.ack(_tag(command.delivery_tag), command.multiple)
+    channel.session.turn.want()
+
+
+def reject(channel: Channel, command: BasicReject) -> None:
+    _negative(channel, command.delivery_tag, False, command.requeue, commands.BASIC_REJECT)
+
+
+def nack(channel: Channel, command: BasicNack) -> None:
+    _negative(channel, command.delivery_tag, command.multiple, command.requeue, commands.BASIC_NACK)
+
+
+def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
+    unacked = channel.deliveries.unacked
+    for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
+        consume.refuse_of_streams(entry.queue, "basic.nack and basic.reject", method)
+    # rabbit: from 4.3 on, a nack gives a message back, and a reject says that its consumer has failed
+    failed = method == commands.BASIC_REJECT
+    if channel.transaction is not None:
+        back = REQUEUE if failed else GIVE_BACK
+        channel.collect(channel.transaction, _tag(tag), multiple, back if requeue else DISCARD)
+        return
+    entries = channel.deliveries.unacked.take(_tag(tag), multiple)
+    if requeue:
+        requeue_all(channel, entries, failed)
+    else:
+        reject_entries(channel, entries)
+
+
+def _tag(tag: int) -> int:
+    """The tag as the list's arithmetic has it: signed. Above 2^63 it is negative there, and unknown."""
+    return tag if tag < 2**63 else tag - 2**64
+
+
+def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
+    """Does what a transaction collected; the tag has been taken."""
+    if action == ACK:
+        channel.deliveries.settle(entry)
+    elif action == DISCARD:
+        reject_entries(channel, [entry])
+    else:
+        requeue_all(channel, [entry], action == REQUEUE)
+
+
+def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        channel.deliveries.returned_credit(entry)
+        entry.give_back()  # as a dead letter it may wait for long
+        entry.queue.reject(entry)
+    channel.session.turn.want()
+
+
+def requeue_all(channel: Channel, entries: Sequence[Entry], failed: bool = True) -> None:
+    """Back to their places; whoever can take them gets them in the same turn. failed: as `Source.requeue`."""
+    channel.deliveries.requeue(entries, failed)
+
+
+def recover(channel: Channel, command: BasicRecover) -> None:
+    _recover(channel, command.requeue, commands.BASIC_RECOVER)
+    channel.output.send(channel.number, BasicRecoverOk())
+
+
+def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
+    _recover(channel, command.requeue, commands.BASIC_RECOVER_ASYNC)
+
+
+def _recover(channel: Channel, requeue: bool, method: int) -> None:
+    if not requeue:
+        raise NotImplementedByBroker("requeue=false", method)
+    for entry in channel.deliveries.unacked.entries():
+        consume.refuse_of_streams(entry.queue, "basic.recover", method)  # rabbit: 541
+    requeue_all(channel, channel.deliveries.unacked.take_outstanding(), False)
+
+
+HANDLERS: dict[int, Any] = {
+    commands.BASIC_QOS: qos,
+    commands.BASIC_CONSUME: consume,
+    commands.BASIC_CANCEL: cancel,
+    commands.BASIC_GET: get,
+    commands.BASIC_ACK: ack,
+    commands.BASIC_REJECT: reject,
+    commands.BASIC_NACK: nack,
+    commands.BASIC_RECOVER: recover,
+    commands.BASIC_RECOVER_ASYNC: recover_async,
+}

@@ -1,0 +1,406 @@
+"""A tx.commit that takes several turns: a large one, in slices, so that others keep their place on the loop; and any
+that has both publishes for the disk and settlements.
+
+What it owns: the channel's publishes and settlements from tx.commit to its answer. The channel is busy so long; what
+its client says meanwhile waits. The stages, each over as many loop turns as it takes:
+
+    look      no log concerned has failed, or nothing is done at all
+    sort      messages to their queues: encoded for its log where a queue takes them at once (Queue.takes_prepared)
+    append    queue after queue, each log's part in one turn, as one transaction
+    sync      until all of it is on the disk
+    settle    acks, rejects, requeues
+    answer    tx.commit-ok when the settlements are on the disk too
+
+So a queue shows all of its publishes or none, after a crash too, and a settlement is on the disk only when the
+publishes are. A commit that was begun goes on when its channel or its connection ends: an end in the middle leaves
+nothing half done. Where a log fails, or a queue is full and refuses, nothing is settled and the channel is told (406).
+
+One turn's part is bounded by SLICE_S. A single queue's part is not cut where it must be offered message by message
+under one log transaction: a queue with a log and with limits or priorities.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import i64
+
+from amqpd.broker.consumer import Entry
+from amqpd.broker.destination import Destination
+from amqpd.broker.message import Message
+from amqpd.broker.publish.offering import refuse
+from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.ready_order import HOT_COUNT_MAX
+from amqpd.channel.basic import requeue_all, settle_collected
+from amqpd.errors import InternalError, PreconditionFailed
+from amqpd.protocol import commands
+from amqpd.protocol.commands import TxCommitOk
+from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.queue_log import LogFailed, QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.broker.publish.route import Route
+    from amqpd.channel.channel import Channel
+    from amqpd.channel.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+# How long one turn may be at it.
+SLICE_S: Final = 0.003
+# How much is done between two looks at the clock.
+_STEP: Final[i64] = 64
+# What a commit does in one turn without being cut: offers to queues, and settlements.
+SMALL_COUNT: Final = 1000
+
+_LOOK: Final = 0
+_SORT: Final = 1
+_APPEND: Final = 2
+_SYNC: Final = 3
+_SETTLE: Final = 4
+_OVER: Final = 5
+
+
+def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[QueueLog]) -> None:
+    """Sends tx.commit-ok once what these logs have taken, and all that was settled, is safe. settled: the logs of what
+    was settled, where that has not failed either.
+    """
+    turn = channel.session.turn
+    turn.urgent = True
+    when_safe(turn, logs, functools.partial(_answer, channel, list(settled)))
+
+
+def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
+    remote: list[QueueLog] = []
+    for store in settled:
+        if store.failed and not store.deleted:
+            safe = False
+        elif not store.local:
+            remote.append(store)
+    if safe and remote:
+        Elsewhere(channel, len(remote)).ask(remote)
+    else:
+        _say(channel, safe)
+
+
+@final
+class Elsewhere:
+    """Waits until settlements are safe that are not written on this node's disk: `count` logs have to say so."""
+
+    def __init__(self, channel: Channel, count: i64) -> None:
+        self.channel = channel
+        self._missing = count
+        self._safe = True
+
+    def ask(self, logs: list[QueueLog]) -> None:
+        for store in logs:
+            store.when_settled(self._told)
+
+    def _told(self, safe: bool) -> None:
+        self._missing -= 1
+        if not safe:
+            self._safe = False
+        if self._missing == 0:
+            _say(self.channel, self._safe)
+
+
+def _say(channel: Channel, safe: bool) -> None:
+    if safe:
+        channel.owner.finish_busy(channel, commands.frame(channel.number, TxCommitOk()))
+    else:
+        fail(channel)
+
+
+def partial() -> PreconditionFailed:
+    """A log failed under a transaction, or a queue refused: nothing of it is promised. rabbit: 406, in these words."""
+    return PreconditionFailed("partial tx completion", commands.TX_COMMIT)
+
+
+def fail(channel: Channel) -> None:
+    channel.owner.fail_channel(channel, partial())
+
+
+@final
+class Part:
+    """What one queue gets. messages: all of them, or the first of those that are prepared."""
+
+    def __init__(self, destination: Destination, prepared: Prepared | None, synced_log: QueueLog | None) -> None:
+        self.destination = destination
+        self.prepared = prepared
+        self.synced_log = synced_log
+        self.messages: list[Message] = []
+        self.persistent = False
+
+    def add(self, message: Message) -> None:
+        if message.persistent or self.destination.keeps_all:
+            self.persistent = True
+        prepared = self.prepared
+        if prepared is None:
+            self.messages.append(message)
+            return
+        destination = self.destination
+        if message.info is not None and message.info.expiration is not None and isinstance(destination, Queue):
+            destination.watch(message)
+        _prepare(prepared, message)
+        if len(self.messages) < HOT_COUNT_MAX:
+            self.messages.append(message)
+
+
+def _prepare(prepared: Prepared, message: Message) -> None:
+    route = message.envelope.record_route()
+    if message.body_size == message.frame_payload_max:
+        content = message.content
+        header_end = message.header_size - 1
+        if message.body_size == 0:
+            prepared.append(route, content, 19, header_end, 0, 0, message.persistent)
+        else:
+            prepared.append(route, content, 19, header_end, header_end + 8, len(content) - 1, message.persistent)
+        return
+    source = message.unframed()
+    end = len(source) - message.body_size
+    prepared.append(route, source, 0, end, end, len(source), message.persistent)
+
+
+@final
+class Commit:
+    """One tx.commit on its way through the stages. `start` begins it; the rest calls itself."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        transaction: Transaction,
+        publishes: list[tuple[Route, Message]],
+        settlements: list[tuple[i64, Entry, i64]],
+    ) -> None:
+        self.channel = channel
+        self.transaction = transaction
+        self._stage = _LOOK
+        # Both are taken from their ends, so that what is done with is freed slice by slice.
+        publishes.reverse()
+        settlements.reverse()
+        self._publishes = publishes
+        self._settlements = settlements
+        self._parts: dict[Destination, Part] = {}
+        self._waiting: list[Part] = []
+        self._logs: set[QueueLog] = set()
+        self._settled_logs: set[QueueLog] = set()
+        # What exchanges keep of its messages.
+        self._kept: list[Destination] = []
+        self._looked: i64 = 0
+        self._syncs: i64 = 0
+        self._failed = False
+        self._refused = False  # by a queue that is full; the others have it
+
+    def start(self) -> None:
+        self.channel.busy = True
+        self.transaction.committing = True
+        self.channel.owner.soon(self.step)
+
+    def settle_behind(self, logs: Collection[QueueLog]) -> None:
+        """The publishes are few and have been offered, to these logs, in this turn: the rest when they are safe."""
+        self._stage = _SYNC
+        self._look(math.inf)
+        self.channel.busy = True
+        self.transaction.committing = True
+        self._syncs += 1
+        when_safe(self.channel.session.turn, logs, self._synced)
+
+    def step(self) -> None:
+        """One turn's share."""
+        try:
+            self._work(time.monotonic() + SLICE_S)
+        except (OSError, LogFailed) as error:
+            log.error("a transaction failed: %s", error, extra={"connection": self.channel.session.name})
+            self._fail()
+        except Exception as error:
+            log.exception("a bug of the broker", extra={"connection": self.channel.session.name})
+            self._fail()
+            self.channel.owner.fail(InternalError(f"{type(error).__name__}", commands.TX_COMMIT))
+
+    def _work(self, deadline: float) -> None:
+        if self._stage == _LOOK and self._look(deadline):
+            self._stage = _SORT
+        if self._stage == _SORT and self._sort(deadline):
+            self._stage = _APPEND
+            self._waiting = list(self._parts.values())
+            self._waiting.reverse()
+            self._parts.clear()
+        if self._stage == _APPEND and not self._failed and self._append(deadline):
+            self._stage = _SYNC
+        if self._failed and self._syncs == 0:
+            self._fail()
+            return
+        if self._stage == _SYNC:
+            if self._syncs > 0:
+                return  # `_synced` goes on
+            if self._refused:
+                self._fail()
+                return
+            self._stage = _SETTLE
+        if self._stage == _SETTLE and self._settle(deadline):
+            self._answer()
+            return
+        self.channel.owner.soon(self.step)
+
+    def _look(self, deadline: float) -> bool:
+        """Whether it is through."""
+        settlements = self._settlements
+        count: i64 = len(settlements)
+        while self._looked < count:
+            store = settlements[self._looked][1].queue.log()
+            if store is not None and store not in self._settled_logs:
+                self._settled_logs.add(store)
+                self._check(store)
+            self._looked += 1
+            if self._looked % _STEP == 0 and time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _check(self, store: QueueLog) -> None:
+        if store.failed and not store.deleted:
+            self._failed = True
+
+    def _sort(self, deadline: float) -> bool:
+        channel = self.channel
+        publishes = self._publishes
+        last: Route | None = None
+        route: Route | None = None
+        count: i64 = 0
+        while publishes:
+            kept, message = publishes.pop()
+            if route is None or kept is not last:
+                last = kept
+                route = kept.still_there()
+            if not route.routed:
+                channel.session.vhost.unroutable_count += 1
+                if not route.mandatory:
+                    channel.dropped_count += 1
+                elif not channel.closing:
+                    channel.returned_count += 1
+                    channel.session.vhost.counts.returned_count += 1
+                    channel.output.send_return(channel.number, message)
+                    channel.owner.wants_look = True
+            for destination in route.destinations:
+                if not destination.routed:
+                    self._kept.append(destination)
+                part = self._parts.get(destination)
+                if part is None:
+                    part = self._part(destination)
+                part.add(message)
+                count += 1
+            if count >= _STEP:
+                count = 0
+                if time.monotonic() >= deadline:
+                    return False
+        return True
+
+    def _part(self, destination: Destination) -> Part:
+        store = destination.log()
+        if store is not None:
+            self._logs.add(store)
+            self._check(store)
+        prepared: Prepared | None = None
+        if destination.takes_prepared():
+            prepared = Prepared(store is not None and not store.local)
+        part = Part(destination, prepared, store)
+        self._parts[destination] = part
+        return part
+
+    def _append(self, deadline: float) -> bool:
+        wrote = False
+        while self._waiting:
+            part = self._waiting[len(self._waiting) - 1]
+            wrote = wrote or part.synced_log is not None
+            if part.destination.gone() or self._append_part(part, deadline):
+                self._waiting.pop()
+            if time.monotonic() >= deadline:
+                break
+        if wrote:
+            # In the turn of the append: whether it got to the disk is told to those who wait for this very group.
+            self._syncs += 1
+            when_safe(self.channel.session.turn, self._logs, self._synced)
+        return not self._waiting
+
+    def _append_part(self, part: Part, deadline: float) -> bool:
+        """Whether it is all there."""
+        destination = part.destination
+        prepared = part.prepared
+        messages = part.messages
+        store = part.synced_log
+        if prepared is not None:
+            prepared.close()
+            destination.enqueue_prepared(prepared, messages)
+            return True
+        if store is not None and part.persistent:
+            destination.begin_transaction()
+            try:
+                for message in messages:
+                    self._offer(destination, message)
+            finally:
+                destination.end_transaction()
+            return True
+        done: i64 = 0
+        count: i64 = len(messages)
+        while done < count:
+            self._offer(destination, messages[done])
+            done += 1
+            if done % _STEP == 0 and time.monotonic() >= deadline:
+                break
+        del messages[:done]
+        return not messages
+
+    def _offer(self, destination: Destination, message: Message) -> None:
+        if not destination.offer(message):
+            self._refused = True
+
+    def _synced(self, safe: bool) -> None:
+        self._syncs -= 1
+        if not safe:
+            self._failed = True
+        if self._syncs == 0 and self._stage == _SYNC:
+            self.channel.owner.soon(self.step)
+
+    def _settle(self, deadline: float) -> bool:
+        channel = self.channel
+        settlements = self._settlements
+        count: i64 = 0
+        while settlements:
+            tag, entry, action = settlements.pop()
+            entry.in_transaction = False
+            if not channel.closing:
+                channel.deliveries.unacked.take_one(tag)
+            settle_collected(channel, entry, action)
+            count += 1
+            if count % _STEP == 0 and time.monotonic() >= deadline:
+                # Written now and then: one turn's worth of them is not the whole transaction's.
+                channel.session.turn.want()
+                return False
+        return True
+
+    def _answer(self) -> None:
+        self._stage = _OVER
+        self.transaction.committing = False
+        answer(self.channel, (), self._settled_logs)
+
+    def _fail(self) -> None:
+        """A log failed, or a queue refused: what is not settled goes back, with all that the channel has unacked."""
+        channel = self.channel
+        self.transaction.committing = False
+        self._stage = _OVER
+        self._publishes.clear()
+        self._waiting.clear()
+        refuse(self._kept)
+        self._parts.clear()
+        if channel.closing:
+            # The channel has ended and left these to the commit.
+            entries = [entry for _, entry, _ in reversed(self._settlements)]
+            for entry in entries:
+                entry.in_transaction = False
+            requeue_all(channel, entries)
+        self._settlements.clear()
+        fail(channel)

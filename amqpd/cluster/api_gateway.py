@@ -1,0 +1,500 @@
+"""The admin API for the whole cluster, from any node: whose matter a request is, and lists of all nodes as one.
+
+    a vhost in the path     its owner's: the request is passed on as it is, and waits OWNER_S for an owner
+    a node in the path      that node's
+    LISTS                   each node's part, merged: filters, sorting and pages as of one list
+    SUMS, DOCUMENTS         numbers are added, lists put together
+    DIFFERENCE              the dry run of an import: each node of what it would make
+    ANY                     a connection or a channel by its name: whoever has it
+    ALL                     closing many connections: everybody does his part
+    all else                this node's: what is the cluster's is the same everywhere, or it is about the node
+
+Who is asked by another node knows what that one does (a user, a vhost of a moment ago), or waits until he does; so he
+waits for a vhost that is about to come to him. Rights are checked twice, here and by whoever answers. A node that does
+not answer, or with an error (503 while it starts, say), is named in the header `Amqpd-Missing-Nodes` and, of a page,
+under `missing_nodes`; the others' part is there.
+
+Cost of a page: each node sorts its own, and sends as many items as are before the page's end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+from amqpd.auth.internal_backend import User
+from amqpd.cluster import spread
+from amqpd.cluster.documents import encoded, parsed, written
+from amqpd.cluster.peer_http import PART_SILENT_S, InnerHttp, Silent
+from amqpd.cluster.view import Node
+from amqpd.management.request import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply, to_json
+from amqpd.management.listing import Body, page_head, page_of
+from amqpd.management.time_slice import Slices, release
+from amqpd.management.cluster_gateway import MISSING, PART, POSITION, SESSION_DIGEST, SESSION_PATH, Asked, Whole
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from amqpd.broker.broker import Broker
+    from amqpd.cluster.peer_link import Connector
+    from amqpd.cluster.view import View
+    from amqpd.management.request import Handler
+    from amqpd.management.cluster_control import ClusterControl
+    from amqpd.management.router import Route
+
+log = logging.getLogger(__name__)
+
+OWNER_S: Final = 10.0
+"""How long a request waits for an owner of its vhost."""
+LOOK_S: Final = 0.5
+BEHIND_S: Final = 5.0
+"""How long a node that is asked may take to know what the asking one knew; then it answers with what it has."""
+BEHIND_LOOK_S: Final = 0.01
+
+LISTS: Final = frozenset(
+    (
+        *("api/queues", "api/queues/detailed", "api/exchanges", "api/bindings", "api/vhosts", "api/vhost-limits"),
+        *("api/connections", "api/channels", "api/consumers", "api/connections/username/{user}", "api/nodes"),
+        *("api/policies", "api/operator-policies", "api/parameters", "api/parameters/{component}"),
+        *("api/amqpd/exports", "api/amqpd/jobs"),
+    )
+)
+SUMS: Final = frozenset(("api/overview", "api/amqpd/topology"))
+DOCUMENTS: Final = frozenset(("api/definitions", "api/all-configuration"))
+ANY: Final = frozenset(
+    ("api/connections/{connection}", "api/connections/{connection}/channels", "api/channels/{channel}")
+) | {"api/amqpd/close_connection", "api/amqpd/jobs/{job}"}
+ALL: Final = frozenset(
+    ("api/connections/username/{user}", "api/amqpd/close_all_connections", "api/amqpd/close_user_connections")
+)
+DIFFERENCE: Final = frozenset(("api/amqpd/definitions/difference",))
+IN_BODY: Final = frozenset(("api/amqpd/purge_queue", "api/amqpd/delete_queue", "api/amqpd/trace"))
+"""The vhost stands in the body; without one it is `/`."""
+_OF_CLUSTER: Final = frozenset(("users", "permissions", "topic_permissions", "global_parameters"))
+"""What of the definitions every node has."""
+
+
+class _Part(NamedTuple):
+    """lines: of items, each with its sort key before a tab. total, filtered: how many there are, and of that name."""
+
+    total: int
+    filtered: int
+    lines: list[bytes]
+
+
+class Gather(Whole):
+    """Of one node. view: who runs what."""
+
+    def __init__(
+        self, broker: Broker, view: View, connector: Connector, control: ClusterControl | None = None
+    ) -> None:
+        self.control = control
+        self.name = view.me
+        self._broker = broker
+        self._view = view
+        self._inner = InnerHttp(connector, view.position)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def session(self, node: str, digest: str, end: bool) -> str:
+        keeper = self._named(node)
+        if keeper is None:
+            return ""
+        nobody, told = Asked(Caller(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
+        method = "DELETE" if end else "GET"
+        try:
+            answer = await self._inner.ask(keeper, method, SESSION_PATH, nobody, told, silent_s=PART_SILENT_S)
+        except Silent as silent:
+            log.warning("whose login it is cannot be asked: %s", silent)
+            return ""
+        return str(json.loads(answer.body)["user"]) if answer.status == 200 else ""
+
+    # -- whose matter it is ------------------------------------------------------------------------------------------
+
+    async def pass_on(
+        self, request: web.BaseRequest, route: Route, params: Mapping[str, str], by: Asked
+    ) -> web.StreamResponse | None:
+        node = await self._node_for(params)
+        return None if node is None else await self._inner.pass_on(node, request, by)
+
+    async def _node_for(self, params: Mapping[str, str]) -> Node | None:
+        """None: this one. Raises: Unavailable."""
+        if "node" in params and "vhost" not in params:
+            return self._named(params["node"])
+        if "vhost" in params:
+            return await self._owner(params["vhost"])  # one that is new is declared here, whoever is to run it
+        return None
+
+    def _named(self, name: str) -> Node | None:
+        """Another node of that name; None: this one, or none, which it says itself."""
+        return next((node for node in self._others() if node.name == name), None)
+
+    async def _owner(self, vhost: str) -> Node | None:
+        """Who runs it; None: this node, or there is no such vhost, which it says itself. Raises: Unavailable."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + OWNER_S
+        while vhost not in self._broker.vhosts and self._view.knows(vhost):
+            node = self._view.owner_of(vhost)
+            if node is not None and node.name != self._view.me:
+                return node
+            if loop.time() > deadline:
+                raise Unavailable(f"vhost '{vhost}' is moving")
+            await self._view.changed(LOOK_S)
+        return None
+
+    async def caught_up(self, headers: Mapping[str, str]) -> None:
+        loop = asyncio.get_running_loop()
+        told = headers.get(POSITION, "")
+        wanted, deadline = int(told) if told.isdecimal() else 0, loop.time() + BEHIND_S
+        while self._view.position() < wanted and loop.time() < deadline:
+            await self._view.changed(BEHIND_LOOK_S)
+
+    async def here(self, route: Route, params: Mapping[str, str], body: object) -> None:
+        vhost: object = params.get("vhost")
+        if route.path in IN_BODY:
+            vhost = body.get("vhost", "/") if isinstance(body, dict) else "/"
+        if isinstance(vhost, str) and await self._owner(vhost) is not None:
+            raise Unavailable(f"vhost '{vhost}' is moving")
+
+    def _others(self) -> list[Node]:
+        return [node for node in self._view.nodes() if node.name != self._view.me]
+
+    # -- what is of all ----------------------------------------------------------------------------------------------
+
+    def handler(self, route: Route) -> Handler:
+        path, method = route.path, route.method
+        if method == "GET":
+            kinds: tuple[tuple[frozenset[str], Callable[[Route, Call], Awaitable[Reply]]], ...] = (
+                (LISTS, self._list),
+                (SUMS, self._sum),
+                (DOCUMENTS, self._document),
+                (ANY, self._any),
+            )
+        else:
+            made = frozenset(("api/vhosts/{vhost}",)) if method == "PUT" else frozenset[str]()
+            kinds = (
+                (ALL, self._all),
+                (ANY, self._any),
+                (IN_BODY, self._in_body),
+                (made, self._make_vhost),
+                (DOCUMENTS, self._import),
+                (DIFFERENCE, self._difference),
+            )
+        for paths, answer in kinds:
+            if path in paths:
+                return _Bound(answer, route)
+        return route.handler
+
+    def _path(self, route: Route, call: Call) -> str:
+        """As it was asked for."""
+        path = "/" + "/".join(
+            quote(call.params[each[1:-1]], safe="") if each.startswith("{") else each
+            for each in route.path.split("/")
+        )
+        return f"{path}?{urlencode(call.query_pairs)}" if call.query_pairs else path
+
+    async def _ask_all(
+        self, route: Route, call: Call, headers: Mapping[str, str]
+    ) -> tuple[list[tuple[Node, Any]], list[str]]:
+        """Answers of the other nodes, and the names of those that did not give one. Raises: ApiError, what any of them
+        says of the request.
+        """
+        nodes = self._others()
+        path, by = self._path(route, call), Asked(call.caller, ("", 0))
+        body = await encoded(call.body)
+        asked = (
+            self._inner.ask(node, route.method, path, by, {**headers, **_kept(call)}, body, PART_SILENT_S)
+            for node in nodes
+        )
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found: list[tuple[Node, Any]] = []
+        missing: list[str] = []
+        for node, answer in zip(nodes, answers, strict=True):
+            if isinstance(answer, Silent):
+                log.warning("a list lacks its part: %s", answer)
+                missing.append(node.name)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append((node, answer))
+        return found, missing
+
+    # -- lists
+
+    async def _list(self, route: Route, call: Call) -> Reply:
+        page, size = page_of(call.query) if "page" in call.query else (0, 0)
+        others, own = await asyncio.gather(
+            self._ask_all(route, call, {PART: "1"}), self._own(route, call), return_exceptions=True
+        )
+        if isinstance(own, BaseException):
+            raise own
+        if isinstance(others, BaseException):
+            raise others
+        answers, missing = others
+        slices = Slices()
+        parts = {self._view.me: await _cut(own, slices)}
+        for node, answer in answers:
+            if answer.status == 200:
+                parts[node.name] = await _cut([answer.body], slices)
+            elif answer.status not in (401, 404):  # the user, or what is asked for, is not known there: no part of it
+                missing.append(_troubled(node, answer))
+        if route.path == "api/nodes" and missing:
+            gone = [b"\t" + to_json({"name": name, "type": "disc", "running": False}).encode() for name in missing]
+            parts["~"] = _Part(len(gone), len(gone), gone)
+        return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
+
+    async def _own(self, route: Route, call: Call) -> list[bytes]:
+        """This node's part."""
+        mine = call.for_part()
+        found = await route.handler(mine)
+        body = found.body or b""
+        return body if isinstance(body, list) else [body]
+
+    # -- documents
+
+    async def _sum(self, route: Route, call: Call) -> Reply:
+        answers, missing = await self._ask_all(route, call, {})
+        found = await parsed(_whole(await route.handler(call)))
+        for node, answer in answers:
+            if answer.status == 200:
+                _add(found, await parsed(answer.body))
+            elif answer.status not in (401, 404):
+                missing.append(_troubled(node, answer))
+        found["missing_nodes"] = missing
+        return await written(found, {MISSING: ",".join(missing)} if missing else {})
+
+    async def _document(self, route: Route, call: Call) -> Reply:
+        answers, missing = await self._ask_all(route, call, {})
+        if missing:
+            # Who keeps it for a copy of all there is must not find out later.
+            raise Unavailable(f"nodes that do not answer: {', '.join(missing)}")
+        found = await parsed(_whole(await route.handler(call)))
+        for node, answer in answers:
+            if answer.status != 200:
+                raise Unavailable(f"node {node.name} answers {answer.status}")
+            for name, value in (await parsed(answer.body)).items():
+                if isinstance(value, list) and name not in _OF_CLUSTER:
+                    found.setdefault(name, []).extend(value)
+        reply = await written(found)
+        await release(found)
+        return reply
+
+    # -- whoever has it, and everybody
+
+    async def _any(self, route: Route, call: Call) -> Reply:
+        try:
+            return await route.handler(call)
+        except NotThere:
+            answers, missing = await self._ask_all(route, call, {})
+            for _node, answer in answers:
+                if answer.status not in (401, 404):
+                    return _passed(answer)
+            if missing:
+                raise Unavailable(f"not found, and nodes that do not answer: {', '.join(missing)}") from None
+            raise
+
+    async def _all(self, route: Route, call: Call) -> Reply:
+        answers, missing = await self._ask_all(route, call, {})
+        try:
+            found = await route.handler(call)
+        except NotThere:  # a vhost that runs elsewhere
+            found = next((_passed(answer) for _node, answer in answers if answer.status < 400), None)  # type: ignore[assignment]
+            if found is None:
+                raise
+            answers = [each for each in answers if each[1].status >= 400]
+        total = await parsed(_whole(found)) if found.body else None
+        for node, answer in answers:
+            if answer.status < 300 and answer.body and isinstance(total, dict):
+                _add(total, await parsed(answer.body))
+            elif answer.status >= 500:
+                missing.append(_troubled(node, answer))
+        headers = {MISSING: ",".join(missing)} if missing else {}
+        body = None if total is None else to_json(total).encode()
+        return Reply(found.status, body, headers={**found.headers, **headers})
+
+    async def _make_vhost(self, route: Route, call: Call) -> Reply:
+        """Declared here; what it is to be beyond that is its owner's to do, once there is one."""
+        found = await route.handler(call)
+        if found.status == 201 and any(call.fields().get(name) for name in ("tracing", "protected_from_deletion")):
+            node = await self._owner(call.params["vhost"])
+            if node is not None:
+                answer = await self._ask(node, route, call)
+                if answer.status >= 400:
+                    return answer
+        return found
+
+    async def _in_body(self, route: Route, call: Call) -> Reply:
+        node = await self._owner(call.text("vhost", "/"))
+        if node is None:
+            return await route.handler(call)
+        return await self._ask(node, route, call)
+
+    async def _import(self, route: Route, call: Call) -> Reply:
+        """See spread.py."""
+        own, by_vhost = spread.parts(call.fields())
+        found = await route.handler(spread.with_body(call, own))
+        total = await parsed(_whole(found)) if found.body else None
+        by_node: dict[Node | None, list[spread.Document]] = {}
+        for name, part in by_vhost.items():
+            await spread.make_vhost(self._broker, part, name)
+            by_node.setdefault(await self._owner(name), []).append(part)
+        for node, documents in by_node.items():
+            part_call = spread.with_body(call, spread.together(documents))
+            answer = await (route.handler(part_call) if node is None else self._ask(node, route, part_call))
+            if answer.status >= 400:
+                return answer
+            if answer.body and isinstance(total, dict):
+                _add(total, json.loads(_whole(answer)))
+        return found if total is None else reply(total)
+
+    async def _difference(self, route: Route, call: Call) -> Reply:
+        """The dry run of `_import`, which makes nothing: of each part by who would do it."""
+        own, by_vhost = spread.parts(call.fields())
+        by_node: dict[Node | None, list[spread.Document]] = {}
+        for name, part in by_vhost.items():
+            by_node.setdefault(await self._owner(name), []).append(part)
+        mine = {**own, **spread.together(by_node.pop(None, []))}
+        total = json.loads(_whole(await route.handler(spread.with_body(call, mine))))
+        for node, documents in by_node.items():
+            assert node is not None  # that is this one
+            # Permissions there may be of users that the document brings.
+            part = {"users": own.get("users", []), **spread.together(documents)}
+            answer = await self._ask(node, route, spread.with_body(call, part))
+            if answer.status >= 400:
+                return answer
+            spread.add_difference(total, json.loads(_whole(answer)), node.name)
+        return reply(total)
+
+    async def _ask(self, node: Node, route: Route, call: Call) -> Reply:
+        """The same of that node. Raises: Unavailable."""
+        body, by = await encoded(call.body), Asked(call.caller, ("", 0))
+        try:
+            return _passed(await self._inner.ask(node, route.method, self._path(route, call), by, _kept(call), body))
+        except Silent as error:
+            raise Unavailable(str(error)) from error
+
+
+class _Bound:
+    """A way to answer, for one route."""
+
+    def __init__(self, answer: Callable[[Route, Call], Awaitable[Reply]], route: Route) -> None:
+        self._answer = answer
+        self._route = route
+
+    def __call__(self, call: Call) -> Awaitable[Reply]:
+        return self._answer(self._route, call)
+
+
+def _kept(call: Call) -> dict[str, str]:
+    """Headers that handlers look at."""
+    kept = {name: call.headers[name] for name in ("X-Reason", "If-Match", "Content-Type") if name in call.headers}
+    return kept if call.body is None else {"Content-Type": "application/json", **kept}
+
+
+def _passed(answer: Any) -> Reply:
+    kind = answer.headers.get("Content-Type", "application/json")
+    return Reply(answer.status, answer.body or None, kind)
+
+
+def _troubled(node: Node, answer: Any) -> str:
+    """The name of a node that has answered, and not with its part: it counts as one that is away."""
+    log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
+    return node.name
+
+
+def _whole(found: Reply) -> bytes:
+    body = found.body or b""
+    return b"".join(body) if isinstance(body, list) else body
+
+
+def _add(into: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Numbers are added, lists put together (samples of the same time are added), all else stays.
+
+    Samples are of the time that all nodes have recorded.
+    """
+    for name, value in other.items():
+        mine = into.get(name)
+        if isinstance(value, bool) or mine is None:
+            into.setdefault(name, value)
+        elif isinstance(value, dict) and isinstance(mine, dict):
+            _add(mine, value)
+        elif name == "recorded_since":
+            into[name] = max(mine, value)
+        elif isinstance(value, int | float) and isinstance(mine, int | float) and name not in _SAME:
+            into[name] = mine + value
+        elif isinstance(value, list) and isinstance(mine, list) and name not in _SAME:
+            into[name] = _samples(mine, value) if name == "samples" else [*mine, *value]
+
+
+_SAME: Final = frozenset(("exchange_types", "sample_retention_policies", "timestamp"))
+
+
+def _samples(mine: list[Any], theirs: list[Any]) -> list[Any]:
+    at = {each["timestamp"]: each["sample"] for each in theirs}
+    return [{**each, "sample": each["sample"] + at[each["timestamp"]]} for each in mine if each["timestamp"] in at]
+
+
+async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:
+    """A part, of what a node has sent: lines, or a short list as a whole. Raises: BadRequest, no such thing."""
+    chunks = list(chunks)
+    if chunks and chunks[0].startswith(b"["):
+        items = json.loads(b"".join(chunks))
+        return _Part(len(items), len(items), [b"\t" + to_json(item).encode() for item in items])
+    lines: list[bytes] = []
+    rest = b""
+    for chunk in chunks:
+        pieces = (rest + chunk).split(b"\n")
+        rest = pieces.pop()
+        lines += pieces
+        if slices.due:
+            await slices.rest()
+    try:
+        head = json.loads(lines[0])
+        return _Part(head["total"], head["filtered"], lines[1:])
+    except (ValueError, LookupError, TypeError) as error:
+        raise BadRequest(f"a node's part of the list is none: {error!r}") from None
+
+
+async def _merged(
+    call: Call, parts: list[_Part], missing: list[str], asked: tuple[int, int], slices: Slices
+) -> Reply:
+    page, size = asked
+    total, filtered = sum(part.total for part in parts), sum(part.filtered for part in parts)
+    lines: Iterator[bytes]
+    if call.query.get("sort", ""):
+        reverse = call.query_shows("sort_reverse")
+        lines = heapq.merge(*(part.lines for part in parts), key=_key, reverse=reverse)
+    else:
+        lines = (line for part in parts for line in part.lines)
+    body = Body()
+    first, last = 0, filtered
+    if page:
+        pages = max(1, -(-filtered // size))
+        if page > pages:
+            raise BadRequest(f"Page out of range, page: {page} page size: {size}, len: {filtered}")
+        first, last = (page - 1) * size, page * size
+        body.add(page_head(filtered, max(0, min(last, filtered) - first), page, pages, size, total))
+        body.add((f',"missing_nodes":{to_json(missing)}' if missing else "") + ',"items":')
+    body.add("[")
+    comma = ""
+    for index, line in enumerate(lines):
+        if index >= last:
+            break
+        if index >= first:
+            body.add(comma + line.partition(b"\t")[2].decode())
+            comma = ","
+        if slices.due:
+            await slices.rest()
+    body.add("]}" if page else "]")
+    return Reply(200, body.finished(), headers={MISSING: ",".join(missing)} if missing else {})
+
+
+def _key(line: bytes) -> tuple[int, Any]:
+    kind, value = json.loads(line.partition(b"\t")[0])
+    return kind, value

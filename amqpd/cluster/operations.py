@@ -1,0 +1,195 @@
+"""What an operator sees and does of the cluster, at any node: `amqpctl cluster_status`, `move_vhost`, `rebalance`,
+`drain`.
+
+A move is a wish in slot 0 (["wish", slot]), which the leader of the group obeys in its next round: the slot's node
+gives it up, closing its clients' connections with 320, and the other one takes it. Whoever asks waits for that here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from amqpd.auth.internal_backend import NoSuchVhost
+from amqpd.management.cluster_control import ClusterControl, NoSuchNode, NotMoved
+
+if TYPE_CHECKING:
+    from amqpd.kafka.assignment import Peer
+    from amqpd.cluster.state import ClusterState
+    from amqpd.cluster.front_end import InnerFrontEnd
+    from amqpd.kafka.options import ClusterOptions
+    from amqpd.cluster.view import View
+
+log = logging.getLogger(__name__)
+
+MOVE_S: Final = 60.0
+LOOK_S: Final = 0.5
+
+
+class Controlled(Protocol):
+    """The node (node.py), as it is controlled. peers: who is in the group."""
+
+    options: ClusterOptions
+    state: ClusterState
+
+    @property
+    def view(self) -> View: ...
+
+    @property
+    def inner(self) -> InnerFrontEnd: ...
+
+    @property
+    def kafka_answers(self) -> bool: ...
+
+    @property
+    def cut_off(self) -> str: ...
+
+    @property
+    def peers(self) -> list[Peer]: ...
+
+    async def wish(self, slot: int, node: str | None) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def undrain(self) -> None: ...
+
+
+class Control(ClusterControl):
+    """Of one node."""
+
+    def __init__(self, node: Controlled) -> None:
+        self._node = node
+
+    def status(self) -> dict[str, Any]:
+        node, options = self._node, self._node.options
+        view, state = node.view, node.state
+        keeper = view.keeper()
+        vhosts = []
+        for name in view.vhosts():
+            owner = view.owner_of(name)
+            vhosts.append(
+                {
+                    "name": name,
+                    "slot": state.slot_of(name),
+                    "node": None if owner is None else owner.name,
+                    "state": "moving" if owner is None else "running",
+                }
+            )
+        return {
+            "name": options.cluster,
+            "node": options.node,
+            "nodes": [
+                {
+                    "name": peer.node,
+                    "address": peer.address,
+                    "draining": peer.draining,
+                    "vhosts": sum(1 for each in vhosts if each["node"] == peer.node),
+                }
+                for peer in sorted(node.peers)
+            ],
+            "vhosts": vhosts,
+            "slots": options.slots,
+            "metadata_node": None if keeper is None else keeper.name,
+            "kafka": list(options.access.kafka),
+            "kafka_answers": node.kafka_answers,
+            "cut_off": node.cut_off,
+            "confirms": {
+                "promise": "replicated",
+                "replication_factor": options.replication_factor,
+                "required_insync": options.required_insync,
+            },
+            "relayed_out": node.inner.relays.count(),
+            "relayed_in": node.inner.relayed.count(),
+            "inner_port_refused": node.inner.refused_count,
+        }
+
+    async def move(self, vhost: str, node: str) -> list[str]:
+        state = self._node.state
+        slot = state.slot_of(vhost)
+        if slot is None:
+            raise NoSuchVhost(f"vhost '{vhost}' does not exist")
+        self._check(node)
+        together = [row.name for row in state.vhosts_of(slot)]
+        if not self._is_at(vhost, node):
+            await self._node.wish(slot, node)
+            log.info("slot %d, with %s, is to go to node %s", slot, ", ".join(together), node)
+            await self._until(lambda: self._is_at(vhost, node), f"vhost '{vhost}' is not at node {node}")
+        return together
+
+    def _check(self, node: str) -> None:
+        names = {peer.node: peer.draining for peer in self._node.peers}
+        if node not in names:
+            raise NoSuchNode(f"no node '{node}' in the cluster: there are {', '.join(sorted(names)) or 'none'}")
+        if names[node]:
+            raise NoSuchNode(f"node '{node}' is being drained: it takes no vhosts")
+
+    def _is_at(self, vhost: str, node: str) -> bool:
+        owner = self._node.view.owner_of(vhost)
+        return owner is not None and owner.name == node
+
+    async def _until(self, so: Any, text: str, timeout_s: float = MOVE_S) -> None:
+        """Raises: NotMoved."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not so():
+            if asyncio.get_running_loop().time() > deadline:
+                raise NotMoved(f"{text} after {timeout_s:g} s")
+            await self._node.view.changed(LOOK_S)
+
+    async def rebalance(self) -> dict[str, str]:
+        state, view = self._node.state, self._node.view
+        slots: dict[int, list[str]] = defaultdict(list)
+        owners: dict[int, str] = {}
+        for name in view.vhosts():
+            slot, owner = state.slot_of(name), view.owner_of(name)
+            if slot is not None and owner is not None:
+                slots[slot].append(name)
+                owners[slot] = owner.name
+        moves = evened(owners, [peer.node for peer in self._node.peers if not peer.draining])
+        for slot, node in moves.items():
+            await self._node.wish(slot, node)
+        found = {name: node for slot, node in moves.items() for name in slots[slot]}
+        log.info("rebalance: %s", ", ".join(f"'{name}' to {node}" for name, node in found.items()) or "nothing to move")
+        return found
+
+    async def drain(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._node.drain()
+                while not self._taken():
+                    await self._node.view.changed(LOOK_S)
+        except TimeoutError:
+            raise NotMoved(f"some vhosts are at no other node after {timeout_s:g} s") from None
+
+    def _taken(self) -> bool:
+        """Whether others run all vhosts, if there are others."""
+        view = self._node.view
+        if not any(peer.node != view.me and not peer.draining for peer in self._node.peers):
+            return True
+        return all((owner := view.owner_of(name)) is not None and owner.name != view.me for name in view.vhosts())
+
+    def undrain(self) -> None:
+        self._node.undrain()
+
+
+def evened(owners: Mapping[int, str], nodes: list[str]) -> dict[int, str]:
+    """Slots that have to go elsewhere -> where, so that no node has two more than another; no more than that takes.
+
+    owners: of slots with vhosts. nodes: those that may have some.
+    """
+    by_node: dict[str, list[int]] = {node: [] for node in nodes}
+    for slot, node in sorted(owners.items()):
+        if node in by_node:
+            by_node[node].append(slot)
+    moves: dict[int, str] = {}
+    while len(by_node) > 1:
+        most = max(by_node, key=lambda node: (len(by_node[node]), node))
+        least = min(by_node, key=lambda node: (len(by_node[node]), node))
+        if len(by_node[most]) - len(by_node[least]) < 2:
+            break
+        slot = by_node[most].pop()
+        by_node[least].append(slot)
+        moves[slot] = least
+    return moves

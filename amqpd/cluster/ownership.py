@@ -1,0 +1,449 @@
+"""A slot changes hands: this node becomes its only writer, reads what it holds, and serves it; or lets go of it.
+
+    take      1  a producer id with its next epoch, and a barrier of it in `meta` n and `settled` n: what the owner
+                 before declares or settles from here on is refused
+              2  `meta` n is read up to its barrier: rows, and the places of queues
+              3  a barrier in every partition of the slot's vhosts, free ones too: what he publishes is refused
+              4  `settled` n is read up to its barrier; logs are placed, the vhosts come into the running broker
+              5  announced in `meta` n: other nodes relay to this one
+    give up   connections are closed with 320; what was published, delivered and settled is stored, and behind it that
+              all was; then the vhosts leave
+    drop      Kafka has given the slot to another, or has not answered for too long. All at once: nothing of it can be
+              found here, connections are closed with 320, what waits for a confirm is nacked, declarations are refused
+
+Nothing is served before step 4, and nothing is confirmed that is not in Kafka behind the barrier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from amqpd.broker.vhost import vhosts as vhost_calls
+from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.cluster.state import ClusterState, Owner
+from amqpd.cluster.slot_logs import Place, SlotLogs
+from amqpd.cluster.metadata import ClusterMetadata, assigning
+from amqpd.cluster.own_places import marks_of
+from amqpd.cluster.placement import Placement
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, beyond, init_producer_id, take_over
+from amqpd.cluster.reading_rows import read_rows
+from amqpd.cluster.proxy import moving
+from amqpd.cluster.row_table import RowTable
+from amqpd.cluster.row_codec import Note, NoteKey
+from amqpd.cluster.slot_rows import SlotRows
+from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.storage.metadata.store import Delete, MetadataClosed, MetadataError, Put, Row, VhostRow
+from amqpd.kafka.keyed_records import Keyed
+from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.requests import ProducerId
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.kafka.options import ClusterOptions
+    from amqpd.kafka.consumer import KafkaReader
+    from amqpd.kafka.admin import Topics
+    from amqpd.storage.queue_log import QueueLog
+
+logger = logging.getLogger(__name__)
+
+GIVE_UP_S: Final = 2.5
+"""How long Kafka may take to store what is left; the next owner sees to the rest."""
+BARRIERS_AT_ONCE: Final = 500
+COME_AGAIN_S: Final = 5.0
+"""Before a vhost is loaded again that could not be."""
+
+
+class OwnedSlot:
+    """A slot that this node serves. held: its producer id and epoch. vhosts: by name, in the broker. halted: its queues
+    deliver nothing, for Kafka has not answered for longer than the session time-out (lease.py).
+    """
+
+    def __init__(self, slot: int, held: ProducerId, producer: KafkaProducer, meta: Partition, logs: SlotLogs) -> None:
+        self.slot = slot
+        self.held = held
+        self.producer = producer
+        self.meta = meta
+        self.logs = logs
+        self.vhosts: dict[str, VHost] = {}
+        self.rows: SlotRows | None = None
+        self.placement: Placement | None = None
+        self.ended = ""
+        self.over = asyncio.Event()
+        self.halted = False
+        # By the monotonic clock: its last epoch, and the last record to all of its partitions.
+        self.renewed_s = self.kept_alive_s = time.monotonic()
+        self.given_up = False
+        self.changing = asyncio.Lock()  # its epoch, or its end: one of the two at a time
+        self.coming: set[str] = set()  # vhosts that are about to be loaded, or to go
+
+    @property
+    def epoch(self) -> int:
+        """Of its writer."""
+        return int(self.held.epoch)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody is connected to one of its vhosts."""
+        return any(vhost.connected for vhost in self.vhosts.values())
+
+
+class Takeovers:
+    """As `slots.Taker`. announced: what other nodes are told of this one: name, address, fingerprint. first_rows: what
+    the first owner of slot 0 of a new cluster writes there.
+    """
+
+    def __init__(
+        self,
+        options: ClusterOptions,
+        broker: Broker,
+        storage: ClusterStorage,
+        metadata: ClusterMetadata,
+        reader: KafkaReader,
+        topics: Topics,
+        announced: Callable[[], tuple[str, str, str]],
+        first_rows: Callable[[], Sequence[Row]],
+    ) -> None:
+        self.options = options
+        self.state: ClusterState = metadata.state
+        self.broker = broker
+        self._storage = storage
+        self._metadata = metadata
+        self._reader = reader
+        self._topics = topics
+        self._announced = announced
+        self._first_rows = first_rows
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.owned: dict[int, OwnedSlot] = {}
+
+    # -- taking --------------------------------------------------------------------------------------------------------
+
+    async def take(self, slot: int) -> OwnedSlot:
+        """See above. Cost: five round trips and what there is to read: 100 ms where that is little. Raises:
+        slots.TAKE_ERRORS.
+        """
+        began = time.monotonic()
+        options = self.options
+        await self.state.caught_up()
+        producer = KafkaProducer(
+            options.access,
+            on_moved=_nothing,
+            on_refused=_nothing,
+            on_fenced=_nothing,
+            delivery_timeout_s=options.delivery_timeout_s,
+        )
+        owned: OwnedSlot | None = None
+        try:
+            meta = producer.open(options.meta_topic, slot, UNKNOWN)
+            settled = producer.open(options.settled_topic, slot, UNKNOWN)
+            before = self.state.owner_of(slot)
+            recorded = None if before is None else ProducerId(0, before.producer_id, before.epoch)
+            key = options.transactional_id(slot)
+            held = await take_over(producer, key, [meta, settled], recorded)
+            logs = SlotLogs(
+                producer,
+                held,
+                settled,
+                self._storage.commits,
+                self._reader.read,
+                on_failed=_nothing,
+                on_room=self.broker.turn.room,
+                on_fenced=_nothing,
+                transaction_bytes_max=options.max_message_bytes,
+            )
+            owned = OwnedSlot(slot, held, producer, meta, logs)
+            self._watch(owned)
+            table = await read_rows(self._reader, options.meta_topic, slot, int(meta.next_offset) - 1)
+            await self.state.caught_up()  # no vhost comes to the slot now that is not told of
+            vhosts = self.state.vhosts_of(slot)
+            partitions, lost = await self._fence_queues(producer, vhosts, table.notes, key, held, recorded)
+            end = int(settled.next_offset) - 1
+            await logs.take_back(self._reader.read(options.settled_topic, slot, 0, end))
+            self._place(owned, table, partitions, vhosts, lost)
+            await self._serve(owned, table, vhosts)
+            self.owned[slot] = owned
+            await self._announce(owned)
+        except BaseException:
+            if owned is not None:
+                self.owned.pop(slot, None)
+                owned.ended = owned.ended or "it could not be taken"
+                await self.drop(owned)
+            else:
+                await producer.close()
+            raise
+        logger.info(
+            "slot %d is served here: epoch %d, %d vhosts, %d rows; it took %.0f ms",
+            slot, owned.epoch, len(owned.vhosts), len(table), (time.monotonic() - began) * 1000,
+        )  # fmt: skip
+        for row in self.state.vhosts_of(slot):
+            self.vhost_changed(row.name)  # one that came meanwhile
+        return owned
+
+    def _watch(self, owned: OwnedSlot) -> None:
+        """What the producer tells goes to the logs, and to the rows. Its end ends the slot."""
+        logs, meta = owned.logs, owned.meta
+
+        def moved(partition: Partition) -> None:
+            logs.moved(partition)
+            if partition is meta and owned.rows is not None:
+                owned.rows.moved()
+
+        def refused(partition: Partition) -> None:
+            logs.refused(partition)
+            if partition is meta:
+                logs.fenced(f"the slot's metadata are refused: {partition.text}")
+
+        told = self.broker.turn.log_failed
+        assert told is not None  # since the broker was made
+
+        def failed(log: QueueLog) -> None:
+            if not logs.ended:  # else all of them have: their vhosts go
+                told(log)
+
+        producer = owned.producer
+        producer.on_moved = moved
+        producer.on_refused = refused
+        logs.on_failed = failed
+        logs.on_accepted = self.broker.log_accepted
+        logs.on_fenced = lambda text: self._end(owned, text)
+
+    def _end(self, owned: OwnedSlot, why: str) -> None:
+        """The slot is not ours any more: at once."""
+        if owned.ended:
+            return
+        owned.ended = why
+        self._metadata.disown(owned.slot, f"cannot write the metadata: {why}")
+        for vhost in owned.vhosts.values():
+            self.broker.close_vhost(vhost, moving(vhost.name))
+        owned.over.set()
+
+    async def _fence_queues(
+        self,
+        producer: KafkaProducer,
+        vhosts: Sequence[VhostRow],
+        notes: Mapping[NoteKey, Note],
+        key: str,
+        held: ProducerId,
+        recorded: ProducerId | None,
+    ) -> tuple[list[Partition], dict[str, str]]:
+        """A barrier in every partition of those vhosts, and of the topics that queues have for themselves; and which of
+        those are lost, and why. Where
+        the producer id is another one than before, the old one's comes first, with the epoch behind his.
+        """
+        marks = marks_of(notes)
+        lost = await self._topics.lost_own(marks) if marks else {}
+        own = marks.keys() - lost.keys()
+        of_vhosts = {self.options.queues_topic(row.id) for row in vhosts}
+        counts = await self._reader.brokers.partitions(of_vhosts | own)
+        partitions = [
+            producer.open(topic, number, UNKNOWN) for topic, count in sorted(counts.items()) for number in range(count)
+        ]
+        for each in partitions:
+            each.shared = each.topic.decode() in own
+        for first in range(0, len(partitions), BARRIERS_AT_ONCE):
+            some = partitions[first : first + BARRIERS_AT_ONCE]
+            if recorded is not None and recorded.producer_id != held.producer_id:
+                await producer.fence(some, key, beyond(recorded))
+            await producer.fence(some, key, held)
+        return partitions, lost
+
+    def _place(
+        self,
+        owned: OwnedSlot,
+        table: RowTable,
+        partitions: list[Partition],
+        vhosts: Sequence[VhostRow],
+        lost: Mapping[str, str],
+    ) -> None:
+        """lost: see `Placement.begin`. Raises: MetadataError."""
+        slot, logs, options = owned.slot, owned.logs, self.options
+
+        def vhost_id(name: str) -> str | None:
+            row = self.state.vhost(name)
+            return row.id if row is not None and self.state.slot_of(name) == slot else None
+
+        def placed(queue_id: str, place: Place) -> None:
+            self._storage.places[queue_id] = Placed(logs, place)
+
+        def freed(queue_id: str) -> None:
+            self._storage.places.pop(queue_id, None)
+
+        key = options.transactional_id(slot)
+        placement = Placement(logs, self._topics, key, options.queues_topic, vhost_id, placed, freed)
+        placement.begin(table.notes, partitions, vhosts, lost)
+        for queue_id, place in placement.places.items():
+            placed(queue_id, place)
+        owned.placement = placement
+        prepare = assigning(table, options.slots) if slot == 0 else None
+        owned.rows = SlotRows(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
+
+    async def _serve(self, owned: OwnedSlot, table: RowTable, vhosts: Sequence[VhostRow]) -> None:
+        """The vhosts come into the broker."""
+        rows = owned.rows
+        assert rows is not None  # since `_place`
+        if owned.slot == 0 and len(table) == 0 and not table.notes:
+            await rows.write([Put(row) for row in self._first_rows()])
+        self._metadata.own(owned.slot, rows)
+        if adrift := list(table.adrift()):
+            logger.warning("slot %d: %d rows of what a crash has left are removed", owned.slot, len(adrift))
+            await rows.write(adrift)
+        for vhost in await self.broker.load_vhosts(table.state(vhosts, self._metadata.node)):
+            owned.vhosts[vhost.name] = vhost
+        assert owned.placement is not None  # since `_place`
+        owned.logs.drop_orphans(owned.placement.places)
+        owned.logs.read_all()
+        if owned.ended:
+            raise KafkaRefused(owned.ended)
+
+    async def _announce(self, owned: OwnedSlot) -> None:
+        assert owned.rows is not None  # it is served
+        held = owned.held
+        owner = Owner(*self._announced(), int(held.producer_id), int(held.epoch), int(time.time() * 1000))
+        await owned.rows.write([owner.note(owned.slot)])
+
+    # -- while it is served --------------------------------------------------------------------------------------------
+
+    def vhost_changed(self, name: str) -> None:
+        """A vhost of one of our slots may have come, or is to go."""
+        slot = self.state.slot_of(name)
+        owned = None if slot is None else self.owned.get(slot)
+        row = self.state.vhost(name)
+        if row is None:
+            self._gone(name)
+        if owned is None or row is None or owned.ended or name in owned.coming:
+            return
+        here = owned.vhosts.get(name)
+        if row.state == "deleting" and (here is None or not here.deleted):
+            work = self._finish_deletion(owned, row, here)
+        elif row.state != "deleting" and (here is None or (here.id != row.id and here.deleted)):
+            work = self._come(owned, row)
+        else:
+            return
+        owned.coming.add(name)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _gone(self, name: str) -> None:
+        """There is no such vhost any more: its deletion is over."""
+        for owned in self.owned.values():
+            here = owned.vhosts.get(name)
+            if here is not None and here.deleted:
+                del owned.vhosts[name]
+
+    async def _come(self, owned: OwnedSlot, row: VhostRow) -> None:
+        """A vhost that was declared; its queues come later."""
+        try:
+            assert owned.rows is not None  # it is served
+            for vhost in await self.broker.load_vhosts(owned.rows.table.state([row], self._metadata.node)):
+                if owned.ended:
+                    await self.broker.unload_vhost(vhost, moving(vhost.name))
+                else:
+                    owned.vhosts[vhost.name] = vhost
+        except Exception:
+            logger.exception("vhost '%s' cannot be served; next try in %g s", row.name, COME_AGAIN_S)
+            await asyncio.sleep(COME_AGAIN_S)
+        finally:
+            owned.coming.discard(row.name)
+        self.vhost_changed(row.name)
+
+    async def _finish_deletion(self, owned: OwnedSlot, row: VhostRow, here: VHost | None) -> None:
+        """Another node was told to delete it, or a crash came before all of it was gone."""
+        try:
+            self.broker.catalogue.declared.check(row.name, "vhost", row.name)
+            if here is not None:
+                vhost_calls.end(self.broker.vhosts, here, row)
+            else:
+                self.broker.catalogue.deletions.forget([Delete(row)])
+        except OnItsWay:
+            logger.debug("vhost '%s' is being deleted here", row.name)
+        except MetadataClosed:
+            logger.debug("vhost '%s' is deleted by the next owner", row.name)
+        finally:
+            owned.coming.discard(row.name)
+
+    async def renew(self, owned: OwnedSlot) -> None:
+        """The next epoch of the same producer id, so that Kafka does not forget who has the slot. Raises: KafkaLost;
+        KafkaRefused, another has it.
+        """
+        async with owned.changing:
+            if owned.over.is_set() or owned.given_up:
+                return
+            key = self.options.transactional_id(owned.slot)
+            held = await init_producer_id(self.options.access, key, owned.held)
+            if owned.over.is_set():
+                return
+            if held.producer_id != owned.held.producer_id:
+                self._end(owned, "Kafka has given it another producer id")
+                return
+            owned.held = held
+            owned.logs.renew(held)
+            owned.logs.keep_alive(key.encode())
+            await self._announce(owned)
+
+    def keep_alive(self, owned: OwnedSlot) -> None:
+        """A record to each partition."""
+        owned.logs.keep_alive(self.options.transactional_id(owned.slot).encode())
+
+    def prolong(self, owned: OwnedSlot) -> None:
+        """A record to `settled` alone, whose answer says that the slot is ours still."""
+        settled = owned.logs.settled
+        if not settled.order and owned.logs.may_write(settled):
+            owned.logs.write(settled, [Keyed(self.options.transactional_id(owned.slot).encode(), None)])
+            owned.producer.flush()
+
+    # -- letting go ----------------------------------------------------------------------------------------------------
+
+    async def give_up(self, held: OwnedSlot) -> None:
+        """See above. Raises: nothing."""
+        owned = held
+        owned.given_up = True
+        self.owned.pop(owned.slot, None)
+        self.broker.catalogue.stored_offsets.flush()
+        for vhost in list(owned.vhosts.values()):
+            self.broker.close_vhost(vhost, moving(vhost.name))
+        try:
+            # A later epoch that is about to begin does so first: what is told at the end is told by one alone.
+            async with asyncio.timeout(GIVE_UP_S), owned.changing:
+                await asyncio.sleep(0)
+                if owned.rows is not None:
+                    await owned.rows.write([])
+                await owned.logs.give_up()
+        except (TimeoutError, KafkaRefused, MetadataError) as error:
+            why = str(error) or f"no answer within {GIVE_UP_S:g} s"
+            logger.warning("slot %d: what is left goes to its next owner unsaid: %s", owned.slot, why)
+        owned.ended = owned.ended or "it was given up"
+        await self._clear(owned)
+        logger.info("slot %d was given up", owned.slot)
+
+    async def drop(self, held: OwnedSlot) -> None:
+        """See above. Raises: nothing."""
+        self.owned.pop(held.slot, None)
+        self._end(held, held.ended)
+        await self._clear(held)
+
+    async def _clear(self, owned: OwnedSlot) -> None:
+        self._metadata.disown(owned.slot, f"cannot write the metadata: {owned.ended}")
+        if owned.placement is not None:
+            await owned.placement.close()
+        for vhost in list(owned.vhosts.values()):
+            await self.broker.unload_vhost(vhost, moving(vhost.name))
+        owned.vhosts.clear()
+        await owned.logs.close()
+        for queue_id in [each for each, placed in self._storage.places.items() if placed.logs is owned.logs]:
+            del self._storage.places[queue_id]
+        await owned.producer.close()
+
+    async def close(self) -> None:
+        """What is under way ends."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _nothing(_: object) -> None:
+    """Nobody hears."""

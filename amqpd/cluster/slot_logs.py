@@ -1,0 +1,500 @@
+"""The replicated logs of one slot: what they append goes to Kafka at the end of each turn, what they settle 50 ms
+later.
+
+Who owns a slot has one `SlotLogs` for it, over the slot's `KafkaProducer`, whose partitions were taken over: those of
+its vhosts' queues, free ones too, and `settled` n. In order:
+
+    take_back(batches)      of `settled` n up to its barrier: what the owners before have told
+    begin(log, place)       a queue's log, whose partition the producer has; it can be used at once where nothing live
+                            is left to be read, else it is read from Kafka at its first use (`QueueLog.open_soon`)
+    read_all()              reads those too that nobody uses, one after the other
+    drop_orphans(placed)    what is told of logs without a place ends
+    renew(held)             the same producer id has a later epoch from here on
+    keep_alive()            hourly: a record to each partition, so that Kafka does not forget who writes it
+    give_up()               nothing comes any more: all is stored, and the next owner is told that it was
+    close()
+
+Numbers: a partition's records are numbered by one `Replica` (`replica`), whoever writes them.
+
+What waits for Kafka's answers counts as unsynced (`CommitCycle.unsynced_bytes`), so publishers are held by the same
+bound as for a slow disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterable, Callable, Container
+from typing import Final, NamedTuple
+
+from amqpd.cluster.fronts import DeleteRecords, Fronts
+from amqpd.kafka.producer import KafkaProducer
+from amqpd.cluster.reading_back import Read, ReadingBack, left_of
+from amqpd.cluster.settled_waits import SettledWaits
+from amqpd.storage.group_commit import CommitCycle
+from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.batch import ClosedBatch
+from amqpd.storage.queue_log import QueueLog
+from amqpd.kafka.keyed_records import Keyed, keyed_batch, read_keyed
+from amqpd.cluster.replicated_log import ReplicaKeeper, ReplicatedLog
+from amqpd.kafka.partition import WINDOW, Partition
+from amqpd.kafka.requests import ProducerId
+from amqpd.cluster.replicated_acks import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
+from amqpd.storage.acks.ack_set import DELIVERED
+
+REFUSED_RETRY_MS: Final = 10_000  # before what Kafka has refused of a queue is sent again
+TELL_DELAY_S: Final = 0.01
+TELL_PAUSE_S: Final = 0.05
+"""Between two times that settlements go to Kafka; what is settled while nothing was goes after TELL_DELAY_S."""
+SLICE_S: Final = 0.004
+_BATCH_SIZE_MAX: Final = 512 * 1024
+_BATCH_COUNT_MAX: Final = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where a durable queue's log is. first_offset: its first; what the partition has below is of another queue."""
+
+    topic: str
+    number: int
+    first_offset: int
+
+
+class SlotLogs(ReplicaKeeper):
+    """See above. Loop thread only.
+
+    producer: its `on_moved`, `on_refused` and `on_fenced` are this one's from here on. held: producer id and epoch that
+    its partitions were taken over by. settled: the slot's partition of `settled`. read: for what is read back.
+    on_failed: a log takes nothing more, or could not be written (`Turn.log_failed`). on_accepted: a log that Kafka had
+    refused takes more. on_room: fewer bytes are unsynced (`Turn.room`). on_fenced: nothing is sent any more, with the
+    reason: the slot is to be given up; every publish that was not safe has been refused.
+    """
+
+    def __init__(
+        self,
+        producer: KafkaProducer,
+        held: ProducerId,
+        settled: Partition,
+        commits: CommitCycle,
+        read: Read,
+        *,
+        on_failed: Callable[[QueueLog], None],
+        on_room: Callable[[], None],
+        on_fenced: Callable[[str], None],
+        on_accepted: Callable[[QueueLog], None] = lambda _: None,
+        transaction_bytes_max: int = 8 << 20,
+    ) -> None:
+        super().__init__()
+        self.producer = producer
+        self.held = held
+        self.settled = settled
+        self.logs: dict[Partition, ReplicatedLog] = {}
+        self.watched: dict[Partition, Callable[[], None]] = {}
+        """Of others in this slot (its `meta`): called when Kafka has more of it. One that is refused ends the slot."""
+        self.unsafe_bytes = 0
+        self.on_failed = on_failed
+        self.on_accepted = on_accepted
+        self.on_room = on_room
+        self.on_fenced = on_fenced
+        self._commits = commits
+        self._loop = asyncio.get_running_loop()
+        self._transaction_bytes_max = transaction_bytes_max
+        self._told = ToldLogs()
+        self._replicas: dict[Partition, Replica] = {}
+        self._places: dict[tuple[str, int], Partition] = {}
+        self.fronts = Fronts()
+        self._reading = ReadingBack(read, self.fronts)
+        self._changing: set[Partition] = set()  # they have batches of an earlier epoch on the way
+        self._held_back: set[ReplicatedLog] = set()  # with batches of the later one
+        self._late: dict[Partition, list[ClosedBatch]] = {}  # such batches of queues that were deleted meanwhile
+        self._lost: set[ReplicatedLog] = set()  # whose topic somebody has deleted
+        # telling
+        self._telling: deque[ReplicatedLog] = deque()
+        self._records: list[Keyed] = []
+        self._tell_timer: asyncio.Handle | None = None
+        self._told_s = 0.0
+        self._waits = SettledWaits()
+        self.ended = ""
+        producer.on_moved = self.moved
+        producer.on_refused = self.refused
+        producer.on_fenced = self.fenced
+
+    # -- taking over
+
+    async def take_back(self, batches: AsyncIterable[bytes]) -> None:
+        """What `settled` has, up to the barrier. Raises: BadSettlement, BadRecord, and what reading does."""
+        until = time.perf_counter() + SLICE_S
+        async for batch in batches:
+            self._told.read(read_keyed(batch))
+            if time.perf_counter() >= until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + SLICE_S
+
+    @property
+    def taken_cleanly(self) -> bool:
+        """Whether the owner before has given all up, and none was between."""
+        told, held = self._told, self.held
+        return bool(told.clean_producer_id == held.producer_id and told.clean_epoch + 1 == held.epoch)
+
+    def begin(self, log: ReplicatedLog, place: Place) -> None:
+        """The log is the one at that place. Raises: KeyError where the producer does not have its partition.
+
+        One whose partition is closed, for it is gone, is empty and takes nothing; what is told of it stays as it is.
+        """
+        partition = self.partition(place)
+        told = self._told.logs.pop(log.settlements.log_id, None) or Told()
+        end = int(partition.next_offset)
+        if partition.closed:
+            log.open(partition, self.replica(partition), Told(), end, end, end)
+            log.settlements = KeyedSettlements(log.settlements.log_id, told)
+            self.logs[partition] = log
+            self._lost.add(log)
+            log.filled()
+            log.refuse(partition.text)
+            logger.error("queue '%s' takes and gives nothing: topic %s: %s", log.name, place.topic, partition.text)
+            return
+        partition.retry_ms = REFUSED_RETRY_MS
+        seen_end = int(told.delivered_mark) + 1 if self.taken_cleanly else end
+        log.open(partition, self.replica(partition), told, place.first_offset, end, seen_end)
+        self.logs[partition] = log
+        if not left_of(log):
+            log.seen_end = 0 if told.delivered_mark == NOT_DELIVERED else min(seen_end, int(told.delivered_mark) + 1)
+            log.filled()
+
+    def partition(self, place: Place) -> Partition:
+        """The producer's partition of that place. Raises: KeyError."""
+        found = self._places.get((place.topic, place.number))
+        if found is None or found.closed:  # a topic of its own may have gone, and another one of its name have come
+            for each in self.producer.partitions:
+                self._places[each.topic.decode(), int(each.number)] = each
+            found = self._places[place.topic, place.number]
+        return found
+
+    def replica(self, partition: Partition) -> Replica:
+        """How its records are numbered. The barrier was the first."""
+        found = self._replicas.get(partition)
+        if found is None:
+            held = self.held
+            found = Replica(held.producer_id, held.epoch, 1, self._transaction_bytes_max)
+            self._replicas[partition] = found
+        return found
+
+    def drop_orphans(self, placed: Container[str]) -> int:
+        """What is told of logs that have no place any more ends: their queues are deleted. Returns how many they were.
+
+        placed: ids of queues that have one, whether they have begun or not.
+        """
+        told = self._told.logs
+        orphans = [log_id for log_id in told if log_id.hex() not in placed]
+        for log_id in orphans:
+            self._records += KeyedSettlements(log_id, told.pop(log_id)).forget()
+        if self._records:
+            self._arm(TELL_DELAY_S)
+        return len(orphans)
+
+    # -- what is appended
+
+    def wake(self) -> None:
+        self._loop.call_soon(self.send)
+
+    def send(self) -> None:
+        """What the logs have closed goes to Kafka. Cost: 1 us a log, and that of the requests."""
+        written = self.written
+        if not written:
+            return
+        self.written = []
+        for log in written:
+            if log.partition in self._changing:
+                self._held_back.add(log)
+            else:
+                self._offer(log)
+        self.producer.flush()
+
+    def _offer(self, log: ReplicatedLog) -> None:
+        batches = log.take()
+        partition = log.partition
+        if partition is not None and not self.ended:
+            self.fronts.span(log).add_batches(batches)
+            self.producer.offer(partition, batches)
+            self._count(log, partition)
+
+    def _count(self, log: ReplicatedLog, partition: Partition) -> None:
+        """What it has unsafe counts as unsynced."""
+        more = int(partition.unsafe_bytes - log.unsafe_bytes)
+        log.unsafe_bytes = partition.unsafe_bytes
+        self.unsafe_bytes += more
+        commits = self._commits
+        commits.unsynced_bytes += more
+
+    def moved(self, partition: Partition) -> None:
+        """Kafka has more of it."""
+        if partition is self.settled:
+            self._waits.moved(int(partition.high_watermark))
+        if self._changing and partition in self._changing and not partition.order:
+            self._changing.discard(partition)
+            late = self._late.pop(partition, None)
+            if late is not None:
+                self.producer.offer(partition, late)
+            held_back = self.logs.get(partition)
+            if held_back is not None and held_back in self._held_back:
+                self._held_back.discard(held_back)
+                self._offer(held_back)  # the producer, which has had an answer, sends it
+        log = self.logs.get(partition)
+        if log is None:
+            watch = self.watched.get(partition)
+            if watch is not None:
+                watch()
+            return
+        self._count(log, partition)
+        if log.refused and not partition.closed and not partition.refused:
+            log.accept()
+            self.on_accepted(log)
+        log.moved(partition.high_watermark)
+        self.on_room()
+
+    def refused(self, partition: Partition) -> None:
+        """Kafka does not take a batch of it: that log alone takes nothing, for ever or until it does."""
+        log = self.logs.get(partition)
+        if log is not None:
+            self._end(log, partition.text)
+            self.on_room()
+        elif partition is self.settled:
+            self.fenced(f"settlements are refused: {partition.text}")
+        elif partition in self.watched:
+            self.fenced(f"the metadata is refused: {partition.text}")
+
+    def fenced(self, text: str) -> None:
+        """All ends: what is not safe never will be."""
+        if self.ended:
+            return
+        self.ended = text
+        for log in list(self.logs.values()):
+            self._end(log, text)
+        self._waits.refuse()
+        self.on_room()
+        self.on_fenced(text)
+
+    def _end(self, log: ReplicatedLog, text: str) -> None:
+        if log.unsafe_bytes:
+            self.unsafe_bytes -= int(log.unsafe_bytes)
+            self._commits.unsynced_bytes -= int(log.unsafe_bytes)
+            log.unsafe_bytes = 0
+        log.refuse(text)
+        self.on_failed(log)
+
+    # -- what is settled
+
+    def tell_soon(self) -> None:
+        self._arm(max(TELL_DELAY_S, self._told_s + TELL_PAUSE_S - self._loop.time()))
+
+    def _arm(self, delay_s: float) -> None:
+        if self._tell_timer is None and not self.ended:
+            self._tell_timer = self._loop.call_later(delay_s, self._tell)
+
+    def _tell(self) -> None:
+        """A slice of what has changed goes to Kafka."""
+        self._tell_timer = None
+        if self.ended:
+            return
+        if not self._telling:
+            if len(self.settled.order) >= WINDOW or self.settled in self._changing:
+                # What comes meanwhile goes together.
+                self._arm(TELL_PAUSE_S)
+                return
+            self._told_s = self._loop.time()
+            self._telling.extend(self.changed)
+            self.changed.clear()
+            self._waits.begin()
+        until = time.perf_counter() + SLICE_S
+        while self._telling:
+            log = self._telling.popleft()
+            self._records += self._told_by(log)
+            if time.perf_counter() >= until:
+                break
+        self._write_records()
+        if self._waits.heard and not self._telling and not self._records:
+            self._waits.told(int(self.settled.next_offset))
+            self._waits.moved(int(self.settled.high_watermark))
+        if self._telling and self._tell_timer is None:
+            self._tell_timer = self._loop.call_soon(self._tell)
+        elif self.changed:
+            self._arm(TELL_PAUSE_S)
+
+    def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
+        """A transaction waits for no others: what there is is told at the end of this turn,
+        as long as fewer than WINDOW batches of `settled` are on the way.
+        """
+        if self.ended:
+            done(False)
+            return
+        self._waits.ask(log, done)
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+        self._tell_timer = self._loop.call_soon(self._tell)
+
+    def _told_by(self, log: ReplicatedLog) -> list[Keyed]:
+        """Nothing of one that is lost: its topic may be back one day."""
+        records = log.tell()
+        return [] if log in self._lost else records
+
+    def _unread(self, log: ReplicatedLog) -> list[Keyed]:
+        """Of one that was not read back yet: what those before may have delivered, where they were not given up. Else
+        the next owner would go by what they had told, since this one is.
+        """
+        settlements = log.settlements
+        settlements.note(DELIVERED, int(log.seen_end) - 1, 0, 0)
+        return settlements.tell(settlements.head, int(log.end_offset), 0, 0)
+
+    def _write_records(self) -> None:
+        if not self._records:
+            return
+        if self.settled in self._changing:
+            self._arm(TELL_PAUSE_S)
+            return
+        records, self._records = self._records, []
+        part: list[Keyed] = []
+        size = 0
+        for record in records:
+            part.append(record)
+            size += int(record.size())
+            if size >= _BATCH_SIZE_MAX or len(part) >= _BATCH_COUNT_MAX:
+                self.write(self.settled, part)
+                part = []
+                size = 0
+        if part:
+            self.write(self.settled, part)
+        self.producer.flush()
+
+    def write(self, partition: Partition, records: list[Keyed]) -> None:
+        """One batch of keyed records behind what was offered; `producer.flush` sends it."""
+        replica = self.replica(partition)
+        base, now = partition.next_offset, int(time.time() * 1000)
+        sequence = replica.number(len(records))
+        batch = keyed_batch(records, base, now, replica.producer_id, replica.epoch, sequence)
+        self.producer.offer(partition, [batch])
+
+    def may_write(self, partition: Partition) -> bool:
+        """False: batches of an epoch before are on the way to it, behind which the next one waits."""
+        return partition not in self._changing
+
+    # -- reading back
+
+    def read_all(self) -> None:
+        """All logs of the slot have begun: what of them is live is read, though nobody uses them yet."""
+        self._reading.read_all(list(self.logs.values()))
+
+    def open_log(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
+        if self.ended:
+            raise OSError(f"queue '{log.name}': {self.ended}")
+        return self._reading.open(log, done)
+
+    # -- its life
+
+    def retire(self, log: ReplicatedLog) -> None:
+        """Its queue is deleted: what is told of it ends."""
+        partition = log.partition
+        if partition is not None and self.logs.get(partition) is log:
+            self._held_back.discard(log)
+            if partition.refused:
+                partition.close(partition.refused, partition.text)  # else whoever is to use it again waits for it
+            # What it has goes all the same: it has numbers, which the partition's next record follows.
+            if partition in self._changing:
+                self._late.setdefault(partition, []).extend(log.take())
+            else:
+                self._offer(log)
+                self.producer.flush()
+            self.fronts.forget(log)
+            del self.logs[partition]
+            log.end_waiting()
+            if log.unsafe_bytes:
+                self.unsafe_bytes -= int(log.unsafe_bytes)
+                self._commits.unsynced_bytes -= int(log.unsafe_bytes)
+                log.unsafe_bytes = 0
+        if not self.ended:
+            self._records += log.settlements.forget()
+            self._arm(TELL_DELAY_S)
+
+    async def free_fronts(self, delete_records: DeleteRecords) -> int:
+        """Has Kafka free what all owners to come know as settled; now and then. Returns of how many logs. Raises: as
+        `delete_records`.
+        """
+        return await self.fronts.free(delete_records)
+
+    def keep_alive(self, key: bytes) -> None:
+        """A record to each partition that has none on the way. key: of it, the slot's transactional id."""
+        marker = [Keyed(key, None)]
+        for partition in self.producer.partitions:
+            if partition.closed or partition.order or partition in self._changing or partition.next_offset < 0:
+                continue
+            log = self.logs.get(partition)
+            if log is None:
+                self.write(partition, marker)
+            elif not log.failed:
+                if log.ready:
+                    log.flush_batches()
+                    self._offer(log)
+                self.write(partition, marker)
+                log.skip(1)
+        self.producer.flush()
+
+    def renew(self, held: ProducerId) -> None:
+        """The same producer id with a later epoch: what is closed from here on has it. What of the one before is on the
+        way is answered first, partition by partition.
+        """
+        self.held = held
+        for partition in self.producer.partitions:
+            self.replica(partition)  # those that come later have their barrier with this epoch
+        for partition, replica in self._replicas.items():
+            log = self.logs.get(partition)
+            if log is not None and log.ready and not log.failed:
+                log.flush_batches()
+                self._offer(log)
+            replica.epoch = held.epoch
+            replica.sequence = 0
+            if partition.order:
+                self._changing.add(partition)
+        self.producer.flush()
+
+    async def give_up(self) -> None:
+        """Nothing is published, delivered or settled any more: all there is goes to Kafka, and behind it that it did.
+
+        Raises: KafkaRefused where it cannot; then the next owner takes what is not settled for delivered.
+        """
+        for log in list(self.logs.values()):
+            if log.ready and not log.failed and not log.deleted:
+                log.write()
+        self.send()
+        # Queues that Kafka takes nothing more of have ended by themselves; the others are given up all the same.
+        await self.producer.stored([each for each in self.logs if not each.closed and not each.refused])
+        until = time.perf_counter() + SLICE_S
+        for log in list(self.logs.values()):
+            log.note_all()
+            self._records += self._told_by(log) if log.ready else self._unread(log)
+            if time.perf_counter() >= until:
+                await asyncio.sleep(0)
+                until = time.perf_counter() + SLICE_S
+        self.changed.clear()
+        self._telling.clear()
+        while self._records:
+            await self.producer.stored([self.settled])  # also what is of an epoch before, if there is anything
+            self._write_records()
+        await self.producer.stored([self.settled])
+        self.write(self.settled, [owner_record(self.held.producer_id, self.held.epoch)])
+        self.producer.flush()
+        await self.producer.stored([self.settled])
+
+    async def close(self) -> None:
+        """Nothing of it goes on. Its logs take nothing more."""
+        self.ended = self.ended or "the slot was given up"
+        if self._tell_timer is not None:
+            self._tell_timer.cancel()
+        await self._reading.close()
+        for log in self.logs.values():
+            log.keeper = None
+            if not log.failed:
+                self._end(log, self.ended)
+        self._waits.refuse()
+        self.logs.clear()

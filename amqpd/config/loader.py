@@ -1,0 +1,307 @@
+"""Loading: which value a setting has, and where it came from.
+
+The later wins: the default in the tree, the file, the environment, the command line. The file is the one named by
+`--config`, else by `AMQPD_CONFIG`, else `./amqpd.toml` if there is one: TOML, or RabbitMQ's own where its name ends in
+`.conf` (`rabbitmq_conf`). What RABBITMQ_CONFIG_FILE names is read too, below it. RabbitMQ's other variables count as
+environment, below our own names (`rabbitmq_environment`).
+
+A value that cannot be used, an unknown name in the file, the environment or the command line: each is a line of one
+`SettingsError`, so that all of them can be put right at once. Invariant: a `Settings` that `load` returns is within its
+bounds and agrees with itself (`_disagreements`).
+
+What only some calls need (TOML, a guess at the name that was meant) is imported when it is needed: this is part of the
+start-up time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
+
+from amqpd.config.paths import problem, there
+from amqpd.config.row import Row
+from amqpd.config.schema import ClusterSettings, HttpTlsSettings, Settings, TlsSettings, rows
+
+EXIT_USAGE: Final = 64
+"""Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
+
+CONFIG_VARIABLE: Final = "AMQPD_CONFIG"
+RABBITMQ_ENDINGS: Final = (".conf", ".config")
+"""Of files that RabbitMQ reads; any other file is TOML."""
+
+NO_SETTING: Final = {CONFIG_VARIABLE, "AMQPD_INTERPRETED"}
+"""Variables that begin like ours without naming a setting: the file, and what setup.py obeys."""
+
+SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
+"""What Kubernetes puts into every container when a service is called `amqpd`; it means no setting."""
+
+_NO_CLUSTER: Final = ClusterSettings()
+
+T = TypeVar("T")
+
+Wish: TypeAlias = Literal["run", "help", "version", "print-settings", "check-config"]
+Formatter: TypeAlias = Literal["table", "json", "toml"]
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used. problems: one line each, ready to be shown."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class Loaded(NamedTuple):
+    """What `load` found.
+
+    sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`.
+    wish: what the command line asks the program to do. formatter: for print-settings. notes: a line for each key and
+    variable of RabbitMQ's that changes nothing here.
+    """
+
+    settings: Settings
+    sources: dict[str, str]
+    wish: Wish
+    formatter: Formatter
+    notes: Sequence[str] = ()
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
+    """The settings that defaults, file, `environ` and `argv` (without the program's name) add up to.
+
+    Cost: one read of the TOML file if there is one. Raises: SettingsError.
+    """
+    known = {row.name: row for row in rows()}
+    line = _parse_arguments(argv, known)
+    sources = dict.fromkeys(known, "default")
+    if line.wish in {"help", "version"}:
+        return Loaded(Settings(), sources, line.wish, line.formatter)
+    problems = line.problems
+    raw: dict[str, object] = {}
+    notes: list[str] = []
+    named = line.config or environ.get(CONFIG_VARIABLE, "")
+    raw.update(_read_rabbitmq_files(named, environ, sources, notes, problems))
+    of_rabbitmq = set(raw)
+    if not named.endswith(RABBITMQ_ENDINGS):
+        from_file, file_name = _read_file(named, known, problems)
+        for name, value in from_file.items():
+            raw[name], sources[name] = value, file_name
+            of_rabbitmq.discard(name)
+    if any(variable.startswith("RABBITMQ_") for variable in environ):
+        from amqpd.config import rabbitmq_env
+
+        found = rabbitmq_env.read(environ)
+        notes += found.notes
+        problems += found.problems
+        of_rabbitmq |= found.values.keys()
+        for name, (value, variable) in found.values.items():
+            raw[name], sources[name] = value, f"environment {variable}"
+    for name, (text, variable) in _read_environment(environ, known, problems).items():
+        if name in of_rabbitmq and variable.startswith("AMQPD_") and str(raw[name]) != text:
+            source = sources[name].replace("environment ", "environment: ").removeprefix("file ")
+            notes.append(f"{source} changes nothing: {variable} says otherwise")
+        raw[name], sources[name] = text, f"environment {variable}"
+    for name, text in line.values.items():
+        raw[name], sources[name] = text, "command line"
+    values: dict[str, object] = {}
+    for name, given in raw.items():
+        try:
+            values[name] = known[name].kind.convert(given)
+        except ValueError as error:
+            # The text may quote the value, which must not put a password into a log.
+            text = "must be text, and not empty" if known[name].secret else str(error)
+            problems.append(f"{name} {text} ({sources[name]})")
+    if not problems:
+        settings = _build(Settings, values)
+        problems = _disagreements(settings)
+    if problems:
+        raise SettingsError(problems)
+    return Loaded(settings, sources, line.wish, line.formatter, notes)
+
+
+def _read_rabbitmq_files(
+    named: str, environ: Mapping[str, str], sources: dict[str, str], notes: list[str], problems: list[str]
+) -> dict[str, object]:
+    """Values of `rabbitmq.conf` and those beside it, where one is named, by setting's name. named: by `--config`."""
+    variables = ("CONFIG_FILE", "CONFIG_FILES", "ENABLED_PLUGINS_FILE", "ENABLED_PLUGINS")
+    if not named.endswith(RABBITMQ_ENDINGS) and not any(environ.get(f"RABBITMQ_{each}") for each in variables):
+        return {}
+    from amqpd.config import rabbitmq_conf, rabbitmq_env, rabbitmq_plugins
+
+    main, more = rabbitmq_env.files({} if named.endswith(RABBITMQ_ENDINGS) else environ, notes)
+    if named.endswith(RABBITMQ_ENDINGS):
+        main = Path(named)
+    if main is not None and main.name.endswith(".config"):
+        problems.append(f"{main}: {rabbitmq_env.NO_CONFIG}")
+        return {}
+    if main is not None and there((main.parent / "advanced.config").exists, False):
+        problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_env.NO_CONFIG}; then take the file away")
+    if more is None:
+        more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
+    plugins = rabbitmq_plugins.enabled(main.parent if main is not None else None, environ, notes)
+    found = rabbitmq_conf.read(main, more, environ, plugins)
+    notes += found.notes
+    problems += found.problems
+    sources.update(found.sources)
+    return found.values
+
+
+def _build(tree: type[T], values: Mapping[str, object], prefix: str = "") -> T:
+    arguments: dict[str, object] = {}
+    for one in fields(cast(Any, tree)):
+        name = prefix + one.name
+        if is_dataclass(one.default):
+            arguments[one.name] = _build(type(one.default), values, name + ".")
+        elif name in values:
+            arguments[one.name] = values[name]
+    return tree(**arguments)
+
+
+def _unknown(given: str, known: Sequence[str]) -> str:
+    """`unknown setting` with the nearest known spelling."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(given, known, 1)
+    return f"unknown setting {given}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+class _CommandLine(NamedTuple):
+    wish: Wish
+    formatter: Formatter
+    config: str
+    values: dict[str, str]  # by name of the setting
+    problems: list[str]
+
+
+def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandLine:
+    """Splits the command line; `--name value` and `--name=value` are the same, the last of a name wins."""
+    wishes: list[str] = []
+    problems: list[str] = []
+    values: dict[str, str] = {}
+    ours = ["--check-config", "--config", "--formatter", "--help", "--print-settings", "--version"]
+    config = formatter = ""
+    options = {row.option: row for row in known.values()}
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        option, equals, value = argument.partition("=")
+        if argument in {"--help", "-h", "--version", "--print-settings", "--check-config"}:
+            wishes.append("help" if argument == "-h" else argument.removeprefix("--"))
+            continue
+        if not option.startswith("--"):
+            problems.append(f"unexpected argument {argument!r}")
+            continue
+        option = option.replace("_", "-")
+        if option not in options and option not in {"--config", "--formatter"}:
+            problems.append(_unknown(option, [*options, *ours]))
+            if not equals and rest and not rest[0].startswith("--"):
+                rest.pop(0)  # its value, which is no second mistake
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                problems.append(f"{option} needs a value")
+                continue
+            value = rest.pop(0)
+        if option == "--config":
+            config = value
+        elif option == "--formatter":
+            formatter = value
+        else:
+            values[options[option].name] = value
+    if formatter and "print-settings" not in wishes:
+        problems.append("--formatter goes with --print-settings")
+    if formatter not in {"", "table", "json", "toml"}:
+        problems.append(f"--formatter must be table, json or toml, not {formatter!r}")
+    wish = next((wish for wish in ("help", "version", "print-settings", "check-config") if wish in wishes), "run")
+    return _CommandLine(cast(Any, wish), cast(Any, formatter or "table"), config, values, problems)
+
+
+def _read_file(named: str, known: Mapping[str, Row], problems: list[str]) -> tuple[dict[str, object], str]:
+    """Values of the TOML file by name, and what `sources` calls the file; one that was not named may be missing."""
+    path = Path(named or "amqpd.toml")
+    if not named and not there(path.exists, False):
+        return {}, ""
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror}")
+        return {}, ""
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: not TOML: {error}")
+        return {}, ""
+    values: dict[str, object] = {}
+    sections = {name.rpartition(".")[0] for name in known} | {"amqp"}
+
+    def walk(table: Mapping[str, object], prefix: str) -> None:
+        for key, value in table.items():
+            name = prefix + key
+            if name in known:
+                values[name] = value
+            elif isinstance(value, dict) and name in sections:
+                walk(value, name + ".")
+            else:
+                problems.append(f"{path}: {_unknown(name, list(known))}")
+
+    walk(document, "")
+    return values, f"file {path}"
+
+
+def _read_environment(
+    environ: Mapping[str, str], known: Mapping[str, Row], problems: list[str]
+) -> dict[str, tuple[str, str]]:
+    """Setting's name -> (text, variable)."""
+    variables = {row.variable: row for row in known.values()}
+    found: dict[str, tuple[str, str]] = {}
+    for row in known.values():
+        if environ.get(row.environ_also):  # rabbit: one that is empty is as good as none
+            found[row.name] = environ[row.environ_also], row.environ_also
+    for variable, text in environ.items():
+        if variable in variables:
+            found[variables[variable].name] = text, variable
+        elif variable.startswith("AMQPD_") and variable not in NO_SETTING and not SERVICE_LINK.fullmatch(variable):
+            problems.append(f"environment: {_unknown(variable, list(variables))}")
+    return found
+
+
+def _disagreements(settings: Settings) -> list[str]:
+    """What is wrong with settings that are each within their bounds; files that must be there are looked for."""
+    amqp, http = settings.amqp, settings.http
+    problems = [*_tls_disagreements(amqp.tls, "amqp", amqp.port), *_tls_disagreements(http.tls, "http", http.port)]
+    if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
+        problems.append("EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer")
+    if amqp.port is None and amqp.tls.port is None:
+        problems.append("amqp.port is off and amqp.tls.port too: nobody could connect")
+    given = {"load_definitions": settings.load_definitions, "definitions.local.path": settings.definitions.local.path}
+    if None not in given.values():
+        problems.append("load_definitions and definitions.local.path are the same setting; give one of them")
+    for name, path in given.items():
+        if path is not None and (why := problem(path.exists, f"there is no file or directory {path}")):
+            problems.append(f"{name}: {why}")
+    if settings.cluster != _NO_CLUSTER:
+        from amqpd.config.cluster import disagreements
+
+        problems += disagreements(settings.cluster, amqp.frame_max)
+    return problems
+
+
+def _tls_disagreements(tls: TlsSettings | HttpTlsSettings, section: str, plain_port: int | None) -> list[str]:
+    name = f"{section}.tls"
+    problems = []
+    if tls.port is not None and (tls.certificate is None or tls.key is None):
+        problems.append(f"{name}.port needs {name}.certificate and {name}.key")
+    if tls.port is not None and tls.port == plain_port != 0:
+        problems.append(f"{name}.port must not be {section}.port ({tls.port})")
+    if tls.verify_peer and tls.ca is None:
+        problems.append(f"{name}.verify_peer needs {name}.ca")
+    if tls.fail_if_no_peer_certificate and not tls.verify_peer:
+        problems.append(f"{name}.fail_if_no_peer_certificate needs {name}.verify_peer")
+    for key, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
+        if path is not None and (why := problem(path.is_file, f"there is no file {path}")):
+            problems.append(f"{name}.{key}: {why}")
+    return problems

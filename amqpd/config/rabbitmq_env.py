@@ -1,0 +1,191 @@
+"""RabbitMQ's variables, those of its official image too: which of them are obeyed, and what the others are told.
+
+A variable that is empty counts as one that is not there. NAME_FILE is a file with the value of NAME in its first line,
+for secrets. What a Kubernetes service called `rabbitmq` puts into every container means nothing and is not told.
+
+Imported only where a variable begins with RABBITMQ_.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from amqpd.config.paths import there
+from amqpd.config.rabbitmq_plugins import FILE as ENABLED_PLUGINS_FILE
+from amqpd.config.rabbitmq_plugins import NAMES as ENABLED_PLUGINS
+from amqpd.config.rabbitmq_translation import LEVELS, size_bytes
+
+PREFIX: Final = "RABBITMQ_"
+SERVICE_LINK: Final = re.compile(r"RABBITMQ_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
+CONFIG_FILE: Final = "RABBITMQ_CONFIG_FILE"
+CONFIG_FILES: Final = "RABBITMQ_CONFIG_FILES"
+NO_CONFIG: Final = "files ending in .config hold Erlang terms; say it in rabbitmq.conf (docs/rabbitmq-conf.md)"
+
+# What the tree's rows have as `environ_also` is read by `loading`, and may come from a file.
+WITH_FILE: Final = {
+    "RABBITMQ_DEFAULT_USER": "default.user",
+    "RABBITMQ_DEFAULT_PASS": "default.password",
+    "RABBITMQ_DEFAULT_VHOST": "default.vhost",
+}
+
+
+class Variable(NamedTuple):
+    """does: what becomes of it, for users; take: the settings it makes; raises ValueError with text behind its name."""
+
+    name: str
+    does: str
+    take: Callable[[str], dict[str, object]]
+
+
+class Found(NamedTuple):
+    """values: setting's name -> (text, variable); notes and problems: a line each."""
+
+    values: dict[str, tuple[object, str]]
+    notes: list[str]
+    problems: list[str]
+
+
+def read(environ: Mapping[str, str]) -> Found:
+    """The settings of RabbitMQ's variables, but for WITH_FILE's own. Cost: a read per `_FILE`. Raises: nothing."""
+    found = Found({}, [], [])
+    known = {each.name: each for each in VARIABLES}
+    for name, text in sorted(environ.items()):
+        if not name.startswith(PREFIX) or not text or name in WITH_FILE or SERVICE_LINK.fullmatch(name):
+            continue
+        if name.endswith("_FILE") and name.removesuffix("_FILE") in WITH_FILE:
+            _read_secret(name, Path(text), environ, found)
+        elif name not in known:
+            found.notes.append(f"environment: {name} changes nothing: amqpd does not know it")
+        else:
+            try:
+                for setting, value in known[name].take(text).items():
+                    found.values[setting] = value, name
+                if known[name].does.startswith("nothing"):
+                    found.notes.append(f"environment: {name} changes nothing{known[name].does.removeprefix('nothing')}")
+            except ValueError as error:
+                found.problems.append(f"environment: {name} {error}")
+    return found
+
+
+def _read_secret(name: str, path: Path, environ: Mapping[str, str], found: Found) -> None:
+    plain = name.removesuffix("_FILE")
+    if environ.get(plain):
+        found.problems.append(f"environment: {plain} and {name} are both set; one of them")
+        return
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        found.problems.append(f"environment: {name}: {path}: {reason}")
+        return
+    found.values[WITH_FILE[plain]] = text.partition("\n")[0].removesuffix("\r"), name
+
+
+def _becomes(name: str, setting: str, more: str = "") -> Variable:
+    return Variable(PREFIX + name, f"`{setting}`{more}", lambda text: {setting: text})
+
+
+def _nothing(why: str, *names: str) -> list[Variable]:
+    return [Variable(PREFIX + name, f"nothing: {why}", lambda _text: {}) for name in names]
+
+
+def _refused(why: str, *names: str) -> list[Variable]:
+    def take(_text: str) -> dict[str, object]:
+        raise ValueError(f"cannot be obeyed: {why}")
+
+    return [Variable(PREFIX + name, f"**refused**: {why}", take) for name in names]
+
+
+def _logs(text: str) -> dict[str, object]:
+    """rabbit: `-` is standard output; several are separated by commas."""
+    if "," in text:
+        raise ValueError("names several logs; amqpd has one")
+    return {"log.file": "" if text in {"-", "stderr", "-stderr"} else text}
+
+
+def _level(text: str) -> dict[str, object]:
+    """rabbit: words separated by commas; `+color` and the like are about looks, `channel=debug` about one category."""
+    found: dict[str, object] = {}
+    for word in text.split(","):
+        if word in LEVELS:
+            found["log.level"] = LEVELS[word]
+        elif word in {"+json", "-json"}:
+            found["log.format"] = "json" if word == "+json" else "text"
+        elif word not in {"+color", "-color", "+single_line", "-single_line"} and "=" not in word:
+            raise ValueError(f"must be a level, one of {', '.join(LEVELS)}, not {word!r}")
+    return found
+
+
+def _watermark(text: str) -> dict[str, object]:
+    if re.fullmatch(r"[01]?\.\d+|[01]", text):
+        return {"limits.memory_high_watermark": text}
+    return {"limits.memory_bytes": size_bytes(text)}
+
+
+def _file(_text: str) -> dict[str, object]:
+    return {}  # `loading` has read it
+
+
+TLS_KEYS: Final = "put ssl_options.* and listeners.ssl.default into rabbitmq.conf"
+
+# fmt: off
+VARIABLES: Final[tuple[Variable, ...]] = (
+    *(Variable(f"{name}_FILE", f"`{setting}`, from a file", _file) for name, setting in WITH_FILE.items()),
+    Variable(CONFIG_FILE, "that `rabbitmq.conf` is read, named with its ending or without", _file),
+    Variable(CONFIG_FILES, "a directory, or a pattern: read behind it, instead of `conf.d/*.conf` beside it", _file),
+    Variable(ENABLED_PLUGINS, "names with commas; with `rabbitmq_prometheus` `metrics.port` is 15692", _file),
+    Variable(ENABLED_PLUGINS_FILE, "likewise a file, instead of `enabled_plugins` beside `rabbitmq.conf`", _file),
+    _becomes("NODE_PORT", "amqp.port"),
+    _becomes("NODE_IP_ADDRESS", "amqp.host"),
+    Variable("RABBITMQ_LOGS", "`log.file`; `-` is standard error", _logs),
+    Variable("RABBITMQ_LOG", "`log.level`, `log.format` (`debug`, `+json`); colours, categories: nothing", _level),
+    _becomes("MNESIA_DIR", "data_dir"),
+    Variable("RABBITMQ_MNESIA_BASE", "`data_dir`: `amqpd` in it", lambda text: {"data_dir": str(Path(text) / "amqpd")}),
+    Variable("RABBITMQ_VM_MEMORY_HIGH_WATERMARK", "`limits.memory_high_watermark`, `limits.memory_bytes`", _watermark),
+    *_refused("advanced.config holds Erlang terms; say it in rabbitmq.conf", "ADVANCED_CONFIG_FILE"),
+    *_refused(
+        TLS_KEYS, "SSL_CACERTFILE", "SSL_CERTFILE", "SSL_KEYFILE", "SSL_VERIFY", "SSL_FAIL_IF_NO_PEER_CERT", "SSL_DEPTH"
+    ),
+    *_refused(
+        "put management.ssl.* into rabbitmq.conf",
+        "MANAGEMENT_SSL_CACERTFILE", "MANAGEMENT_SSL_CERTFILE", "MANAGEMENT_SSL_KEYFILE", "MANAGEMENT_SSL_VERIFY",
+        "MANAGEMENT_SSL_FAIL_IF_NO_PEER_CERT", "MANAGEMENT_SSL_DEPTH",
+    ),
+    *_nothing("a node's name is amqpd@ and the host's", "NODENAME", "USE_LONGNAME"),
+    *_nothing("it is about Erlang", "ERLANG_COOKIE", "SERVER_ERL_ARGS", "SERVER_ADDITIONAL_ERL_ARGS", "DBG"),
+    *_nothing("it is about Erlang", "CTL_ERL_ARGS", "CTL_DIST_PORT_MIN", "CTL_DIST_PORT_MAX", "DIST_PORT"),
+    *_nothing("it is about Erlang", "SERVER_START_ARGS", "IO_THREAD_POOL_SIZE", "DISTRIBUTION_BUFFER_SIZE"),
+    *_nothing("it is about Erlang", "MAX_NUMBER_OF_PROCESSES", "MAX_NUMBER_OF_ATOMS"),
+    *_nothing("amqpd's plugins are part of it", "PLUGINS_DIR"),
+    *_nothing("amqpd's plugins are part of it", "PLUGINS_EXPAND_DIR"),
+    *_nothing("amqpd has no feature flags", "FEATURE_FLAGS", "FEATURE_FLAGS_FILE", "LOG_FF_REGISTRY"),
+    *_nothing("all of it is in data_dir", "QUORUM_DIR", "STREAM_DIR", "SCHEMA_DIR", "HOME", "BASE", "DATA_DIR"),
+    *_nothing("systemd or the container knows the process", "PID_FILE", "KEEP_PID_FILE_ON_EXIT", "SERVICENAME"),
+    *_nothing("the log is where RABBITMQ_LOGS or log.file says", "LOG_BASE", "UPGRADE_LOG"),
+    *_nothing("amqpd shows its own", "PRODUCT_NAME", "PRODUCT_VERSION", "MOTD_FILE"),
+    *_nothing("amqpd reads the environment it is given", "CONF_ENV_FILE", "ALLOW_INPUT"),
+    *_nothing("it is a vhost's: amqpctl add_vhost --default-queue-type", "DEFAULT_QUEUE_TYPE"),
+    *_nothing("it is about RabbitMQ's image", "VERSION", "PGP_KEY_ID"),
+)
+# fmt: on
+
+
+def files(environ: Mapping[str, str], notes: list[str]) -> tuple[Path | None, list[Path] | None]:
+    """The main file, and the further ones or None where no variable names them. A missing main file is told.
+
+    rabbit: goes on without it, too.
+    """
+    main: Path | None = None
+    if named := environ.get(CONFIG_FILE):
+        main = Path(named if named.endswith((".conf", ".config")) else f"{named}.conf")
+        if not there(main.exists, True):
+            notes.append(f"environment: {CONFIG_FILE}: there is no file {main}")
+            main = None
+    more: list[Path] | None = None
+    if named := environ.get(CONFIG_FILES):
+        path = Path(named)
+        more = sorted(path.glob("*.conf") if there(path.is_dir, False) else path.parent.glob(path.name))
+    return main, more

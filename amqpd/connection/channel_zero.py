@@ -1,0 +1,499 @@
+"""Channel 0 of a connection: the handshake, then close, update-secret, blocked; and how a connection ends.
+
+    client                    broker
+    protocol header           connection.start
+    start-ok                  (password check, off the loop)  tune
+    tune-ok, open             open-ok
+
+Before the connection is open a fault gets no answer but a closed socket, after a while (a guesser waits); two
+exceptions tell: 403 to a client that announced `authentication_failure_close`, and what tune-ok and open ask for in
+vain (530, 504). The whole handshake has one deadline, whatever the pace of its bytes.
+
+Source: AMQP 0-9-1 section 2.2.4; RabbitMQ 3.10.8 for codes and silences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from amqpd.auth.internal_backend import Refused, User
+from amqpd.connection import peer_certificate, events
+from amqpd.connection.pending_commands import InputWaits
+from amqpd.connection.connection import Connection
+from amqpd.connection.interfaces import Control, Wire
+from amqpd.connection.credentials import credentials
+from amqpd.connection.handover import Handover, Login
+from amqpd.connection.closing import CLOSED, CLOSING, HANDSHAKE, RUNNING
+from amqpd.connection.read_pause import ALARM
+from amqpd.errors import (
+    AmqpError,
+    ChannelError,
+    CommandInvalid,
+    ConnectionForced,
+    FrameError,
+    HardError,
+    LoginRefused,
+    NotAllowed,
+    NotImplementedByBroker,
+)
+from amqpd.protocol import commands
+from amqpd.protocol.commands import (
+    ConnectionBlocked,
+    ConnectionClose,
+    ConnectionCloseOk,
+    ConnectionOpen,
+    ConnectionOpenOk,
+    ConnectionStart,
+    ConnectionStartOk,
+    ConnectionTune,
+    ConnectionTuneOk,
+    ConnectionUnblocked,
+    ConnectionUpdateSecret,
+    ConnectionUpdateSecretOk,
+)
+
+if TYPE_CHECKING:
+    from amqpd.broker.broker import Broker
+    from amqpd.connection.registry import Connections
+
+log = logging.getLogger(__name__)
+
+HEADER: Final = b"AMQP\x00\x00\x09\x01"
+# rabbit: clients of AMQP 0-8 and 0-9 send these and speak 0-9-1 all the same
+OLD_HEADERS: Final = (b"AMQP\x01\x01\x00\x09", b"AMQP\x01\x01\x08\x00")
+CAPABILITIES: Final = (
+    "publisher_confirms",
+    "exchange_exchange_bindings",
+    "basic.nack",
+    "consumer_cancel_notify",
+    "connection.blocked",
+    "consumer_priorities",
+    "authentication_failure_close",
+    "per_consumer_qos",
+    "direct_reply_to",
+)
+FRAME_MIN: Final = 4096
+# Kept as long as the connection is. The frame may be twice as long (transport.HANDSHAKE_FRAME_MAX), so that a long
+# secret fits. rabbit: 3.10 takes no frame above 4096 there, which the Java client's tests see by its properties.
+CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
+PENALTY_S: Final = 3.0
+CLOSE_WAIT_S: Final = 3.0
+_TOLD: Final = (NotAllowed, ChannelError, CommandInvalid, ConnectionForced)
+"""What a client is told from tune-ok on, before its connection is open."""
+
+WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN, GONE = range(7)
+
+
+def server_properties(broker: Broker) -> dict[str, object]:
+    """What connection.start announces; clients switch features on by it."""
+    product, version = broker.settings.product
+    return {
+        "product": product,
+        "version": version,
+        "platform": f"Python {platform.python_version()}",
+        "copyright": "The amqpd authors",
+        "information": "An AMQP 0-9-1 broker whose queues are logs",
+        "cluster_name": broker.cluster_name,
+        "capabilities": dict.fromkeys(CAPABILITIES, True),
+    }
+
+
+class Handshake(Control):
+    """One per connection, for all of its life. Everything here is off the message path."""
+
+    def __init__(self, broker: Broker, connections: Connections, wire: Wire) -> None:
+        super().__init__()
+        self.broker = broker
+        self.connections = connections
+        self.wire = wire
+        self.connection: Connection = None  # type: ignore[assignment]  # begin() brings it
+        self.step = WANT_HEADER
+        self.connected_at = broker.wall_time()
+        self._header = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._user: User | None = None
+        self._channel_max = 0
+
+    def begin(self, connection: Connection) -> None:
+        """The socket is there: over TLS that is when TLS has shaken hands, which has a deadline of its own."""
+        self.connection = connection
+        self.connections.give_back.came()
+        self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._too_late)
+
+    # -- the protocol header -----------------------------------------------------------------------------------------
+
+    def on_header(self, data: bytes) -> bytes:
+        """Takes the eight bytes; returns what follows them. Empty until they are complete, or when they are refused."""
+        self._header += data
+        header = self._header
+        if len(header) < len(HEADER):
+            if not any(known.startswith(header) for known in (HEADER, *OLD_HEADERS)) and len(header) >= 4:
+                self._refuse_header()
+            return b""
+        if header[:8] != HEADER and header[:8] not in OLD_HEADERS:
+            self._refuse_header()
+            return b""
+        self.step = WANT_START_OK
+        rest = header[8:]
+        self._header = b""
+        self.connection.output.send(
+            0, ConnectionStart(0, 9, server_properties(self.broker), " ".join(self._mechanisms()), "en_US")
+        )
+        return rest
+
+    def _refuse_header(self) -> None:
+        # spec: 4.2.2 answer with the header that would do, then close
+        log.warning("a client was refused that does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
+        self.wire.write(HEADER)
+        self.finished()
+
+    # -- methods -----------------------------------------------------------------------------------------------------
+
+    def on_method(self, number: int, method: int, payload: bytes) -> None:
+        """A method on channel 0, or any before the connection is open."""
+        if number != 0:
+            raise FrameError("no channel before connection.open")
+        try:
+            command = commands.decode(payload)
+        except commands.MethodSyntaxError as error:
+            raise FrameError(error.text, method) from None
+        except commands.UnknownMethod as error:
+            raise NotImplementedByBroker(str(error), method) from None
+        if self.step == OPEN:
+            self._on_open(method, command)
+        elif isinstance(command, ConnectionStartOk) and self.step == WANT_START_OK:
+            if int.from_bytes(payload[4:8], "big") > CLIENT_PROPERTIES_BYTES_MAX:
+                raise FrameError(f"client properties of more than {CLIENT_PROPERTIES_BYTES_MAX} bytes")
+            self._start_ok(command)
+        elif isinstance(command, ConnectionTuneOk) and self.step == WANT_TUNE_OK:
+            self._tune_ok(command)
+        elif isinstance(command, ConnectionOpen) and self.step == WANT_OPEN:
+            self._open(command)
+        elif isinstance(command, ConnectionClose):
+            self.closed_by_client()
+        else:
+            raise ChannelError(f"unexpected method '{commands.method_name(method)}' in the handshake", method)
+
+    def _on_open(self, method: int, command: commands.Command) -> None:
+        if isinstance(command, ConnectionClose):
+            if self.connection.backlog.unfinished_count > 0:
+                self.connection.backlog.close_waits = True
+            else:
+                self.closed_by_client()
+        elif isinstance(command, ConnectionUpdateSecret):
+            # rabbit: a backend without expiring secrets has nothing to do
+            self.connection.output.send(0, ConnectionUpdateSecretOk())
+        else:
+            raise ChannelError("unexpected method in connection state running", method)
+
+    def _start_ok(self, command: ConnectionStartOk) -> None:
+        connection = self.connection
+        connection.client_properties = dict(command.client_properties)
+        capabilities = command.client_properties.get("capabilities")
+        connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+        self.mechanism = command.mechanism
+        if command.mechanism not in self._mechanisms():
+            raise CommandInvalid(f"unknown mechanism '{command.mechanism}'")
+        name, password = credentials(command.mechanism, command.response)
+        self.step = CHECKING
+        self._task = self.broker.loop.create_task(self._login(connection, name, password))
+        raise InputWaits
+
+    def _mechanisms(self) -> list[str]:
+        """What this connection may log in with: EXTERNAL where its certificate, if it shows one, has been looked at."""
+        settings = self.broker.settings
+        looked_at = self.wire.tls and settings.amqp.tls.verify_peer
+        return [each for each in settings.auth.mechanisms if each != "EXTERNAL" or looked_at]
+
+    async def _login(self, connection: Connection, name: str, password: bytes | None) -> None:
+        auth, near = self.broker.auth, self.wire.peer_is_loopback
+        try:
+            if password is None:
+                name = peer_certificate.user_name(self.wire.peer_certificate(), self.broker.settings.auth)
+                user = auth.vouched(name, near)
+            else:
+                user = await auth.authenticate(name, password, near, self.wire.peer[0])
+        except Refused as refused:
+            log.warning("login refused: %s", refused.reason, extra=self._about())
+            self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, False)
+            events.logged_in(self.broker, connection, name, refused.reason)
+            self._refuse_login(connection)
+            return
+        except Exception:
+            # Whatever it was that could not be asked: nobody gets in by it, and nobody waits for an answer.
+            log.exception("login refused, it could not be checked: a bug of the broker", extra=self._about())
+            self._refuse_login(connection)
+            return
+        self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, True)
+        if connection.ending.state != HANDSHAKE:
+            return
+        self._user = user
+        events.logged_in(self.broker, connection, name, "")
+        self.step = WANT_TUNE_OK
+        settings = self.broker.settings.amqp
+        self._channel_max = self.broker.channel_max
+        tune = ConnectionTune(self._channel_max, settings.frame_max, settings.heartbeat_s)
+        connection.output.send(0, tune)
+        connection.resume_input()
+
+    def _refuse_login(self, connection: Connection) -> None:
+        if connection.ending.state != HANDSHAKE:
+            return
+        if connection.capabilities.get("authentication_failure_close") is True:
+            self.step = OPEN
+            connection.ending.shut(
+                LoginRefused(
+                    f"Login was refused using authentication mechanism {self.mechanism}. "
+                    "For details see the broker logfile."
+                )
+            )
+            self._wait_for_close_ok()
+        else:
+            self._penalty()
+
+    def _tune_ok(self, command: ConnectionTuneOk) -> None:
+        settings = self.broker.settings.amqp
+        connection = self.connection
+        frame_max = command.frame_max or settings.frame_max
+        if frame_max < FRAME_MIN:
+            raise NotAllowed(
+                f"negotiated frame_max = {frame_max} is lower than the minimum allowed value ({FRAME_MIN})"
+            )
+        if frame_max > settings.frame_max:
+            raise NotAllowed(
+                f"negotiated frame_max = {frame_max} is higher than the maximum allowed value ({settings.frame_max})"
+            )
+        if command.channel_max > self._channel_max > 0:
+            raise NotAllowed(
+                f"negotiated channel_max = {command.channel_max} is higher than the maximum allowed value "
+                f"({self._channel_max})"
+            )
+        connection.channels.count_max = command.channel_max or self._channel_max
+        connection.set_frame_max(frame_max)
+        connection.heartbeat_s = command.heartbeat
+        self.step = WANT_OPEN
+
+    def _open(self, command: ConnectionOpen) -> None:
+        broker = self.broker
+        connection = self.connection
+        user = self._user
+        assert user is not None  # the step says so
+        elsewhere = self.connections.elsewhere
+        if elsewhere is not None and elsewhere.closed:
+            raise ConnectionForced(elsewhere.closed)
+        vhost = broker.vhosts.get(command.virtual_host)
+        if vhost is None:
+            self._look_elsewhere(command, user)
+            raise NotAllowed(f"vhost {command.virtual_host} not found", commands.CONNECTION_OPEN)
+        broker.admission.check(user.name, vhost, commands.CONNECTION_OPEN)
+        if not broker.auth.may_access_vhost(user, vhost.name):
+            raise NotAllowed(
+                f"access to vhost '{vhost.name}' refused for user '{user.name}'", commands.CONNECTION_OPEN
+            )
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.step = OPEN
+        connection.open(user, vhost)
+        product = broker.settings.product[0]
+        client = connection.client_properties.get("product")
+        connection.backlog.channel_wide_qos = client == "py-amqp" and product != "RabbitMQ"
+        self.connections.add(connection)
+        self.connections.unopened.opened(self.wire)
+        connection.output.send(0, ConnectionOpenOk())
+        log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._about())
+        events.connection_created(broker, connection)
+
+    # -- another node ------------------------------------------------------------------------------------------------
+
+    def take_over(self, login: Login) -> None:
+        """Another node has come as far as tune-ok: connection.open is next."""
+        connection = self.connection
+        connection.client_properties = dict(login.client_properties)
+        capabilities = login.client_properties.get("capabilities")
+        connection.capabilities = dict(capabilities) if isinstance(capabilities, dict) else {}
+        connection.channels.count_max = login.channel_max
+        connection.set_frame_max(login.frame_max)
+        connection.heartbeat_s = login.heartbeat_s
+        self.mechanism, self.connected_at, self._user = login.mechanism, login.connected_at, login.user
+        self.step = WANT_OPEN
+
+    def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
+        """Returns where there is no such vhost. Raises: InputWaits where another node runs it: it is asked."""
+        connections, connection = self.connections, self.connection
+        elsewhere = connections.elsewhere
+        if elsewhere is None or not elsewhere.runs(command.virtual_host):
+            return
+        if self._timer is not None:
+            self._timer.cancel()  # what comes has a deadline of its own
+            self._timer = None
+        self.wire.pause_reading()
+        channel_max, frame_max = connection.channels.count_max, connection.output.frame_payload_max + 8
+        properties, heartbeat_s = connection.client_properties, connection.heartbeat_s
+        agreed = Login(user, self.mechanism, properties, channel_max, frame_max, heartbeat_s, self.connected_at)
+        shared = connections.unopened, connections.give_back
+        stay = partial(self._stay, command)
+        handover = Handover(
+            connection, agreed, command.virtual_host, shared, self._handed_over, self._refuse_open, stay
+        )
+        self._task = self.broker.loop.create_task(elsewhere.carry(handover))
+        raise InputWaits
+
+    def _handed_over(self) -> None:
+        self._task = None
+        self.step = GONE
+        del self.connection
+
+    def _refuse_open(self, error: HardError) -> None:
+        self.wire.resume_reading()
+        if self.connection.ending.state == HANDSHAKE:
+            self.connection.ending.shut(error)
+            self._wait_for_close_ok()
+
+    def _stay(self, command: ConnectionOpen) -> None:
+        connection = self.connection
+        self.wire.resume_reading()
+        if connection.ending.state != HANDSHAKE:
+            return
+        try:
+            self._open(command)
+        except InputWaits:
+            return  # it went elsewhere once more
+        except AmqpError as error:
+            connection.ending.close_for(error, 0)
+        connection.resume_input()
+
+    # -- ends --------------------------------------------------------------------------------------------------------
+
+    def closed_by_client(self) -> None:
+        connection = self.connection
+        if connection.ending.state == RUNNING:
+            log.info("the client has closed its connection", extra=self._about())
+            self.release()
+        connection.ending.enter(CLOSING)
+        connection.output.send(0, ConnectionCloseOk())
+        connection.output.flush()
+        # rabbit: the client ends the stream. One that reads its end before its own threads have seen close-ok takes it
+        # for a failure (amqp091-go).
+        connection.gate.open_for_good()
+        self._set_timer(CLOSE_WAIT_S, self.finished)
+
+    def fail(self, error: AmqpError) -> None:
+        """A hard error. In the handshake most are answered by silence."""
+        connection = self.connection
+        tells = self.step >= WANT_TUNE_OK and isinstance(error, _TOLD)
+        if connection.ending.state == HANDSHAKE and not tells:
+            log.warning("a handshake failed: %s", error.reply_text, extra=self._about())
+            self._penalty()
+            return
+        assert isinstance(error, HardError)  # the connection passes no other
+        connection.ending.shut(error)
+        self._wait_for_close_ok()
+
+    def force(self, reason: str) -> None:
+        """Closes from outside: the CLI, the admin API, a vhost that goes, a stop. 320."""
+        if self.step == GONE:
+            return
+        if self.connection.ending.state == RUNNING:
+            self.connection.ending.shut(ConnectionForced(reason))
+            self._wait_for_close_ok()
+        else:
+            self.finished()
+
+    def _penalty(self) -> None:
+        self.connection.ending.enter(CLOSING)
+        self._set_timer(PENALTY_S, self.finished)
+
+    def _wait_for_close_ok(self) -> None:
+        self._set_timer(CLOSE_WAIT_S, self._unanswered)
+
+    def _unanswered(self) -> None:
+        """What the peer has sent behind our close was not heard, and it is to know that."""
+        self._timer = None
+        log.warning("connection.close was not answered in %d s, reset", CLOSE_WAIT_S, extra=self._about())
+        self.connection.output.flush()
+        self.wire.abort()
+
+    def _set_timer(self, delay_s: float, callback: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.broker.loop.call_later(delay_s, callback)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        log.warning("a handshake was not finished in time", extra=self._about())
+        self.finished()
+
+    def finished(self) -> None:
+        """Writes what is left and closes the socket; it goes to no other node any more."""
+        self._stop_waiting()
+        if self.connection.ending.state != CLOSED:
+            self.connection.output.flush()
+            self.wire.close()
+
+    def _stop_waiting(self) -> None:
+        if self._task is not None:
+            self._task.cancel()  # a password check that nobody waits for costs nothing
+            self._task = None
+
+    def _about(self) -> dict[str, object]:
+        """Fields of a log record."""
+        about: dict[str, object] = {"connection": self.connection.name}
+        session = self.connection.opened
+        if session is not None:
+            about.update(user=session.user.name, vhost=session.vhost.name)
+        return about
+
+    def release(self) -> None:
+        """What the connection holds goes back."""
+        self.connections.release(self.connection)
+
+    def lost(self) -> None:
+        """The socket is gone, for whatever reason."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._stop_waiting()
+        connection = self.connection
+        was_open = self.step == OPEN and connection.opened is not None
+        if connection.ending.state == RUNNING:
+            log.info("the client went away without closing its connection", extra=self._about())
+        connection.ending.enter(CLOSED)
+        if was_open:
+            self.release()
+            self.connections.closed_count += 1
+            self.connections.ended_received_bytes += connection.received_bytes
+            self.connections.ended_sent_bytes += connection.output.sent_bytes
+        events.connection_closed(self.broker, connection)
+        connection.let_go()
+        self.connections.give_back.gone(connection.received_bytes + connection.output.sent_bytes)
+        self.step = GONE
+        del self.connection
+
+    # -- alarms ------------------------------------------------------------------------------------------------------
+
+    def hold_for_alarm(self) -> None:
+        """A publish while an alarm lasts: this connection is not read until it is over, and is told why."""
+        connection = self.connection
+        if connection.gate.holds(ALARM):
+            return
+        connection.gate.hold(ALARM)
+        if connection.capabilities.get("connection.blocked") is True:
+            connection.output.send(0, ConnectionBlocked(self.broker.alarm_reason))
+
+    def release_from_alarm(self) -> None:
+        connection = self.connection
+        if not connection.gate.holds(ALARM):
+            return
+        if connection.capabilities.get("connection.blocked") is True:
+            connection.output.send(0, ConnectionUnblocked())
+        connection.gate.release_in_turn(ALARM)
+
+    def soon(self, function: Callable[[], None]) -> None:
+        self.broker.loop.call_soon(function)

@@ -1,0 +1,137 @@
+"""TLS in the words of RabbitMQ's lists and events: what a connection speaks, and the certificate its client has shown.
+
+Only a certificate that `amqp.tls.ca` (`http.tls.ca`) has signed counts, and a listener asks for one with `verify_peer`:
+what nobody has looked at is not told, and lets nobody in.
+
+Its names are what the authority has put there. Nothing in them is trusted to be short, printable or one: a name is
+compared whole, its NUL bytes included, and what cannot be read ends in a refusal by TLS itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import ssl
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.auth.internal_backend import Refused
+from amqpd.auth.user_rows import NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from amqpd.config import AuthSettings
+
+KEYS: Final = ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
+CIPHER_KEYS: Final = ("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash")
+
+# rabbit: the others stand as numbers.
+_SHORT: Final = {
+    "commonName": "CN",
+    "countryName": "C",
+    "domainComponent": "DC",
+    "emailAddress": "EMAILADDRESS",
+    "generationQualifier": "GENERATIONQUALIFIER",
+    "givenName": "GIVENNAME",
+    "initials": "INITIALS",
+    "localityName": "L",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "pseudonym": "PSEUDONYM",
+    "serialNumber": "SERIALNUMBER",
+    "stateOrProvinceName": "ST",
+    "surname": "SN",
+    "title": "TITLE",
+    "userId": "UID",
+}
+_ESCAPED: Final = {ord(character): f"\\{character}" for character in ',+"\\<>;'}
+# rabbit: what does not print, and of UTF-8 every byte that is not ASCII's.
+_ESCAPED_BYTES: Final = {code: f"\\{code:02X}" for code in (*range(32), *range(126, 256))}
+_SAN_TYPES: Final = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
+_SUITE: Final = re.compile(r"(?:((?:EC)?DHE?-(?:ECDSA|RSA|DSS))-)?(.+)")
+_AEAD: Final = ("gcm", "ccm", "ccm_8", "poly1305")
+
+
+def told(certificate: Mapping[str, Any]) -> dict[str, object]:
+    """By KEYS; nothing where there is none. certificate: as `ssl.SSLSocket.getpeercert` has it."""
+    if not certificate:
+        return {}
+    begin, end = (_time(certificate[name]) for name in ("notBefore", "notAfter"))
+    values = (_name(certificate["subject"]), _name(certificate["issuer"]), f"{begin} - {end}")
+    return dict(zip(KEYS, values, strict=True))
+
+
+def user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
+    """The user that a client's certificate names, by `auth.ssl_cert_login_from`.
+
+    Raises: Refused. rabbit: its words; several common names stand in a row, with commas.
+    """
+    if not certificate:
+        raise Refused("connection peer presented no TLS (x.509) certificate")
+    if auth.ssl_cert_login_from == "distinguished_name":
+        name = _name(certificate["subject"])
+    elif auth.ssl_cert_login_from == "common_name":
+        parts = [each for part in certificate["subject"] for each in part]
+        name = ",".join(value for kind, value in parts if kind == "commonName")
+    else:
+        kind = _SAN_TYPES[auth.ssl_cert_login_san_type]
+        names = [value for each, value in certificate.get("subjectAltName", ()) if each == kind]
+        name = names[auth.ssl_cert_login_san_index] if auth.ssl_cert_login_san_index < len(names) else ""
+        if kind == "IP Address" and name:
+            try:
+                name = str(ipaddress.ip_address(name.strip()))
+            except ValueError:  # of neither 4 nor 16 bytes: OpenSSL tells `<invalid>`
+                raise Refused(f"the certificate's address is none: {name!r}") from None
+    if not name:
+        raise Refused("no name found")
+    if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
+        raise Refused(f"no user has a name as long as the certificate's, {name[:NAME_BYTES_MAX]!r}...")
+    return name
+
+
+def ciphers(version: str, suite: str) -> dict[str, object]:
+    """By CIPHER_KEYS; nothing without TLS. Of suites with certificates, which are those a listener has.
+
+    version, suite: as OpenSSL names them: `TLSv1.2`, `ECDHE-RSA-AES128-SHA`.
+    """
+    if not version:
+        return {}
+    if suite.startswith("TLS_"):
+        # TLS 1.3: the suite says nothing of the keys, and its hash is not what guards a record.
+        values = (version.lower(), "any", suite[4:].rpartition("_")[0].lower(), "aead")
+        return dict(zip(CIPHER_KEYS, values, strict=True))
+    match = _SUITE.fullmatch(suite)
+    assert match is not None  # the second group takes anything
+    exchange = (match[1] or "RSA").lower().replace("-", "_")
+    words = re.sub(r"^(aes|aria|camellia)(\d)", r"\1_\2", match[2].lower().replace("-", "_"))
+    words = words.replace("ccm8", "ccm_8")
+    rest, _, digest = words.rpartition("_")
+    if any(f"_{kind}" in words for kind in _AEAD):
+        values = (version.lower(), exchange, rest if digest.startswith("sha") else words, "aead")
+    else:
+        values = (version.lower(), exchange, f"{rest}_cbc", digest)
+    return dict(zip(CIPHER_KEYS, values, strict=True))
+
+
+def _name(parts: tuple[tuple[tuple[str, str], ...], ...]) -> str:
+    """As RFC 4514 writes it: the last part first."""
+    return ",".join("+".join(f"{_kind(kind)}={_escaped(value)}" for kind, value in part) for part in reversed(parts))
+
+
+def _kind(name: str) -> str:
+    """rabbit: `2.5.4.9` for what it has no short name for."""
+    if name in _SHORT or not name[:1].isalpha():
+        return _SHORT.get(name, name)
+    return ssl._ASN1Object.fromname(name).oid
+
+
+def _escaped(value: str) -> str:
+    data = value.encode("utf-8", "surrogateescape").decode("latin-1")
+    text = data.translate(_ESCAPED | _ESCAPED_BYTES)
+    if text.startswith((" ", "#")):
+        text = f"\\{text}"
+    return f"{text[:-1]}\\ " if text.endswith(" ") and text != "\\ " else text
+
+
+def _time(text: str) -> str:
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(text), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

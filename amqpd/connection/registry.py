@@ -1,0 +1,90 @@
+"""Every open connection, and what all of them have to hear from the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from amqpd.broker.vhost import declare
+from amqpd.broker.listeners import Clients
+from amqpd.broker.events import by_itself
+from amqpd.channel import on_channel
+from amqpd.connection.handover import Elsewhere
+from amqpd.connection.malloc_trim import GiveBack, malloc_trim
+from amqpd.connection.unauthenticated import Unopened
+
+if TYPE_CHECKING:
+    from amqpd.auth.internal_backend import AuthChange
+    from amqpd.broker.broker import Broker
+    from amqpd.broker.consumer import Source
+    from amqpd.connection.connection import Connection
+
+
+class Connections(Clients):
+    """By name. opened_count, closed_count: since the start. ended_received_bytes, ended_sent_bytes: of the closed."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.by_name: dict[str, Connection] = {}
+        self.opened_count = 0
+        self.closed_count = 0
+        self.ended_received_bytes = 0
+        self.ended_sent_bytes = 0
+        self.admission = broker.admission
+        limits = broker.settings.limits
+        self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
+        # Of a node in a cluster.
+        self.elsewhere: Elsewhere | None = None
+        self.give_back = GiveBack(broker.loop, malloc_trim())
+        broker.clients.append(self)
+
+    def __iter__(self) -> Iterator[Connection]:
+        """A snapshot: they may end while one goes through them."""
+        return iter(list(self.by_name.values()))
+
+    def add(self, connection: Connection) -> None:
+        self.by_name[connection.name] = connection
+        session = connection.session
+        self.admission.entered(session, session.user.name, session.vhost)
+        self.opened_count += 1
+
+    def release(self, connection: Connection) -> None:
+        """Everything a connection held, when it ends: by close, by error, by a lost socket. May be called twice."""
+        self.by_name.pop(connection.name, None)
+        connection.drop_bodies()
+        for channel in connection.channels.all():
+            if not channel.closing:
+                channel.closing = True
+                on_channel.release(channel)
+            connection.backlog.drop(channel.number)
+        session = connection.opened
+        if session is None:
+            return
+        self.admission.left(session, session.user.name, session.vhost)
+        with by_itself():  # rabbit
+            declare.delete_all(session.vhost, session.vhost.exclusive_queues(session))
+
+    # -- what the broker tells ---------------------------------------------------------------------------------------
+
+    def user_changed(self, change: AuthChange) -> None:
+        """Routes are checked anew; whoever may not be here any more goes."""
+        for connection in self:
+            connection.forget_routes()
+            if why := connection.session.must_go(change):
+                connection.control.force(why)
+
+    def vhost_deleted(self, name: str) -> None:
+        self.vhost_left(name, f"vhost '{name}' is down")
+
+    def vhost_left(self, name: str, why: str) -> None:
+        for connection in self:
+            if connection.session.vhost.name == name:
+                connection.control.force(why)
+
+    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+        for connection in self:
+            for channel in connection.channels.all():
+                channel.deliveries.forget_offsets(queue, ranges)
+
+    def alarm_ended(self) -> None:
+        for connection in self:
+            connection.control.release_from_alarm()

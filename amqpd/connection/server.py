@@ -1,0 +1,127 @@
+"""AMQP as a front end: its ports, plain and TLS, and all who came in through them.
+
+The ports are told apart in `listeners` only; whoever is connected is one of `connections`. Ports stay the same through
+a stop and a start, also where the settings asked for any free one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from amqpd import descriptors, tls
+from amqpd.connection.registry import Connections
+from amqpd.connection.heartbeat import Heartbeats
+from amqpd.connection.transport import Transport
+from amqpd.protocol_server import FrontEnd
+from amqpd.listeners import Listener, bound_sockets
+
+if TYPE_CHECKING:
+    import ssl
+
+    from amqpd.broker.broker import Broker
+    from amqpd.config import Settings
+
+STOP_WAIT_S: Final = 3.0
+SECTION: Final = "amqp.tls"
+SHUTDOWN: Final = "broker forced connection closure with reason 'shutdown'"
+
+
+class AmqpFrontEnd(FrontEnd):
+    """Its listeners are `amqp` unless that port is off, `amqps` if `amqp.tls.port` is set; one each per address."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.connections = Connections(broker)
+        self.heartbeats = Heartbeats(broker.loop)
+        self._broker = broker
+        self._ports: dict[str, int] = {}  # by protocol
+        self._tls: ssl.SSLContext | None = None
+        self._servers: list[asyncio.AbstractServer] = []
+        self._suspended = False
+
+    async def start(self) -> None:
+        """Raises: OSError when a port is taken or the certificate cannot be read (ssl.SSLError is one)."""
+        amqp = self._broker.settings.amqp
+        if amqp.port is not None:
+            await self._listen("amqp", amqp.port, None)
+        if amqp.tls.port is not None:
+            if self._tls is None:  # else it has what a SIGHUP brought since
+                self._tls = tls.server_context(amqp.tls, SECTION)
+            await self._listen("amqps", amqp.tls.port, self._tls)
+
+    async def _listen(self, protocol: str, port: int, context: ssl.SSLContext | None) -> None:
+        """On one port, which every socket of the protocol has. Raises: OSError."""
+        host = self._broker.settings.amqp.host
+        for sock in bound_sockets(host, self._ports.get(protocol, port)):
+            self._ports[protocol] = sock.getsockname()[1]
+            address = host if host and "," not in host else sock.getsockname()[0]
+            self.listeners.append(Listener(protocol, address, self._ports[protocol]))
+            server = await self._broker.loop.create_server(
+                lambda: Transport(self._broker, self.connections, self.heartbeats, context is not None),
+                sock=sock,
+                backlog=descriptors.backlog(),
+                ssl=context,
+                ssl_handshake_timeout=None if context is None else tls.HANDSHAKE_S,
+            )
+            self._servers.append(server)
+
+    async def suspend(self) -> None:
+        if self.listeners:
+            self._suspended = True
+        self._close_servers()
+
+    async def resume(self) -> None:
+        if not self._suspended:
+            return
+        listeners = self.listeners[:]
+        self.listeners.clear()
+        try:
+            await self.start()
+        except OSError:
+            self._close_servers()
+            self.listeners[:] = listeners
+            raise
+        self._suspended = False
+
+    def _close_servers(self) -> None:
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    async def stop(self) -> None:
+        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
+        self._close_servers()
+        self._suspended = False
+        self.listeners.clear()
+        self.heartbeats.finish_unopened()
+        for connection in self.connections:
+            connection.control.force(SHUTDOWN)
+        elsewhere = self.connections.elsewhere
+        if elsewhere is not None:
+            elsewhere.force_all(SHUTDOWN)
+        self._broker.turn.want()
+        loop = self._broker.loop
+        deadline = loop.time() + STOP_WAIT_S
+        while self._served() and loop.time() < deadline:  # noqa: ASYNC110  # once per stop
+            await asyncio.sleep(0.01)
+        self.heartbeats.abort_all()
+
+    def _served(self) -> int:
+        """Clients, those among them that other nodes serve."""
+        elsewhere = self.connections.elsewhere
+        return self.heartbeats.open_count() + (0 if elsewhere is None else elsewhere.count())
+
+    def check(self, settings: Settings) -> None:
+        if self._tls is not None:
+            tls.server_context(settings.amqp.tls, SECTION)
+
+    def renew(self, settings: Settings) -> None:
+        """Certificate and key of `settings` for the TLS connections to come. Raises: OSError, and keeps the former."""
+        if self._tls is not None:
+            tls.renew(self._tls, settings.amqp.tls, SECTION)
+
+    def close(self) -> None:
+        self.heartbeats.stop()
+        self.connections.give_back.stop()
+

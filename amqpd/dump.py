@@ -1,0 +1,144 @@
+"""`python -m amqpd.dump DIR`: what the data directory of a stopped broker holds, as lines of JSON.
+
+    {"definitions": {...}}                                    as GET /api/definitions has them; the first line
+    {"vhost": ..., "queue": ..., "messages": [...]}           some messages of a durable queue, in its order
+    {"vhost": ..., "queue": ..., "count": N, "left": N}       all of that queue have come; some are left out (`left`)
+    {"end": true}                                             the last line: without it something is missing
+
+A message has exchange, routing_key (surrogates for bytes that are no UTF-8), properties and body (base64), persistent.
+What waits in delayed exchanges, and what a stream's compaction deletes by a null body, is left out.
+
+The directory is opened as a start opens it: what a crash left is recovered. Nothing listens, and no timer runs: nothing
+expires or is dead-lettered meanwhile.
+Exit codes: 0; 64: it cannot be read with these settings, with the reason on standard error; 69: a broker runs on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from amqpd.broker.queue.log_opener import opened
+from amqpd.management.definitions import definitions_of
+from amqpd.management.listing import document
+from amqpd.server import EXIT_UNAVAILABLE, Server
+from amqpd.config import EXIT_USAGE, Settings, SettingsError, load
+from amqpd.storage.data_directory import DataDirectoryInUse
+from amqpd.storage.metadata.store import MetadataError
+from amqpd.storage.queue_log import LogUnusable
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.queue.queue import Queue
+    from amqpd.storage.log.record import Record
+
+READ_BYTES: Final = 512 * 1024
+MESSAGES_MAX: Final = 200
+DATABASE: Final = "metadata.sqlite"
+
+
+class NotRead(Exception):
+    """The directory cannot be told; the text says why."""
+
+
+async def tell(settings: Settings, out: TextIO) -> None:
+    """Writes the lines. Raises: NotRead; DataDirectoryInUse, MetadataError, LogUnusable, OSError."""
+    if not settings.metadata.url and not (settings.data_dir / DATABASE).is_file():
+        raise NotRead(f"{settings.data_dir} is no data directory of amqpd: it has no {DATABASE}")
+    server = Server(settings, asyncio.get_running_loop())
+    server.load()
+    server.broker.timers.stop()
+    try:
+        whole = (await document(definitions_of(server.broker))).body
+        text = whole if isinstance(whole, bytes) else b"".join(whole or ())
+        _line(out, {"definitions": json.loads(text)})
+        for vhost in sorted(server.broker.vhosts.values(), key=lambda each: each.name):
+            for queue in [each for each in vhost.queues.values() if each.durable and each.exclusive_owner is None]:
+                await _tell_queue(vhost, queue, out)
+    finally:
+        server.stop()
+        await server.stopped.wait()
+    _line(out, {"end": True})
+
+
+async def _tell_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
+    about = {"vhost": vhost.name, "queue": queue.name}
+    if not await opened(queue):
+        raise NotRead(f"queue '{queue.name}' in vhost '{vhost.name}': its log cannot be opened")
+    log = queue.log()
+    assert log is not None  # it is durable, and open
+    count = left = 0
+    cursor = log.cursor
+    offset = 0
+    while True:
+        fetch = cursor.read(offset, READ_BYTES)
+        if not fetch.records:
+            break
+        kept = [record for record in fetch.records if not record.tombstone]
+        for part in _parts(kept):
+            _line(out, {**about, "messages": [_message(record) for record in part]})
+        count += len(kept)
+        left += len(fetch.records) - len(kept)
+        offset = int(fetch.next_offset)
+        await asyncio.sleep(0)
+    _line(out, {**about, "count": count, "left": left})
+
+
+def _parts(records: list[Record]) -> Iterator[list[Record]]:
+    """Of READ_BYTES and MESSAGES_MAX at most, a larger message by itself."""
+    part: list[Record] = []
+    size = 0
+    for record in records:
+        if part and (size + len(record.body) > READ_BYTES or len(part) == MESSAGES_MAX):
+            yield part
+            part, size = [], 0
+        part.append(record)
+        size += len(record.body)
+    if part:
+        yield part
+
+
+def _message(record: Record) -> dict[str, Any]:
+    return {
+        "exchange": record.exchange.decode("utf-8", "surrogateescape"),
+        "routing_key": record.routing_key.decode("utf-8", "surrogateescape"),
+        "properties": b64encode(record.properties).decode(),
+        "body": b64encode(record.body).decode(),
+        "persistent": record.persistent,
+    }
+
+
+def _line(out: TextIO, item: dict[str, Any]) -> None:
+    out.write(json.dumps(item, separators=(",", ":")) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program: DIR, then settings as `amqpd` takes them."""
+    directory, *rest = argv if argv is not None else sys.argv[1:]
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    fixed = ["--cluster.kafka=", "--audit.enabled=false", f"--data-dir={directory}"]
+    try:
+        loaded = load([*rest, *fixed], {name: value for name, value in os.environ.items() if name != "AMQPD_CONFIG"})
+        asyncio.run(tell(loaded.settings, sys.stdout))
+    except DataDirectoryInUse:
+        return _refused(f"a broker runs on {directory}: stop it first", EXIT_UNAVAILABLE)
+    except SettingsError as error:
+        return _refused("; ".join(error.problems), EXIT_USAGE)
+    except (NotRead, MetadataError, LogUnusable, OSError) as error:
+        return _refused(str(error), EXIT_USAGE)
+    return 0
+
+
+def _refused(text: str, code: int) -> int:
+    sys.stderr.write(text + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A Kafka client: wire format, connection, idempotent producer, fetcher, administration, consumer group."""

@@ -1,0 +1,481 @@
+"""The cluster's topics in Kafka: made with the settings that safety asks for, and read back before they are used.
+
+| topic | partitions | settings |
+|---|---|---|
+| `amqpd.<cluster>.meta`, `.settled` | one a slot | compacted, in small segments: an active one is never compacted |
+| `amqpd.<cluster>.<vhost id>` | one a queue | nothing is deleted but by us (DeleteRecords) |
+
+All of them: `cluster.replication_factor` copies, `min.insync.replicas` from `cluster.required_insync`, no unclean
+election, `max.message.bytes` for a batch of `cluster.max_message_bytes`. What was made by somebody else, or changed
+since, is held against that: where it is weaker than what a confirm promises, or would lose messages, `TopicUnfit` names
+it and the command that puts it right; what only costs time or space is a warning.
+
+No topic is made by being asked for: a request that does not say so makes one, where brokers have
+`auto.create.topics.enable`, with one partition and whatever they make of it (`_listed`).
+
+aiokafka is imported when the first client is opened: all that is here is rare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+
+from amqpd.kafka.connection import KafkaLost, open_connection
+from amqpd.kafka.options import ClusterOptions
+from amqpd.kafka.producer import TOPIC_GONE, KafkaRefused
+from amqpd.kafka.codes import ASK_AGAIN, code_of
+
+if TYPE_CHECKING:
+    from aiokafka.admin import AIOKafkaAdminClient
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+BATCH_OVERHEAD: Final = 1 << 20
+"""Bytes that a batch may have besides the body of its only message: headers, properties, routing key, framing."""
+PATIENCE_S: Final = 60.0
+"""How long something is asked for again that Kafka cannot do just now."""
+_PAUSE_S: Final = 0.02
+_PAUSE_S_MAX: Final = 2.0
+_REQUEST_TIMEOUT_MS: Final = 15_000
+_DELETED_AT_ONCE: Final = 500  # partitions of one DeleteRecords
+
+_TOPIC_EXISTS: Final = 36
+_UNKNOWN_TOPIC: Final = 3
+_NO_LEADER: Final = 5
+_INVALID_REPLICATION: Final = 38
+_NOT_CONTROLLER: Final = 41
+_KNOWN_LATER: Final = frozenset({*ASK_AGAIN, _UNKNOWN_TOPIC, _NOT_CONTROLLER})
+
+
+MARK: Final = "delete.retention.ms"
+"""A topic's setting in which a queue's own topic has its mark: it means something for compacted topics alone, and Kafka
+keeps nothing else for us that says who has made a topic."""
+LOST_TRIES: Final = 3
+LOST_PAUSE_S: Final = 0.5
+
+
+class TopicUnfit(Exception):
+    """A topic that cannot be used as it is: the text says which, why, and what puts it right."""
+
+
+class Topic(NamedTuple):
+    """What Kafka says of one. replicas: copies of the partition that has the fewest. settings: names and values."""
+
+    name: str
+    partitions: int
+    replicas: int
+    settings: Mapping[str, str]
+
+
+class Rule(NamedTuple):
+    """One setting of a topic. safety: a topic without it is refused; else a warning is logged. at_least: a larger
+    number is as good."""
+
+    name: str
+    value: str
+    safety: bool = True
+    at_least: bool = False
+
+    def holds(self, value: str) -> bool:
+        if self.name == "cleanup.policy":  # a list: `compact,delete` would delete
+            return set(value.split(",")) == {self.value}
+        return value == self.value or (self.at_least and value.isdigit() and int(value) >= int(self.value))
+
+
+def compacted_rules(options: ClusterOptions) -> tuple[Rule, ...]:
+    """Of `meta` and `settled`."""
+    return (
+        Rule("cleanup.policy", "compact"),
+        Rule("segment.bytes", str(16 << 20), safety=False),
+        Rule("max.compaction.lag.ms", str(600_000), safety=False),
+        Rule("min.cleanable.dirty.ratio", "0.1", safety=False),
+        *_common(options),
+    )
+
+
+def queue_rules(options: ClusterOptions) -> tuple[Rule, ...]:
+    """Of a vhost's topic."""
+    return (
+        Rule("cleanup.policy", "delete"),
+        Rule("retention.ms", "-1"),
+        Rule("retention.bytes", "-1"),
+        *_common(options),
+    )
+
+
+def _common(options: ClusterOptions) -> tuple[Rule, ...]:
+    return (
+        Rule("message.timestamp.type", "CreateTime"),
+        Rule("unclean.leader.election.enable", "false"),
+        Rule("min.insync.replicas", str(options.required_insync), at_least=True),
+        Rule("max.message.bytes", str(options.max_message_bytes + BATCH_OVERHEAD), at_least=True),
+    )
+
+
+class Topics:
+    """Kafka's administration, for one cluster of nodes. Use it as `async with`; opened by the first that is asked."""
+
+    def __init__(self, options: ClusterOptions) -> None:
+        self.options = options
+        self._admin: AIOKafkaAdminClient | None = None
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends its connections."""
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+    # -- what a node needs
+
+    async def prepare(self) -> None:
+        """`meta` and `settled`: made where they are missing, and fit to be used. Raises: TopicUnfit; KafkaLost where
+        Kafka is away for longer than PATIENCE_S; KafkaRefused.
+        """
+        options = self.options
+        names = (options.meta_topic, options.settled_topic)
+        found = await self.describe(names)
+        for topic in (found[name] for name in names if name in found):
+            self.check_slots(topic)
+        new = [name for name in names if name not in found]
+        for name in new:
+            await self._create(name, options.slots, compacted_rules(options))
+        for topic in (await self._described(new)).values():
+            self.check_slots(topic)
+
+    def check_slots(self, topic: Topic) -> None:
+        """Check `meta` or `settled`. Raises: TopicUnfit."""
+        slots = self.options.slots
+        if topic.partitions != slots:
+            raise TopicUnfit(
+                f"topic {topic.name} has {topic.partitions} partitions, and cluster.slots is {slots}: a cluster "
+                f"keeps the number that it was made with; set cluster.slots to {topic.partitions}"
+            )
+        self.check(topic, compacted_rules(self.options))
+
+    async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
+        """A vhost's topic, with that many partitions or more: how many it has. Raises: as `prepare`."""
+        name = self.options.queues_topic(vhost_id)
+        rules = queue_rules(self.options)
+        found = await self.describe([name])
+        if name not in found:
+            await self._create(name, partitions, rules)
+            found = await self._described([name])
+        topic = found[name]
+        self.check(topic, rules)
+        if topic.partitions < partitions:
+            await self.grow(name, partitions)
+        return max(topic.partitions, partitions)
+
+    async def make_own(self, name: str, mark: int) -> None:
+        """A topic that one queue has for itself, of one partition. mark: by which it is known to be that one later.
+        Raises: KafkaRefused, it exists; as `prepare`.
+        """
+        rules = (*queue_rules(self.options), Rule(MARK, str(mark), safety=False))
+        await self._create(name, 1, rules, exists_ok=False)
+
+    async def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
+        """Of topics that were made with these marks those that are gone or are others now, and why. Raises: as
+        `prepare`.
+        """
+        found = await self._looked_for(marks)
+        lost: dict[str, str] = {}
+        for name, mark in marks.items():
+            topic = found.get(name)
+            if topic is None:
+                lost[name] = TOPIC_GONE
+            elif topic.settings.get(MARK) != str(mark):
+                lost[name] = "its topic is another one now: somebody has made it anew"
+        return lost
+
+    async def delete_own(self, name: str, mark: int) -> None:
+        """The topic that was made with that mark goes, if it is there; another one of its name stays. Raises: as
+        `prepare`.
+        """
+        topic = (await self._looked_for([name])).get(name)
+        if topic is None:
+            return
+        if topic.settings.get(MARK) == str(mark):
+            await self.delete(name)
+        else:
+            logger.warning("topic %s, which a queue had for itself or was to have, is another one: it stays", name)
+
+    async def _looked_for(self, names: Collection[str]) -> dict[str, Topic]:
+        """Those of them that there are, also where a broker that is asked does not know it at once."""
+        found = await self.describe(names)
+        for _ in range(LOST_TRIES):
+            if len(found) == len(names):
+                break
+            await asyncio.sleep(LOST_PAUSE_S)
+            found = await self.describe(names)
+        return found
+
+    def check(self, topic: Topic, rules: Iterable[Rule]) -> None:
+        """Raises: TopicUnfit, with all that is weaker than it must be; what only costs time or space is logged."""
+        options = self.options
+        weak: list[str] = []
+        change: list[str] = []
+        for rule in rules:
+            value = topic.settings.get(rule.name, "")
+            if rule.holds(value):
+                continue
+            text = f"{rule.name} is {value or 'unknown'}, not {rule.value}{' or more' if rule.at_least else ''}"
+            if rule.safety:
+                weak.append(text)
+                change.append(f"{rule.name}={rule.value}")
+            else:
+                logger.warning("topic %s: %s", topic.name, text)
+        if topic.replicas < options.replication_factor:
+            weak.append(
+                f"it has {topic.replicas} of the {options.replication_factor} copies of cluster.replication_factor "
+                "(kafka-reassign-partitions.sh adds copies)"
+            )
+        if weak:
+            text = f"topic {topic.name} is weaker than what a confirm promises: {'; '.join(weak)}"
+            if change:
+                text += f". kafka-configs.sh --alter --topic {topic.name} --add-config {','.join(change)}"
+            raise TopicUnfit(text)
+
+    # -- what Kafka can do
+
+    async def describe(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Those of them that there are. Cost: that of their partitions."""
+        return await self._patiently("the topics", lambda: self._describe(set(names)))
+
+    async def _described(self, names: Sequence[str]) -> dict[str, Topic]:
+        """Each of them, which have just been made: not every broker knows them at once. Raises: as `prepare`."""
+
+        async def ask() -> dict[str, Topic]:
+            found = await self._describe(set(names))
+            unknown = [name for name in names if name not in found]
+            if unknown:
+                raise KafkaLost(f"topic {unknown[0]} is not known everywhere yet")
+            return found
+
+        return await self._patiently("the topics", ask)
+
+    async def _describe(self, names: set[str]) -> dict[str, Topic]:
+        found: dict[str, list[Mapping[str, Any]]] = {
+            each["topic"]: each["partitions"] for each in await self._listed(names)
+        }
+        settings = await self._settings(found)
+        return {
+            name: Topic(name, len(parts), min((len(part["replicas"]) for part in parts), default=0), settings[name])
+            for name, parts in found.items()
+            if name in settings
+        }
+
+    async def _listed(self, names: Iterable[str]) -> list[Mapping[str, Any]]:
+        """What Kafka says of those of them that there are. aiokafka's `describe_topics` asks for all there are, which
+        takes longer with each vhost that has come before, or for names, which would make them.
+        """
+        from aiokafka.protocol.metadata import MetadataRequest
+
+        asked = sorted(set(names))
+        if not asked:
+            return []  # "none" would be all
+        admin = await self._client()
+        answer = await admin._send_request(MetadataRequest(asked, allow_auto_topic_creation=False))
+        found: list[Mapping[str, Any]] = answer.to_object()["topics"]
+        for each in found:
+            if each["error_code"] not in (0, _UNKNOWN_TOPIC, _NO_LEADER):
+                raise _failed(each["error_code"], f"topic {each['topic']} cannot be asked for")
+        return [each for each in found if each["error_code"] != _UNKNOWN_TOPIC]
+
+    async def _settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        if not resources:
+            return {}
+        admin = await self._client()
+        found: dict[str, dict[str, str]] = {}
+        for answer in await admin.describe_configs(resources):
+            for code, text, _, name, entries in answer.resources:
+                if code and code != _UNKNOWN_TOPIC:  # it has gone meanwhile
+                    raise _failed(code, f"the settings of topic {name} {text or ''}".rstrip())
+                if not code:
+                    found[name] = {entry[0]: entry[1] or "" for entry in entries}
+        return found
+
+    async def _create(self, name: str, partitions: int, rules: Iterable[Rule], exists_ok: bool = True) -> None:
+        from aiokafka.admin import NewTopic
+
+        settings = {rule.name: rule.value for rule in rules}
+        copies = self.options.replication_factor
+        topic = NewTopic(name, partitions, copies, topic_configs=settings)
+
+        async def ask() -> None:
+            admin = await self._client()
+            answer = await admin.create_topics([topic], timeout_ms=_REQUEST_TIMEOUT_MS)
+            for _, code, text in answer.topic_errors:
+                if code == _INVALID_REPLICATION:
+                    raise TopicUnfit(
+                        f"topic {name} cannot have the {copies} copies of cluster.replication_factor: {text}"
+                    )
+                if code and not (exists_ok and code == _TOPIC_EXISTS):  # another node was quicker
+                    raise _failed(code, f"topic {name} cannot be made: {text or ''}".rstrip(" :"))
+
+        await self._patiently(f"topic {name}", ask)
+        await self._patiently(f"topic {name}", lambda: self._known(name, partitions))
+        logger.info("topic %s is made: %d partitions, %d copies", name, partitions, copies)
+
+    async def _known(self, name: str, partitions: int) -> None:
+        """Raises: KafkaLost while a broker that is asked does not know all of it."""
+        for each in await self._listed([name]):
+            if len([part for part in each["partitions"] if part["leader"] >= 0]) >= partitions:
+                return
+        raise KafkaLost(f"topic {name} is not known everywhere yet")
+
+    async def grow(self, name: str, partitions: int) -> None:
+        """That topic has so many partitions at least. Raises: KafkaRefused; KafkaLost."""
+        from aiokafka.admin import NewPartitions
+        from aiokafka.errors import InvalidPartitionsError
+
+        async def ask() -> None:
+            admin = await self._client()
+            try:
+                await admin.create_partitions({name: NewPartitions(partitions)}, timeout_ms=_REQUEST_TIMEOUT_MS)
+            except InvalidPartitionsError:
+                # It has as many already, by a try before that was not answered; or never can.
+                if not any(len(each["partitions"]) >= partitions for each in await self._listed([name])):
+                    raise
+
+        await self._patiently(f"topic {name}", ask)
+        await self._patiently(f"topic {name}", lambda: self._known(name, partitions))
+
+    async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Frees what stands before those offsets. before: partition -> offset, -1: its end. Returns the first offset
+        that each still has. Raises: KafkaRefused; KafkaLost.
+        """
+        freed: dict[int, int] = {}
+        left = sorted(before.items())
+        while left:
+            part, left = left[:_DELETED_AT_ONCE], left[_DELETED_AT_ONCE:]
+
+            async def ask(asked: Sequence[tuple[int, int]] = part) -> None:
+                freed.update(await self._delete_records(name, asked))
+
+            await self._patiently(f"topic {name}", ask)
+        return freed
+
+    async def _delete_records(self, name: str, before: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """aiokafka's own `delete_records` lists all of Kafka's partitions first, to find who leads these."""
+        from aiokafka.protocol.admin import DeleteRecordsRequest
+
+        leaders = {
+            part["partition"]: part["leader"] for each in await self._listed([name]) for part in each["partitions"]
+        }
+        asked: dict[int, list[tuple[int, int]]] = {}
+        for number, offset in before:
+            leader = leaders.get(number, -1)
+            if leader < 0:
+                raise KafkaLost(f"no broker leads {name} {number}")
+            asked.setdefault(leader, []).append((number, offset))
+        freed: dict[int, int] = {}
+        admin = await self._client()
+        for leader, some in asked.items():
+            answer = await admin._client.send(leader, DeleteRecordsRequest([(name, some)], _REQUEST_TIMEOUT_MS))
+            for _, partitions, *_ in answer.topics:
+                for number, first, code, *_ in partitions:
+                    if code:
+                        raise _failed(code, f"topic {name} {number} is not emptied")
+                    freed[number] = first
+        return freed
+
+    async def delete(self, name: str) -> None:
+        """That topic goes, where there is one. Raises: KafkaRefused; KafkaLost."""
+
+        async def ask() -> None:
+            admin = await self._client()
+            answer = await admin.delete_topics([name], timeout_ms=_REQUEST_TIMEOUT_MS)
+            for _, code, *_rest in answer.topic_error_codes:
+                if code not in (0, _UNKNOWN_TOPIC):
+                    raise _failed(code, f"topic {name} cannot be deleted")
+
+        await self._patiently(f"topic {name}", ask)
+
+    async def ask_coordinator(self, group: str, request: Any) -> int:
+        """Ask the coordinator of that group. Return the code of its answer. Raises: KafkaRefused; KafkaLost."""
+        from aiokafka.client import ConnectionGroup, CoordinationType
+
+        async def ask() -> int:
+            client = (await self._client())._client
+            number = await client.coordinator_lookup(CoordinationType.GROUP, group)
+            return int((await client.send(number, request, group=ConnectionGroup.COORDINATION)).error_code)
+
+        return await self._patiently(f"group {group}", ask)
+
+    # -- the client
+
+    async def _client(self) -> AIOKafkaAdminClient:
+        from aiokafka.admin import AIOKafkaAdminClient
+
+        async with self._opening:
+            if self._admin is None:
+                await self._look()
+                options = await asyncio.to_thread(self.options.access.aiokafka_options)  # reads certificates
+                admin = AIOKafkaAdminClient(request_timeout_ms=_REQUEST_TIMEOUT_MS, **options)
+                try:
+                    await admin.start()
+                except BaseException:
+                    await admin.close()
+                    raise
+                self._admin = admin
+            return self._admin
+
+    async def _look(self) -> None:
+        """One of the named brokers answers, by a connection of our own: it says why it cannot be used, where aiokafka
+        says that there is none. Raises: KafkaUnfit; OSError.
+        """
+        last: OSError = KafkaLost("no broker is named")
+        for host, port in self.options.access.addresses:
+            try:
+                connection = await open_connection(self.options.access, host, port)
+            except OSError as error:
+                last = error
+                continue
+            await connection.close()
+            return
+        raise last
+
+    async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` answers, which is asked again while Kafka is away. Raises: KafkaLost; KafkaRefused; KafkaUnfit."""
+        from aiokafka.errors import BrokerResponseError, KafkaError
+
+        pause = _PAUSE_S
+        last: Exception | None = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        return await ask()
+                    except BrokerResponseError as error:
+                        if error.errno not in _KNOWN_LATER:
+                            raise KafkaRefused(f"{what}: {code_of(error.errno).name} {error}") from error
+                        last = error
+                    except (KafkaError, OSError) as error:  # TimeoutError is one
+                        last = error
+                        if not isinstance(error, KafkaLost):
+                            await self.close()  # a new client asks the named brokers anew
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _PAUSE_S_MAX)
+        except TimeoutError:
+            raise KafkaLost(f"{what}: Kafka did not do it within {PATIENCE_S:g} s: {last or 'no answer'}") from last
+
+
+def _failed(code: int, what: str) -> Exception:
+    """What an answer with that code is: asked again, or the end of it."""
+    name = code_of(code).name
+    return KafkaLost(f"{what}: {name}") if code in _KNOWN_LATER else KafkaRefused(f"{what}: {name}")

@@ -1,0 +1,94 @@
+"""How Kafka is reached: addresses, TLS and SASL, once, for connections of our own and for aiokafka's.
+
+Nothing here imports aiokafka: `aiokafka_options` is what its clients are made with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from amqpd.client_tls import BadTlsFiles, client_context
+from amqpd.cluster.outages import Outages
+from amqpd.kafka.sasl import MECHANISMS
+
+if TYPE_CHECKING:
+    import ssl
+
+
+class BadAccess(ValueError):
+    """The settings do not go together; the text says which and why."""
+
+
+@dataclass(frozen=True)
+class KafkaAccess:
+    """kafka: `host:port` of some brokers, from which the others are learnt. tls: inside TLS; ca_file: whose
+    certificates are believed, "": the machine's; cert_file, key_file: of ours, where the brokers ask for one.
+    sasl_mechanism: "" for none. outages: where each connection reports that it failed, or answers.
+    """
+
+    kafka: tuple[str, ...]
+    tls: bool = False
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    sasl_mechanism: str = ""
+    sasl_username: str = ""
+    sasl_password: str = field(default="", repr=False)
+    client_id: str = "amqpd"
+    outages: Outages = field(default_factory=Outages, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.kafka:
+            raise BadAccess("no broker of Kafka is named")
+        for address in self.kafka:
+            split(address)
+        if self.sasl_mechanism and self.sasl_mechanism not in MECHANISMS:
+            raise BadAccess(f"there is no SASL mechanism {self.sasl_mechanism}: {', '.join(MECHANISMS)}")
+        if self.sasl_mechanism and not self.sasl_username:
+            raise BadAccess(f"{self.sasl_mechanism} needs a user name")
+        if not self.tls and (self.ca_file or self.cert_file or self.key_file):
+            raise BadAccess("certificates are named, but not TLS")
+        if self.key_file and not self.cert_file:
+            raise BadAccess("a key is named, but no certificate")
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each."""
+        return [split(address) for address in self.kafka]
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """For a connection to a broker, whose name is checked; None: without TLS. Reads files: a loop has it done by a
+        thread. Raises: BadAccess.
+        """
+        if not self.tls:
+            return None
+        try:
+            return client_context(self.ca_file, self.cert_file, self.key_file)
+        except BadTlsFiles as error:
+            raise BadAccess(str(error)) from error
+
+    def aiokafka_options(self) -> dict[str, Any]:
+        """What aiokafka's clients (admin, consumer) take to reach the same brokers in the same way. Reads files, as
+        `ssl_context`. Raises: BadAccess.
+        """
+        options: dict[str, Any] = {
+            "bootstrap_servers": list(self.kafka),
+            "client_id": self.client_id,
+            "security_protocol": ("SASL_" if self.sasl_mechanism else "") + ("SSL" if self.tls else "PLAINTEXT"),
+            "ssl_context": self.ssl_context(),
+        }
+        if self.sasl_mechanism:
+            options["sasl_mechanism"] = self.sasl_mechanism
+            options["sasl_plain_username"] = self.sasl_username
+            options["sasl_plain_password"] = self.sasl_password
+        return options
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[host]:port`. Raises: BadAccess."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
+        raise BadAccess(f"{address!r} is no address of a broker: host:port")
+    return host, int(port)

@@ -1,0 +1,485 @@
+"""Record batches out of Kafka: a part of a partition from its start to its end, or a partition as it grows.
+
+    reader.read(topic, number, start, end)    whole batches, their checksums right, in order, until `end` is reached
+    follower.follow(topic, number, start)     the same without end: a callback gets each batch
+
+Both go on over whatever passes: connections that end, other leaders, brokers that are away. Each batch comes once, and
+a batch's offsets are never below those of the one before; between batches offsets may be missing (compaction takes
+records, `DeleteRecords` whole ones). The first batch may begin below `start`, the last one may end behind `end`: a
+batch is not cut. One of which compaction has left nothing but the header is passed over.
+
+`read` gives up: nothing new for `timeout_s` is KafkaLost, and a partition that may not be read is KafkaRefused. A
+follower goes on for ever, and says what is in its way in the log.
+
+Nobody holds the loop: behind SLICE_S of work, the caller's own between two batches included, the loop has its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final
+
+from librt.strings import BytesWriter
+
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.metadata import PAUSE_S, PAUSE_S_MAX, Brokers
+from amqpd.kafka.connection import KafkaConnection, KafkaLost, KafkaUnfit
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.storage.log.batch import BatchHeader
+from amqpd.kafka.codes import LEADER, PARTITION, code_of
+from amqpd.kafka.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
+from amqpd.kafka.wire import BadAnswer
+from amqpd.kafka.requests import EARLIEST, LATEST, decode_list_offsets, encode_list_offsets
+
+logger = logging.getLogger(__name__)
+
+READ_SIZE_MAX: Final = 4 << 20
+"""Bytes of one answer to `read`; one batch comes in any case."""
+FOLLOW_SIZE_MAX: Final = 8 << 20
+FOLLOW_PARTITION_SIZE_MAX: Final = 1 << 20
+"""Bytes of one answer to a follower, and of one partition in it."""
+FOLLOW_WAIT_MS: Final = 500
+"""For how long Kafka holds a follower's request that has nothing to bring."""
+TIMEOUT_S: Final = 30.0
+SLICE_S: Final = 0.003
+_OUT_OF_RANGE: Final = 1
+
+
+class KafkaReader:
+    """Reads partitions, one request at a time each. Loop thread only; `close` it."""
+
+    def __init__(self, access: KafkaAccess, timeout_s: float = TIMEOUT_S, brokers: Brokers | None = None) -> None:
+        """timeout_s: for how long nothing may come. brokers: shared with others, who close it."""
+        self._own = brokers is None
+        self.brokers = brokers if brokers is not None else Brokers(access)
+        self._timeout_s = timeout_s
+        self._scratch = BytesWriter()
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
+        """The batches that hold offsets from `start` to before `end`, which are or will be in Kafka. Where the log has
+        lost its front, from there.
+
+        Cost: a request for each READ_SIZE_MAX bytes. Raises: KafkaLost, nothing came for `timeout_s`, though the end is
+        not reached; KafkaRefused, the partition may not be read.
+        """
+        offset = start
+        patience = _Patience(self._timeout_s)
+        slices = _Slices()
+        while offset < end:
+            try:
+                found = await self._fetch(topic, number, offset)
+            except (OSError, KafkaUnfit, BadAnswer) as error:
+                await patience.rest(f"{topic} {number}: {error}")
+                continue
+            if found.code:
+                offset = max(offset, await self._refused(found, offset, patience))
+                continue
+            batches = found.batches()
+            if not batches:
+                await patience.rest(f"{topic} {number} ends at {found.high_watermark}, before {end}")
+                continue
+            patience.renew()
+            for batch in batches:
+                header = BatchHeader(batch, 0)
+                if header.base_offset >= end:
+                    return
+                if header.last_offset < offset:
+                    continue
+                offset = int(header.last_offset) + 1
+                if header.count:
+                    yield batch
+                if slices.due():
+                    await slices.rest()
+
+    async def offsets(self, topic: str, numbers: Iterable[int], when: int = LATEST) -> dict[int, int]:
+        """Where these partitions end (below that all in-sync replicas have everything), or begin (EARLIEST).
+
+        Cost: a request for each broker that leads one. Raises: KafkaLost, KafkaRefused.
+        """
+        left = set(numbers)
+        found: dict[int, int] = {}
+        patience = _Patience(self._timeout_s)
+        while left:
+            why = ""
+            by_leader: dict[int, list[int]] = {}
+            try:
+                for number in sorted(left):
+                    by_leader.setdefault(await self.brokers.leader(topic, number), []).append(number)
+                for leader, asked in by_leader.items():
+                    for number, code, offset in await self._offsets(topic, leader, asked, when):
+                        if code == 0:
+                            found[number] = offset
+                            left.discard(number)
+                            continue
+                        why = f"{topic} {number}: {code_of(code).name}"
+                        if code_of(code).remedy == PARTITION:
+                            raise KafkaRefused(why)
+                        self.brokers.forget(topic, number)
+            except (OSError, KafkaUnfit, BadAnswer) as error:
+                why = f"{topic}: {error}"
+                for number in left:
+                    self.brokers.forget(topic, number)
+            if left:
+                await patience.rest(why)
+        return found
+
+    async def _offsets(self, topic: str, leader: int, numbers: list[int], when: int) -> list[tuple[int, int, int]]:
+        """(number, code, offset) of each. Raises: OSError, KafkaUnfit, BadAnswer."""
+        connection = await self.brokers.connection(leader)
+        name = topic.encode()
+        data = await connection.ask(lambda n: encode_list_offsets(n, connection.client_id, name, numbers, when))
+        return [(int(each.partition), int(each.code), int(each.offset)) for each in decode_list_offsets(data)]
+
+    async def _fetch(self, topic: str, number: int, offset: int) -> Fetched:
+        """One answer. Raises: OSError, KafkaUnfit, BadAnswer; KafkaRefused."""
+        leader = await self.brokers.leader(topic, number)
+        place = FetchPlace(topic.encode(), number, offset, READ_SIZE_MAX)
+        try:
+            connection = await self.brokers.connection(leader)
+            data = await connection.ask(partial(_encode, self._scratch, connection, 0, READ_SIZE_MAX, [place]))
+        except (OSError, KafkaUnfit):
+            self.brokers.forget(topic, number)
+            raise
+        try:
+            return _only(data)
+        except BadAnswer as error:
+            connection.abort(str(error))
+            raise
+
+    async def _refused(self, found: Fetched, offset: int, patience: _Patience) -> int:
+        """An answer without records: where to go on. Raises: KafkaLost, KafkaRefused."""
+        topic, number = found.topic.decode(), int(found.partition)
+        row = code_of(found.code)
+        if found.code == _OUT_OF_RANGE:
+            first = (await self.offsets(topic, [number], EARLIEST))[number]
+            if first > offset:
+                logger.warning("%s %d begins at %d, what is between %d and it is gone", topic, number, first, offset)
+                return first
+        elif row.remedy == PARTITION:
+            raise KafkaRefused(f"{topic} {number}: {row.name}")
+        self.brokers.forget(topic, number)
+        await patience.rest(f"{topic} {number} at offset {offset}: {row.name}")
+        return offset
+
+    async def close(self) -> None:
+        """Ends it: whoever still reads gets KafkaLost."""
+        if self._own:
+            await self.brokers.close()
+
+
+async def read(access: KafkaAccess, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
+    """As `KafkaReader.read`, with a reader for this alone."""
+    reader = KafkaReader(access)
+    try:
+        async for batch in reader.read(topic, number, start, end):
+            yield batch
+    finally:
+        await reader.close()
+
+
+class Followed:
+    """A partition that is followed; its `Follower` alone writes here. next_offset: all below it has been taken."""
+
+    def __init__(self, topic: str, number: int, start: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.next_offset = start
+        self.leader = -1
+        self.waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def advance(self, offset: int) -> None:
+        """Everything below has been taken."""
+        self.next_offset = max(self.next_offset, offset)
+        for each in self.waiting[:]:
+            if each[0] <= self.next_offset:
+                self.waiting.remove(each)
+                if not each[1].done():
+                    each[1].set_result(None)
+
+
+Take = Callable[[Followed, bytes], Awaitable[None]]
+
+
+class Follower:
+    """Follows partitions as they grow: a request to each broker that leads some, which Kafka holds until there is
+    something. Cost: two requests a second and broker where nothing happens.
+
+    take: gets each batch, in the order of its partition, and is awaited. Raising ends the follower: `failed` has it,
+    and on_failed is told: who follows knows nothing new from there on. Loop thread only; `close` it.
+    """
+
+    def __init__(
+        self, access: KafkaAccess, take: Take, on_failed: Callable[[BaseException], None] = lambda _: None
+    ) -> None:
+        self._take = take
+        self._on_failed = on_failed
+        self._brokers = Brokers(access)
+        self._reader = KafkaReader(access, brokers=self._brokers)
+        self._followed: list[Followed] = []
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._pauses: dict[int, float] = {}  # of brokers that could not be asked, before the next try
+        self._arranging: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._slices = _Slices()
+        self._scratch = BytesWriter()
+        self.failed: BaseException | None = None
+        self._closed = False
+        self._name = "the topics that are followed"
+
+    def follow(self, topic: str, number: int, start: int = 0) -> Followed:
+        """From that offset on; a log that has lost its front from where it begins."""
+        followed = Followed(topic, number, start)
+        self._followed.append(followed)
+        self._arrange()
+        return followed
+
+    def leave(self, followed: Followed) -> None:
+        """Nothing of it is taken any more, but for a batch that is being taken now."""
+        self._followed.remove(followed)
+        self._end([followed], KafkaLost("not followed any more"))
+
+    async def reached(self, followed: Followed, offset: int) -> None:
+        """Waits until everything below `offset` has been taken. Raises: KafkaLost when it never will be."""
+        if self._closed:
+            raise KafkaLost("not followed any more") from self.failed
+        if followed.next_offset < offset:
+            future: asyncio.Future[None] = self._loop.create_future()
+            followed.waiting.append((offset, future))
+            await future
+
+    async def caught_up(self, followed: Iterable[Followed]) -> None:
+        """Waits until all that Kafka has now has been taken. Raises: KafkaLost, KafkaRefused."""
+        by_topic: dict[str, list[Followed]] = {}
+        for each in followed:
+            by_topic.setdefault(each.topic, []).append(each)
+        for topic, partitions in by_topic.items():
+            ends = await self._reader.offsets(topic, [each.number for each in partitions])
+            for each in partitions:
+                await self.reached(each, ends[each.number])
+
+    async def close(self) -> None:
+        """Ends it; whoever waits gets KafkaLost."""
+        self._closed = True
+        self._end(self._followed, KafkaLost("not followed any more"))
+        tasks = [*self._serving.values(), *([self._arranging] if self._arranging is not None else [])]
+        tasks = [task for task in tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._brokers.close()
+
+    @staticmethod
+    def _end(followed: Iterable[Followed], error: BaseException) -> None:
+        for each in followed:
+            waiting, each.waiting = each.waiting, []
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+
+    # -- who leads what
+
+    def _arrange(self) -> None:
+        if self._arranging is None and not self._closed:
+            self._arranging = self._loop.create_task(self._lead())
+
+    async def _lead(self) -> None:
+        """Finds a leader for each that has none, and somebody who serves each leader."""
+        pause = PAUSE_S
+        try:
+            while True:
+                left = [each for each in self._followed if each.leader < 0]
+                asked = (self._brokers.leader(each.topic, each.number) for each in left)  # by one request
+                why: object = ""
+                for each, leader in zip(left, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+                    if isinstance(leader, int):
+                        each.leader = leader
+                    else:
+                        why = leader
+                outages = self._brokers.access.outages
+                if why:
+                    outages.failed(self._name, why)
+                else:
+                    outages.answered(self._name)
+                for leader in {each.leader for each in self._followed if each.leader >= 0}:
+                    if leader not in self._serving:
+                        self._serving[leader] = self._loop.create_task(self._serve(leader))
+                if all(each.leader >= 0 for each in self._followed):
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, PAUSE_S_MAX)
+        finally:
+            self._arranging = None
+
+    def _lost(self, followed: Followed) -> None:
+        followed.leader = -1
+        self._brokers.forget(followed.topic, followed.number)
+
+    # -- one broker
+
+    async def _serve(self, leader: int) -> None:
+        """Reads what that broker leads, until it leads nothing of it or the connection ends."""
+        connection: KafkaConnection | None = None
+        try:
+            connection = await self._brokers.open(leader)
+            while await self._round(leader, connection):
+                self._pauses.pop(leader, None)
+        except (OSError, KafkaUnfit, KafkaRefused, BadAnswer) as error:
+            if not self._closed:
+                self._brokers.access.outages.failed(self._name, error)
+            await self._pause(leader)
+        except _NotTaken as error:
+            self._fail(error.__cause__ or error)
+        except Exception:
+            logger.exception("broker %d: a bug of the broker; what it leads is asked for again", leader)
+            await self._pause(leader)
+        finally:
+            del self._serving[leader]
+            for each in self._followed:
+                if each.leader == leader:
+                    self._lost(each)
+            if connection is not None:
+                await connection.close()
+            self._arrange()
+
+    async def _pause(self, leader: int) -> None:
+        """Before it is asked again."""
+        pause = self._pauses.get(leader, PAUSE_S)
+        self._pauses[leader] = min(2 * pause, PAUSE_S_MAX)
+        await asyncio.sleep(pause)
+
+    def _fail(self, error: BaseException) -> None:
+        """A batch was not taken: what comes behind it must not be, either."""
+        if self._closed:
+            return
+        self.failed = error
+        logger.error("nothing is followed any more", exc_info=error)
+        self._closed = True
+        self._end(self._followed, KafkaLost("not followed any more"))
+        self._on_failed(error)
+
+    async def _round(self, leader: int, connection: KafkaConnection) -> bool:
+        """One request, and what it brings is taken. Returns whether that broker leads anything."""
+        led = sorted((each for each in self._followed if each.leader == leader), key=lambda each: each.topic)
+        if not led:
+            return False
+        by_place = {(each.topic.encode(), each.number): each for each in led}
+        places = [
+            FetchPlace(each.topic.encode(), each.number, each.next_offset, FOLLOW_PARTITION_SIZE_MAX) for each in led
+        ]
+        encode = partial(_encode, self._scratch, connection, FOLLOW_WAIT_MS, FOLLOW_SIZE_MAX, places)
+        code, answers = decode_fetch(await connection.ask(encode))
+        if code:
+            raise BadAnswer(f"Fetch is answered with {code_of(code).name}")
+        for found in answers:
+            followed = by_place.get((found.topic, int(found.partition)))
+            if followed is None or followed not in self._followed:
+                continue
+            if found.code:
+                await self._stray(followed, found)
+            elif found.end > found.start:
+                # Those that had something go behind the others, of whom a full answer may have nothing.
+                self._followed.remove(followed)
+                self._followed.append(followed)
+                await self._give(followed, found.batches())
+        return True
+
+    async def _give(self, followed: Followed, batches: list[bytes]) -> None:
+        for batch in batches:
+            header = BatchHeader(batch, 0)
+            if header.last_offset < followed.next_offset:
+                continue
+            if header.count:
+                try:
+                    await self._take(followed, batch)
+                except Exception as error:
+                    raise _NotTaken from error
+            followed.advance(int(header.last_offset) + 1)
+            if self._slices.due():
+                await self._slices.rest()
+            if self._closed or followed not in self._followed:
+                return
+
+    async def _stray(self, followed: Followed, found: Fetched) -> None:
+        """An answer without records."""
+        row = code_of(found.code)
+        if found.code == _OUT_OF_RANGE:
+            first = (await self._reader.offsets(followed.topic, [followed.number], EARLIEST))[followed.number]
+            if first > followed.next_offset:
+                logger.warning(
+                    "%s %d begins at %d, what is between %d and it is gone",
+                    followed.topic,
+                    followed.number,
+                    first,
+                    followed.next_offset,
+                )
+                followed.advance(first)
+                return
+        level = logging.INFO if row.remedy == LEADER else logging.ERROR
+        logger.log(level, "%s %d at %d: %s", followed.topic, followed.number, followed.next_offset, row.name)
+        self._lost(followed)
+        await asyncio.sleep(PAUSE_S)
+        self._arrange()
+
+
+class _NotTaken(Exception):
+    """The callback has failed."""
+
+
+class _Patience:
+    """How long nothing may come."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self.renew()
+
+    def renew(self) -> None:
+        """Something has come."""
+        self._until = time.monotonic() + self._timeout_s
+        self._pause = PAUSE_S / 8
+
+    async def rest(self, why: str) -> None:
+        """Before another try. Raises: KafkaLost when there is to be none."""
+        if time.monotonic() + self._pause > self._until:
+            raise KafkaLost(f"{why} (for {self._timeout_s:g} s)")
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, PAUSE_S_MAX)
+
+
+class _Slices:
+    """Lets the loop have its turn."""
+
+    def __init__(self) -> None:
+        self._until = time.perf_counter() + SLICE_S
+
+    def due(self) -> bool:
+        return time.perf_counter() >= self._until
+
+    async def rest(self) -> None:
+        await asyncio.sleep(0)
+        self._until = time.perf_counter() + SLICE_S
+
+
+def _encode(
+    scratch: BytesWriter,
+    connection: KafkaConnection,
+    wait_ms: int,
+    size_bytes_max: int,
+    places: list[FetchPlace],
+    number: int,
+) -> bytes:
+    return encode_fetch(scratch, number, connection.client_id, wait_ms, size_bytes_max, places)
+
+
+def _only(data: bytes) -> Fetched:
+    """The one partition of an answer. Raises: BadAnswer."""
+    code, found = decode_fetch(data)
+    if code:
+        raise BadAnswer(f"Fetch is answered with {code_of(code).name}")
+    if len(found) != 1:
+        raise BadAnswer(f"{len(found)} partitions are answered, one was asked")
+    return found[0]

@@ -1,0 +1,79 @@
+"""One connection to a Kafka broker, without the socket: bytes to answers, each held against what was asked.
+
+A broker answers in the order in which it was asked, and repeats the correlation id. Anything else (an answer nobody
+asked for, another id, a length below that of an id or above `answer_size_max`) is BadAnswer, and ends the connection:
+what was asked then has no known outcome.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from librt.strings import read_i32_be
+from mypy_extensions import i64
+
+from amqpd.kafka.wire import BadAnswer
+from amqpd.kafka.requests import CORRELATION_MAX
+
+_LENGTH_SIZE: Final[i64] = 4
+_LEAST: Final[i64] = 4  # a correlation id
+
+
+@final
+class Link:
+    """What one connection waits for. answer_size_max: bytes of an answer; the connection ends at a larger one."""
+
+    def __init__(self, answer_size_max: i64) -> None:
+        self.answer_size_max: i64 = answer_size_max
+        self._asked: deque[int] = deque()
+        self._next_id: i64 = 0
+        self._parts: list[bytes] = []
+        self._held: i64 = 0  # bytes in `_parts`
+        self._wanted: i64 = _LENGTH_SIZE  # bytes until there is something to look at
+
+    @property
+    def unanswered(self) -> i64:
+        """Requests that wait for an answer."""
+        return len(self._asked)
+
+    def ask(self) -> i64:
+        """The correlation id of a request that goes out now."""
+        number: i64 = self._next_id
+        self._next_id = 0 if number == CORRELATION_MAX else number + 1
+        self._asked.append(number)
+        return number
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The answers that end in `data`, in order, without their lengths. Cost: one copy. Raises: BadAnswer."""
+        self._parts.append(data)
+        self._held += len(data)
+        answers: list[bytes] = []
+        if self._held < self._wanted:
+            return answers
+        held = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        position: i64 = 0
+        size: i64 = len(held)
+        self._wanted = _LENGTH_SIZE
+        while size - position >= _LENGTH_SIZE:
+            length: i64 = i64(read_i32_be(held, position))
+            if length < _LEAST or length > self.answer_size_max:
+                raise BadAnswer(f"an answer of {length} bytes, {self.answer_size_max} at most are taken")
+            if size - position - _LENGTH_SIZE < length:
+                self._wanted = _LENGTH_SIZE + length
+                break
+            start: i64 = position + _LENGTH_SIZE
+            position = start + length
+            self._check(i64(read_i32_be(held, start)))
+            answers.append(held[start:position])
+        rest = held[position:] if position > 0 else held
+        self._parts = [rest] if len(rest) > 0 else []
+        self._held = len(rest)
+        return answers
+
+    def _check(self, correlation_id: i64) -> None:
+        if not self._asked:
+            raise BadAnswer("an answer that nobody asked for")
+        expected: i64 = self._asked.popleft()
+        if correlation_id != expected:
+            raise BadAnswer(f"the answer to {correlation_id}, expected that to {expected}")

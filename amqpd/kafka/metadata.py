@@ -1,0 +1,182 @@
+"""Who leads which partition, and a connection to each broker that is asked for something: for readers.
+
+`leader` looks it up once and remembers it, many that ask at the same time by one request; `forget` when an answer says
+that another leads it now. `connection` is one for all who read from that broker: requests go out one behind the other,
+so nobody may ask it to wait; who does has one of his own (`open`). A connection whose answer is late is ended as soon
+as another broker says that leadership has moved: its requests then fail, and are asked of the new leader.
+
+Writers have theirs (producer.py): what they send has an order, and may not be asked twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Final
+
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, open_connection
+from amqpd.kafka.producer import KafkaRefused, any_metadata, silent_last
+from amqpd.kafka.codes import PARTITION, code_of
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN_TOPIC: Final = 3
+PAUSE_S: Final = 0.1
+PAUSE_S_MAX: Final = 2.0
+"""Between tries: from the one to the other, doubled each time."""
+
+Place = tuple[str, int]
+"""Topic and number of a partition."""
+
+
+class Brokers:
+    """Of one Kafka cluster. Loop thread only; `close` it."""
+
+    def __init__(self, access: KafkaAccess, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        self.access = access
+        self._answer_timeout_s = answer_timeout_s
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._leaders: dict[Place, int] = {}
+        self._codes: dict[Place, int] = {}
+        self._wanted: set[str] = set()
+        self._looking: asyncio.Task[bool] | None = None
+        self._connections: dict[int, KafkaConnection] = {}
+        self._opening: dict[int, asyncio.Task[KafkaConnection]] = {}
+        self._doubts: dict[int, asyncio.Task[None]] = {}  # about brokers whose answer is late
+        self._closed = False
+
+    async def leader(self, topic: str, number: int) -> int:
+        """The broker that leads it. Raises: KafkaLost, none does just now; KafkaRefused, it may not be read."""
+        place = topic, number
+        leader = self._leaders.get(place)
+        if leader is None:
+            await self._look_up(topic)
+            leader = self._leaders.get(place)
+        if leader is None:
+            code = self._codes.get(place, self._codes.get((topic, -1), 0))
+            why = f": {code_of(code).name}" if code else ""
+            if code and code_of(code).remedy == PARTITION:
+                raise KafkaRefused(f"{topic} {number}{why}")
+            raise KafkaLost(f"no broker leads {topic} {number}{why}")
+        return leader
+
+    async def partitions(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each of them has that there is; none is made by being asked for. Raises: KafkaLost."""
+        wanted = sorted(set(topics))
+        if not wanted:
+            return {}
+        metadata = await any_metadata(self.access, [topic.encode() for topic in wanted])
+        if metadata is None:
+            raise KafkaLost("no broker of Kafka answers")
+        found: dict[str, int] = {}
+        for name, number in metadata.leaders:
+            topic = name.decode()
+            found[topic] = max(found.get(topic, 0), number + 1)
+        for topic in wanted:
+            code = metadata.codes.get((topic.encode(), -1), 0)
+            if code not in (0, _UNKNOWN_TOPIC):
+                raise KafkaLost(f"topic {topic}: {code_of(code).name}")
+        return found
+
+    def forget(self, topic: str, number: int) -> None:
+        """Another leads it now, perhaps."""
+        self._leaders.pop((topic, number), None)
+
+    async def connection(self, leader: int) -> KafkaConnection:
+        """The one for all. Raises: OSError (KafkaLost), KafkaUnfit."""
+        connection = self._connections.get(leader)
+        if connection is not None and not connection.lost:
+            return connection
+        opening = self._opening.get(leader)
+        if opening is None:
+            opening = self._opening[leader] = asyncio.get_running_loop().create_task(self._open(leader))
+        return await asyncio.shield(opening)
+
+    async def _open(self, leader: int) -> KafkaConnection:
+        try:
+            connection = self._connections[leader] = await self.open(leader)
+            return connection
+        finally:
+            del self._opening[leader]
+
+    async def open(self, leader: int) -> KafkaConnection:
+        """Another connection to that broker, which is the caller's. Raises: OSError (KafkaLost), KafkaUnfit."""
+        address = self._addresses.get(leader)
+        if address is None:
+            raise KafkaLost(f"broker {leader} has no address")
+        return await open_connection(self.access, *address, self._answer_timeout_s, partial(self._doubt, leader))
+
+    def _doubt(self, leader: int, connection: KafkaConnection) -> None:
+        """Have other brokers asked whether this one, whose answer is late, still leads what is read from it."""
+        if leader not in self._doubts and not self._closed:
+            self._doubts[leader] = asyncio.get_running_loop().create_task(self._ask_others(leader, connection))
+
+    async def _ask_others(self, leader: int, connection: KafkaConnection) -> None:
+        try:
+            led = [place for place, known in self._leaders.items() if known == leader]
+            moved = led
+            if led:
+                topics = sorted({topic.encode() for topic, _ in led})
+                silent = {self._addresses[each] for each in self._doubts if each in self._addresses}
+                addresses = silent_last([*self._addresses.values(), *self.access.addresses], silent)
+                metadata = await any_metadata(self.access, topics, addresses)
+                if metadata is None:
+                    return
+                self._addresses.update(metadata.brokers)
+                moved = [place for place in led if metadata.leaders.get((place[0].encode(), place[1])) != leader]
+                for place in moved:
+                    self.forget(*place)
+            if moved or not led:  # where it leads nothing, whoever reads has found another leader
+                connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what is read from it")
+        finally:
+            del self._doubts[leader]
+
+    async def _look_up(self, topic: str) -> None:
+        """Asks who leads that topic's partitions, together with all others who ask now. Raises: KafkaLost."""
+        if self._closed:
+            raise KafkaLost("closed")
+        self._wanted.add(topic)
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._ask())
+        if not await asyncio.shield(self._looking):
+            raise KafkaLost("no broker of Kafka answers")
+
+    async def _ask(self) -> bool:
+        """Whether a broker has answered."""
+        try:
+            await asyncio.sleep(0)  # whoever asks in this turn is in it
+            while self._wanted:
+                topics = sorted(self._wanted)
+                self._wanted.clear()
+                connected = [self._addresses[each] for each in self._connections if each in self._addresses]
+                addresses = dict.fromkeys([*connected, *self.access.addresses, *self._addresses.values()])
+                metadata = await any_metadata(self.access, [topic.encode() for topic in topics], addresses)
+                if metadata is None:
+                    self._wanted.clear()
+                    return False
+                self._addresses.update(metadata.brokers)
+                asked = set(topics)
+                self._codes = {each: code for each, code in self._codes.items() if each[0] not in asked}
+                self._codes.update({(name.decode(), number): code for (name, number), code in metadata.codes.items()})
+                for (name, number), leader in metadata.leaders.items():
+                    if leader >= 0:
+                        self._leaders[name.decode(), number] = leader
+            return True
+        finally:
+            self._looking = None
+
+    async def close(self) -> None:
+        """Ends it: whoever still reads gets KafkaLost."""
+        self._closed = True
+        tasks: list[asyncio.Task[Any]] = [*self._opening.values(), *self._doubts.values()]
+        if self._looking is not None:
+            tasks.append(self._looking)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._connections.values()):
+            await connection.close()
+        self._connections.clear()

@@ -1,0 +1,228 @@
+"""A partition as the one who writes it sees it: what was offered to it, in order, and how far Kafka has it.
+
+Its writer is the only one, so it knows each batch's offset beforehand. A batch is *waiting* until a request takes it,
+*in flight* until that request is answered or its connection ends, and *held* (still in `order`) until it and all before
+it are in Kafka; then the high watermark passes it.
+
+Something odd (an error that passes, a broken connection, another leader) makes the partition *drain*: nothing more is
+sent until nothing of it is in flight; then all that has no good answer goes again, the same bytes, oldest first.
+
+Only the first WINDOW batches of those held are sent, which is as many as Kafka remembers of a producer: so it knows a
+copy as one, and answers with the offset that the first has. It would not be enough to have no more than five in flight:
+the oldest, stored, but answered by an error, and by one again when it is repeated, could meanwhile be passed by others.
+
+While one is in flight messages behind it wait, and then go as one (`join`), for the broker would not look at them
+before: so a thousand messages a second, a turn's batch each, are no thousand round trips. FULL_SIZE of them does not
+wait. What was sent once stays as it was.
+
+A batch that Kafka refuses (a right that was taken away, a topic's limit) closes the partition. Where `retry_ms` is
+given it is only *refused*: all that is held is sent again after each such pause, until Kafka takes it.
+
+The first batch goes alone. From a producer that it does not know a partition takes any sequence: if the first one were
+refused for want of replicas, the second would be stored in its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, final
+
+from mypy_extensions import i64
+
+from amqpd.storage.log.batch import ClosedBatch
+from amqpd.kafka.joining import JOINED_SIZE_MAX, goes_on, join
+
+WINDOW: Final[i64] = 5
+FULL_SIZE: Final[i64] = 256 * 1024
+"""So many bytes of a partition go though others of it are on the way."""
+_UNSENT: Final[i64] = -1
+NO_LEADER: Final[i64] = -1
+UNKNOWN: Final[i64] = -1
+"""The next offset of a partition whose first batch will tell where it ends."""
+
+
+@final
+class Offered:
+    """A batch on its way. offered_ms: since when, by the clock of whoever drives this. sent: what goes to Kafka, itself
+    or itself and those in `joined`, which stand behind it in `Partition.order`, `follows` set.
+    """
+
+    def __init__(self, batch: ClosedBatch, offered_ms: i64) -> None:
+        self.batch: ClosedBatch = batch
+        self.number: i64 = _UNSENT  # among those of its partition that were sent
+        self.offered_ms: i64 = offered_ms
+        self.stored: bool = False  # it was answered well; what is before it was not yet
+        self.sent: ClosedBatch = batch
+        self.joined: list[Offered] = []
+        self.follows: bool = False
+
+
+@final
+class Partition:
+    """One partition of a topic, which nobody else writes to. next_offset: of the next batch that is offered; UNKNOWN:
+    the first one is a barrier, and the answer to it tells.
+
+    high_watermark: below it everything is in Kafka, on all in-sync replicas. leader: the broker that leads it. closed:
+    Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
+    list of those that have something to send. call: the number of the last request that took a batch of it.
+    unsafe_bytes: of what is held; waiting_bytes: of what is waiting. full_size: so many of these do not wait for what
+    is in flight. retry_ms: pause before a refused batch is sent again; 0: it closes the partition. refused: Kafka's
+    code for the oldest batch while such a try is due, with its words in `text`. joined_size_max: of what goes as one.
+    shared: others may write to it by mistake, which closes it, and it alone; elsewhere it is the end of all.
+    """
+
+    def __init__(self, topic: bytes, number: i64, next_offset: i64) -> None:
+        self.topic: bytes = topic
+        self.number: i64 = number
+        self.next_offset: i64 = next_offset
+        self.high_watermark: i64 = next_offset
+        self.leader: i64 = NO_LEADER
+        self.closed: i64 = 0
+        self.refused: i64 = 0
+        self.retry_ms: i64 = 0
+        self.text: str = ""
+        self.listed: bool = False
+        self.shared: bool = False
+        self.draining: bool = False
+        self.in_flight: i64 = 0
+        self._window: i64 = 1
+        self._count: i64 = 0
+        self.call: i64 = 0
+        self.unsafe_bytes: i64 = 0
+        self.waiting_bytes: i64 = 0
+        self.full_size: i64 = FULL_SIZE
+        self.joined_size_max: i64 = JOINED_SIZE_MAX
+        self.not_before_ms: i64 = 0
+        self.order: deque[Offered] = deque()
+        self.waiting: deque[Offered] = deque()
+
+    def offer(self, batch: ClosedBatch, now_ms: i64) -> None:
+        """The next batch. Raises: ValueError when it does not follow the last one."""
+        if self.next_offset == UNKNOWN:
+            if self.order:
+                raise ValueError("a batch behind a barrier that has no offset yet")
+        elif batch.base_offset != self.next_offset:
+            raise ValueError(f"a batch at offset {batch.base_offset}, expected {self.next_offset}")
+        else:
+            self.next_offset = batch.last_offset + 1
+        self.unsafe_bytes += batch.size
+        self.waiting_bytes += batch.size
+        offered = Offered(batch, now_ms)
+        self.order.append(offered)
+        self.waiting.append(offered)
+
+    def sendable(self, now_ms: i64) -> bool:
+        """Whether a batch may go with the next request to its leader."""
+        if self.draining or not self.waiting or self.closed != 0 or now_ms < self.not_before_ms:
+            return False
+        if self.in_flight > 0 and self.waiting_bytes < self.full_size and self.waiting[0].batch.joins:
+            return False
+        oldest: i64 = self.order[0].number
+        number: i64 = self.waiting[0].number
+        return oldest == _UNSENT or (number if number != _UNSENT else self._count) < oldest + self._window
+
+    def next_size(self) -> i64:
+        """Bytes of the batch that `take` gives: from here on it is what it is."""
+        offered = self.waiting[0]
+        if offered.number == _UNSENT and not offered.joined and len(self.waiting) > 1:
+            self._join(offered)
+        return offered.sent.size
+
+    def _join(self, offered: Offered) -> None:
+        """Those that wait behind the first go with it, as far as they may. None of them was ever sent."""
+        waiting = self.waiting
+        waiting.popleft()
+        size: i64 = offered.batch.size
+        batches = [offered.batch]
+        while waiting:
+            batch = waiting[0].batch
+            size += batch.size
+            if size > self.joined_size_max or not goes_on(batches[len(batches) - 1], batch):
+                break
+            follower = waiting.popleft()
+            follower.follows = True
+            offered.joined.append(follower)
+            batches.append(batch)
+        waiting.appendleft(offered)
+        if offered.joined:
+            offered.sent = join(batches)
+
+    def take(self, call: i64) -> Offered:
+        """The next batch goes out, with the request of that number."""
+        self.next_size()
+        self.in_flight += 1
+        self.call = call
+        offered = self.waiting.popleft()
+        if offered.number == _UNSENT:
+            offered.number = self._count
+            self._count += 1
+        self.waiting_bytes -= offered.batch.size
+        for follower in offered.joined:
+            self.waiting_bytes -= follower.batch.size
+        return offered
+
+    def drain(self, not_before_ms: i64) -> None:
+        """Something that was sent has no good answer."""
+        if not_before_ms > self.not_before_ms:
+            self.not_before_ms = not_before_ms
+        self.draining = True
+
+    def refuse(self, code: i64, text: str, now_ms: i64) -> None:
+        """Kafka does not take the oldest batch now: it is sent again after `retry_ms`."""
+        self.refused = code
+        self.text = text
+        self.drain(now_ms + self.retry_ms)
+
+    def came_back(self) -> None:
+        """A request that carried a batch of it is answered, or never will be. The last one ends the draining."""
+        self.in_flight -= 1
+        self.end_drain()
+
+    def end_drain(self) -> None:
+        """Where nothing is in flight, all that has no good answer is waiting again."""
+        if self.draining and self.in_flight == 0:
+            self.draining = False
+            self.waiting = deque([offered for offered in self.order if not offered.stored and not offered.follows])
+            self.waiting_bytes = 0
+            for offered in self.order:
+                if not offered.stored:
+                    self.waiting_bytes += offered.batch.size
+
+    def oldest_unstored(self) -> Offered | None:
+        """The first batch that is not known to be in Kafka."""
+        for offered in self.order:
+            if not offered.stored:
+                return offered
+        return None
+
+    def learn(self, offered: Offered, base_offset: i64) -> None:
+        """The barrier is stored there: all below is of those who wrote before."""
+        self.order.popleft()
+        self.unsafe_bytes -= offered.batch.size
+        self._window = WINDOW
+        self.next_offset = base_offset + 1 + offered.batch.last_offset - offered.batch.base_offset
+        self.high_watermark = self.next_offset
+
+    def stored(self, offered: Offered) -> bool:
+        """That batch is in Kafka. Returns whether the high watermark has risen."""
+        offered.stored = True
+        for follower in offered.joined:
+            follower.stored = True
+        self._window = WINDOW
+        self.refused = 0
+        order = self.order
+        before: i64 = self.high_watermark
+        while order and order[0].stored:
+            batch = order.popleft().batch
+            self.high_watermark = batch.last_offset + 1
+            self.unsafe_bytes -= batch.size
+        return self.high_watermark > before
+
+    def close(self, code: i64, text: str) -> None:
+        """Nothing more is sent, and what is held never will be known to be in Kafka."""
+        self.closed = code
+        self.text = text
+        self.waiting.clear()
+        self.order.clear()
+        self.unsafe_bytes = 0
+        self.waiting_bytes = 0

@@ -1,0 +1,541 @@
+"""Logs into Kafka: a connection to each broker that leads a partition, and what goes over it (storage/replicated).
+
+`open` names a partition, `offer` gives it a log's next batch, `flush`, at the end of a loop turn, sends. What is
+answered moves the partition's high watermark and tells `on_moved`. At most IN_FLIGHT_MAX requests are on the way to a
+broker. Whatever ends without an answer is sent again, over a new connection, to whoever leads then.
+
+A broker that hangs ends nothing. While its answer is late the producer asks other brokers who leads the partitions that
+wait for it. Once another broker leads one of them, the producer drops the connection and sends again.
+
+Two things end it (`on_fenced`, once): Kafka says that another has a later epoch, or has answered what cannot be; and
+a batch that has waited for longer than `delivery_timeout_s`. Behind that nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from typing import Final, TypeVar
+
+from librt.strings import BytesWriter
+
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, KafkaUnfit, open_connection
+from amqpd.storage.log.batch import ClosedBatch
+from amqpd.kafka.barrier import barrier
+from amqpd.kafka.codes import ASK_AGAIN, code_of
+from amqpd.kafka.wire import BadAnswer
+from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Partition
+from amqpd.kafka.producer_state import IN_FLIGHT_MAX, Call, Producer, Producing
+from amqpd.kafka.requests import Coordinator, Metadata, ProducerId, decode_find_coordinator, decode_init_producer_id, decode_metadata, encode_find_coordinator, encode_init_producer_id, encode_metadata
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_TIMEOUT_S: Final = 60.0
+_PAUSE_S: Final = 0.1
+_PAUSE_S_MAX: Final = 2.0
+_TRANSACTION_TIMEOUT_MS: Final = 60_000
+_EPOCH_MAX: Final = 0x7FFF
+_UNKNOWN_TOPIC: Final = 3
+NEXT_BROKER_S: Final = 1.0
+"""How long one broker may take to answer a question until the next one is asked as well."""
+TOPIC_GONE: Final = "its topic is gone"
+TOPIC_GONE_S: Final = 10.0
+"""How long Kafka must say that it does not know a topic, until it is believed: not each broker knows one at once."""
+
+
+class KafkaRefused(Exception):
+    """Kafka said no, and will say so again; the text has its words."""
+
+
+class KafkaProducer(Producer):
+    """The writer of some partitions, under the producer id and epoch that stand in the batches.
+
+    on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`),
+    or nothing now (`Partition.refused`).
+    on_fenced: nothing is sent any more; its text says why, and stands in `ended`. answered_s: when the last request was
+    sent, by the loop's clock, that Kafka has answered and not refused; the owner's lease. Loop thread only; `close` it.
+    """
+
+    def __init__(
+        self,
+        access: KafkaAccess,
+        *,
+        on_moved: Callable[[Partition], None],
+        on_refused: Callable[[Partition], None],
+        on_fenced: Callable[[str], None],
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
+    ) -> None:
+        self.access = access
+        self.partitions: list[Partition] = []
+        self.on_moved = on_moved
+        self.on_refused = on_refused
+        self.on_fenced = on_fenced
+        self._answer_timeout_s = answer_timeout_s
+        self._delivery_timeout_ms = int(delivery_timeout_s * 1000)
+        self._client_id = access.client_id.encode()
+        self._loop = asyncio.get_running_loop()
+        self._producing = Producing(self)
+        self._scratch = BytesWriter()
+        self._brokers: dict[int, tuple[str, int]] = {}
+        self._connections: dict[int, KafkaConnection] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._sent: dict[int, deque[Call]] = {}  # without an answer, by the broker that was asked
+        self._silent: dict[int, KafkaConnection] = {}  # of brokers whose answer is late, until the next look-up
+        self._wanted: set[Partition] = set()
+        self._unknown_ms: dict[Partition, int] = {}  # those that may be lost: since when Kafka does not know them
+        self._looking: asyncio.Task[None] | None = None
+        self._flushing = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._moved = False  # by the answer at hand
+        self.ended = ""
+        self.answered_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._clock: asyncio.TimerHandle | None = self._loop.call_later(1.0, self._each_second)
+        self.closed = False
+
+    # -- what there is to send
+
+    def open(self, topic: str, number: int, next_offset: int) -> Partition:
+        """A partition that nobody else writes to, whose next batch has that offset."""
+        opened = Partition(topic.encode(), number, next_offset)
+        self.partitions.append(opened)
+        self.leader_wanted(opened)
+        return opened
+
+    def open_lost(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
+        """One of a topic that may be gone without this being the end of all (`Partition.shared`), and is: closed."""
+        lost = Partition(topic.encode(), number, next_offset)
+        lost.shared = True
+        lost.close(_UNKNOWN_TOPIC, text)
+        self.partitions.append(lost)
+        return lost
+
+    def forget(self, partition: Partition) -> None:
+        """It is not there any more: nothing is sent to it, and nothing waits for what was on its way."""
+        if partition in self.partitions:
+            self.partitions.remove(partition)
+        self._wanted.discard(partition)
+        self._unknown_ms.pop(partition, None)
+        partition.close(_UNKNOWN_TOPIC, TOPIC_GONE)
+        self._wake()
+
+    def offer(self, partition: Partition, batches: Iterable[ClosedBatch]) -> None:
+        """The partition's next batches; `flush` sends them. Nothing where it takes nothing more."""
+        now = self._now_ms()
+        for batch in batches:
+            self._producing.offer(partition, batch, now)
+
+    async def stored(self, partitions: Iterable[Partition]) -> None:
+        """Waits until all that was offered to them is in Kafka. Raises: KafkaRefused when it never will be."""
+        left = list(partitions)
+        while True:
+            if self.ended or self.closed:
+                raise KafkaRefused(self.ended or "the producer is closed")
+            for each in left:
+                if each.closed:
+                    raise KafkaRefused(f"{each.topic.decode()} {each.number}: {each.text}")
+            left = [each for each in left if each.order]
+            if not left:
+                return
+            self._waiting.append(self._loop.create_future())
+            await self._waiting[-1]
+
+    async def fence(self, partitions: Iterable[Partition], key: str, held: ProducerId) -> None:
+        """Writes a barrier of that producer id and epoch to each of them, which hold nothing else, and waits for it:
+        behind it nothing of an epoch before is stored. Each then knows where it ends. Raises: KafkaRefused, where
+        somebody has got a later one.
+
+        Where the same barrier is there already, of who took over and did not come to say so, Kafka answers with the
+        offset of that one: so the next barrier asks for the end again, whatever the one before was told.
+        """
+        fenced = list(partitions)
+        now = int(time.time() * 1000)
+        for each in fenced:
+            each.next_offset = UNKNOWN
+            self.offer(each, [barrier(key.encode(), held.producer_id, held.epoch, now, 0)])
+        self.flush()
+        await self.stored(fenced)
+
+    def flush(self) -> None:
+        """Sends what there is, as far as requests may be on the way. Cost: some 10 us, and that of the requests."""
+        self._flushing = False
+        if self._producing.over or self.closed:
+            return
+        now = self._now_ms()
+        due = int(self._producing.paused_until(now))
+        for leader in self._producing.leaders():
+            connection = self._connections.get(leader)
+            if connection is None:
+                self._connect(leader)
+            else:
+                self._fill(leader, connection, now)
+        if due >= 0:
+            self._flush_at(self._loop.time() + max(0.001, (due - now) / 1000))
+
+    def _flush_at(self, due_s: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= due_s:
+                return
+            self._timer.cancel()  # it waits for a partition that pauses for longer
+        self._timer = self._loop.call_at(due_s, self._timed)
+
+    def _timed(self) -> None:
+        self._timer = None
+        self.flush()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def _fill(self, leader: int, connection: KafkaConnection, now: int) -> None:
+        while connection.unanswered < IN_FLIGHT_MAX and not connection.blocked and not connection.lost:
+            call = self._producing.take(leader, now)
+            if call is None:
+                return
+            sent = self._sent.setdefault(leader, deque())
+            sent.append(call)
+            connection.send(partial(self._encode, call), partial(self._answered, sent, self._loop.time()))
+
+    def _encode(self, call: Call, number: int) -> list[bytes]:
+        return call.encode(self._scratch, number, self._client_id, int(self._answer_timeout_s * 500))
+
+    def _answered(self, sent: deque[Call], sent_s: float, data: bytes | None) -> None:
+        call = sent.popleft()  # a broker answers in order
+        self._flush_soon()
+        if data is None:
+            self._producing.lost(call, self._now_ms())
+            return
+        self._moved = False
+        self._producing.answered(call, data, self._now_ms())
+        if self._moved:
+            self.answered_s = max(self.answered_s, sent_s)
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    # -- what `Producing` tells
+
+    def moved(self, partition: Partition) -> None:
+        self._moved = True
+        self.on_moved(partition)
+        self._wake()
+
+    def refused(self, partition: Partition) -> None:
+        more = "more" if partition.closed else "now"
+        logger.error("%s %d takes nothing %s: %s", partition.topic.decode(), partition.number, more, partition.text)
+        self.on_refused(partition)
+        self._wake()
+
+    def leader_wanted(self, partition: Partition) -> None:
+        self._wanted.add(partition)
+        if self._looking is None and not self.closed:
+            self._looking = self._loop.create_task(self._look_up())
+
+    def fenced(self, text: str) -> None:
+        logger.error("nothing more is sent to Kafka: %s", text)
+        self.ended = text
+        self.on_fenced(text)
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def _each_second(self) -> None:
+        """Whatever waits for too long ends all of it."""
+        self._clock = self._loop.call_later(1.0, self._each_second)
+        since = self._now_ms() - self._delivery_timeout_ms
+        for each in self.partitions:
+            if each.order and each.order[0].offered_ms < since and not each.refused:
+                if each.shared and each in self._unknown_ms:
+                    continue  # its topic may be gone: that is about to be seen, and is nobody else's end
+                name = f"{each.topic.decode()} {each.number}"
+                self._producing.end(f"{name}: no answer within {self._delivery_timeout_ms / 1000:g} s")
+                return
+
+    # -- brokers
+
+    def _connect(self, leader: int) -> None:
+        if leader not in self._connecting and not self.closed:
+            self._connecting[leader] = self._loop.create_task(self._open(leader))
+
+    async def _open(self, leader: int) -> None:
+        """A connection to that broker; one try, and a pause where it fails."""
+        try:
+            address = self._brokers.get(leader)
+            if address is None:
+                self._want_led_by(leader)
+                await asyncio.sleep(_PAUSE_S)
+                return
+            try:
+                silent = partial(self._doubt, leader)
+                connection = await open_connection(self.access, *address, self._answer_timeout_s, silent)
+            except (OSError, KafkaUnfit):
+                self._want_led_by(leader)
+                await asyncio.sleep(_PAUSE_S)
+                return
+            connection.on_lost = partial(self._lost, leader, connection)
+            connection.on_writable = self._flush_soon
+            self._connections[leader] = connection
+        finally:
+            del self._connecting[leader]
+            self._flush_soon()
+
+    def _lost(self, leader: int, connection: KafkaConnection) -> None:
+        if self._connections.get(leader) is connection:
+            del self._connections[leader]
+            if not self.closed:
+                self._want_led_by(leader)
+                self._flush_soon()
+
+    def _want_led_by(self, leader: int) -> None:
+        """Perhaps another leads now what that broker did."""
+        for each in self.partitions:
+            if each.leader == leader:
+                self.leader_wanted(each)
+
+    def _doubt(self, leader: int, connection: KafkaConnection) -> None:
+        """Have other brokers asked who leads what waits for this one, whose answer is late."""
+        self._silent[leader] = connection
+        self._want_led_by(leader)
+        for call in self._sent.get(leader, ()):
+            for each in call.partitions:
+                if not each.closed:
+                    self.leader_wanted(each)
+        if not self._wanted:  # nothing waits for it any more
+            self._drop_silent()
+
+    def _drop_silent(self) -> None:
+        """End the connections to silent brokers that do not lead any more what waits for them."""
+        silent, self._silent = self._silent, {}
+        for leader, connection in silent.items():
+            waiting = [each for call in self._sent.get(leader, ()) for each in call.partitions]
+            moved = any(each.leader != leader for each in waiting)
+            if moved or not any(each.leader == leader for each in self.partitions):
+                connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what waits for it")
+
+    async def _look_up(self) -> None:
+        """Asks who leads the wanted partitions until each has a leader."""
+        pause = _PAUSE_S
+        try:
+            while self._wanted and not self._producing.over:
+                asked = set(self._wanted)
+                connected = [self._brokers[each] for each in self._connections if each in self._brokers]
+                silent = {self._brokers[each] for each in self._silent if each in self._brokers}
+                addresses = silent_last([*connected, *self.access.addresses, *self._brokers.values()], silent)
+                metadata = await any_metadata(self.access, sorted({each.topic for each in asked}), addresses)
+                if metadata is not None:
+                    self._brokers.update(metadata.brokers)
+                    self._apply(metadata, asked)
+                    self._drop_silent()
+                self._flush_soon()
+                if self._wanted:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _PAUSE_S_MAX)
+        finally:
+            self._looking = None
+
+    def _apply(self, metadata: Metadata, asked: set[Partition]) -> None:
+        now = self._now_ms()
+        for each in asked:
+            leader = metadata.leaders.get((each.topic, each.number), NO_LEADER)
+            unknown = leader == NO_LEADER and metadata.codes.get((each.topic, -1), 0) == _UNKNOWN_TOPIC
+            if each.shared and unknown:
+                if now - self._unknown_ms.setdefault(each, now) >= TOPIC_GONE_S * 1000:
+                    self._wanted.discard(each)
+                    del self._unknown_ms[each]
+                    each.close(_UNKNOWN_TOPIC, TOPIC_GONE)
+                    self.refused(each)
+                    continue
+            else:
+                self._unknown_ms.pop(each, None)
+            self._producing.leads(each, leader, now)
+            if leader != NO_LEADER:
+                self._wanted.discard(each)
+
+    # -- its end
+
+    async def close(self) -> None:
+        """Ends it. What has no answer by then may be in Kafka or not."""
+        self.closed = True
+        self._wake()
+        for timer in (self._timer, self._clock):
+            if timer is not None:
+                timer.cancel()
+        tasks = [*self._connecting.values(), *([self._looking] if self._looking is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in list(self._connections.values()):
+            await connection.close()
+
+
+async def take_over(
+    producer: KafkaProducer, transactional_id: str, partitions: Iterable[Partition], recorded: ProducerId | None = None
+) -> ProducerId:
+    """Makes `producer` the only writer of those partitions, which it opened with next offset UNKNOWN.
+
+    Returns the producer id and epoch to write under; the next sequence is 1 in each of them. What others wrote before
+    stands below a partition's `next_offset`; what they send later is refused by Kafka.
+
+    recorded: the id and epoch of the owner before, where it is known. Kafka forgets a transactional id that was not
+    used for a week and gives out another producer id, whose epochs mean nothing to who has the old one: then the
+    barrier is written under the old one first, with an epoch of its own to come. Raises: KafkaRefused; KafkaLost.
+    """
+    taken = list(partitions)
+    held = await init_producer_id(producer.access, transactional_id)
+    if recorded is not None and recorded.producer_id != held.producer_id:
+        await producer.fence(taken, transactional_id, beyond(recorded))
+    await producer.fence(taken, transactional_id, held)
+    return held
+
+
+def beyond(recorded: ProducerId) -> ProducerId:
+    """What fences the owner that was recorded, under his own id, also where he had just got his next epoch and died, or
+    stood still, before he could say so.
+    """
+    return ProducerId(0, recorded.producer_id, min(recorded.epoch + 2, _EPOCH_MAX))
+
+
+def silent_last(addresses: Iterable[tuple[str, int]], silent: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Each address once, those of brokers that do not answer behind the others."""
+    return sorted(dict.fromkeys(addresses), key=lambda each: each in silent)
+
+
+async def first_answer(
+    access: KafkaAccess, addresses: Iterable[tuple[str, int]], ask: Callable[[KafkaConnection], Awaitable[T]]
+) -> T:
+    """The first answer of any of these brokers, each over a connection of its own.
+
+    They are asked in their order: the next one when one has failed, or has not answered for NEXT_BROKER_S.
+    Raises: the last error, where none answers; KafkaUnfit.
+    """
+
+    async def one(address: tuple[str, int]) -> T:
+        connection = await open_connection(access, *address)
+        try:
+            return await ask(connection)
+        except BadAnswer as error:
+            access.outages.failed(connection.name, error)
+            raise
+        finally:
+            await connection.close()
+
+    last: Exception = KafkaLost("no broker answers")
+    left = deque(addresses)
+    running: set[asyncio.Task[T]] = set()
+    try:
+        while left or running:
+            if left:
+                running.add(asyncio.get_running_loop().create_task(one(left.popleft())))
+            timeout = NEXT_BROKER_S if left else None
+            done, running = await asyncio.wait(running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                if not isinstance(error, (OSError, KafkaUnfit, BadAnswer)):
+                    raise error
+                last = error
+        raise last
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def metadata_of(connection: KafkaConnection, topics: list[bytes]) -> Metadata:
+    """Ask one broker about the cluster and those topics. Raises: KafkaLost, BadAnswer."""
+    client_id = connection.client_id
+    return decode_metadata(await connection.ask(lambda number: encode_metadata(number, client_id, topics)))
+
+
+async def any_metadata(
+    access: KafkaAccess, topics: list[bytes], addresses: Iterable[tuple[str, int]] | None = None
+) -> Metadata | None:
+    """The first answer of a broker about the cluster and those topics; None: none answers.
+
+    addresses: of the brokers, in the order in which they are asked; None: those of `access`.
+    """
+
+    asked = addresses if addresses is not None else access.addresses
+    try:
+        return await first_answer(access, asked, lambda connection: metadata_of(connection, topics))
+    except (OSError, KafkaUnfit, BadAnswer):
+        return None
+
+
+async def init_producer_id(
+    access: KafkaAccess, transactional_id: str, held: ProducerId | None = None, timeout_s: float = 30.0
+) -> ProducerId:
+    """The producer id of that transactional id, with its next epoch: whoever has the one before is fenced, in each
+    partition from the first batch of the new epoch on that it gets.
+
+    held: what is held of it, to be renewed; refused where another has got a later one.
+    Raises: KafkaRefused; KafkaLost when no coordinator answers within `timeout_s`.
+    """
+    pause = _PAUSE_S
+    last = "no broker answers"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                code, text, found = await _init_once(access, transactional_id.encode(), held)
+                if found is not None:
+                    return found
+                if code and code not in ASK_AGAIN:
+                    raise KafkaRefused(f"{transactional_id}: {code_of(code).name} {text}".rstrip())
+                last = text or code_of(code).name
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSE_S_MAX)
+    except TimeoutError:
+        raise KafkaLost(f"no producer id of {transactional_id} within {timeout_s:g} s: {last}") from None
+
+
+async def _init_once(
+    access: KafkaAccess, transactional_id: bytes, held: ProducerId | None
+) -> tuple[int, str, ProducerId | None]:
+    """(code, text, the id) of one try; without the last it was none."""
+
+    async def find(connection: KafkaConnection) -> Coordinator:
+        client_id = connection.client_id
+        ask = connection.ask(lambda number: encode_find_coordinator(number, client_id, transactional_id))
+        return decode_find_coordinator(await ask)
+
+    try:
+        coordinator = await first_answer(access, access.addresses, find)
+        if coordinator.code:
+            return coordinator.code, coordinator.text, None
+        connecting = True
+
+        def silent(connection: KafkaConnection) -> None:
+            if connecting:  # it hangs: another broker is the coordinator soon
+                connection.abort(f"no answer for {SILENT_S:g} s")
+
+        connection = await open_connection(access, coordinator.host, coordinator.port, on_silent=silent)
+        connecting = False  # the request may take as long as its replicas do
+        try:
+            data = await connection.ask(partial(_encode_init, connection.client_id, transactional_id, held))
+            answer = decode_init_producer_id(data)
+        finally:
+            await connection.close()
+        return answer.code, "", answer if answer.code == 0 else None
+    except (OSError, BadAnswer) as error:
+        return 0, str(error), None
+    except KafkaUnfit as error:
+        raise KafkaRefused(str(error)) from error
+
+
+def _encode_init(client_id: bytes, transactional_id: bytes, held: ProducerId | None, number: int) -> bytes:
+    producer_id, epoch = (held.producer_id, held.epoch) if held is not None else (-1, -1)
+    return encode_init_producer_id(number, client_id, transactional_id, _TRANSACTION_TIMEOUT_MS, producer_id, epoch)

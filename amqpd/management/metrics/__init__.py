@@ -1,1 +1,0 @@
-"""What Prometheus asks for; see README.md."""

@@ -1,0 +1,156 @@
+"""The reference of this API, made from its routes: a page for people at /api/index.html, a description for programs at
+/api/openapi.json (OpenAPI 3.0). And where to get RabbitMQ's command-line client, which RabbitMQ itself gives out.
+
+A route's line is the first sentence of its handler's docstring, else the handler's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache, partial
+from html import escape
+from typing import Any, Final
+
+from amqpd import __version__
+from amqpd.management.request import Call, Reply, Role, to_json
+from amqpd.management.router import Route
+from amqpd.management.schemas import LIST_QUERY, Schemas
+from amqpd.management.api_types import ANSWERS
+
+HTML: Final = "text/html; charset=utf-8"
+POLICY: Final = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"}
+ABOUT: Final = (
+    "The paths and fields of RabbitMQ's management API. Names in a path are percent-encoded, a slash included: the "
+    "vhost / is %2F. Lists take page, page_size (at most 500), name, use_regex, sort, sort_reverse and columns; what "
+    "is counted comes with samples for msg_rates_age and msg_rates_incr, lengths_age and lengths_incr, data_rates_age "
+    "and data_rates_incr (seconds). Errors are an object with error and reason."
+)
+_SHELL: Final = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title></head><body>\n'
+_CLI: Final = """<h1>rabbitmqadmin</h1>
+<p>rabbitmqadmin is RabbitMQ's client for this API. It works with amqpd, but it is not part of amqpd and cannot be
+downloaded here.</p>
+<ul>
+<li><code>cargo install rabbitmqadmin</code> installs version 2. RabbitMQ also offers it
+<a href="https://www.rabbitmq.com/docs/management-cli">ready to run</a>.</li>
+<li>Version 1 is a Python program. It comes with RabbitMQ before 4.3, for example with Debian's package
+<code>rabbitmq-server</code>.</li>
+</ul>
+<p><code>amqpctl</code>, which is installed with amqpd, does more.</p>
+</body></html>
+"""
+
+
+def summary(route: Route) -> str:
+    handler = route.handler
+    function = handler.func if isinstance(handler, partial) else handler
+    text = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+    first = re.split(r"(?<=[.;:])\s", text.removeprefix("rabbit: "), maxsplit=1)[0].rstrip(".;:")
+    return first or str(getattr(function, "__name__", "")).replace("_", " ").strip()
+
+
+def kind(route: Route) -> str:
+    """Under which heading it stands: the first word of its path."""
+    words = route.path.removeprefix("api/").split("/")
+    return words[1] if words[0] in ("health", "amqpd") and len(words) > 1 else words[0]
+
+
+def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
+    """The description. Cost: some 10 ms."""
+    paths: dict[str, dict[str, Any]] = {}
+    schemas = Schemas()
+    for route in routes:
+        paths.setdefault("/" + route.path, {})[route.method.lower()] = _operation(route, schemas)
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": "amqpd admin API", "version": __version__, "description": ABOUT},
+        "security": [{"basic": []}],
+        "components": {
+            "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
+            "schemas": dict(sorted(schemas.named.items())),
+        },
+        "paths": paths,
+    }
+
+
+def _operation(route: Route, schemas: Schemas) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", route.path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    kind_of_answer = ANSWERS.get(f"{route.method} /{route.path}")
+    operation: dict[str, Any] = {
+        "summary": summary(route),
+        "tags": [kind(route) or "page"],
+        "responses": {"default": {"description": "see the reference of the management API"}},
+    }
+    if kind_of_answer is not None:
+        schema = schemas.answer(kind_of_answer)
+        content = {"application/json": {"schema": schema}}
+        operation["responses"]["200"] = {"description": summary(route), "content": content}
+        if "oneOf" in schema:
+            parameters += [{"name": n, "in": "query", "schema": {"type": t}} for n, t in LIST_QUERY.items()]
+    if parameters:
+        operation["parameters"] = parameters
+    if route.method in ("PUT", "POST"):
+        sent = "application/x-www-form-urlencoded" if route.login_form else "application/json"
+        operation["requestBody"] = {"content": {sent: {"schema": {"type": "object"}}}}
+    if route.role == Role.PUBLIC:
+        operation["security"] = []
+    else:
+        operation["description"] = f"Asks for the user tag {route.role.name.lower()}, or one above it."
+    return operation
+
+
+def page(routes: tuple[Route, ...]) -> str:
+    rows = [
+        f"<tr><td>{route.method}</td><td><code>/{escape(route.path)}</code></td>"
+        f"<td>{'' if route.role == Role.PUBLIC else route.role.name.lower()}</td><td>{escape(summary(route))}</td></tr>"
+        for route in sorted(routes, key=lambda route: (route.path.split("/")[:2], route.path, route.method))
+    ]
+    return (
+        _SHELL.format(title="amqpd admin API")
+        + f"<h1>amqpd admin API</h1>\n<p>{escape(ABOUT)}</p>\n"
+        + '<p>For programs: <a href="/api/openapi.json">openapi.json</a>.</p>\n'
+        + "<table><tr><th>method</th><th>path</th><th>user tag</th><th></th></tr>\n"
+        + "\n".join(rows)
+        + "\n</table></body></html>\n"
+    )
+
+
+async def get_cli(_call: Call) -> Reply:
+    """Where to get rabbitmqadmin, RabbitMQ's command-line client of this API."""
+    return Reply(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
+
+
+async def _moved(place: str, _call: Call) -> Reply:
+    """Redirects to where that is now."""
+    return Reply(301, headers={"Location": place})
+
+
+async def _text(make: Callable[[], bytes], content_type: str, _call: Call) -> Reply:
+    """The reference of this API."""
+    return Reply(200, make(), content_type, POLICY)
+
+
+def reference(routes: tuple[Route, ...]) -> tuple[Route, ...]:
+    """The routes that describe these, and themselves. What they answer is made when somebody asks first."""
+    described: list[Route] = []
+
+    @cache
+    def html() -> bytes:
+        return page(tuple(described)).encode()
+
+    @cache
+    def description() -> bytes:
+        return to_json(openapi(tuple(described))).encode()
+
+    made = (
+        Route("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
+        Route("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
+        Route("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
+        Route("GET", "cli/index.html", Role.PUBLIC, get_cli),
+        Route("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_cli),
+        Route("GET", "api/index.html", Role.PUBLIC, partial(_text, html, HTML)),
+        Route("GET", "api/openapi.json", Role.PUBLIC, partial(_text, description, "application/json")),
+    )
+    described += (*routes, *made)
+    return made

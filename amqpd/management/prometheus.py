@@ -1,0 +1,239 @@
+"""The table of all metrics: name, kind, meaning, and the group that `/metrics/detailed?family=` knows it by.
+
+Names and kinds are those of RabbitMQ 3.10 and 3.13 (rabbitmq_prometheus) where there is such a thing; texts, and
+metrics called `amqpd_`, are ours. docs/reference/metrics.md is made of it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from amqpd.broker.stats import QUEUE_COUNTERS
+from amqpd.management.text import Family
+
+GAUGE: Final = "gauge"
+COUNTER: Final = "counter"
+HISTOGRAM: Final = "histogram"
+
+
+def _group(group: str, *rows: tuple[str, str, str]) -> dict[str, Family]:
+    """By their names without the prefix."""
+    return {name: Family(name if name.startswith("amqpd_") else f"rabbitmq_{name}", kind, text, group)
+            for name, kind, text in rows}  # fmt: skip
+
+
+IDENTITY: Final = _group(
+    "",
+    ("build_info", GAUGE, "RabbitMQ version that is spoken, and that of amqpd and Python"),
+    ("identity_info", GAUGE, "Node and cluster"),
+)
+CHURN: Final = _group(
+    "connection_churn_metrics",
+    ("connections_opened_total", COUNTER, "Connections that were opened"),
+    ("connections_closed_total", COUNTER, "Connections that have ended, whatever the reason"),
+    ("channels_opened_total", COUNTER, "Channels that were opened"),
+    ("channels_closed_total", COUNTER, "Channels that have ended"),
+    ("queues_declared_total", COUNTER, "Declarations of queues, also of queues that existed"),
+    ("queues_created_total", COUNTER, "Queues that were created"),
+    ("queues_deleted_total", COUNTER, "Queues that were deleted"),
+)
+NODE_COARSE: Final = _group(
+    "node_coarse_metrics",
+    ("process_open_fds", GAUGE, "Files and sockets that the process has open"),
+    ("process_open_tcp_sockets", GAUGE, "AMQP connections that are open"),
+    ("process_resident_memory_bytes", GAUGE, "Memory of the process"),
+    ("disk_space_available_bytes", GAUGE, "Free space where the data directory is"),
+    ("erlang_processes_used", GAUGE, "Threads"),
+    ("erlang_gc_runs_total", COUNTER, "Runs of the garbage collector"),
+    ("erlang_scheduler_context_switches_total", COUNTER, "Context switches of the process"),
+)
+NODE: Final = _group(
+    "node_metrics",
+    ("process_max_fds", GAUGE, "Files and sockets that the process may have open"),
+    ("process_max_tcp_sockets", GAUGE, "The same: a socket is a file"),
+    ("resident_memory_limit_bytes", GAUGE, "Memory at which the alarm begins"),
+    ("disk_space_available_limit_bytes", GAUGE, "Free space below which the alarm begins"),
+    ("erlang_processes_limit", GAUGE, "Threads that the machine allows"),
+    ("erlang_uptime_seconds", GAUGE, "Time since the start of the node"),
+)
+PERSISTER: Final = _group(
+    "node_persister_metrics",
+    ("io_read_ops_total", COUNTER, "Read calls of the process"),
+    ("io_read_bytes_total", COUNTER, "Bytes that the process has read"),
+    ("io_write_ops_total", COUNTER, "Write calls of the process"),
+    ("io_write_bytes_total", COUNTER, "Bytes that the process has written"),
+    ("io_sync_ops_total", COUNTER, "Groups of logs that were synced"),
+    ("io_sync_time_seconds_total", COUNTER, "Time that these syncs took"),
+)
+ALARMS: Final = _group(
+    "alarms",
+    ("alarms_file_descriptor_limit", GAUGE, "Always 0: amqpd has no such alarm"),
+    ("alarms_free_disk_space_watermark", GAUGE, "1 while free disk space is below its limit"),
+    ("alarms_memory_used_watermark", GAUGE, "1 while memory is above its limit"),
+)
+AUTH: Final = _group(
+    "auth_attempt_metrics",
+    ("auth_attempts_total", COUNTER, "Logins that were tried"),
+    ("auth_attempts_succeeded_total", COUNTER, "Logins with the right password or certificate"),
+    ("auth_attempts_failed_total", COUNTER, "Logins that were refused"),
+)
+AUTH_DETAILED: Final = _group(
+    "auth_attempt_detailed_metrics",
+    ("auth_attempts_detailed_total", COUNTER, "Logins that were tried, by address, user and protocol"),
+    ("auth_attempts_detailed_succeeded_total", COUNTER, "Of those, successful ones"),
+    ("auth_attempts_detailed_failed_total", COUNTER, "Of those, failed ones"),
+)
+OBJECTS: Final = _group(
+    "",
+    ("connections", GAUGE, "Open connections"),
+    ("channels", GAUGE, "Open channels"),
+    ("consumers", GAUGE, "Consumers"),
+    ("queues", GAUGE, "Queues and streams"),
+    ("exchanges", GAUGE, "Exchanges"),
+)
+QUEUE_COARSE: Final = _group(
+    "queue_coarse_metrics",
+    ("queue_messages_ready", GAUGE, "Messages that wait for a consumer"),
+    ("queue_messages_unacked", GAUGE, "Messages that a consumer has and has not acked"),
+    ("queue_messages", GAUGE, "Ready and unacked messages, and those that wait for their next try"),
+)
+QUEUE_CONSUMERS: Final = _group("queue_consumer_count", ("queue_consumers", GAUGE, "Consumers of the queue"))
+QUEUE: Final = _group(
+    "queue_metrics",
+    ("queue_consumer_capacity", GAUGE, "Share of time in which consumers took all there was"),
+    ("queue_consumer_utilisation", GAUGE, "The same as queue_consumer_capacity"),
+    ("queue_messages_bytes", GAUGE, "Bodies of ready and unacked messages, in bytes"),
+    ("queue_messages_ready_bytes", GAUGE, "Bodies of ready messages, in bytes"),
+    ("queue_messages_unacked_bytes", GAUGE, "Bodies of unacked messages, in bytes"),
+    ("queue_messages_delayed_retry", GAUGE, "Messages that wait for their next try"),
+)
+# Of a queue's own counters, in the order of QUEUE_COUNTERS; `channel_` as RabbitMQ counts them, where the channels are.
+QUEUE_PUBLISHED: Final = _group(
+    "channel_queue_exchange_metrics",
+    ("queue_messages_published_total", COUNTER, "Messages that went into queues"),
+)
+QUEUE_DELIVERY: Final = _group(
+    "channel_queue_metrics",
+    ("channel_messages_delivered_ack_total", COUNTER, "Deliveries to consumers that ack"),
+    ("channel_messages_delivered_total", COUNTER, "Deliveries to consumers without acks (no_ack)"),
+    ("channel_get_ack_total", COUNTER, "Messages by basic.get that are acked later"),
+    ("channel_get_total", COUNTER, "Messages by basic.get without acks (no_ack)"),
+    ("channel_messages_redelivered_total", COUNTER, "Deliveries of messages that were delivered before"),
+    ("channel_messages_acked_total", COUNTER, "Messages that clients have acked"),
+    ("channel_get_empty_total", COUNTER, "basic.get of a queue without a ready message"),
+)
+QUEUE_DELIVERY_OWN: Final = {
+    name: Family(family.name.replace("_channel_", "_queue_"), COUNTER, family.help, "queue_delivery_metrics")
+    for name, family in QUEUE_DELIVERY.items()
+}
+"""The same again under the names RabbitMQ 4 has for those who want no channels: on `/metrics/detailed` alone."""
+CHANNEL: Final = _group(
+    "channel_metrics",
+    ("channel_consumers", GAUGE, "Consumers of the channel"),
+    ("channel_messages_unacked", GAUGE, "Messages that the channel has and has not acked"),
+    ("channel_messages_unconfirmed", GAUGE, "Publishes that wait for their confirm"),
+    ("channel_messages_uncommitted", GAUGE, "Publishes of the transaction that is open"),
+    ("channel_acks_uncommitted", GAUGE, "Acks of the transaction that is open"),
+    ("consumer_prefetch", GAUGE, "Unacked messages that a consumer may have"),
+    ("channel_prefetch", GAUGE, "Unacked messages that all consumers of the channel may have together"),
+)
+CHANNEL_PUBLISHED: Final = _group(
+    "channel_exchange_metrics",
+    ("channel_messages_published_total", COUNTER, "Publishes on the channel"),
+    ("channel_messages_confirmed_total", COUNTER, "Publishes on the channel that were confirmed"),
+)
+UNROUTABLE: Final = _group(
+    "channel_exchange_metrics",
+    ("channel_messages_unroutable_returned_total", COUNTER, "Mandatory publishes that were returned"),
+    ("channel_messages_unroutable_dropped_total", COUNTER, "Publishes without mandatory that reached no queue"),
+)
+CONNECTION_COARSE: Final = _group(
+    "connection_coarse_metrics",
+    ("connection_incoming_bytes_total", COUNTER, "Bytes that the broker has received"),
+    ("connection_outgoing_bytes_total", COUNTER, "Bytes that the broker has sent"),
+)
+CONNECTION: Final = _group(
+    "connection_metrics",
+    ("connection_channels", GAUGE, "Channels of the connection"),
+)
+CLUSTER: Final = {
+    family.name.removeprefix("rabbitmq_"): family
+    for family in (
+        Family("rabbitmq_cluster_vhost_status", GAUGE, "1 while the vhost runs", "vhost_status"),
+        Family("rabbitmq_cluster_exchange_name", GAUGE, "Always 1, one sample for each exchange", "exchange_names"),
+        Family("rabbitmq_cluster_exchange_bindings", GAUGE, "Bindings from the exchange", "exchange_bindings"),
+    )
+}
+GLOBAL: Final = _group(
+    "",
+    ("global_publishers", GAUGE, "Channels that have published"),
+    ("global_consumers", GAUGE, "Consumers"),
+    ("global_messages_received_total", COUNTER, "Publishes by clients"),
+    ("global_messages_received_confirm_total", COUNTER, "Publishes by clients on channels with confirms"),
+    ("global_messages_confirmed_total", COUNTER, "Publishes that were confirmed"),
+    ("global_messages_routed_total", COUNTER, "Messages that went into queues and streams, one for each of them"),
+    ("global_messages_unroutable_dropped_total", COUNTER, "Publishes without mandatory that reached no queue"),
+    ("global_messages_unroutable_returned_total", COUNTER, "Mandatory publishes that reached no queue"),
+    ("global_messages_delivered_total", COUNTER, "Deliveries to consumers and by basic.get"),
+    ("global_messages_delivered_consume_manual_ack_total", COUNTER, "Deliveries to consumers that ack"),
+    ("global_messages_delivered_consume_auto_ack_total", COUNTER, "Deliveries to consumers without acks (no_ack)"),
+    ("global_messages_delivered_get_manual_ack_total", COUNTER, "Messages by basic.get that are acked later"),
+    ("global_messages_delivered_get_auto_ack_total", COUNTER, "Messages by basic.get without acks (no_ack)"),
+    ("global_messages_redelivered_total", COUNTER, "Deliveries of messages that were delivered before"),
+    ("global_messages_acknowledged_total", COUNTER, "Messages that clients have acked"),
+    ("global_messages_get_empty_total", COUNTER, "basic.get of a queue without a ready message"),
+)
+DEAD_LETTERED: Final = _group(
+    "",
+    ("global_messages_dead_lettered_expired_total", COUNTER, "Dead letters whose time to live was over"),
+    ("global_messages_dead_lettered_rejected_total", COUNTER, "Dead letters that a consumer rejected"),
+    ("global_messages_dead_lettered_maxlen_total", COUNTER, "Dead letters of a queue that was full"),
+    ("global_messages_dead_lettered_delivery_limit_total", COUNTER, "Dead letters that were delivered too often"),
+)
+OWN: Final = _group(
+    "",
+    ("amqpd_uptime_seconds", GAUGE, "Time since the start"),
+    ("amqpd_storage_ack_age_seconds", HISTOGRAM, "Age of the oldest ack that was in no file, at each write of acks"),
+    ("amqpd_loop_lag_seconds", HISTOGRAM, "How late a timer of the loop came, looked at four times a second"),
+    ("amqpd_storage_sync_seconds", HISTOGRAM, "How long a group of the group commit took to sync"),
+    ("amqpd_storage_group_bytes", HISTOGRAM, "What had been appended to the logs of a group, in bytes"),
+    ("amqpd_storage_group_logs", HISTOGRAM, "How many logs a group was of"),
+    ("amqpd_clock_jump_seconds", GAUGE, "How far the wall clock is ahead because of a jump that is held; 0: none is"),
+    ("amqpd_storage_unsynced_bytes", GAUGE, "Written, not yet synced"),
+    ("amqpd_retained_bytes", GAUGE, "Files of settled messages kept by x-retain"),
+    ("amqpd_export_lost_records_total", COUNTER, "Given up unexported, over x-export-max-bytes"),
+    ("amqpd_log_span_records", GAUGE, "Offsets from the first that is there to the end, of all logs"),
+    ("amqpd_queues_unread", GAUGE, "Queues whose logs are not open yet, and whose messages are in no sum"),
+    ("amqpd_delayed_messages", GAUGE, "Messages that wait until they are due"),
+    ("amqpd_delayed_messages_delayed_total", COUNTER, "Messages that were delayed"),
+    ("amqpd_delayed_messages_released_total", COUNTER, "Delayed messages that came due"),
+    ("amqpd_delayed_messages_unroutable_total", COUNTER, "Of those, such that no queue took"),
+    ("amqpd_delayed_messages_dropped_total", COUNTER, "Delayed messages whose exchange went"),
+    ("amqpd_delayed_messages_cancelled_total", COUNTER, "Delayed messages that were cancelled"),
+)
+LOG: Final = _group(
+    "log_metrics",
+    ("amqpd_log_first_offset", GAUGE, "First offset that is in the log"),
+    ("amqpd_log_end_offset", GAUGE, "Offset that the next message gets"),
+    ("amqpd_log_records", GAUGE, "Records in logs that are not settled"),
+    ("amqpd_log_bytes", GAUGE, "Bytes of the segments of logs"),
+    ("amqpd_log_segments", GAUGE, "Segments of logs"),
+)
+EXPORT: Final = _group(
+    "export_metrics",
+    ("amqpd_export_lag_records", GAUGE, "Offsets that exporters have not committed yet"),
+)
+STREAM_LAG: Final = _group(
+    "stream_consumer_metrics",
+    ("stream_consumer_max_offset_lag", GAUGE, "Highest lag of a stream's consumers, in offsets"),
+)
+
+GROUPS: Final = (
+    *(IDENTITY, CHURN, NODE_COARSE, NODE, PERSISTER, ALARMS, AUTH, AUTH_DETAILED, OBJECTS),
+    *(QUEUE_COARSE, QUEUE_CONSUMERS, QUEUE, QUEUE_PUBLISHED, QUEUE_DELIVERY, QUEUE_DELIVERY_OWN),
+    *(CHANNEL, CHANNEL_PUBLISHED, UNROUTABLE, CONNECTION_COARSE, CONNECTION, CLUSTER, GLOBAL, DEAD_LETTERED, OWN),
+    *(LOG, EXPORT, STREAM_LAG),
+)
+ALL: Final[tuple[Family, ...]] = tuple(family for group in GROUPS for family in group.values())
+
+assert len(QUEUE_DELIVERY) + len(QUEUE_PUBLISHED) == len(QUEUE_COUNTERS)

@@ -1,0 +1,282 @@
+"""Surgery of queues over HTTP: /queues/V/Q/messages shows, /queues/V/Q/jobs moves, copies, deletes, redrives and
+rewinds, and /amqpd/jobs tells of what runs. RabbitMQ has no such routes.
+
+To browse takes the read permission on the queue; a job takes read and configure on its source (a copy: read), and write
+on where the messages go: the queue, the exchange, or of a redrive each queue that one goes back to.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.jobs.browsing import browse
+from amqpd.broker.jobs.job import Job
+from amqpd.broker.jobs.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, Request
+from amqpd.management.request import DEFAULT_EXCHANGE, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.management.queues import message_item
+from amqpd.management.router import Route
+from amqpd.management.time_slice import Slices
+from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX
+from amqpd.routing.errors import BadSelector
+from amqpd.routing.selector import EVERYTHING, Selector, parse
+from amqpd.routing.selector_hint import hint
+
+if TYPE_CHECKING:
+    from amqpd.broker.consumer import Entry
+    from amqpd.broker.queue.queue import Queue
+
+COUNT_MAX: Final = 1000
+OFFSET_MAX: Final = 1 << 60
+WAIT_MS_MAX: Final = 30_000
+VERBS: Final = (MOVE, COPY, DELETE, REDRIVE, REWIND)
+_FIELDS: Final[dict[str, frozenset[str]]] = {
+    MOVE: frozenset({"to_queue", "to_exchange", "routing_key"}),
+    COPY: frozenset({"to_queue", "to_exchange", "routing_key", "offset", "time"}),
+    DELETE: frozenset(),
+    REDRIVE: frozenset(),
+    REWIND: frozenset({"to_queue", "offset", "time", "until_offset", "until_time"}),
+}
+_SHARED: Final = frozenset({"action", "where", "limit", "dry_run", "wait_ms"})
+
+
+async def get_messages(call: Call) -> Reply:
+    """Shows messages where they lie, a page at a time.
+    `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query; with `end=true` the answer has no
+    message and the offset of the next one that will come."""
+    query = call.query
+    count = number("count", query.get("count", 100), 1, COUNT_MAX)
+    begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
+    begin_ms = time_ms(query.get("time"))
+    selector = selector_of(query.get("where"))
+    encoding = query.get("encoding", "auto")
+    if encoding not in ("auto", "base64"):
+        raise BadRequest("encoding is auto or base64")
+    truncate = number("truncate", query["truncate"], 0, OFFSET_MAX) if "truncate" in query else None
+    queue = await _source(call, configure=False)
+    if call.query_flag("end"):
+        return reply({"messages": [], "next_offset": int(queue.backing.next_offset), "ended": True, "hint": ""})
+    page = await browse(queue, selector, count, begin, begin_ms)
+    slices = Slices()
+    messages: list[dict[str, Any]] = []
+    for entry, state in page.messages:
+        messages.append(_shown(entry, state, encoding, truncate))
+        if slices.due:
+            await slices.rest()
+    said = hint(selector.text) if selector is not None and not messages else ""
+    return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": said})
+
+
+def _shown(entry: Entry, state: str, encoding: str, truncate: int | None) -> dict[str, Any]:
+    message = entry.message
+    assert message is not None  # what is read has its message
+    item = {
+        "offset": entry.offset,
+        "time": message.logged_ms or None,
+        "state": state,
+        "redelivered": entry.redelivered,
+        "delivery_count": entry.delivery_count,
+        "exchange": message.envelope.exchange,
+        "routing_key": message.envelope.routing_key,
+        "payload_bytes": message.body_size,
+    }
+    return message_item((item, message.properties(), message.body()), encoding, truncate)
+
+
+async def post_job(call: Call) -> Reply:
+    """Moves, copies, deletes, redrives or rewinds messages.
+    202 with the job; 200 where it has ended within `wait_ms`."""
+    fields = call.fields()
+    verb = call.text("action")
+    if verb not in VERBS:
+        raise BadRequest(f"action is one of {', '.join(VERBS)}")
+    unknown = sorted(set(fields) - _SHARED - _FIELDS[verb])
+    if unknown:
+        raise BadRequest(f"{verb} takes no {', '.join(unknown)}")
+    wait_ms = number("wait_ms", fields.get("wait_ms", 0), 0, WAIT_MS_MAX)
+    job = call.broker.jobs.begin(await _request(call, verb))
+    call.broker.turn.want()
+    await call.broker.jobs.until_ended(job, wait_ms)
+    return reply(job_item(job), 202 if job.ended_ms == 0 else 200)
+
+
+async def _request(call: Call, verb: str) -> Request:
+    """What is asked for, once all of it is checked. Raises: BadRequest, NotAuthorised, NotThere."""
+    fields = call.fields()
+    vhost = call.vhost()
+    to_queue, to_exchange = _optional(call, "to_queue"), _optional(call, "to_exchange")
+    if verb in (MOVE, COPY):
+        if (to_queue is None) == (to_exchange is None):
+            raise BadRequest(f"{verb} needs to_queue or to_exchange, one of them")
+        if to_queue is not None and "routing_key" in fields:
+            raise BadRequest("routing_key goes with to_exchange")
+        if len((_optional(call, "routing_key") or "").encode()) > SHORT_STRING_SIZE_BYTES_MAX:
+            raise BadRequest("routing_key has at most 255 bytes")
+    if verb == REWIND and ("offset" in fields) == ("time" in fields):
+        raise BadRequest("rewind needs offset or time, one of them")
+    if "until_offset" in fields and "until_time" in fields:
+        raise BadRequest("until_offset or until_time, not both")
+    until = number("until_offset", fields.get("until_offset", -1), -1, OFFSET_MAX)
+    until_ms = time_ms(fields["until_time"]) if "until_time" in fields else -1
+    limit = number("limit", fields.get("limit", 0), 0, OFFSET_MAX)
+    begin = number("offset", fields.get("offset", 0), 0, OFFSET_MAX)
+    begin_ms = time_ms(fields.get("time"))
+    selector = selector_of(fields.get("where"))
+    dry_run = call.flag("dry_run")
+    source = await _source(call, configure=verb != COPY)
+    if to_queue is not None:
+        call.check(vhost.name, "write", "queue", to_queue)
+        target = vhost.find_queue(to_queue)
+        if target is None:
+            raise NotThere(f"no queue '{to_queue}' in vhost '{vhost.name}'")
+        await opened(target)
+    if to_exchange is not None:
+        to_exchange = "" if to_exchange == DEFAULT_EXCHANGE else to_exchange
+        call.check(vhost.name, "write", "exchange", to_exchange)
+    return Request(
+        verb,
+        vhost,
+        source,
+        to_queue,
+        to_exchange,
+        _optional(call, "routing_key"),
+        selector,
+        limit,
+        dry_run,
+        begin,
+        begin_ms,
+        until,
+        until_ms,
+        _may_write(call, vhost.name),
+        call.caller.user.name,
+    )
+
+
+def _may_write(call: Call, vhost: str) -> Any:
+    caller, auth = call.caller, call.broker.auth
+
+    def may_write(kind: str, name: str) -> bool:
+        return caller.operator or auth.may(caller.user, vhost, "write", name or DEFAULT_EXCHANGE)
+
+    return may_write
+
+
+async def _source(call: Call, *, configure: bool) -> Queue:
+    """The queue of the path, open. Raises: NotAuthorised, NotThere, ResourceLocked, ResourceError."""
+    vhost = call.vhost()
+    name = call.params["queue"]
+    call.check(vhost.name, "read", "queue", name)
+    if configure:
+        call.check(vhost.name, "configure", "queue", name)
+    queue = call.queue()
+    vhost.check_exclusive(queue, None)
+    await opened(queue)
+    queue.prepare()
+    return queue
+
+
+async def get_jobs(call: Call) -> Reply:
+    """Those of vhosts that the caller may see; of one queue where the path names it."""
+    jobs = [job for job in call.broker.jobs.all() if call.may_see(job.source.vhost_name)]
+    if "queue" in call.params:
+        vhost = call.vhost()
+        name = call.params["queue"]
+        jobs = [job for job in jobs if job.source.vhost_name == vhost.name and job.source.name == name]
+    return reply([job_item(job) for job in jobs])
+
+
+async def get_job(call: Call) -> Reply:
+    """One job. `wait_ms` in the query: the answer comes when it has ended, or after so long."""
+    job = _job(call)
+    await call.broker.jobs.until_ended(job, number("wait_ms", call.query.get("wait_ms", 0), 0, WAIT_MS_MAX))
+    return reply(job_item(job))
+
+
+async def delete_job(call: Call) -> Reply:
+    """Stops the job, and shows it.
+    The answer comes when it has stopped, or after WAIT_MS_MAX; one that has ended stays as it is."""
+    job = _job(call)
+    call.check(job.source.vhost_name, "read" if job.kind == COPY else "configure", "queue", job.source.name)
+    job.stop()
+    await call.broker.jobs.until_ended(job, WAIT_MS_MAX)
+    return reply(job_item(job))
+
+
+def _job(call: Call) -> Job:
+    job = call.broker.jobs.get(call.params["job"])
+    if job is None or not call.may_see(job.source.vhost_name):
+        raise NotThere(f"no job '{call.params['job']}'")
+    return job
+
+
+def job_item(job: Job) -> dict[str, Any]:
+    """A job as the API shows it."""
+    took_ms: int = max(1, (job.ended_ms or job.now_ms()) - job.begun_ms)
+    selector = job.conditions.selector
+    nothing = job.ended_ms > 0 and job.done_count == 0 and not job.conditions.left
+    return {
+        "id": job.id,
+        "action": job.kind,
+        "vhost": job.source.vhost_name,
+        "queue": job.source.name,
+        **job.shown,
+        "limit": job.limit,
+        "dry_run": job.counts_only,
+        "state": job.state,
+        "reason": job.reason,
+        "done": job.done_count,
+        "looked_at": job.conditions.looked_count,
+        "under_way": job.under_way_count,
+        "left": dict(job.conditions.left),
+        "hint": hint(selector.text) if nothing and selector is not None else "",
+        "begun": job.begun_ms,
+        "ended": job.ended_ms or None,
+        "rate": int(job.done_count) * 1000 // took_ms,
+    }
+
+
+def _optional(call: Call, name: str) -> str | None:
+    return call.text(name) if call.fields().get(name) is not None else None
+
+
+def selector_of(text: object) -> Selector | None:
+    """Raises: BadRequest."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise BadRequest("where must be text")
+    try:
+        selector = parse(text)
+    except BadSelector as error:
+        raise BadRequest(f"where: {error}") from None
+    return None if selector is EVERYTHING else selector
+
+
+def time_ms(value: object) -> int:
+    """Milliseconds since 1970: a number of them, or a time as ISO 8601 has it (UTC where it names no zone). None: 0.
+
+    Raises: BadRequest.
+    """
+    if value is None:
+        return 0
+    if isinstance(value, str) and not value.isdigit():
+        try:
+            moment = datetime.fromisoformat(value)
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            return max(0, int(moment.timestamp() * 1000))
+        except (ValueError, OverflowError):
+            raise BadRequest("time is ms since 1970, or a time as in 2026-11-22T14:30:00") from None
+    return number("time", value, 0, OFFSET_MAX)
+
+
+_QUEUE: Final = "api/queues/{vhost}/{queue}"
+ROUTES: Final = (
+    Route("GET", _QUEUE + "/messages", Role.MANAGEMENT, get_messages),
+    Route("GET", _QUEUE + "/jobs", Role.MANAGEMENT, get_jobs),
+    Route("POST", _QUEUE + "/jobs", Role.MANAGEMENT, post_job),
+    Route("GET", "api/amqpd/jobs", Role.MANAGEMENT, get_jobs),
+    Route("GET", "api/amqpd/jobs/{job}", Role.MANAGEMENT, get_job),
+    Route("DELETE", "api/amqpd/jobs/{job}", Role.MANAGEMENT, delete_job),
+)

@@ -1,0 +1,102 @@
+"""Feature flags: RabbitMQ's names for what a node may have switched off, and amqpd never has; and deprecated features,
+which RabbitMQ is to lose and amqpd keeps.
+
+Clients' suites, Ansible and upgrade scripts ask for the list and enable all of it; both are right here at any time.
+Only flags whose feature is there are on the list, and of deprecated features those that amqpd has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, Reply, Role, reply
+from amqpd.management.router import Route
+from amqpd.management.time_slice import Slices
+
+FLAGS: Final = {
+    "consumer_timeout": "Deliveries that are unacked for too long end their consumer",
+    "direct_exchange_routing_v2": "Direct exchanges route by a table",
+    "implicit_default_bindings": "Default bindings are implicit, not stored",
+    "maintenance_mode_status": "Nodes say whether they are drained",
+    "quorum_queue": "Queues of type quorum",
+    "stream_queue": "Queues of type stream",
+    "stream_filtering": "Streams are filtered before they are sent",
+    "stream_single_active_consumer": "A group of a stream's consumers has one at work",
+    "user_limits": "Limits of a user's connections and channels",
+    "virtual_host_metadata": "Vhosts have a description and tags",
+}
+
+
+DEPRECATED: Final = {
+    "global_qos": "basic.qos with global=true: one prefetch for all consumers of a channel",
+    "management_metrics_collection": "Rates and samples in the HTTP API",
+    "transient_nonexcl_queues": "Queues that are neither durable nor exclusive",
+}
+"""rabbit: by its names, as 4.x tells them."""
+
+
+def item(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "desc": FLAGS[name],
+        "doc_url": "",
+        "provided_by": "amqpd",
+        "stability": "stable",
+        "state": "enabled",
+    }
+
+
+async def get_flags(_call: Call) -> Reply:
+    """Feature flags, all of them enabled."""
+    return reply([item(name) for name in sorted(FLAGS)])
+
+
+async def enable(call: Call) -> Reply:
+    """Enables the flag. rabbit: 204 also for what is enabled already."""
+    if call.params["name"] not in FLAGS:
+        raise BadRequest("unsupported")
+    return NO_CONTENT
+
+
+def _deprecated_item(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "desc": DEPRECATED[name],
+        "deprecation_phase": "permitted_by_default",
+        "doc_url": "",
+        "provided_by": "amqpd",
+        "state": "permitted",
+    }
+
+
+async def get_deprecated(_call: Call) -> Reply:
+    """Deprecated features of RabbitMQ, as amqpd has them."""
+    return reply([_deprecated_item(name) for name in sorted(DEPRECATED)])
+
+
+async def get_deprecated_used(call: Call) -> Reply:
+    """Deprecated features that are in use now.
+    Rates are always collected. Cost: a look at each channel and queue, as far as the first."""
+    slices = Slices()
+    used = {"management_metrics_collection"}
+    for connection in list(call.server.connections):
+        if any(channel.deliveries.window_size > 0 for channel in connection.channels.all()):
+            used.add("global_qos")
+            break
+        if slices.due:
+            await slices.rest()
+    for queue in [each for vhost in call.broker.vhosts.values() for each in vhost.queues.values()]:
+        if not queue.durable and queue.exclusive_owner is None:
+            used.add("transient_nonexcl_queues")
+            break
+        if slices.due:
+            await slices.rest()
+    return reply([_deprecated_item(name) for name in sorted(used)])
+
+
+ROUTES: Final = (
+    Route("GET", "api/deprecated-features", Role.MONITORING, get_deprecated),
+    Route("GET", "api/deprecated-features/used", Role.MONITORING, get_deprecated_used),
+    Route("GET", "api/feature-flags", Role.MONITORING, get_flags),
+    Route("PUT", "api/feature-flags/{name}/enable", Role.ADMINISTRATOR, enable),
+)

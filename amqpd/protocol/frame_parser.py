@@ -1,0 +1,399 @@
+"""Bytes to commands: cuts frames out of what arrives, and has a short way for publishes and acks.
+
+The assembler owns the partial frame; contents on their way are `Contents`', on which it builds. It is fed whatever the
+socket gave and calls a `CommandSink` once per complete command. A publish whose three frames lie whole in the received
+bytes is recognised in one pass; every other shape goes through `Contents`, frame by frame. Both ways give the same
+commands; a test drives them over the same random streams.
+
+Whoever delivers a content patches channel numbers; nobody copies the body.
+
+`run` may be left by an exception of the sink. The position is already behind the command then, so a caller that has
+dealt with the error calls `run` again and goes on with the next command.
+
+Invariants: bytes that are not consumed are kept at most once; a frame that is too large is refused at its header,
+before its payload is waited for; a client that sends one byte at a time costs one join per frame, not one per byte.
+
+Errors: FrameError (501), UnexpectedFrame (505); texts as RabbitMQ 3.10.8 gives them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
+from mypy_extensions import i64
+
+from amqpd.errors import FrameError
+from amqpd.protocol.field_table import read_u16, read_u32
+from amqpd.protocol.contents import Contents
+from amqpd.protocol.frame import BASIC_ACK, BASIC_PUBLISH, FRAME_BODY, FRAME_END, FRAME_HEADER, FRAME_METHOD, FRAME_OVERHEAD_BYTES, HEADER_FIXED_BYTES, PROPERTIES_START, CommandSink, frame_fault
+
+# How much of a publish is as in the one before: nothing, its method, its properties too, all as far as the body.
+_UNLIKE: Final = 0
+_METHOD: Final = 1
+_PROPERTIES: Final = 2
+_ALL: Final = 3
+# So many publishes in a row that are less alike than expected, and less is expected; all again after so many more.
+_ALIKE_TRIES: Final = 4
+_ALIKE_PAUSE: Final = 256
+# Of a header frame, before the body's size: type, channel, payload size, class and weight.
+_HEADER_HEAD_BYTES: Final = 11
+# A header frame that is longer is not remembered.
+_ALIKE_HEADER_BYTES_MAX: Final = 4096
+
+_NOBODY: Final = CommandSink()
+
+
+@final
+class Assembler(Contents):
+    """Cuts one connection's byte stream. Not shared, not thread-safe."""
+
+    def __init__(self, sink: CommandSink, frame_payload_max: int, body_size_max: int) -> None:
+        super().__init__(sink, body_size_max)
+        # Payload bytes accepted in one frame. RabbitMQ takes frame_max itself, eight more than the clause allows.
+        self.frame_payload_max: i64 = frame_payload_max
+        self.channel: i64 = 0  # of the command last handed over: whom a soft error concerns
+        self._data: bytes = b""
+        self._position: i64 = 0
+        self._waiting: list[bytes] = []
+        self._waiting_size: i64 = 0
+        self._need: i64 = 0
+        # Of the content that `_plain_content_end` found last.
+        self._header_size: i64 = 0
+        self._body_size: i64 = 0
+        # How the last plain publish began, as far as its body: most publishers send much of that again, and a
+        # comparison then stands for all checks. How much is expected to be alike; publishes that were less so, in a
+        # row; publishes until all is expected again.
+        self._alike: i64 = _UNLIKE
+        self._alike_misses: i64 = 0
+        self._alike_pause: i64 = 0
+        self._alike_channel: i64 = 0
+        self._alike_method = b""
+        # _METHOD: the method frame.
+        self._method_frame = b""
+        self._method_size: i64 = 0
+        # _PROPERTIES: that and the head of the header frame; what stands from behind the body's size up to the body
+        # frame's.
+        self._alike_head = b""
+        self._alike_tail = b""
+        self._alike_header: i64 = 0
+        # _ALL: method frame, header frame, head of the body frame; their size, that of all with the body.
+        self._alike_start = b""
+        self._alike_size: i64 = 0
+        self._alike_whole: i64 = 0
+        self._alike_body: i64 = 0
+
+    def push(self, data: bytes) -> None:
+        """Adds received bytes; `run` works them off."""
+        if self._waiting_size:
+            self._waiting.append(data)
+            self._waiting_size += len(data)
+            if self._waiting_size < self._need:
+                return
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            self._waiting_size = 0
+        self._data = data
+        self._position = 0
+
+    def mid_frame(self) -> bool:
+        """Whether an unfinished frame or content is held: a peer that then falls silent holds memory for nothing."""
+        return self._waiting_size > 0 or len(self._partials) > 0
+
+    def progress(self) -> tuple[int, int, int]:
+        """Changes with each octet that arrives of the oldest content, or of the frame that is to continue it."""
+        for partial in self._partials.values():
+            return partial.serial, partial.missing, self._waiting_size
+        return 0, 0, self._waiting_size
+
+    def take_rest(self) -> bytes:
+        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
+        rest = self._data[self._position :] + b"".join(self._waiting)
+        self._data = b""
+        self._position = 0
+        self._waiting.clear()
+        self._waiting_size = 0
+        return rest
+
+    def let_go(self) -> None:
+        """The stream has ended: what is unfinished goes, and the sink, which has this assembler itself, with it."""
+        self.sink = _NOBODY
+        self.take_rest()
+        self.drop_contents()
+
+    def run(self) -> None:
+        """Hands over every command that is complete.
+
+        Cost: linear in the bytes. Raises: FrameError, UnexpectedFrame, and whatever the sink raises.
+        """
+        data = self._data
+        position = self._position
+        end: i64 = len(data)
+        sink = self.sink
+        payload_max = self.frame_payload_max
+        need: i64 = 7
+        while end - position >= 7:
+            if self._alike > _UNLIKE and not self._partials:
+                position = self._take_alike(data, position, end)
+                if end - position < 7:
+                    break
+            # By way of int: i32 and i64 do not mix, and a cast costs interpreted.
+            channel: int = read_i16_be(data, position + 1)
+            size: int = read_i32_be(data, position + 3)
+            if size < 0 or size > payload_max:
+                shown = f"{{frame_too_large,{size & 0xFFFFFFFF},{payload_max - FRAME_OVERHEAD_BYTES}}}"
+                raise self._fault(data, position, b"", shown)
+            frame_end = position + 7 + size
+            if frame_end >= end:
+                need = size + FRAME_OVERHEAD_BYTES
+                break
+            if data[frame_end] != FRAME_END:
+                shown = f"{{invalid_frame_end_marker,{data[frame_end]}}}"
+                raise self._fault(data, position, data[position + 7 : frame_end], shown)
+            number = channel & 0xFFFF
+            if data[position] == FRAME_METHOD and size >= 4:
+                method: int = read_i32_be(data, position + 7)
+                if method == BASIC_PUBLISH and (not self._partials or number not in self._partials):
+                    after = self._take_publish(data, position, frame_end + 1, end, number)
+                    if after > 0:
+                        position = after
+                        continue
+                    if after == 0:
+                        need = self._need
+                        break
+                elif method == BASIC_ACK and size == 13 and not self._partials:
+                    self.channel = number
+                    self._position = frame_end + 1
+                    sink.on_ack(number, read_i64_be(data, position + 11), data[position + 19] & 1 == 1)
+                    position = frame_end + 1
+                    continue
+            self.channel = number
+            self._position = frame_end + 1
+            self.take_frame(data[position], number, data[position + 7 : frame_end])
+            position = frame_end + 1
+        rest = end - position
+        if rest > 0:
+            self._need = need
+            self._waiting.append(data[position:] if position > 0 else data)
+            self._waiting_size = rest
+        self._data = b""
+        self._position = 0
+
+    def _fault(self, data: bytes, position: i64, payload: bytes, why: str) -> FrameError:
+        """Of the frame at `position`, with what is to be shown of its payload. Nothing behind it can be read."""
+        self._position = len(data)
+        self.channel = read_u16(data, position + 1)
+        return frame_fault(data[position], payload, why)
+
+    def _take_alike(self, data: bytes, position: i64, end: i64) -> i64:
+        """Hands over the publishes from `position` on that begin like the one before. Returns where they end."""
+        sink = self.sink
+        while end - position >= 7 and self._alike > _UNLIKE:
+            if self._alike == _ALL:
+                before = position
+                whole = self._alike_whole
+                start = self._alike_start
+                start_size = self._alike_size
+                while end - position >= whole and data[position : position + start_size] == start:
+                    stop = position + whole
+                    if data[stop - 1] != FRAME_END:
+                        break
+                    self.channel = self._alike_channel
+                    self._position = stop
+                    sink.on_publish(
+                        self._alike_channel,
+                        self._alike_method,
+                        data[position + self._method_size : stop],
+                        self._alike_header,
+                        self._alike_body,
+                        self._alike_body,
+                        True,
+                    )
+                    position = stop
+                if position > before:
+                    self._alike_misses = 0
+                    if end - position < 7:
+                        break
+            content = position + self._method_size
+            content_end: i64 = 0
+            found: i64 = _PROPERTIES
+            if self._alike >= _PROPERTIES:
+                content_end = self._alike_content_end(data, position, end)
+            if content_end == 0 and content < end and data[position:content] == self._method_frame:
+                content_end = self._plain_content_end(data, content, end, self._alike_channel)
+                found = _METHOD
+            if content_end <= 0:
+                break
+            self.channel = self._alike_channel
+            self._position = content_end
+            if found < self._alike or self._alike_pause <= 0:
+                self._judge_alike(found, self._alike_channel, data, position, content, content_end)
+                found = _METHOD  # under an object that may be new
+            else:
+                self._alike_pause -= 1
+                self._alike_misses = 0
+            sink.on_publish(
+                self._alike_channel,
+                self._alike_method,
+                data[content:content_end],
+                self._header_size,
+                self._body_size,
+                self._body_size,
+                found == _PROPERTIES,
+            )
+            position = content_end
+        return position
+
+    def _take_publish(self, data: bytes, start: i64, content: i64, end: i64, number: i64) -> i64:
+        """Hands over the publish whose method frame lies from `start` to `content`. Returns where its content ends.
+
+        0: that is not whole; `_need` bytes from `start` on tell more. -1: it is to be taken frame by frame.
+        """
+        content_end = self._plain_content_end(data, content, end, number)
+        if content_end > 0:
+            self.channel = number
+            self._position = content_end
+            payload = data[start + 7 : content - 1]
+            if self._alike > _UNLIKE or self._alike_pause <= 0:
+                self._judge_alike(_UNLIKE, number, data, start, content, content_end)
+                if self._alike > _UNLIKE:
+                    payload = self._alike_method
+            else:
+                self._alike_pause -= 1
+            self.sink.on_publish(
+                number,
+                payload,
+                data[content:content_end],
+                self._header_size,
+                self._body_size,
+                self._body_size,
+                False,
+            )
+            return content_end
+        if content_end < 0 or (self._dropped and number in self._dropped):
+            return -1
+        if content == end:
+            # Nothing follows yet: an error of the method itself is told now.
+            self.channel = number
+            self._position = end
+            self.sink.on_publish_started(number)
+            self._position = start
+        self._need += content - start
+        return 0
+
+    def _judge_alike(self, found: i64, number: i64, data: bytes, start: i64, content: i64, end: i64) -> None:
+        """The plain publish at `start`, whose content lies from `content` to `end`, was less alike than expected, or it
+        is time to expect more: it may be the first of many.
+        """
+        if found < self._alike:
+            self._alike_misses += 1
+            if self._alike_misses > _ALIKE_TRIES:
+                self._alike_misses = 0
+                self._alike_pause = _ALIKE_PAUSE
+                self._alike = found
+                return
+        # A new object, although the bytes may be those it had: the sink must not take older properties for these.
+        self._alike_method = data[start + 7 : content - 1]
+        self._alike_channel = number
+        self._method_frame = data[start:content]
+        self._method_size = content - start
+        self._alike_header = self._header_size
+        self._alike_body = self._body_size
+        if self._body_size == 0 or self._header_size > _ALIKE_HEADER_BYTES_MAX:
+            self._alike = _METHOD
+            self._alike_pause = _ALIKE_PAUSE
+            return
+        self._alike = _ALL
+        self._alike_head = data[start : content + _HEADER_HEAD_BYTES]
+        self._alike_tail = data[content + PROPERTIES_START : content + self._header_size + 3]
+        self._alike_size = end - 1 - self._body_size - start
+        self._alike_start = data[start : start + self._alike_size]
+        self._alike_whole = end - start
+
+    def _alike_content_end(self, data: bytes, start: i64, end: i64) -> i64:
+        """Where the publish at `start` ends, if it is as the one before but for its body. Else, or where it is not
+        whole yet, 0. Sets `_header_size` and `_body_size`.
+        """
+        properties = start + self._method_size + PROPERTIES_START
+        body = properties + self._alike_header - PROPERTIES_START + 7
+        if (
+            body > end
+            or data[start : properties - 8] != self._alike_head
+            or data[properties : body - 4] != self._alike_tail
+        ):
+            return 0
+        body_size = read_i64_be(data, properties - 8)
+        if (
+            body_size <= 0
+            or body_size > self.frame_payload_max
+            or body_size > self.body_size_max
+            or read_i64_be(data, body - 8) & 0xFFFFFFFF != body_size
+        ):
+            return 0
+        content_end = body + body_size + 1
+        if content_end > end or data[content_end - 1] != FRAME_END:
+            return 0
+        self._header_size = self._alike_header
+        self._body_size = body_size
+        return content_end
+
+    def _plain_content_end(self, data: bytes, start: i64, end: i64, channel: i64) -> i64:
+        """Where the content that begins at `start` ends, if it is a header frame and at most one body frame.
+
+        0: it may be plain, and `_need` bytes from `start` on tell more; never more than may be waited for: behind a
+        part of a body other channels' frames may come. -1: another shape, or a fault, for the slow path. Else
+        `_header_size` and `_body_size` are set.
+        """
+        have = end - start
+        if have < PROPERTIES_START + 1:
+            if have == 0:
+                self._need = 1
+                return 0
+            if data[start] != FRAME_HEADER:
+                return -1
+            if have < 7:
+                self._need = 7
+                return 0
+            # One that is too short or too long is a fault, which is told now.
+            if not HEADER_FIXED_BYTES + 2 <= read_u32(data, start + 3) <= self.frame_payload_max:
+                return -1
+            self._need = PROPERTIES_START + 1
+            return 0
+        # Eight octets at a time, whatever the fields' borders: type, channel, size; class, weight.
+        word = read_i64_be(data, start)
+        size = (word >> 8) & 0xFFFFFFFF
+        body_size = read_i64_be(data, start + 11)
+        if (
+            (word >> 40) & 0xFFFFFF != (FRAME_HEADER << 16) | channel
+            or size < HEADER_FIXED_BYTES + 2
+            or size > self.frame_payload_max
+            or (read_i64_be(data, start + 7) >> 32) & 0xFFFFFFFF != 0x003C0000
+            or body_size < 0
+            or body_size > self.frame_payload_max
+            or body_size > self.body_size_max
+        ):
+            return -1
+        header_end = start + 8 + size
+        if header_end > end:
+            self._need = 8 + size
+            return 0
+        if data[header_end - 1] != FRAME_END:
+            return -1
+        self._header_size = 8 + size
+        self._body_size = body_size
+        if body_size == 0:
+            return header_end
+        if end - header_end < 7:
+            if end > header_end and data[header_end] != FRAME_BODY:
+                return -1
+            self._need = header_end - start + (1 if end == header_end else 7)
+            return 0
+        # The header's frame end, then the body frame's type, channel and size.
+        word = read_i64_be(data, header_end - 1)
+        if (word >> 32) & 0xFFFFFF != (FRAME_BODY << 16) | channel or word & 0xFFFFFFFF != body_size:
+            return -1
+        content_end = header_end + 8 + body_size
+        if content_end > end:
+            self._need = content_end - start
+            return 0
+        return content_end if data[content_end - 1] == FRAME_END else -1

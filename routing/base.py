@@ -1,0 +1,46 @@
+"""What an exchange type is.
+
+An exchange type is the matching structure of one exchange and nothing else: names, durability, alternate exchanges and
+permissions belong to the vhost. The broker makes one instance per exchange, tells it of every binding, and asks it
+where a message goes. Destinations are opaque here; they need a hash and an equality, no more.
+
+A type that answers for a message as a whole, however many routing keys it has, or that looks at more than headers,
+derives from `WholeMessage` (message_exchange.py). Which types there are, and how guests join: `registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, TypeAlias
+
+FieldValue: TypeAlias = object
+"""A decoded field: bool int float str bytes bytearray Decimal None list dict, or a subclass of int for a timestamp."""
+
+Arguments: TypeAlias = Mapping[str, FieldValue]
+
+
+class ExchangeType(Protocol):
+    """The matching structure of one exchange."""
+
+    @property
+    def looks_at(self) -> int:
+        """What of a message has a say: numbers of `looks.py`, added up. ROUTING_KEY alone: the route may be kept by it.
+        Fixed once the exchange is made.
+        """
+
+    def validate(self, key: str, arguments: Arguments) -> None:
+        """Called before `bind`. Raises: BadBinding, whose text goes to the client."""
+
+    def bind(self, key: str, arguments: Arguments, destination: object) -> None:
+        """Adds a binding. The caller guarantees that this (key, arguments, destination) is not there yet."""
+
+    def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
+        """Removes a binding. The caller guarantees that it is there; others to the same destination stay."""
+
+    def match(self, key: str, headers: Arguments | None) -> set[object]:
+        """Destinations of a message, each once.
+
+        key: the routing key, at most 255 bytes as sent. headers: decoded; None when the message has none or when
+        `looks_at` is without HEADERS. Raises: nothing.
+        The set may be the exchange type's own: callers neither change it nor keep it beyond the next bind or unbind.
+        """

@@ -1,0 +1,69 @@
+"""The base of exchange types that answer once for a message, however many routing keys it has (CC and BCC bring more),
+and that may look at all of it.
+
+Ordinary types are asked for each key by itself, and need no base. A type derives from this one where two answers for
+one message would be wrong (one of several queues gets it) or where headers do not do (`message_id`, chance, memory).
+
+A destination is opaque to a type; what tells it from the others is its label, which is the same after a restart.
+Compiled by mypyc; guests may subclass it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from mypy_extensions import mypyc_attr
+
+from amqpd.routing.looks import ROUTING_KEY
+from amqpd.routing.routed import Routed
+from amqpd.routing.selector_ast import Selectable
+
+if TYPE_CHECKING:
+    from amqpd.routing.base import Arguments
+
+
+def label_of(destination: object) -> str:
+    """What tells a destination from others, in this life and the next: its kind and its name.
+
+    An exchange says of itself that it is one (`destination_type`); a test's destinations are their own names.
+    """
+    kind = getattr(destination, "destination_type", "queue")
+    name = getattr(destination, "name", destination)
+    return f"{kind}:{name}"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class WholeMessage:
+    """Matching structure of one exchange whose type looks at messages as a whole."""
+
+    def __init__(self) -> None:
+        # As `ExchangeType` has it. A type whose answer depends on its exchange's arguments says so in `configure`.
+        self.looks_at: int = ROUTING_KEY
+
+    def configure(self, arguments: Arguments) -> None:
+        """The arguments of the exchange, which are checked. Called once, before anything is bound."""
+
+    def validate(self, key: str, arguments: Arguments) -> None:
+        """Called before `bind`. Raises: BadBinding, whose text goes to the client."""
+
+    def validate_destination(self, kind: str) -> None:
+        """Likewise. kind: of queue ("classic", "quorum", "stream"), or "exchange". Raises: BadBinding."""
+
+    def bind(self, key: str, arguments: Arguments, destination: object) -> None:
+        """As `ExchangeType.bind`."""
+        raise NotImplementedError
+
+    def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
+        """As `ExchangeType.unbind`."""
+        raise NotImplementedError
+
+    def route(self, keys: list[str], message: Selectable) -> Collection[object]:
+        """Destinations of a message with these routing keys (its own first, then those of CC and BCC), each once; not
+        to be changed. Raises: nothing.
+        """
+        raise NotImplementedError
+
+    def match(self, key: str, headers: Arguments | None) -> set[object]:
+        """As `ExchangeType.match`: of a message with this key alone. For types that look at nothing else."""
+        return set(self.route([key], Routed(key, {} if headers is None else dict(headers))))

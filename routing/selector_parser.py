@@ -1,0 +1,365 @@
+"""The grammar of selectors, and how their text becomes nodes (`selector_ast.py`).
+
+SQL-92 conditions as JMS has them (Jakarta Messaging 3.1, 3.8.1), and what RabbitMQ 4.2's filter expressions add:
+`!=`, `%`, UTC(), texts in double quotes, `[names in brackets]`, sections (`p.`, `h.`, `a.`), any values in IN and on
+both sides of a comparison. Keywords have no capitals or small letters of their own, names do.
+
+lark makes a LALR parser of it, at the first use (a tenth of a second); parsing costs some 10 us a word, and stops at
+what is too large (`WORDS_MAX`, `NODES_MAX`, `DEPTH_MAX`) while it is being built: nothing here recurses into a
+client's text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import TYPE_CHECKING, Final, NoReturn, cast
+
+from amqpd.routing import selector_ast as nodes
+from amqpd.routing.errors import BadSelector
+from amqpd.routing.selector_fields import HEADER_SECTION, JMS_FIELDS, JMS_FORBIDDEN, PROPERTIES, FieldRule
+from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, SEARCHES_MAX
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+
+NODES_MAX: Final = 200
+DEPTH_MAX: Final = 32
+WORDS_MAX: Final = 500
+"""Words, signs and texts of a selector, counted before it is parsed."""
+INTEGER_MAX: Final = 2**63
+"""Inclusive, as it may stand behind a minus."""
+SHOWN_MAX: Final = 24
+"""Characters of a client's text in a message of error."""
+
+_END: Final = r"(?![\w$])"
+_NAME_END: Final = r"(?![\w$.])"
+
+
+def _field_pattern() -> str:
+    """Every name of a field, the longest first, `-` and `_` alike."""
+    names = sorted(PROPERTIES, key=len, reverse=True)
+    of_properties = "|".join([name.replace("-", "[-_]") for name in names])
+    return rf"((properties|p)\.({of_properties})|(header|h)\.({'|'.join(HEADER_SECTION)})){_NAME_END}"
+
+
+GRAMMAR: Final = rf"""
+?start: disjunction
+?disjunction: conjunction | disjunction OR conjunction
+?conjunction: negation | conjunction AND negation
+?negation: comparison | NOT negation
+?comparison: sum
+    | sum COMPARISON sum                        -> compare
+    | sum NOT? BETWEEN sum AND sum              -> between
+    | sum NOT? IN "(" sum ("," sum)* ")"        -> one_of
+    | sum NOT? LIKE TEXT (ESCAPE TEXT)?         -> like
+    | sum IS NOT? NULL                          -> is_null
+?sum: product | sum SIGN product                -> arithmetic
+?product: signed | product FACTOR signed        -> arithmetic
+?signed: primary | SIGN signed
+?primary: "(" disjunction ")" | TEXT -> text | INTEGER -> integer | HEXADECIMAL -> hexadecimal | FLOAT -> approximate
+    | TRUE -> true | FALSE -> false | UTC -> utc | NAME -> name | BRACKETED -> bracketed | FIELD -> field
+    | APPLICATION -> application | UNKNOWN -> unknown
+
+AND.2: /AND{_END}/i
+OR.2: /OR{_END}/i
+NOT.2: /NOT{_END}/i
+BETWEEN.2: /BETWEEN{_END}/i
+IN.2: /IN{_END}/i
+LIKE.2: /LIKE{_END}/i
+ESCAPE.2: /ESCAPE{_END}/i
+IS.2: /IS{_END}/i
+NULL.2: /NULL{_END}/i
+TRUE.2: /TRUE{_END}/i
+FALSE.2: /FALSE{_END}/i
+UTC.2: /UTC[ \t\f\r\n]*\([ \t\f\r\n]*\)/i
+COMPARISON: /<>|!=|<=|>=|=|<|>/
+SIGN: /[+-]/
+FACTOR: "*" | "/" | "%"
+TEXT: /'([^']|'')*'|"([^"]|"")*"/
+HEXADECIMAL.3: /0[xX][0-9a-fA-F]+[lL]?{_END}/
+FLOAT.3: /(([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)[fFdD]?{_END}|[0-9]+[fFdD]{_END}/
+INTEGER.2: /[0-9]+[lL]?{_END}/
+BRACKETED: /\[([^\[\]]|\[\[|\]\])*\]/
+FIELD.4: /{_field_pattern()}/
+APPLICATION.4: /(application[-_]properties|a)\.[^\W\d][\w$]*{_NAME_END}/
+UNKNOWN.3: /[^\W\d][\w$-]*\.[\w$.-]*/
+NAME: /([^\W\d]|\$)[\w$]*/
+%ignore /[ \t\f\r\n]+/
+"""
+
+WORDS: Final = {
+    "$END": "the end",
+    "RPAR": ")",
+    "LPAR": "(",
+    "COMMA": ",",
+    "COMPARISON": "a comparison",
+    "TEXT": "a text in quotes",
+}
+"""Of what is expected, as errors name it."""
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_WORD: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[\w$.]+|[^\s\w]""")
+
+
+def tree(text: str) -> nodes.Condition:
+    """What `text` says. Raises: BadSelector, with line and column."""
+    from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+
+    if len(_WORD.findall(text)) > WORDS_MAX:
+        raise BadSelector(f"the selector has more than {WORDS_MAX} words and signs")
+    try:
+        made = cast("nodes.Node", parser().parse(text))
+    except UnexpectedCharacters as error:
+        _refuse_at(error.line, error.column, f"{shown(text[error.pos_in_stream :])} cannot be read")
+    except UnexpectedToken as error:
+        wanted = _expected(error.accepts or error.expected)
+        if error.token.type == "$END":
+            _refuse_at(*_end_of(text), f"the selector is not complete{wanted}")
+        _refuse_at(error.line, error.column, f"{shown(str(error.token))} is not expected here{wanted}")
+    except UnexpectedInput as error:
+        _refuse_at(error.line, error.column, "not understood")
+    condition = condition_of(made, None)
+    check_patterns(condition)
+    return condition
+
+
+@cache
+def parser() -> Lark:
+    """The parser, made once. Cost: 0.1 s of CPU for the first caller."""
+    from lark import Lark
+
+    return Lark(GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_Builder())
+
+
+def _refuse_at(line: int, column: int, why: str) -> NoReturn:
+    raise BadSelector(f"line {line}, column {column}: {why}") from None
+
+
+def _refuse(place: Token | None, why: str) -> NoReturn:
+    if place is None or place.line is None or place.column is None:
+        raise BadSelector(why)
+    _refuse_at(place.line, place.column, why)
+
+
+def shown(text: str) -> str:
+    """A client's text in a message of error."""
+    return repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "...")
+
+
+def _end_of(text: str) -> tuple[int, int]:
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+def _expected(terminals: set[str]) -> str:
+    """What may stand there, where that is a short list; where a value may, nothing else need be said."""
+    if "NAME" in terminals:
+        return ", but a value or a condition is"
+    names = sorted([WORDS.get(name, name) for name in terminals if name not in ("SIGN", "FACTOR")])
+    return f", but {' or '.join(names)}" if len(names) <= 3 else ""
+
+
+def check_size(node: nodes.Node, place: Token | None) -> None:
+    """Raises: BadSelector for a tree that is too large."""
+    if node.size > NODES_MAX:
+        _refuse(place, f"the selector has more than {NODES_MAX} parts")
+    if node.depth > DEPTH_MAX:
+        _refuse(place, f"the selector nests deeper than {DEPTH_MAX}")
+
+
+def check_patterns(condition: nodes.Condition) -> None:
+    """Raises: BadSelector when its LIKE patterns together are too dear."""
+    patterns = [node for node in condition.all() if isinstance(node, nodes.Like)]
+    if sum([pattern.loose() for pattern in patterns]) > LOOSE_CHARACTERS_MAX:
+        raise BadSelector(f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
+    if sum([pattern.searches() for pattern in patterns]) > SEARCHES_MAX:
+        raise BadSelector(f"LIKE: there are {SEARCHES_MAX} parts between two % at most")
+
+
+def _made(place: Token | None, node: nodes.Node) -> nodes.Node:
+    """A node that is within bounds."""
+    check_size(node, place)
+    return node
+
+
+def condition_of(node: nodes.Node, place: Token | None) -> nodes.Condition:
+    """The condition, also that which a value is where one is wanted. Raises: BadSelector for what can be none."""
+    if isinstance(node, nodes.Condition):
+        return node
+    if isinstance(node, nodes.Truth):
+        return node.condition
+    assert isinstance(node, nodes.Value)
+    if isinstance(node, (nodes.Arithmetic, nodes.Negative, nodes.Now)) or (
+        isinstance(node, nodes.Constant) and not isinstance(node.value, bool)
+    ):
+        _refuse(place, "a condition is wanted here, not a number or a text")
+    return nodes.IsTrue(node)
+
+
+def value_of(node: nodes.Node) -> nodes.Value:
+    """The value, also that of a condition."""
+    if isinstance(node, nodes.Condition):
+        return nodes.Truth(node)
+    assert isinstance(node, nodes.Value)
+    return node
+
+
+def between_of(value: nodes.Value, low: nodes.Value, high: nodes.Value) -> nodes.Condition:
+    """value BETWEEN low AND high."""
+    return nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
+
+
+def one_of(value: nodes.Value, choices: list[nodes.Value]) -> nodes.Condition:
+    """value IN (choices), of which any may be other than constants."""
+    others = [choice for choice in choices if not isinstance(choice, nodes.Constant)]
+    constants = frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)])
+    found: list[nodes.Condition] = [nodes.OneOf(value, constants)] if constants or not others else []
+    found += [nodes.Compare("=", value, choice) for choice in others]
+    return found[0] if len(found) == 1 else nodes.Or(tuple(found))
+
+
+def _number(node: nodes.Node, place: Token) -> nodes.Value:
+    value = value_of(node)
+    if isinstance(value, nodes.Truth) or (isinstance(value, nodes.Constant) and nodes.number_of(value.value) is None):
+        _refuse(place, f"'{place}' wants numbers")
+    return value
+
+
+class _Builder:
+    """What lark calls for each rule, with what the parts of it have become."""
+
+    def disjunction(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        return self._joined(parts, nodes.Or)
+
+    def conjunction(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        return self._joined(parts, nodes.And)
+
+    def _joined(self, parts: list[nodes.Node | Token], kind: type[nodes.And | nodes.Or]) -> nodes.Node:
+        left, word, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
+        first, second = condition_of(left, word), condition_of(right, word)
+        before = first.conditions if isinstance(first, kind) else (first,)
+        after = second.conditions if isinstance(second, kind) else (second,)
+        return _made(word, kind((*before, *after)))
+
+    def negation(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        word, node = cast("tuple[Token, nodes.Node]", parts)
+        return _made(word, nodes.Not(condition_of(node, word)))
+
+    def compare(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        left, operator, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
+        name = "<>" if operator == "!=" else str(operator)
+        return _made(operator, nodes.Compare(name, value_of(left), value_of(right)))
+
+    def between(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        left, negated, word, rest = _split(parts)
+        low, high = [value_of(part) for part in rest if isinstance(part, nodes.Node)]
+        node = between_of(value_of(left), low, high)
+        return _made(word, nodes.Not(node) if negated else node)
+
+    def one_of(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        left, negated, word, rest = _split(parts)
+        node = one_of(value_of(left), [value_of(part) for part in rest if isinstance(part, nodes.Node)])
+        return _made(word, nodes.Not(node) if negated else node)
+
+    def like(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        left, negated, word, rest = _split(parts)
+        texts = [_unquoted(part) for part in rest if not isinstance(part, nodes.Node) and part.type == "TEXT"]
+        escape = texts[1] if len(texts) == 2 else ""
+        if len(texts) == 2 and len(escape) != 1:
+            _refuse(word, "what follows ESCAPE is one character")
+        try:
+            node = nodes.Like(value_of(left), texts[0], escape)
+        except BadSelector as error:
+            _refuse(word, str(error))
+        return _made(word, nodes.Not(node) if negated else node)
+
+    def is_null(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        left, word = cast("tuple[nodes.Node, Token]", parts[:2])
+        node = nodes.IsNull(value_of(left))
+        return _made(word, nodes.Not(node) if len(parts) == 4 else node)
+
+    def arithmetic(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        left, operator, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
+        return _made(operator, nodes.Arithmetic(str(operator), _number(left, operator), _number(right, operator)))
+
+    def signed(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+        sign, node = cast("tuple[Token, nodes.Node]", parts)
+        value = _number(node, sign)
+        if isinstance(value, nodes.Constant):
+            return nodes.Constant(-nodes.number_of(value.value)) if sign == "-" else value
+        if sign == "-":
+            return _made(sign, nodes.Negative(value))
+        return _made(sign, nodes.Negative(nodes.Negative(value)))  # what is no number has no +
+
+    def text(self, parts: list[Token]) -> nodes.Node:
+        return nodes.Constant(_unquoted(parts[0]))
+
+    def integer(self, parts: list[Token]) -> nodes.Node:
+        digits = parts[0].rstrip("lL")
+        if len(digits) > 1 and digits[0] == "0":
+            _refuse(parts[0], "a number may not begin with 0: to Java it would be octal")
+        return _integer(parts[0], digits, 10)
+
+    def hexadecimal(self, parts: list[Token]) -> nodes.Node:
+        return _integer(parts[0], parts[0][2:].rstrip("lL"), 16)
+
+    def approximate(self, parts: list[Token]) -> nodes.Node:
+        value = float(parts[0].rstrip("fFdD"))
+        if math.isinf(value):
+            _refuse(parts[0], "number too large")
+        return nodes.Constant(value)
+
+    def true(self, parts: list[Token]) -> nodes.Node:
+        return nodes.Constant(True)
+
+    def false(self, parts: list[Token]) -> nodes.Node:
+        return nodes.Constant(False)
+
+    def utc(self, parts: list[Token]) -> nodes.Node:
+        return nodes.Now()
+
+    def name(self, parts: list[Token]) -> nodes.Node:
+        name = str(parts[0])
+        if name in JMS_FORBIDDEN:
+            _refuse(parts[0], f"{name} may not be used in a selector")
+        rule = JMS_FIELDS.get(name)
+        return nodes.Header(name) if rule is None else nodes.Field(rule)
+
+    def bracketed(self, parts: list[Token]) -> nodes.Node:
+        name = parts[0][1:-1].replace("[[", "[").replace("]]", "]")
+        if _CONTROL.search(name):
+            _refuse(parts[0], "a name has a control character")
+        return nodes.Header(name)
+
+    def field(self, parts: list[Token]) -> nodes.Node:
+        section, name = parts[0].split(".")
+        rules: dict[str, FieldRule] = HEADER_SECTION if section in ("h", "header") else PROPERTIES
+        return nodes.Field(rules[name.replace("_", "-")])
+
+    def application(self, parts: list[Token]) -> nodes.Node:
+        return nodes.Header(parts[0].split(".")[1])
+
+    def unknown(self, parts: list[Token]) -> nodes.Node:
+        _refuse(parts[0], f"there is no field {shown(str(parts[0]))}; a header of that name is written in brackets")
+
+
+def _split(parts: list[nodes.Node | Token]) -> tuple[nodes.Node, bool, Token, list[nodes.Node | Token]]:
+    """Left side, whether there is a NOT, the keyword, and what follows."""
+    left = cast("nodes.Node", parts[0])
+    second = cast("Token", parts[1])
+    if second.type == "NOT":
+        return left, True, second, parts[3:]
+    return left, False, second, parts[2:]
+
+
+def _unquoted(token: Token) -> str:
+    quote = token[0]
+    return token[1:-1].replace(quote * 2, quote)
+
+
+def _integer(place: Token, digits: str, base: int) -> nodes.Node:
+    value = int(digits, base) if len(digits) <= 20 else INTEGER_MAX + 1
+    if value > INTEGER_MAX:
+        _refuse(place, "number too large: integers have 64 bits")
+    return nodes.Constant(value)

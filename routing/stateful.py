@@ -1,0 +1,72 @@
+"""The exchange type `x-message-deduplication`: a fanout that lets each message through once.
+
+What tells whether it is the same message is its header `x-deduplication-header`, whatever its type; a message without
+it goes to everything bound. What has been seen is kept by a `Memory`, which the broker brings: until the cache is full
+(`x-cache-size`, then the oldest goes) or its time is over (`x-cache-ttl`, of the exchange or of the message). A message
+that is let through has an entry of the memory among its destinations, so that it is remembered when it is in the
+queues, and not before.
+
+Compiled by mypyc. Source: the plugin rabbitmq-message-deduplication (https://github.com/noxdafox), README.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final, final
+
+from mypy_extensions import mypyc_attr
+
+from amqpd.routing.direct_fanout import Fanout
+from amqpd.routing.looks import HEADERS, MEMORY
+from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.message_exchange import WholeMessage
+
+if TYPE_CHECKING:
+    from amqpd.routing.base import Arguments
+
+HEADER: Final = "x-deduplication-header"
+TTL: Final = "x-cache-ttl"
+SIZE: Final = "x-cache-size"
+PERSISTENCE: Final = "x-cache-persistence"
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Memory:
+    """What an exchange has seen."""
+
+    def look(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
+        """Where a message goes: all that is `bound`, with the entry to be made when it is there; nothing, or who knows
+        whether the first one is safe, where this value has been seen.
+
+        value: of the header. ttl: of the message's own header; None: it has none.
+        """
+        raise NotImplementedError
+
+
+@final
+class Deduplication(WholeMessage):
+    """Matching structure of one x-message-deduplication exchange. Without a memory it is a fanout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks_at = HEADERS | MEMORY
+        self.memory: Memory | None = None
+        self._bound = Fanout()
+
+    def bind(self, key: str, arguments: Arguments, destination: object) -> None:
+        """Cost: O(1)."""
+        self._bound.bind(key, arguments, destination)
+
+    def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
+        """Cost: O(1)."""
+        self._bound.unbind(key, arguments, destination)
+
+    def route(self, keys: list[str], message: Selectable) -> Collection[object]:
+        """Cost: the decoding of the headers, a look-up, and all that is bound."""
+        bound = self._bound.match("", None)
+        if self.memory is None or not bound:
+            return bound  # what goes nowhere has not been seen
+        headers = message.headers()
+        if HEADER not in headers:
+            return bound
+        return self.memory.look(headers[HEADER], headers.get(TTL), bound)

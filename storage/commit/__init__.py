@@ -1,1 +1,0 @@
-"""Making safe: what a turn has gathered is written and synced."""

@@ -1,1 +1,0 @@
-"""What goes with time: retention, compaction, upkeep, departed directories."""

@@ -1,0 +1,171 @@
+"""How batches get into a log: rolled into segments of their size, one `writev` each, cut back to
+whole ones on a full disk.
+
+Of the functions here `append` alone is called from outside, by the log's `Appender` at the end of a turn.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from amqpd.storage.filesystem import OpenFile
+from amqpd.storage.log.batch import CONTROL, TRANSIENT, ClosedBatch
+from amqpd.storage.log.log import Log
+from amqpd.storage.log.segment import Segment
+from amqpd.storage.acks import ack_set
+from amqpd.storage.acks.ack_files import PASSING
+
+PARTS_MAX = 512  # batches in one writev: two parts each, and IOV_MAX is 1024
+IOV_MAX = 1024
+POSITION_MAX = 1 << 30  # positions are u32 in the index, and Kafka reads them as i32
+
+
+def append(log: Log, batches: list[ClosedBatch]) -> int:
+    """Writes batches to the log. Returns how many got there whole; when not all, `error` says why.
+
+    On a full disk (or where no file can be opened just now) the file is cut back to the last whole batch (whole
+    transaction) and the log stays usable; on any other error it is `failed`. The offsets of batches that did not
+    get there are never used again.
+    """
+    log.error = None
+    total = len(batches)
+    done = 0
+    try:
+        while done < total:
+            try:
+                segment = _writable(log, batches[done])
+                segment.open_log(create=True)
+            except OSError as error:
+                if not log.filesystem.room_after(error):
+                    raise
+                segment = _writable(log, batches[done])
+            stop = _run_length(log, segment, batches, done)
+            written = _write_run(log, segment, batches, done, stop)
+            done += written
+            _raise_error(log)
+    except OSError as error:
+        log.error = error
+        if error.errno not in PASSING:
+            log.failed = True
+        done = _back_to_transaction_start(log, batches, done)
+    if total:
+        log.end = max(log.end, batches[total - 1].last_offset + 1)
+    return done
+
+
+def _raise_error(log: Log) -> None:
+    """What `_write_run` has met. Not in `append`, where the error is known to be None, to mypyc too."""
+    if log.error is not None:
+        raise log.error
+
+
+def _writable(log: Log, batch: ClosedBatch) -> Segment:
+    if not log.begun:
+        log.begin()
+    segments = log.segments
+    if not segments or segments[-1].sealed:
+        return log.new_segment(batch.base_offset)
+    segment = segments[-1]
+    size = segment.size + batch.size
+    inside = 0 <= batch.transaction_start < batch.base_offset
+    if segment.size > 0 and ((size > log.segment_size_bytes and not inside) or size > POSITION_MAX):
+        log.seal()
+        return log.new_segment(batch.base_offset)
+    return segment
+
+
+def _run_length(log: Log, segment: Segment, batches: list[ClosedBatch], start: int) -> int:
+    """Index behind the last batch that goes into `segment` with the one at `start`."""
+    size = segment.size
+    stop = start
+    total = min(len(batches), start + PARTS_MAX)
+    while stop < total:
+        size += batches[stop].size
+        if stop > start and size > log.segment_size_bytes:
+            break
+        stop += 1
+    return stop
+
+
+def _write_run(log: Log, segment: Segment, batches: list[ClosedBatch], start: int, stop: int) -> int:
+    """One writev (more if it was short, or where large messages come in many parts). Returns the number of whole
+    batches that are in the file.
+    """
+    file = segment.open_log(create=True)
+    parts: list[bytes] = []
+    for index in range(start, stop):
+        batch = batches[index]
+        parts.append(batch.header)
+        parts.append(batch.records)
+        parts += batch.more
+    written = 0
+    try:
+        for first in range(0, len(parts), IOV_MAX):
+            group = parts[first : first + IOV_MAX] if len(parts) > IOV_MAX else parts
+            wanted = sum([len(part) for part in group])
+            done = log.filesystem.writev(file.fd, group)
+            written += done
+            if done < wanted:
+                rest = b"".join(group)
+                while done < wanted:
+                    more = log.filesystem.write(file.fd, rest[done:])
+                    if more <= 0:
+                        raise OSError(errno.ENOSPC, "short write")
+                    done += more
+                    written += more
+    except OSError as error:
+        log.error = error
+    log.unsynced.note(file)
+    index = start
+    while index < stop and written >= batches[index].size:
+        batch = batches[index]
+        written -= batch.size
+        _fill_gap(log, segment, batch.base_offset)
+        segment.appended(batch)
+        if batch.attributes & TRANSIENT:
+            segment.add_transient(batch.base_offset, batch.last_offset, batch.body_size_bytes)
+        if batch.attributes & CONTROL:
+            log.settle(batch.base_offset, batch.last_offset, 0)
+        index += 1
+    if written > 0:
+        _cut_file(log, file, segment.size)
+    return index - start
+
+
+def _fill_gap(log: Log, segment: Segment, offset: int) -> None:
+    """Offsets that were given out and never written count as settled."""
+    if offset > segment.end:
+        first = segment.end
+        segment.end = offset
+        segment.settled.add(first, offset - 1)
+        log.note(segment, ack_set.SETTLED, first, offset - 1, 0)
+
+
+def _cut_file(log: Log, file: OpenFile, size: int) -> None:
+    try:
+        log.filesystem.truncate(file.fd, size)
+    except OSError as error:
+        log.error = error
+        log.failed = True  # what stands behind `size` cannot be told from a batch any more
+
+
+def _back_to_transaction_start(log: Log, batches: list[ClosedBatch], done: int) -> int:
+    """Takes back the batches of the transaction that the failed one belongs to. Returns the number that stay."""
+    if done >= len(batches) or batches[done].transaction_start < 0:
+        return done
+    start = batches[done].transaction_start
+    keep = done
+    while keep > 0 and batches[keep - 1].transaction_start == start:
+        keep -= 1
+    for index in range(done - 1, keep - 1, -1):
+        batch = batches[index]
+        segment = log.segment_of(batch.base_offset)
+        if segment is None:
+            continue
+        segment.cut(segment.size - batch.size, batch.base_offset, segment.body_bytes - batch.body_size_bytes)
+        try:
+            _cut_file(log, segment.open_log(), segment.size)
+        except OSError as error:
+            log.error = error
+            log.failed = True
+    return keep

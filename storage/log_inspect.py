@@ -1,0 +1,445 @@
+"""Looks into the files of a log without changing any of them, and without believing any of them.
+
+For a person with a data directory: of a broker that runs, that was killed, or a copy. Every file is read on its own and
+told as events, in the order of its bytes: batches (with their records when asked for), index entries, settlement
+entries, lines of checkpoints, and `Damage` with file and position. verify.py holds the files of one queue against each
+other.
+
+Nothing is locked. In a live directory the last segment grows meanwhile: bytes behind its last whole batch, and the
+indexes' lag, are told as harmless, as long as they lie above the high watermark; so is what recovery cuts off.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from amqpd.storage.filesystem import READ, FileSystem
+from amqpd.storage.log import checkpoint
+from amqpd.storage.log.batch import (
+    CODECS,
+    COMPRESSION,
+    CONTROL,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    TRANSACTIONAL,
+    TRANSIENT,
+    BatchCursor,
+    BatchHeader,
+    crc_fits,
+)
+from amqpd.storage.log.compression import plain
+from amqpd.storage.log.index import OFFSET_ENTRY_SIZE, TIME_ENTRY_SIZE, OffsetIndex, TimeIndex
+from amqpd.storage.log.record import BadRecord, Record
+from amqpd.storage.log.segment import segment_name
+from amqpd.storage.acks import replay_file, ack_set
+from amqpd.storage.acks.hold import decode_hold, is_hold
+from amqpd.storage.acks.settled_reader import KIND_NAMES, SettledFile
+
+CHUNK_SIZE: Final = 1 << 20
+CHECKPOINTS: Final = {checkpoint.LEADER_EPOCH: 2, checkpoint.RECOVERY_POINT: 1, checkpoint.LOG_START: 1}
+"""Text checkpoints: name -> numbers in a line."""
+
+IN_BETWEEN: Final = (".deleted", ".cleaned", ".swap")
+_REST: Final = struct.Struct(">qqqhi")  # base timestamp, max timestamp, producer id, its epoch, base sequence
+
+
+class Damage(NamedTuple):
+    """What is wrong in `file` at byte `position`. harmless: recovery expects it, and nothing confirmed is in it."""
+
+    file: str
+    position: int
+    text: str
+    harmless: bool = False
+
+
+class Batch(NamedTuple):
+    """One good batch. records: those in it when asked for, else None; none in a marker."""
+
+    file: str
+    position: int
+    size: int
+    base_offset: int
+    last_offset: int
+    record_count: int
+    epoch: int
+    crc: int
+    attributes: int
+    base_timestamp_ms: int
+    timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records: list[Record] | None
+
+    @property
+    def flags(self) -> list[str]:
+        names = ((TRANSIENT, "transient"), (TRANSACTIONAL, "transaction"), (CONTROL, "marker"))
+        found = [name for bit, name in names if self.attributes & bit]
+        if not self.attributes & LOG_APPEND_TIME:
+            found.append("create-time")
+        if self.attributes & COMPRESSION:
+            found.append(CODECS[self.attributes & COMPRESSION])
+        return found
+
+
+class IndexEntry(NamedTuple):
+    """The batch that ends with `offset` starts at `log_position`."""
+
+    file: str
+    position: int
+    offset: int
+    log_position: int
+
+
+class TimeEntry(NamedTuple):
+    """No batch that ends at or before `offset` is later than `timestamp_ms`."""
+
+    file: str
+    position: int
+    timestamp_ms: int
+    offset: int
+
+
+class SettledEntry(NamedTuple):
+    """One entry of a `.settled` file: see ack_set.py."""
+
+    file: str
+    position: int
+    kind: str
+    a: int
+    b: int
+    c: int
+
+
+class Text(NamedTuple):
+    """What a small file says."""
+
+    file: str
+    text: str
+
+
+Event = Batch | IndexEntry | TimeEntry | SettledEntry | Text | Damage
+
+
+def plain_name(path: str) -> str:
+    """The file's name without what it is called while it comes or goes: `.deleted`, `.cleaned`, `.swap`."""
+    name = path.rpartition("/")[2]
+    for suffix in IN_BETWEEN:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def is_segment_file(name: str) -> bool:
+    """Whether the (plain) name is that of a file of a segment."""
+    return name[:20].isdigit() and name[20:] in {".log", ".index", ".timeindex", ".settled"}
+
+
+def is_known(name: str) -> bool:
+    """Whether `look_into` knows what is in a file with this (plain) name."""
+    return (
+        is_segment_file(name)
+        or name in CHECKPOINTS
+        or is_hold(name)
+        or name == replay_file.NAME
+        or name
+        in {
+            checkpoint.CLEAN_SHUTDOWN,
+            checkpoint.HIGH_WATERMARK,
+            "queue.json",
+        }
+    )
+
+
+def look_into(
+    filesystem: FileSystem, path: str, *, deep: bool = False, offsets: tuple[int, int] | None = None
+) -> Iterator[Event]:
+    """The events of one file. deep: with records. offsets: only batches and entries that touch them, both inclusive.
+
+    Cost: one read of the file; of a `.log` in pieces, so memory stays small. Raises: OSError; ValueError when the name
+    tells no kind of file.
+    """
+    name = plain_name(path)
+    kind = name[20:] if is_segment_file(name) else name
+    base = int(name[:20]) if is_segment_file(name) else 0
+    first, last = offsets if offsets is not None else (0, 1 << 62)
+    if kind == ".log":
+        yield from _log(filesystem, path, base, deep, first, last)
+    elif kind == ".index":
+        yield from _index(filesystem, path, base, first, last)
+    elif kind == ".timeindex":
+        yield from _time_index(filesystem, path, base, first, last)
+    elif kind == ".settled":
+        yield from _settled(filesystem, path, base)
+    elif is_known(name):
+        yield from _small(filesystem, path, name)
+    else:
+        raise ValueError(f"{path}: no file of a log by its name")
+
+
+class _LogFile:
+    """Reads a `.log` in pieces."""
+
+    def __init__(self, filesystem: FileSystem, path: str) -> None:
+        self._filesystem = filesystem
+        self.fd = filesystem.open(path, READ)
+        self.size = filesystem.file_size(self.fd)
+        self._chunk = b""
+        self._start = 0
+
+    def close(self) -> None:
+        self._filesystem.close(self.fd)
+
+    def load(self, position: int, size: int) -> tuple[bytes, int] | None:
+        """(bytes, where `position` is in them), with `size` bytes from there on; None where there are not so many."""
+        at = position - self._start
+        if not (at >= 0 and at + size <= len(self._chunk)):
+            self._chunk = self._filesystem.pread(self.fd, max(size, CHUNK_SIZE), position)
+            self._start, at = position, 0
+        return (self._chunk, at) if len(self._chunk) - at >= size else None
+
+    def header(self, position: int) -> BatchHeader | None:
+        piece = self.load(position, int(HEADER_SIZE))
+        return BatchHeader(*piece) if piece is not None else None
+
+    def fault(self, position: int) -> str:
+        """What is wrong with the batch at `position`; nothing when it is good."""
+        header = self.header(position)
+        if header is None:
+            return f"{self.size - position} bytes, too few for a batch"
+        if not header.plausible():
+            return f"no batch (magic {header.magic}, size {header.size}, {header.count} records)"
+        piece = self.load(position, header.size)
+        if piece is None:
+            return f"a batch of {header.size} bytes, of which {self.size - position} are there"
+        if not crc_fits(*piece, header):
+            return f"the batch of offsets {header.base_offset} to {header.last_offset} has a wrong checksum"
+        return ""
+
+    def next_good(self, position: int, index: OffsetIndex) -> int:
+        """The next place with a good batch: behind the bad one if its size can be believed, else one of `index`."""
+        header = self.header(position)
+        if header is not None and header.plausible() and not self.fault(position + header.size):
+            return position + int(header.size)
+        while (position := index.next_position(position)) >= 0:
+            if not self.fault(position):
+                return position
+        return -1
+
+
+def beside(filesystem: FileSystem, path: str, suffix: str) -> bytes:
+    """The segment's file with `suffix`; nothing where there is none."""
+    try:
+        return filesystem.read_file(path[: path.rfind("/") + 1] + plain_name(path)[:20] + suffix)
+    except OSError:
+        return b""
+
+
+def _confirmed_end(filesystem: FileSystem, path: str, base: int) -> int:
+    """The offset below which a segment must be whole: where it was sealed, or the high watermark."""
+    directory = path[: path.rfind("/")] if "/" in path else "."
+    later = [
+        int(name[:20]) for name in filesystem.listdir(directory) if is_segment_file(name) and int(name[:20]) > base
+    ]
+    return (
+        min(later) if later else checkpoint.read_high_watermark(filesystem, f"{directory}/{checkpoint.HIGH_WATERMARK}")
+    )
+
+
+def _log(filesystem: FileSystem, path: str, base: int, deep: bool, first: int, last: int) -> Iterator[Event]:
+    file = _LogFile(filesystem, path)
+    try:
+        index = OffsetIndex(beside(filesystem, path, ".index"))
+        position = 0
+        expected = base
+        if first > base:
+            relative, start = index.floor(first - base)
+            header = file.header(start) if relative >= 0 else None
+            if header is not None and header.last_offset == base + relative and not file.fault(start):
+                position, expected = start, int(header.base_offset)
+        while position < file.size:
+            fault = file.fault(position)
+            if fault:
+                behind = file.next_good(position, index)
+                if behind < 0:
+                    torn = expected >= _confirmed_end(filesystem, path, base)
+                    yield Damage(path, position, f"{fault}; nothing good behind it", harmless=torn)
+                    return
+                yield Damage(path, position, f"{fault}; {behind - position} bytes are passed over")
+                position = behind
+                continue
+            header = file.header(position)
+            assert header is not None
+            if header.base_offset > last:
+                return
+            if header.base_offset < expected:
+                yield Damage(path, position, f"offset {header.base_offset} where {expected} or more should be")
+            elif header.last_offset >= first:
+                yield from _batch(file, path, position, header, deep)
+                expected = int(header.last_offset) + 1
+            position += int(header.size)
+    finally:
+        file.close()
+
+
+def _batch(file: _LogFile, path: str, position: int, header: BatchHeader, deep: bool) -> Iterator[Event]:
+    piece = file.load(position, header.size)
+    assert piece is not None
+    records: list[Record] = []
+    try:
+        BatchCursor(*plain(*piece, header)).read(0, None, {}, 1 << 62, records)
+    except (BadRecord, IndexError) as error:
+        yield Damage(path, position, f"the checksum is right, but the records are none: {error}")
+        return
+    base_ms, latest_ms, producer, producer_epoch, sequence = _REST.unpack_from(piece[0], piece[1] + 27)
+    yield Batch(
+        path,
+        position,
+        int(header.size),
+        int(header.base_offset),
+        int(header.last_offset),
+        int(header.count),
+        int(header.epoch),
+        int(header.crc),
+        int(header.attributes),
+        base_ms,
+        latest_ms,
+        producer,
+        producer_epoch,
+        sequence,
+        records if deep else None,
+    )
+
+
+def _index(filesystem: FileSystem, path: str, base: int, first: int, last: int) -> Iterator[Event]:
+    data = filesystem.read_file(path)
+    index = OffsetIndex(data)
+    try:
+        log: _LogFile | None = _LogFile(filesystem, path.removesuffix(".index") + ".log")
+    except OSError:
+        log = None
+    try:
+        before = (-1, -1)
+        for number in range(len(index)):
+            relative, position = index.entry(number)
+            place = number * OFFSET_ENTRY_SIZE
+            header = log.header(position) if log is not None else None
+            if log is not None and (header is None or header.last_offset != base + relative):
+                yield Damage(path, place, f"no batch at position {position} ends with offset {base + relative}")
+                continue
+            if relative <= before[0] or position <= before[1]:
+                yield Damage(path, place, f"entry ({relative}, {position}) does not rise above {before}")
+                continue
+            before = (relative, position)
+            if first <= base + relative <= last:
+                yield IndexEntry(path, place, base + relative, position)
+    finally:
+        if log is not None:
+            log.close()
+    if len(data) % OFFSET_ENTRY_SIZE:
+        yield Damage(path, len(index) * OFFSET_ENTRY_SIZE, "an incomplete entry", harmless=True)
+
+
+def _time_index(filesystem: FileSystem, path: str, base: int, first: int, last: int) -> Iterator[Event]:
+    data = filesystem.read_file(path)
+    times = TimeIndex(data)
+    latest, known = _latest_times(filesystem, path.removesuffix(".timeindex") + ".log")
+    before = (-1, -1)
+    for number in range(len(times)):
+        timestamp_ms, relative = times.entry(number)
+        place = number * TIME_ENTRY_SIZE
+        if base + relative < known and latest.get(base + relative) != timestamp_ms:
+            yield Damage(path, place, f"no batch of {timestamp_ms} ends with offset {base + relative}")
+            continue
+        if timestamp_ms <= before[0] or relative <= before[1]:
+            yield Damage(path, place, f"entry ({timestamp_ms}, {relative}) does not rise above {before}")
+            continue
+        before = (timestamp_ms, relative)
+        if first <= base + relative <= last:
+            yield TimeEntry(path, place, timestamp_ms, base + relative)
+    if len(data) % TIME_ENTRY_SIZE:
+        yield Damage(path, len(times) * TIME_ENTRY_SIZE, "an incomplete entry", harmless=True)
+
+
+def _latest_times(filesystem: FileSystem, path: str) -> tuple[dict[int, int], int]:
+    """(last offset of each batch -> latest time up to there, the offset below which that is known)."""
+    found: dict[int, int] = {}
+    latest = position = known = 0
+    try:
+        file = _LogFile(filesystem, path)
+    except OSError:
+        return found, known
+    try:
+        while (header := file.header(position)) is not None and header.plausible():
+            latest = max(latest, int(header.max_timestamp_ms))
+            known = int(header.last_offset) + 1
+            found[known - 1] = latest
+            position += int(header.size)
+        if position >= file.size and position:
+            known = 1 << 62
+    finally:
+        file.close()
+    return found, known
+
+
+def _settled(filesystem: FileSystem, path: str, base: int) -> Iterator[Event]:
+    data = filesystem.read_file(path)
+    file = SettledFile(data)
+    for position, entry in file.slots():
+        if entry is None:
+            whole = position != file.torn
+            text = "an entry with a wrong checksum" if whole else "an incomplete entry"
+            yield Damage(path, position, f"{text}; what it settled is delivered again", harmless=not whole)
+            continue
+        kind, a, b, c = entry
+        if kind == ack_set.HEADER and b > ack_set.VERSION:
+            yield Damage(path, position, f"format {b} of a newer version; this one knows {ack_set.VERSION}")
+            return
+        if kind == ack_set.HEADER and a != base:
+            yield Damage(path, position, f"belongs to the segment of offset {a}")
+        yield SettledEntry(path, position, KIND_NAMES[kind], a, b, c)
+
+
+def _small(filesystem: FileSystem, path: str, name: str) -> Iterator[Event]:
+    data = filesystem.read_file(path)
+    if name in CHECKPOINTS:
+        entries = checkpoint.read_lines(filesystem, path, CHECKPOINTS[name])
+        if not entries and data.split()[1:2] != [b"0"]:
+            yield Damage(path, 0, "no checkpoint; it counts as missing")
+            return
+        yield Text(path, ", ".join(" ".join(map(str, entry)) for entry in entries))
+    elif name == checkpoint.CLEAN_SHUTDOWN:
+        try:
+            clean = checkpoint.read_clean(filesystem, path)
+        except checkpoint.UnknownFormat:
+            yield Damage(path, 0, "format of a newer version")
+            return
+        if clean is None:
+            yield Damage(path, 0, "a wrong checksum; the next start checks the log")
+        else:
+            yield Text(path, f"next offset {clean[0]}, active segment {segment_name(clean[1])} of {clean[2]} bytes")
+    elif name == checkpoint.HIGH_WATERMARK:
+        mark = checkpoint.decode_high_watermark(data)
+        if mark == 0 and data.strip(b"\0") and checkpoint.encode_high_watermark(0) != data[:16]:
+            yield Damage(path, 0, "a wrong checksum", harmless=True)
+        else:
+            yield Text(path, f"offsets below {mark} are synced")
+    elif name == replay_file.NAME:
+        told = replay_file.decode_rewind(data)
+        if told is None:
+            yield Damage(path, 0, "not whole; nothing is rewound", harmless=True)
+        else:
+            yield Text(path, "a rewind that the next start completes")
+    elif is_hold(name):
+        held = decode_hold(data)
+        if held is None:
+            yield Damage(path, 0, "a wrong checksum; all is kept until its exporter commits again", harmless=True)
+        else:
+            yield Text(path, f"exported below offset {held[0]}; at most {held[1]} bytes are kept for it")
+    else:
+        try:
+            yield Text(path, json.dumps(json.loads(data), ensure_ascii=False))
+        except ValueError:
+            yield Damage(path, 0, "no JSON")

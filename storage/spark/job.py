@@ -1,0 +1,472 @@
+"""The export job: batch after batch of a queue's log, each once, whatever is killed in between.
+
+A batch is a range of offsets of each selected queue. It is read through `format("amqp")`, narrowed by `where`, and
+given to the target (targets.py); the ledger (checkpoint.py) knows what is done. A rerun first finds out what became of the
+batch that was under way, then goes on.
+
+Queues that are declared with `x-export: NAME`, NAME being this job's `name`, are read whole, what consumers have
+settled included, and the broker is told after each batch how far it went. Other queues give what is not settled: what
+consumers take between two runs is never exported, and that is no loss.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from amqpd.storage.spark import offsets
+from amqpd.storage.spark.columns import BASE, COLUMNS, TIMES, chosen
+from amqpd.storage.spark.files import QueueName
+from amqpd.storage.spark.hold_commit import CommitFailed, commit
+from amqpd.storage.spark.java import CannotRunSpark
+from amqpd.storage.spark.checkpoint import Ledger
+from amqpd.storage.spark.options import NoSuchQueue, parse
+from amqpd.storage.spark.plan import DataLoss, Part, Snapshot
+from amqpd.storage.spark.targets import Database, Delta, Files, Target, TargetError, file_label
+from amqpd.storage.acks.hold import file_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from amqpd.storage.spark.direct import Written
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 2.0
+PART_BYTES = 16 << 20
+"""Of log: tasks that write files are put together from parts of that size (direct.py)."""
+DERIVED = dict(zip(TIMES, ("to_date(timestamp)", "hour(timestamp)"), strict=True))
+"""What --partition-by knows beside columns; in UTC."""
+
+
+class BadExport(ValueError):
+    """What was asked for cannot be done; the text names the option."""
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What to export. source: path, or url with user and password, as for `format("amqp")`.
+
+    queue: None for all of the vhost. start: earliest, an offset, or a time; counts on the first run only. to_offset:
+    the first not to export. batch_rows: None: what suits the target. fail_on_data_loss: as the source's.
+    """
+
+    source: dict[str, str]
+    vhost: str
+    queue: str | None
+    to: str
+    checkpoint: str
+    format: str = "parquet"
+    start: str = "earliest"
+    to_offset: int | None = None
+    partition_by: tuple[str, ...] = ()
+    where: str = ""
+    columns: tuple[str, ...] = BASE
+    table: str = "amqp_messages"
+    name: str = "export"
+    follow: bool = False
+    master: str = "local[*]"
+    memory: str = "1g"
+    batch_rows: int | None = None
+    fail_on_data_loss: bool = True
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_database(self) -> bool:
+        return "://" in self.to
+
+    def identity(self) -> dict[str, Any]:
+        """What must stay the same from run to run."""
+        return {
+            "vhost": self.vhost,
+            "queue": self.queue,
+            "to": without_password(self.to) if self.is_database else str(Path(self.to).absolute()),
+            "format": "" if self.is_database else self.format,
+            "partition_by": list(self.partition_by),
+            "where": self.where,
+            "columns": list(self.columns),
+            "table": self.table if self.is_database else "",
+        }
+
+
+@dataclass
+class Report:
+    """One batch, or a whole run. lag: offsets that wait behind it. seconds: all; working_s: without Spark's start."""
+
+    batches: int = 0
+    rows: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    working_s: float = 0.0
+    lag: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True)
+class Span:
+    """first <= offset < stop of a queue; `end` is where its log ended. whole: what is settled is read, too."""
+
+    queue: QueueName
+    first: int
+    stop: int
+    end: int
+    whole: bool
+
+
+class _Batch:
+    """targets.Batch: the spans of one batch, and the job to read them."""
+
+    def __init__(self, job: Job, spans: list[Span]) -> None:
+        self.plain = not job.options.where
+        self._job = job
+        self._spans = spans
+
+    def rows(self) -> DataFrame:
+        return self._job.rows(self._spans)
+
+    def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[Written]:
+        return self._job.to_parquet(self._spans, directory, by)
+
+
+class Job:
+    """One run of an export, from the first batch that is left to the last there is.
+
+    say: gets a Report after every batch. stopped: asked between batches. starting: called before Spark is started,
+    which takes seconds.
+
+    session: a Spark session to use, and to leave running; without one the job makes its own when it needs it.
+
+    Raises, all methods: BadExport, BadOption, NoSuchQueue, SourceError, DataLoss, CheckpointError, TargetError,
+    CannotRunSpark, OSError, and what Spark raises.
+    """
+
+    def __init__(
+        self,
+        options: ExportOptions,
+        say: Callable[[Report], None],
+        stopped: Callable[[], bool],
+        session: SparkSession | None = None,
+        starting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.options = options
+        self._starting = starting
+        self.say = say
+        self.stopped = stopped
+        self._check()
+        given = {**options.source, "vhost": options.vhost, **self._start(options.start)}
+        given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
+        if options.queue is None:
+            self._read = {**given, "queuePattern": ".*"}
+        else:
+            self._read = {**given, "queuePattern": re.escape(options.queue)}
+        self._parsed = parse({"startingOffsets": "earliest", **self._read})
+        self._spark = session
+        self._own = session is None
+        self._where_is_good = False
+        self._quick = False  # a JVM that has no rows to handle need not compile much
+
+    def _check(self) -> None:
+        options = self.options
+        chosen(list(options.columns), False, False)
+        for name in options.partition_by:
+            if name not in DERIVED and name not in options.columns:
+                raise BadExport(f"--partition-by {name}: expected date, hour or one of {', '.join(options.columns)}")
+            if name not in DERIVED and COLUMNS[name] not in ("string", "bigint"):
+                raise BadExport(f"--partition-by {name}: it is a {COLUMNS[name].partition('<')[0]}")
+        if options.partition_by and options.is_database:
+            raise BadExport("--partition-by: a database's table has no directories")
+        if options.partition_by and set(options.columns) <= set(options.partition_by):
+            raise BadExport("--partition-by: no column would be left for the files")
+        if options.to_offset is not None and options.queue is None:
+            raise BadExport("--to-offset goes with one --queue")
+
+    @staticmethod
+    def _start(text: str) -> dict[str, str]:
+        if text == "earliest" or text.isdigit():
+            return {"startingOffsets": text}
+        return {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
+
+    def run(self) -> Report:
+        """Exports what there is; with `follow` until `stopped`. Returns the whole run's report.
+
+        Where Spark fails once `stopped` says so, the batch at work is left to the next run: no error.
+        """
+        options = self.options
+        total = Report()
+        started = time.monotonic()
+        if not Path(options.checkpoint).exists():
+            self._require_queue()  # what cannot begin leaves nothing behind
+        with ExitStack() as stack:
+            ledger = Ledger(Path(options.checkpoint), options.identity())
+            stack.callback(ledger.close)
+            target = self._target(ledger)
+            self._quick = target.by_tasks(not options.where)
+            stack.callback(target.close)
+            self._settle_last(ledger, target, total)
+            if ledger.state.batch == 0:
+                target.check_fresh(self._prefix())
+            try:
+                for report in self._batches(ledger, target):
+                    total.batches += 1
+                    total.rows += report.rows
+                    total.bytes += report.bytes
+                    total.working_s += report.working_s
+                    self.say(report)
+            except Exception as error:
+                if not self._was_broken_off(error):
+                    raise
+                logger.warning("Spark was ended in the middle of a batch: a rerun takes it up again")
+            finally:
+                self._end_session()
+            total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
+            self._commit_holds(ledger)
+            total.batch = ledger.state.batch
+        total.seconds = time.monotonic() - started
+        return total
+
+    def _require_queue(self) -> None:
+        options = self.options
+        if not self._parsed.queues() and options.queue is not None:
+            unseen = self._parsed.source.unseen
+            raise NoSuchQueue(f"no durable queue '{options.queue}' with messages in vhost '{options.vhost}'{unseen}")
+
+    def _target(self, ledger: Ledger) -> Target:
+        options = self.options
+        if options.is_database:
+            return Database(options.to, options.table, [(name, COLUMNS[name]) for name in options.columns], ledger)
+        if options.format == "delta":
+            return Delta(Path(options.to), list(options.partition_by), ledger)
+        return Files(Path(options.to), options.format, list(options.partition_by), ledger)
+
+    def _settle_last(self, ledger: Ledger, target: Target, total: Report) -> None:
+        """What became of the batch that was under way when the last run ended."""
+        under_way = ledger.state.next
+        if under_way is None:
+            return
+        if target.has(under_way):
+            total.batches, total.rows, total.bytes = 1, under_way.rows, under_way.bytes
+            ledger.commit()
+        else:
+            ledger.state.next = None
+            ledger.save()
+
+    def _prefix(self) -> str:
+        options = self.options
+        return file_label(options.queue if options.queue is not None else f"vhost-{options.vhost}")
+
+    # -- batches
+
+    def _batches(self, ledger: Ledger, target: Target) -> Iterator[Report]:
+        limit = self.options.batch_rows or target.batch_rows
+        while not self.stopped():
+            spans = self._spans(ledger, limit)
+            if not any(span.stop > span.first for span in spans):
+                if not self.options.follow or self._is_done(spans):
+                    return
+                self._wait()
+                continue
+            self._session()  # takes seconds, and may be the end of it
+            if not self.stopped():
+                yield self._batch(ledger, target, spans)
+
+    def _is_done(self, spans: list[Span]) -> bool:
+        to_offset = self.options.to_offset
+        return to_offset is not None and bool(spans) and spans[0].first >= to_offset
+
+    def _wait(self) -> None:
+        until = time.monotonic() + POLL_S
+        while time.monotonic() < until and not self.stopped():
+            time.sleep(0.1)
+
+    def _batch(self, ledger: Ledger, target: Target, spans: list[Span]) -> Report:
+        self._session()
+        if self.options.where and not self._where_is_good:
+            self.rows(spans)  # a wrong one ends the run before the checkpoint remembers it
+            self._where_is_good = True
+        began = time.monotonic()
+        position = {
+            offsets.key_of(span.queue.vhost, span.queue.queue): {"id": span.queue.id, "offset": span.stop}
+            for span in spans
+        }
+        progress = ledger.begin(position)
+        label = f"{self._prefix()}-batch-{progress.batch:08d}"
+        if self.options.queue is not None:
+            label = f"{self._prefix()}-{spans[0].first:020d}-{spans[0].stop:020d}"
+        try:
+            target.write(_Batch(self, spans), progress, label)
+        except Exception as error:
+            # What the source says on the driver or in a task comes back as one of Spark's many errors, as a text.
+            found = str(error).partition(f".{DataLoss.__name__}: ")[2]
+            if found and not isinstance(error, DataLoss):
+                raise DataLoss(found.splitlines()[0]) from error
+            raise
+        ledger.commit()
+        self._commit_holds(ledger, spans)
+        took = time.monotonic() - began
+        report = Report(1, progress.rows, progress.bytes, took, took, batch=progress.batch)
+        report.lag = sum(span.end - span.stop for span in spans)
+        return report
+
+    def _spans(self, ledger: Ledger, limit: int | None) -> list[Span]:
+        """What there is to export now, of each queue its share of `limit` by what it has waiting. Raises: DataLoss."""
+        known = ledger.state.position
+        found: list[Span] = []
+        with ExitStack() as stack:
+            snapshots = offsets.snapshots(self._parsed, stack)
+            if not snapshots:
+                self._require_queue()
+            if ledger.state.batch == 0 and not known:
+                known = offsets.initial(self._parsed)
+            for key, snapshot in snapshots.items():
+                first = self._first(snapshot, known.get(key))
+                end = snapshot.end
+                if self.options.to_offset is not None:
+                    end = min(end, self.options.to_offset)
+                whole = file_name(self.options.name) in snapshot.files.sizes()
+                found.append(Span(snapshot.queue, first, max(first, end), max(first, end), whole))
+        waiting = sum(span.end - span.first for span in found)
+        if limit is None or waiting <= limit:
+            return found
+        return [
+            Span(span.queue, span.first, span.first + min(span.end - span.first, max(1, share)), span.end, span.whole)
+            for span in found
+            for share in [limit * (span.end - span.first) // waiting]
+        ]
+
+    def _first(self, snapshot: Snapshot, before: dict[str, Any] | None) -> int:
+        if before is not None and before["id"] == snapshot.queue.id:
+            return int(before["offset"])
+        if before is not None:
+            text = f"queue '{snapshot.queue.queue}' was deleted and declared again since offset {before['offset']}"
+            if self.options.fail_on_data_loss:
+                raise DataLoss(text)
+            logger.warning("lost: %s", text)
+        return snapshot.start
+
+    # -- rows
+
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            from amqpd.storage.spark.session import spark_session
+
+            options = self.options
+            self._starting()
+            heard = signal.getsignal(signal.SIGINT)
+            self._spark = spark_session(
+                options.master,
+                name="amqpctl export",
+                memory=options.memory,
+                quick=self._quick,
+                settings={"spark.sql.maxConcurrentOutputFileWriters": "20", **options.settings},
+                log=Path(options.checkpoint) / "spark.log",
+                shielded=True,
+            )
+            if heard is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, heard)  # pyspark has put its own, which breaks the batch off
+            self._spark.sparkContext.setLogLevel("ERROR")
+            # They print what is also raised, one of them as a JSON object with the JVM's hundred lines in it.
+            for name in ("SQLQueryContextLogger", "py4j"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+        return self._spark
+
+    def _was_broken_off(self, error: Exception) -> bool:
+        """Whether a signal to us also reached what Spark has started, as a service manager sends it to all there is."""
+        if not self._own or not self.stopped():
+            return False
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        return isinstance(error, (Py4JError, PySparkException, CannotRunSpark))
+
+    def _end_session(self) -> None:
+        if self._spark is not None and self._own:
+            try:
+                self._spark.stop()
+            except Exception as error:
+                if not self._was_broken_off(error):
+                    raise
+
+    def rows(self, spans: list[Span]) -> DataFrame:
+        """The batch, narrowed and with the columns to partition by."""
+        options = self.options
+        found: DataFrame | None = None
+        for whole in (False, True):
+            wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
+            if wanted:
+                part = self._load(wanted, whole)
+                found = part if found is None else found.unionByName(part)
+        assert found is not None  # there is a span with something in it
+        if options.where:
+            found = found.where(options.where)
+        columns = [f"`{name}`" for name in options.columns]
+        if options.is_database:
+            columns = [f"to_json({each}) AS {each}" if "<" in COLUMNS[each.strip("`")] else each for each in columns]
+        columns += [f"{DERIVED[name]} AS {name}" for name in options.partition_by if name in DERIVED]
+        return found.selectExpr(*columns)
+
+    def to_parquet(self, spans: list[Span], directory: str, by: tuple[str, ...]) -> list[Written]:
+        """The batch, written by the tasks that read it."""
+        from amqpd.storage.spark.direct import write_parquet
+
+        spark = self._session()
+        parts = self._parts(spans, PART_BYTES)
+        return write_parquet(spark, replace(self._parsed, columns=self.options.columns), parts, directory, by)
+
+    def _parts(self, spans: list[Span], split_bytes: int) -> list[Part]:
+        found: list[Part] = []
+        for whole in (False, True):
+            wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
+            if wanted:
+                read = parse({**self._read_options(wanted, whole), "splitBytes": str(split_bytes)})
+                found += offsets.batch_parts(read)
+        return found
+
+    def _load(self, spans: list[Span], whole: bool) -> DataFrame:
+        reader = self._session().read.format("amqp")
+        for name, value in self._read_options(spans, whole).items():
+            reader = reader.option(name, value)
+        return reader.load()
+
+    def _read_options(self, spans: list[Span], whole: bool) -> dict[str, str]:
+        options = self.options
+        read = {name: value for name, value in self._read.items() if not name.startswith("starting")}
+        read["queuePattern"] = "|".join(re.escape(span.queue.queue) for span in spans)
+        read["startingOffsets"] = json.dumps({span.queue.queue: span.first for span in spans})
+        read["endingOffsets"] = json.dumps({span.queue.queue: span.stop for span in spans})
+        read["includeSettled"] = str(whole).lower()
+        words = set(re.findall(r"\w+", options.where)) if options.where else set()
+        if any(name in DERIVED for name in options.partition_by):
+            words.add("timestamp")
+        read["columns"] = ",".join(name for name in COLUMNS if name in options.columns or name in words)
+        return read
+
+    # -- holds
+
+    def _commit_holds(self, ledger: Ledger, spans: list[Span] | None = None) -> None:
+        """Tells the broker how far the queues that it keeps for us are exported."""
+        for span in self._spans(ledger, None) if spans is None else spans:
+            if not span.whole:
+                continue
+            offset = ledger.state.position.get(offsets.key_of(span.queue.vhost, span.queue.queue), {}).get("offset", 0)
+            try:
+                commit(self._parsed.source, span.queue, self.options.name, int(offset))
+            except CommitFailed as error:
+                logger.warning("queue '%s': %s", span.queue.queue, error)
+
+
+def without_password(url: str) -> str:
+    """A database's URL as it may be shown and kept; a path as it is."""
+    scheme, found, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if found else url
+
+
+__all__ = ["BadExport", "ExportOptions", "Job", "Report", "TargetError", "without_password"]

@@ -1,0 +1,194 @@
+"""From options and snapshots to ranges of offsets: where a batch begins and ends, how far the next trigger goes.
+
+A stream's offsets are what Spark writes into its checkpoint: {"vhost/queue": {"id": incarnation, "offset": next}}. A
+queue that was deleted and declared again starts its offsets at 0 under a new id, which is a data loss told as such and
+not an offset misread. A queue that appears later is read from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from amqpd.storage.spark.options import EARLIEST, LATEST, BadOption, ReadOptions
+from amqpd.storage.spark.plan import DataLoss, Part, Snapshot, split_size
+
+logger = logging.getLogger(__name__)
+
+StreamOffset: TypeAlias = dict[str, dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Range:
+    """first <= offset < stop of one queue."""
+
+    snapshot: Snapshot
+    first: int
+    stop: int
+
+
+def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
+    """Of every selected queue that is there, by its key in a stream's offsets; closed with the stack."""
+    return {
+        key_of(options.vhost, queue.queue): stack.enter_context(closing(Snapshot(options.source.open(queue), queue)))
+        for queue in options.queues()
+    }
+
+
+def key_of(vhost: str, queue: str) -> str:
+    """The queue's name in a stream's offsets."""
+    return f"{vhost}/{queue}"
+
+
+def batch_parts(options: ReadOptions) -> list[Part]:
+    """All parts of a batch query. Raises: BadOption, NoSuchQueue, DataLoss, SourceError."""
+    with ExitStack() as stack:
+        found = list(snapshots(options, stack).values())
+        options.require([each.queue for each in found])
+        ranges = []
+        for snapshot in found:
+            first, stop = _starting(options, snapshot, EARLIEST), _ending(options, snapshot)
+            ranges.append(Range(snapshot, first, max(first, stop)))
+        return _parts(options, ranges)
+
+
+def _starting(options: ReadOptions, snapshot: Snapshot, default: int) -> int:
+    if options.starting_timestamp_ms is not None:
+        found = snapshot.offset_at(options.starting_timestamp_ms)
+        if found is None and not options.timestamp_or_latest:
+            raise BadOption(
+                f"startingTimestamp: queue '{snapshot.queue.queue}' has no record of that time or later "
+                "(startingOffsetsByTimestampStrategy=latest takes its end)"
+            )
+        return snapshot.end if found is None else found
+    return _resolve(snapshot, default if options.starting is None else options.starting.of(snapshot.queue.queue))
+
+
+def _ending(options: ReadOptions, snapshot: Snapshot) -> int:
+    if options.ending_timestamp_ms is not None:
+        found = snapshot.offset_at(options.ending_timestamp_ms)
+        return snapshot.end if found is None else found
+    return _resolve(snapshot, LATEST if options.ending is None else options.ending.of(snapshot.queue.queue))
+
+
+def _resolve(snapshot: Snapshot, offset: int) -> int:
+    if offset == EARLIEST:
+        return snapshot.start
+    return snapshot.end if offset == LATEST else offset
+
+
+def _parts(options: ReadOptions, ranges: list[Range]) -> list[Part]:
+    sizes = []
+    for each in ranges:
+        _check(options, each)
+        if options.parts_min > 1:
+            sizes += [
+                part.size_bytes
+                for part in each.snapshot.parts(
+                    each.first, each.stop, split_bytes=1 << 62, include_settled=options.include_settled
+                )
+            ]
+    split_bytes = split_size(sizes, options.split_bytes, options.parts_min)
+    return [
+        part
+        for each in ranges
+        for part in each.snapshot.parts(
+            each.first, each.stop, split_bytes=split_bytes, include_settled=options.include_settled
+        )
+    ]
+
+
+def _check(options: ReadOptions, wanted: Range) -> None:
+    for first, last, why in wanted.snapshot.losses(wanted.first, wanted.stop, include_settled=options.include_settled):
+        queue = wanted.snapshot.queue
+        _lost(options, f"queue '{queue.queue}' in vhost '{queue.vhost}': offsets {first} to {last} are gone: {why}")
+
+
+def _lost(options: ReadOptions, text: str) -> None:
+    if options.fail_on_data_loss:
+        raise DataLoss(f"{text} (failOnDataLoss=false goes on without them)")
+    logger.warning("lost: %s", text)
+
+
+# -- streams
+
+
+def initial(options: ReadOptions) -> StreamOffset:
+    """Where a new stream begins: by default at the end of every queue, as Kafka's does. Raises: as `batch_parts`."""
+    with ExitStack() as stack:
+        return {
+            key: {"id": snapshot.queue.id, "offset": min(_starting(options, snapshot, LATEST), snapshot.end)}
+            for key, snapshot in snapshots(options, stack).items()
+        }
+
+
+def latest(options: ReadOptions) -> StreamOffset:
+    """The ends of all queues now."""
+    with ExitStack() as stack:
+        return {
+            key: {"id": snapshot.queue.id, "offset": snapshot.end}
+            for key, snapshot in snapshots(options, stack).items()
+        }
+
+
+def limited(options: ReadOptions, start: StreamOffset, ends: StreamOffset, rows_max: int | None) -> StreamOffset:
+    """How far one trigger goes from `start` towards `ends` with at most `rows_max` offsets (None: all the way).
+
+    Each queue gets its share of the limit by what it has waiting, at least one offset if it has any.
+    """
+    with ExitStack() as stack:
+        found = snapshots(options, stack)
+        begins = {key: _begin(options, found.get(key), start.get(key), end, quiet=True) for key, end in ends.items()}
+    waiting = {key: max(0, _number(end) - begins[key]) for key, end in ends.items()}
+    total = sum(waiting.values())
+    reached: StreamOffset = {key: dict(value) for key, value in start.items()}
+    for key, end in ends.items():
+        share = waiting[key]
+        if rows_max is not None and total > rows_max and share:
+            share = min(share, max(1, rows_max * share // total))
+        reached[key] = {"id": end["id"], "offset": begins[key] + share}
+    return reached
+
+
+def stream_parts(options: ReadOptions, start: StreamOffset, end: StreamOffset) -> list[Part]:
+    """The parts of one trigger. Raises: DataLoss, SourceError."""
+    with ExitStack() as stack:
+        found = snapshots(options, stack)
+        ranges = []
+        for key, wanted in end.items():
+            snapshot = found.get(key)
+            stop = _number(wanted)
+            if snapshot is None or snapshot.queue.id != wanted["id"]:
+                before = start.get(key)
+                if before is None or before != wanted:
+                    _lost(options, f"queue {key}: it was deleted before offset {stop} was read")
+                continue
+            ranges.append(Range(snapshot, _begin(options, snapshot, start.get(key), wanted), stop))
+        return _parts(options, [each for each in ranges if each.stop > each.first])
+
+
+def _begin(
+    options: ReadOptions,
+    snapshot: Snapshot | None,
+    before: Mapping[str, object] | None,
+    end: Mapping[str, object],
+    *,
+    quiet: bool = False,
+) -> int:
+    """Where a queue goes on: behind what was read of this incarnation, else at the start of its log."""
+    if before is not None and before["id"] == end["id"]:
+        return _number(before)
+    if before is not None and not quiet and snapshot is not None:
+        queue = snapshot.queue
+        _lost(options, f"queue '{queue.queue}' in vhost '{queue.vhost}' was deleted and declared again since offset "
+              f"{before['offset']}")  # fmt: skip
+    return snapshot.start if snapshot is not None else 0
+
+
+def _number(offset: Mapping[str, object]) -> int:
+    value = offset["offset"]
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,253 @@
+"""The options of `format("amqp")` when reading, named as in Spark's Kafka source where it has the same.
+
+    path | url, user, password     where: a data directory (or a copy), or a broker's admin API
+    tlsCaCertFile, tlsCertFile, tlsKeyFile   of an https url: PEM files, on every executor
+    vhost                          default /
+    queue | queues | queuePattern  one name, names with commas between, or a regular expression for whole names
+    startingOffsets                earliest (default of a batch), latest (of a stream), a number, or JSON {"queue": n}
+    endingOffsets                  likewise, by default latest, exclusive; batches only. In JSON -2, -1 too
+    startingTimestamp              ms since 1970 or ISO 8601 (UTC unless it says otherwise): from the first record of
+                                   that time or later on; counts more than an offset
+    endingTimestamp                likewise, exclusive
+    startingOffsetsByTimestampStrategy   error (default) or latest: when there is no such record
+    failOnDataLoss                 default true: what should be there and is not is an error
+    includeSettled                 default false: also what consumers have acknowledged, as far as it is still there
+    maxOffsetsPerTrigger           of a stream, shared among its queues by what each has waiting; default: no limit
+    minPartitions, splitBytes      at least so many tasks; of about so many bytes each (default 32 MiB)
+    batchRows                      rows of an Arrow batch at most (default 8192; about)
+    columns                        names with commas between; default the base columns
+    includeProperties, includeHeaders    adds properties and raw_properties, headers and raw_headers
+    checkCrc                       default true
+
+An option that is not among these, or has a value it cannot have, is an error: a misspelt one would silently read
+something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from amqpd.storage.spark.columns import chosen
+from amqpd.storage.spark.files import DESCRIPTION, DirectorySource, LogSource, QueueName
+from amqpd.storage.spark.plan import SPLIT_BYTES
+from amqpd.storage.spark.read import BATCH_ROWS
+
+EARLIEST = -2
+LATEST = -1
+
+NAMES = (
+    "path", "url", "user", "password", "vhost", "queue", "queues", "queuePattern", "startingOffsets", "endingOffsets",
+    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestampStrategy", "failOnDataLoss", "includeSettled",
+    "maxOffsetsPerTrigger", "minPartitions", "splitBytes", "batchRows", "columns", "includeProperties",
+    "includeHeaders", "checkCrc", "tlsCaCertFile", "tlsCertFile", "tlsKeyFile",
+)  # fmt: skip
+_TLS = ("tlsCaCertFile", "tlsCertFile", "tlsKeyFile")
+_BY_LOWER = {name.lower(): name for name in NAMES}
+
+
+class BadOption(ValueError):
+    """An option cannot be obeyed; the text names it."""
+
+
+class NoSuchQueue(BadOption):
+    """A queue that was named is not there."""
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where to begin or end: `default` for every queue but those in `each`. EARLIEST, LATEST, or an offset."""
+
+    default: int
+    each: Mapping[str, int]
+
+    def of(self, queue: str) -> int:
+        """For that queue."""
+        return self.each.get(queue, self.default)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """All of them, parsed. None: not given."""
+
+    source: LogSource
+    vhost: str
+    names: tuple[str, ...]
+    pattern: str | None
+    starting: Offsets | None
+    ending: Offsets | None
+    starting_timestamp_ms: int | None
+    ending_timestamp_ms: int | None
+    timestamp_or_latest: bool
+    fail_on_data_loss: bool
+    include_settled: bool
+    max_offsets_per_trigger: int | None
+    parts_min: int
+    split_bytes: int
+    batch_rows: int
+    columns: tuple[str, ...]
+    check_crc: bool
+
+    def queues(self) -> list[QueueName]:
+        """Those selected that are there. Raises: SourceError; BadOption for a vhost without any that match."""
+        found = self.source.queues(self.vhost)
+        if self.pattern is not None:
+            wanted = re.compile(self.pattern)
+            return [queue for queue in found if wanted.fullmatch(queue.queue)]
+        by_name = {queue.queue: queue for queue in found}
+        if not self.names and len(found) == 1 and found[0].place == getattr(self.source, "path", None):
+            return found  # the path is a queue's directory
+        return [by_name[name] for name in self.names if name in by_name]
+
+    def require(self, queues: list[QueueName]) -> None:
+        """Raises: NoSuchQueue when one that was named is missing."""
+        missing = set(self.names) - {queue.queue for queue in queues}
+        if missing:
+            names = ", ".join(map(repr, sorted(missing)))
+            raise NoSuchQueue(
+                f"no durable queue {names} with messages in vhost '{self.vhost}'{self.source.unseen}"
+            )
+
+
+def parse(options: Mapping[str, str]) -> ReadOptions:
+    """Reads the options, whatever the case of their names. Raises: BadOption, SourceError, columns.UnknownColumn."""
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        known = _BY_LOWER.get(name.lower())
+        if known is None:
+            raise BadOption(f"there is no option '{name}' for reading; there are {', '.join(NAMES)}")
+        given[known] = str(value)
+    names, pattern = _selection(given)
+    split_bytes = _number(given, "splitBytes", SPLIT_BYTES, 1)
+    start, end = given.get("startingOffsets"), given.get("endingOffsets")
+    strategy = given.get("startingOffsetsByTimestampStrategy", "error").lower()
+    if strategy not in ("error", "latest"):
+        raise BadOption("startingOffsetsByTimestampStrategy: expected error or latest")
+    per_trigger = _number(given, "maxOffsetsPerTrigger", 0, 1)
+    columns = [name.strip() for name in given.get("columns", "").split(",") if name.strip()]
+    return ReadOptions(
+        source=_source(given),
+        vhost=given.get("vhost", "/"),
+        names=names,
+        pattern=pattern,
+        starting=None if start is None else _offsets("startingOffsets", start),
+        ending=None if end is None else _offsets("endingOffsets", end),
+        starting_timestamp_ms=_time(given, "startingTimestamp"),
+        ending_timestamp_ms=_time(given, "endingTimestamp"),
+        timestamp_or_latest=strategy == "latest",
+        fail_on_data_loss=_flag(given, "failOnDataLoss", True),
+        include_settled=_flag(given, "includeSettled", False),
+        max_offsets_per_trigger=per_trigger or None,
+        parts_min=_number(given, "minPartitions", 1, 1),
+        split_bytes=split_bytes,
+        batch_rows=_number(given, "batchRows", BATCH_ROWS, 1),
+        columns=tuple(chosen(columns, _flag(given, "includeProperties", False), _flag(given, "includeHeaders", False))),
+        check_crc=_flag(given, "checkCrc", True),
+    )
+
+
+def _source(given: Mapping[str, str]) -> LogSource:
+    path, url = given.get("path"), given.get("url")
+    if (path is None) == (url is None):
+        raise BadOption("one of path (a data directory) and url (a broker's admin API) is needed")
+    if url is None:
+        if "user" in given or "password" in given:
+            raise BadOption("user and password go with url")
+        if any(name in given for name in _TLS):
+            raise BadOption(f"{', '.join(_TLS)} go with url")
+        assert path is not None
+        return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
+    from amqpd.storage.spark.remote import BrokerSource, TlsFiles
+
+    ca, certificate, key = (given.get(name, "") for name in _TLS)
+    if key and not certificate:
+        raise BadOption("tlsKeyFile goes with tlsCertFile")
+    return BrokerSource.from_url(url, given.get("user", ""), given.get("password", ""), TlsFiles(ca, certificate, key))
+
+
+def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
+    ways = [name for name in ("queue", "queues", "queuePattern") if name in given]
+    if len(ways) > 1:
+        raise BadOption(f"{' and '.join(ways)}: only one of them")
+    if "queuePattern" in given:
+        try:
+            re.compile(given["queuePattern"])
+        except re.error as error:
+            raise BadOption(f"queuePattern: {error}") from None
+        return (), given["queuePattern"]
+    if "queue" in given:
+        return (given["queue"],), None
+    names = tuple(dict.fromkeys(name.strip() for name in given.get("queues", "").split(",") if name.strip()))
+    if not names and not _is_queue_directory(given.get("path")):
+        raise BadOption("one of queue, queues and queuePattern is needed")
+    return names, None
+
+
+def _is_queue_directory(path: str | None) -> bool:
+    if path is None:
+        return False
+    return os.path.exists(f"{path.removeprefix('file://')}/{DESCRIPTION}")
+
+
+def _offsets(name: str, text: str) -> Offsets:
+    default = EARLIEST if name == "startingOffsets" else LATEST
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    text = text.strip()
+    word = words.get(text.lower())
+    if word is None and text.isdigit():
+        word = int(text)
+    if word is not None:
+        if name == "endingOffsets" and word == EARLIEST:
+            raise BadOption("endingOffsets: earliest would be nothing")
+        return Offsets(word, {})
+    try:
+        each = json.loads(text)
+        if not isinstance(each, dict):
+            raise TypeError
+        return Offsets(default, {str(queue): _offset(value) for queue, value in each.items()})
+    except (ValueError, TypeError):
+        raise BadOption(f'{name}: expected earliest, latest, a number or {{"queue": number}}, not {text!r}') from None
+
+
+def _offset(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < EARLIEST:
+        raise TypeError
+    return value
+
+
+def _time(given: Mapping[str, str], name: str) -> int | None:
+    text = given.get(name)
+    if text is None:
+        return None
+    text = text.strip()
+    if text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise BadOption(f"{name}: expected ms since 1970 or a time as 2026-01-31T12:00:00Z, not {text!r}") from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return int(when.timestamp() * 1000)
+
+
+def _number(given: Mapping[str, str], name: str, default: int, least: int) -> int:
+    text = given.get(name)
+    if text is None:
+        return default
+    if not text.strip().isdigit() or int(text) < least:
+        raise BadOption(f"{name}: expected a number from {least} on, not {text!r}")
+    return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise BadOption(f"{name}: expected true or false, not {text!r}")
+    return text.strip().lower() == "true"

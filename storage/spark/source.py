@@ -1,0 +1,173 @@
+"""`spark.read.format("amqp")` and `spark.readStream.format("amqp")`: what Spark calls, handed on to the rest.
+
+    driver: options -> snapshots -> parts          (options.py, offsets.py, plan.py)
+    worker: part -> borders -> Arrow -> batches    (read.py, decode.py, arrow.py)
+
+Nothing is pushed down: Spark 4.3's filter push-down for Python sources gives wrong results when two queries share a
+DataFrame, so ranges are options (`startingTimestamp` and so on) and columns too. A DataFrame is planned once: it goes
+on showing the queue as it was then; `load()` again to see more. `commit` comes a trigger late and not after the last
+one, so nothing here hangs on it.
+
+A reader is sent to workers pickled: it holds the options and opens what it needs where it is. pyspark finds the class
+by the module `pyspark_amqp`, or through `register`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from contextlib import closing
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import DataType, StructType
+
+from amqpd.storage.spark import offsets
+from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.columns import COLUMNS, UnknownColumn, ddl
+from amqpd.storage.spark.options import BadOption, ReadOptions, parse
+from amqpd.storage.spark.plan import Part
+from amqpd.storage.spark.read import PartReader
+
+
+class AmqpPartition(InputPartition):
+    """One part for one task."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class AmqpDataSource(DataSource):
+    """The format `amqp`. Options: options.py for reading, sink.py for writing."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "amqp"
+
+    def schema(self) -> str:
+        return ddl(self._read_options().columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return AmqpReader(self._read_options(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return AmqpStreamReader(self._read_options(), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from amqpd.storage.spark import sink
+
+        return sink.batch_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+        from amqpd.storage.spark import sink
+
+        return sink.stream_writer(dict(self.options), schema, overwrite)
+
+    def _read_options(self) -> ReadOptions:
+        options: MutableMapping[str, str] = self.options
+        return parse(dict(options))
+
+
+class _Columns:
+    """The columns a query wants, checked: the schema is ours, or the user's choice among our columns."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options = options
+        self.wanted = schema
+        for field in schema.fields:
+            kind = COLUMNS.get(field.name)
+            if kind is None:
+                raise UnknownColumn(f"there is no column '{field.name}'; there are {', '.join(COLUMNS)}")
+            if _kind(field.dataType) != kind:
+                raise UnknownColumn(f"column '{field.name}' is {kind}, not {_kind(field.dataType)}")
+
+    def read_part(self, part: Part) -> Iterator[Any]:
+        options = self.options
+        schema = to_arrow_schema(self.wanted, timezone="UTC")
+        decoder = Decoder(part.queue.vhost, part.queue.queue, self.wanted.names, schema)
+        with closing(options.source.open(part.queue)) as files:
+            yield from PartReader(
+                files,
+                part,
+                decoder,
+                batch_rows=options.batch_rows,
+                check_crc=options.check_crc,
+                fail_on_data_loss=options.fail_on_data_loss,
+            ).batches()
+
+
+class AmqpReader(_Columns, DataSourceReader):
+    """A batch query: a snapshot of the selected queues."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        if options.max_offsets_per_trigger is not None:
+            raise BadOption("maxOffsetsPerTrigger: only for streams")
+
+    def partitions(self) -> list[InputPartition]:
+        return [AmqpPartition(part) for part in offsets.batch_parts(self.options)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        # Without parts Spark still asks for one.
+        if isinstance(partition, AmqpPartition):
+            yield from self.read_part(partition.part)
+
+
+class AmqpStreamReader(_Columns, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream over the selected queues. One object lives on the driver as long as the query; `read` is stateless."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        if options.ending is not None or options.ending_timestamp_ms is not None:
+            raise BadOption("endingOffsets and endingTimestamp: only for batches")
+        self._target: offsets.StreamOffset | None = None
+
+    def initialOffset(self) -> offsets.StreamOffset:  # noqa: N802 - Spark's name
+        return offsets.initial(self.options)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        per_trigger = self.options.max_offsets_per_trigger
+        return ReadAllAvailable() if per_trigger is None else ReadMaxRows(per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = offsets.latest(self.options)
+
+    def latestOffset(self, start: offsets.StreamOffset, limit: ReadLimit) -> offsets.StreamOffset:  # noqa: N802
+        ends = offsets.latest(self.options) if self._target is None else self._target
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return offsets.limited(self.options, start, ends, rows_max)
+
+    def reportLatestOffset(self) -> offsets.StreamOffset:  # noqa: N802 - Spark's name
+        return offsets.latest(self.options)
+
+    def partitions(self, start: offsets.StreamOffset, end: offsets.StreamOffset) -> list[InputPartition]:
+        return [AmqpPartition(part) for part in offsets.stream_parts(self.options, start, end)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        if isinstance(partition, AmqpPartition):
+            yield from self.read_part(partition.part)
+
+    def commit(self, end: offsets.StreamOffset) -> None:
+        """Nothing is given back by a commit: it comes a trigger late, and the last one of a run not at all."""
+
+
+def _kind(kind: DataType) -> str:
+    """The type as columns.py writes it; Spark's own text leaves the fields of a long struct out."""
+    if isinstance(kind, StructType):
+        return "struct<" + ",".join(f"{field.name}:{_kind(field.dataType)}" for field in kind.fields) + ">"
+    return str(kind.simpleString())
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("amqp")` known to a session in whose Python path `pyspark_amqp` is not."""
+    spark.dataSource.register(AmqpDataSource)

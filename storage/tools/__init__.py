@@ -1,1 +1,0 @@
-"""Looking into logs offline: dump and verify."""
