@@ -23,7 +23,7 @@ import pytest
 
 from amqpd import __version__
 from amqpd._build import is_compiled
-from amqpd.connection import server
+from amqpd.connection import server as amqp_server
 from amqpd.testing import BrokerFailed, BrokerProcess, embedded, parse_ready_line
 
 BUILD = "compiled" if is_compiled() else "interpreted"
@@ -208,7 +208,7 @@ async def test_a_stop_does_not_wait_for_who_is_not_open(tmp_path: Path, monkeypa
     """A handshake that has only begun, and a client that has said goodbye and keeps its socket. Here it would be waited
     for ten minutes.
     """
-    monkeypatch.setattr(server, "STOP_WAIT_S", 600.0)
+    monkeypatch.setattr(amqp_server, "STOP_WAIT_S", 600.0)
     whole = [
         spec.Connection.StartOk(mechanism="PLAIN", response="\0guest\0guest"),
         spec.Connection.TuneOk(channel_max=1, frame_max=131072, heartbeat=0),

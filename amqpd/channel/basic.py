@@ -71,7 +71,7 @@ def qos(channel: Channel, command: BasicQos) -> None:
     channel.deliveries.activate_all()
 
 
-def consume(channel: Channel, command: BasicConsume) -> None:
+def basic_consume(channel: Channel, command: BasicConsume) -> None:
     session = channel.session
     vhost = session.vhost
     if command.queue == REPLY_TO:
@@ -289,7 +289,7 @@ def _recover(channel: Channel, requeue: bool, method: int) -> None:
 
 HANDLERS: dict[int, Any] = {
     commands.BASIC_QOS: qos,
-    commands.BASIC_CONSUME: consume,
+    commands.BASIC_CONSUME: basic_consume,
     commands.BASIC_CANCEL: cancel,
     commands.BASIC_GET: get,
     commands.BASIC_ACK: ack,

@@ -194,7 +194,7 @@ class Import:
 
     async def _declare(self, given: Declarations) -> None:
         """The calls that clients would make, in the order in which one thing needs another."""
-        declare: dict[str, Callable[[Item], None]] = {
+        calls: dict[str, Callable[[Item], None]] = {
             "users": given.user,
             "vhosts": given.vhost,
             "permissions": given.permission,
@@ -206,7 +206,7 @@ class Import:
             "queues": given.queue,
             "bindings": given.binding,
         }
-        for kind, call in declare.items():
+        for kind, call in calls.items():
             for index, item in enumerate(self.items[kind]):
                 try:
                     if (kind, index) not in self._skipped:

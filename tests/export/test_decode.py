@@ -16,10 +16,10 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-from amqpd.storage.spark import decode
+
 from amqpd.storage.spark.arrow import Decoder
 from amqpd.storage.spark.bench import celery_headers
-from amqpd.storage.spark.decode import DONE, FULL, IRREGULAR, MORE, Borders, scan
+from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, Borders, scan
 from amqpd.storage.spark.columns import BASE, COLUMNS
 from amqpd.storage.spark.fields import text_of
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
@@ -238,7 +238,7 @@ def test_no_bytes_with_a_right_checksum_break_the_scan(records: bytes) -> None:
     closed = close_batch(BytesWriter(), records, 0, 2, 0, 8, 1, 0, -1, -1, -1)
     found = Borders(0, 1 << 40)
     status = scan(found, closed.header + closed.records, 0, 9, 9, True, b"", 0, 0)
-    assert status in (decode.BAD, IRREGULAR, MORE)
+    assert status in (BAD, IRREGULAR, MORE)
     assert len(found.borders.getvalue()) == found.rows * 32
 
 

@@ -6,7 +6,7 @@ queue.
 
 from __future__ import annotations
 
-from amqpd.broker.vhost import exchange_arguments
+from amqpd.broker.vhost.exchange_arguments import compared_names
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import Names, locked
@@ -52,7 +52,7 @@ def check_exchange(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -
     _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
     _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
     _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
-    compared = exchange_arguments.compared_names(exchange.kind, exchange.arguments)
+    compared = compared_names(exchange.kind, exchange.arguments)
     queue_arguments.compare(thing, vhost, compared, asked.arguments, exchange.arguments)
 
 

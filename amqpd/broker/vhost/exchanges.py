@@ -10,12 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from amqpd.broker.vhost import exchange_arguments
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.vhost.pending import Coming, Done, Name, unheard
 from amqpd.broker.vhost.equivalence import check_exchange
 from amqpd.broker.vhost.exchange import Exchange
-from amqpd.broker.vhost.exchange_arguments import DELAYED_MESSAGE
+from amqpd.broker.vhost.exchange_arguments import DELAYED_MESSAGE, routing_type, validate
 from amqpd.broker.vhost.leaving import drop_exchange
 from amqpd.broker.vhost.vhost import Names, VHost
 from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
@@ -65,11 +64,11 @@ def check(vhost: str, asked: ExchangeDeclaration) -> None:
     _type(asked)
     if len(encode_table(asked.arguments)) > ARGUMENTS_SIZE_MAX:
         raise PreconditionFailed(f"arguments of exchange '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
-    exchange_arguments.validate(asked.name, vhost, asked.kind, asked.arguments)
+    validate(asked.name, vhost, asked.kind, asked.arguments)
 
 
 def _type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
-    kind = exchange_arguments.routing_type(asked.kind, asked.arguments)
+    kind = routing_type(asked.kind, asked.arguments)
     try:
         return exchange_type(kind)
     except UnknownExchangeType:

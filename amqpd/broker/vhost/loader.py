@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from amqpd.broker.vhost import exchange_arguments, limits
+from amqpd.broker.vhost import limits
+from amqpd.broker.vhost.exchange_arguments import routing_type
 from amqpd.broker.vhost.exchange import Binding, Exchange
 from amqpd.broker.vhost.policy_table import policy_of
 from amqpd.broker.vhost.unavailable import Unavailable
@@ -107,7 +108,7 @@ def _binding(vhost: VHost, row: BindingRow) -> Binding | None:
 def _matcher(row: ExchangeRow) -> ExchangeType:
     """Of an exchange that was declared in an earlier life; a guest's package may be gone, or broken."""
     try:
-        return exchange_type(exchange_arguments.routing_type(row.type, _table(row.arguments)))()
+        return exchange_type(routing_type(row.type, _table(row.arguments)))()
     except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
         matcher = Unavailable(row.type)
         log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)
