@@ -6,7 +6,7 @@ The list of hot modules stands in pyproject.toml, `[tool.amqpd] compiled-modules
 everything when
 
 - there is no C compiler, or no Python.h: the build says so and makes an interpreted wheel;
-- `AMQPD_INTERPRETED=1` is set; `AMQPD_INTERPRETED=amqpd.routing.trie,amqpd.broker.queue.queue` leaves only those out;
+- `AMQPD_INTERPRETED=1` is set; `AMQPD_INTERPRETED=amqpd.routing.topic,amqpd.broker.queue.queue` leaves only those out;
 - the installation is an editable one: built extensions must never lie beside the sources, where they would shadow
   later edits.
 

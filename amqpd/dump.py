@@ -25,17 +25,17 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from amqpd.broker.queue.log_opener import opened
+from amqpd.config import EXIT_USAGE, Settings, SettingsError, load
 from amqpd.management.definitions import definitions_of
 from amqpd.management.listing import document
 from amqpd.server import EXIT_UNAVAILABLE, Server
-from amqpd.config import EXIT_USAGE, Settings, SettingsError, load
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.metadata.store import MetadataError
 from amqpd.storage.queue_log import LogUnusable
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost.vhost import VHost
     from amqpd.broker.queue.queue import Queue
+    from amqpd.broker.vhost.vhost import VHost
     from amqpd.storage.log.record import Record
 
 READ_BYTES: Final = 512 * 1024

@@ -11,7 +11,7 @@ import errno
 import socket
 from typing import Final, NamedTuple
 
-from amqpd import descriptors
+from amqpd import process
 
 ANY: Final = "0.0.0.0"
 ANY_IPV6: Final = "::"
@@ -86,7 +86,7 @@ def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
         sock.bind((socket.gethostbyname(host) if family == socket.AF_INET else host, port))
-        sock.listen(descriptors.backlog())
+        sock.listen(process.backlog())
         sock.setblocking(False)
     except OSError as error:
         if sock is not None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.listeners import Listener
     from amqpd.config import Settings
+    from amqpd.listeners import Listener
 
 
 class FrontEnd:

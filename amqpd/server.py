@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
-from amqpd import __version__, descriptors, logging_config, process, tls
+from amqpd import __version__, logging_config, process, tls
 from amqpd._build import is_compiled, warning
-from amqpd.auth.user_rows import bootstrap
+from amqpd.auth.internal_backend import bootstrap
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.parameters import cluster_id_row
 from amqpd.broker.vhost.recovery import reconcile
-from amqpd.connection.server import AmqpFrontEnd
-from amqpd.management.definitions_report import DefinitionsError
-from amqpd.management.front_end import AdminFrontEnd
-from amqpd.notify import Notifier
-from amqpd.routing.selector import prepare
 from amqpd.config import Settings
+from amqpd.connection.server import AmqpFrontEnd
+from amqpd.management.definitions import DefinitionsError
+from amqpd.management.front_end import AdminFrontEnd
+from amqpd.process import Notifier
+from amqpd.routing.selector import prepare
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.metadata.store import Metadata, MetadataError, Row
 from amqpd.storage.queue_log import LogUnusable
@@ -41,10 +41,10 @@ from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
     from amqpd.cluster.node import ClusterNode
-    from amqpd.protocol_server import FrontEnd, Guest
     from amqpd.listeners import Listener
     from amqpd.logging_config import LogOutput
     from amqpd.process import Reloaded
+    from amqpd.protocol_server import FrontEnd, Guest
     from amqpd.storage.metadata.interface import MetadataKeeper
 
 log = logging.getLogger(__name__)
@@ -384,7 +384,7 @@ async def serve(
     notes: Sequence[str] = (),
 ) -> int:
     """Runs until stopped. Returns the exit code."""
-    descriptors.raise_limit()
+    process.raise_limit()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(tls.tell)
     gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times

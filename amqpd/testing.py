@@ -419,8 +419,8 @@ async def embedded(
     """
     import asyncio  # here, as all of it is the server's
 
-    from amqpd.server import Server
     from amqpd.config import load
+    from amqpd.server import Server
 
     options: dict[str, object] = {"amqp.host": "127.0.0.1", "amqp.port": 0, "http.port": 0, **(settings or {})}
     arguments = [f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items()]

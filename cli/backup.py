@@ -219,7 +219,6 @@ class _Backup:
             self._copied_bytes += mark[0]
         return True
 
-
     def _linked_before(self, path: str) -> bool:
         """Whether the last backup's file serves once more: not where it is gone or cut, or links cannot be."""
         assert self._base is not None  # else there is no mark

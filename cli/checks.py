@@ -145,9 +145,7 @@ def listeners_of(context: Context) -> list[dict[str, Any]]:
 
 
 def listener_line(one: dict[str, Any]) -> str:
-    return (
-        f"Interface: {one['interface']}, port: {one['port']}, protocol: {one['protocol']}, purpose: {one['purpose']}"
-    )
+    return f"Interface: {one['interface']}, port: {one['port']}, protocol: {one['protocol']}, purpose: {one['purpose']}"
 
 
 def listeners(context: Context) -> None:
@@ -307,11 +305,19 @@ COMMANDS: Final = (
         needs_app=False,
     ),
     _command(
-        "is_running", "Says whether clients can connect", is_running, "is_running --formatter json", "see `result`",
+        "is_running",
+        "Says whether clients can connect",
+        is_running,
+        "is_running --formatter json",
+        "see `result`",
         needs_app=False,
     ),
     _command(
-        "is_booting", "Says whether the broker is still starting", is_booting, "is_booting", "never, once it answers",
+        "is_booting",
+        "Says whether the broker is still starting",
+        is_booting,
+        "is_booting",
+        "never, once it answers",
         needs_app=False,
     ),
     _command(

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TextIO
 
-from amqpd.cli.options import TIMEOUT_S, CommandLine
 from amqpd.cli.client import Client
 from amqpd.cli.errors import DATA, Failure, UsageError
-from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, json_lines, term
-from amqpd.cli.terminal import bold
+from amqpd.cli.formatters import BY_NAME, Row, aligned, bold, compact, json_lines, term
+from amqpd.cli.options import TIMEOUT_S, CommandLine
 
 GROUPS: Final = (
     "Help",

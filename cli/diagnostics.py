@@ -1,16 +1,30 @@
-"""What the broker runs with and says of itself: versions, settings, names, log, memory, logins."""
+"""What the broker runs with and says of itself: versions, settings, names, log, memory, logins.
+
+The audit log, shown: who did what, from where, and whether it succeeded.
+
+What the broker's threads do: `runtime_thread_stats` and `maybe_stuck`, each of which looks twice or oftener.
+
+The firehose, on and off; events as they happen.
+
+Texts are rabbitmqctl 3.10's, measured. A vhost that is missing is 65 here; rabbitmqctl says that it is traced.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from typing import Any, Final
+from urllib.parse import urlencode
 
-from amqpd.cli.client import quoted
+from amqpd.cli.client import Answer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, NoSuchVhost, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, NoSuchVhost, UsageError
+from amqpd.cli.formatters import BY_NAME, bold, compact
+from amqpd.cli.listings import Item, Listing, plain, value, wanted
 from amqpd.cli.nodes import UNITS
-from amqpd.cli.terminal import bold
 
 MONITORING: Final = "Monitoring, observability and health checks"
 CONFIGURATION: Final = "Configuration and Environment"
@@ -106,8 +120,8 @@ def list_network_interfaces(context: Context) -> None:
     lines: list[str] = []
     for name, about in found.items():
         lines += [bold(f"Interface {name}", context.out), ""]
-        for key, value in about.items():
-            lines += [f"{key}: {each}" for each in (value if isinstance(value, list) else [value])]
+        for key, shown in about.items():
+            lines += [f"{key}: {each}" for each in (shown if isinstance(shown, list) else [shown])]
         lines.append("")
     told = {"result": "ok", "message": f"Node {context.node} reported network interfaces", "interfaces": found}
     context.answer(told, "\n".join(lines))
@@ -246,82 +260,410 @@ def _command(
 
 COMMANDS: Final = (
     _command(
-        "server_version", "Displays the broker's version", server_version, "-q server_version", "the version alone",
+        "server_version",
+        "Displays the broker's version",
+        server_version,
+        "-q server_version",
+        "the version alone",
         needs_app=False,
     ),
     _command(
-        "erlang_version", "Displays what the broker runs on: Python's version", erlang_version, "erlang_version",
-        "and whether its hot modules are compiled", needs_app=False,
+        "erlang_version",
+        "Displays what the broker runs on: Python's version",
+        erlang_version,
+        "erlang_version",
+        "and whether its hot modules are compiled",
+        needs_app=False,
     ),
     _command(
-        "environment", "Displays every setting of the broker", environment, "environment --formatter json",
-        "for a program to read; secrets are hidden", group=CONFIGURATION, needs_app=False,
+        "environment",
+        "Displays every setting of the broker",
+        environment,
+        "environment --formatter json",
+        "for a program to read; secrets are hidden",
+        group=CONFIGURATION,
+        needs_app=False,
     ),
     _command(
-        "os_env", "Displays the environment variables that configure the broker", os_env, "os_env",
-        "AMQPD_ and RABBITMQ_ variables; secrets are hidden", group=CONFIGURATION,
+        "os_env",
+        "Displays the environment variables that configure the broker",
+        os_env,
+        "os_env",
+        "AMQPD_ and RABBITMQ_ variables; secrets are hidden",
+        group=CONFIGURATION,
     ),
     _command(
-        "command_line_arguments", "Displays the command line of the broker's process", command_line_arguments,
-        "command_line_arguments", "an argument a line; secrets are hidden", group=CONFIGURATION, needs_app=False,
+        "command_line_arguments",
+        "Displays the command line of the broker's process",
+        command_line_arguments,
+        "command_line_arguments",
+        "an argument a line; secrets are hidden",
+        group=CONFIGURATION,
+        needs_app=False,
     ),
     _command(
-        "memory_breakdown", "Displays what the broker's memory is used for", memory_breakdown,
-        "memory_breakdown --unit mb", "as far as the broker knows", options=("unit",),
+        "memory_breakdown",
+        "Displays what the broker's memory is used for",
+        memory_breakdown,
+        "memory_breakdown --unit mb",
+        "as far as the broker knows",
+        options=("unit",),
     ),
     _command(
-        "resolve_hostname", "Resolves a host's name as the broker's machine does", resolve_hostname,
-        "resolve_hostname db.example --address-family any", "an address a line; 65 where there is none",
-        group=CONFIGURATION, operand=("<hostname>", "name of a host"), options=("address-family",), needs_app=False,
+        "resolve_hostname",
+        "Resolves a host's name as the broker's machine does",
+        resolve_hostname,
+        "resolve_hostname db.example --address-family any",
+        "an address a line; 65 where there is none",
+        group=CONFIGURATION,
+        operand=("<hostname>", "name of a host"),
+        options=("address-family",),
+        needs_app=False,
     ),
     _command(
-        "resolver_info", "Displays how names of hosts are resolved", resolver_info, "resolver_info",
-        "as the machine does", group=CONFIGURATION, needs_app=False,
+        "resolver_info",
+        "Displays how names of hosts are resolved",
+        resolver_info,
+        "resolver_info",
+        "as the machine does",
+        group=CONFIGURATION,
+        needs_app=False,
     ),
     _command(
-        "list_network_interfaces", "Displays the network interfaces of the broker's machine", list_network_interfaces,
-        "list_network_interfaces", "their addresses", needs_app=False,
+        "list_network_interfaces",
+        "Displays the network interfaces of the broker's machine",
+        list_network_interfaces,
+        "list_network_interfaces",
+        "their addresses",
+        needs_app=False,
     ),
     _command(
-        "set_log_level", "Sets the log level of the running broker", set_log_level, "set_log_level debug",
-        "until the next start; the setting log.level is for good", group=CONFIGURATION,
+        "set_log_level",
+        "Sets the log level of the running broker",
+        set_log_level,
+        "set_log_level debug",
+        "until the next start; the setting log.level is for good",
+        group=CONFIGURATION,
         operand=("<log_level>", f"one of {', '.join(LEVELS)}"),
     ),
     _command(
-        "rotate_logs", "Opens the log file anew, after something has renamed it", rotate_logs, "rotate_logs",
-        "as SIGUSR1 does", group="Nodes",
+        "rotate_logs",
+        "Opens the log file anew, after something has renamed it",
+        rotate_logs,
+        "rotate_logs",
+        "as SIGUSR1 does",
+        group="Nodes",
     ),
     _command(
-        "log_location", "Displays where the broker's log goes", log_location, "log_location",
-        "<stderr>, or the file of log.file", group=CONFIGURATION, needs_app=False,
+        "log_location",
+        "Displays where the broker's log goes",
+        log_location,
+        "log_location",
+        "<stderr>, or the file of log.file",
+        group=CONFIGURATION,
+        needs_app=False,
     ),
     _command(
-        "log_tail", "Displays the last lines of the log file", log_tail, "log_tail -N 100", "its last hundred lines",
-        options=("number",), needs_app=False,
+        "log_tail",
+        "Displays the last lines of the log file",
+        log_tail,
+        "log_tail -N 100",
+        "its last hundred lines",
+        options=("number",),
+        needs_app=False,
     ),
     _command(
-        "log_tail_stream", "Displays what comes to the log file", log_tail_stream, "log_tail_stream --duration 60",
-        "for a minute", options=("duration",), needs_app=False,
+        "log_tail_stream",
+        "Displays what comes to the log file",
+        log_tail_stream,
+        "log_tail_stream --duration 60",
+        "for a minute",
+        options=("duration",),
+        needs_app=False,
     ),
     _command(
-        "list_node_auth_attempt_stats", "Lists how many logins were tried, went well and failed", list_attempts,
-        "list_node_auth_attempt_stats --by-source", "by address, user and protocol, once that is enabled",
+        "list_node_auth_attempt_stats",
+        "Lists how many logins were tried, went well and failed",
+        list_attempts,
+        "list_node_auth_attempt_stats --by-source",
+        "by address, user and protocol, once that is enabled",
         options=("by-source",),
     ),
     _command(
-        "reset_node_auth_attempt_metrics", "Counts logins from 0 again", reset_attempts,
-        "reset_node_auth_attempt_metrics", "by source too", group=CONFIGURATION,
+        "reset_node_auth_attempt_metrics",
+        "Counts logins from 0 again",
+        reset_attempts,
+        "reset_node_auth_attempt_metrics",
+        "by source too",
+        group=CONFIGURATION,
     ),
     _command(
-        "enable_auth_attempt_source_tracking", "Counts logins by address and user too", enable_sources,
-        "enable_auth_attempt_source_tracking", "until the next start", group=CONFIGURATION,
+        "enable_auth_attempt_source_tracking",
+        "Counts logins by address and user too",
+        enable_sources,
+        "enable_auth_attempt_source_tracking",
+        "until the next start",
+        group=CONFIGURATION,
     ),
     _command(
-        "disable_auth_attempt_source_tracking", "Counts logins by protocol only", disable_sources,
-        "disable_auth_attempt_source_tracking", "as after a start", group=CONFIGURATION,
+        "disable_auth_attempt_source_tracking",
+        "Counts logins by protocol only",
+        disable_sources,
+        "disable_auth_attempt_source_tracking",
+        "as after a start",
+        group=CONFIGURATION,
     ),
     _command(
-        "report", "Displays status, environment and every list, for a question to support", report, "report",
+        "report",
+        "Displays status, environment and every list, for a question to support",
+        report,
+        "report",
         "all of it, to standard output",
+    ),
+)
+
+
+PATH: Final = "/api/audit"
+PAGE_COUNT: Final = 500
+SHOWN_COUNT: Final = 100
+"""Records that are shown where neither --since nor --limit says which."""
+AUDIT_FOLLOW_S: Final = 1.0
+
+RECORDS: Final = Listing(
+    PATH,
+    ("time", "event", "vhost", "name", "user", "peer", "result", "count", "reason"),
+    plain(
+        "time", "event", "vhost", "name", "user", "peer", "result", "count", "reason", "front_end", "connection",
+        "details", "offset",
+    ),
+)  # fmt: skip
+
+
+def audit_log(context: Context) -> None:
+    columns = wanted(RECORDS, context.operands)
+    given = context.line.given
+    follow: bool = "follow" in given
+    if follow and context.line.formatter == "json" and not context.line.stream:
+        raise UsageError("--follow goes on without end, which --formatter json cannot show: json_stream, or csv")
+    query: dict[str, object] = {each: given[each] for each in ("since", "until", "where") if each in given}
+    left = context.line.number("limit")
+    if "since" not in given and "where" not in given:
+        query["last"] = left or SHOWN_COUNT
+    context.say("Audit log ...")
+    rows: list[list[Any]] = []
+    shown = False
+    try:
+        while True:
+            count = min(left, PAGE_COUNT) if left else PAGE_COUNT
+            answer = context.client.send("GET", f"{PATH}?{urlencode({**query, 'count': count})}")
+            if not answer.ok:
+                raise _failure(answer)
+            items: list[Item] = answer.data["records"]
+            rows += [[value(item, RECORDS, name) for name in columns] for item in items]
+            query = {each: it for each, it in query.items() if each not in ("since", "last")}
+            query["offset"] = answer.data["next_offset"]
+            full = bool(left) and len(items) >= left
+            left = max(0, left - len(items))
+            over = full or answer.data["ended"]
+            if over and answer.data["lost"]:
+                context.note(f"{answer.data['lost']} records could not be written and are lost")
+            if not follow:
+                if over:
+                    context.show(columns, rows)
+                    return
+                continue
+            if rows:
+                _show_more(context, columns, rows, first=not shown)
+                rows, shown = [], True
+            if full:
+                return
+            if over:
+                time.sleep(AUDIT_FOLLOW_S)
+    except KeyboardInterrupt:
+        return
+
+
+def _show_more(context: Context, columns: Any, rows: list[list[Any]], *, first: bool) -> None:
+    """A part of a list that goes on: with headings once."""
+    context.out.write(BY_NAME[context.line.formatter](columns, rows, context.line.headers and first))
+    context.out.flush()
+
+
+def _failure(answer: Answer) -> Failure:
+    return Failure(USAGE, answer.reason) if answer.status == 400 else answer.failure()
+
+
+AUDIT_COMMANDS: Final = (
+    Command(
+        "audit_log",
+        "Logs",
+        "Shows who declared, deleted, changed or logged in, from where and with what result",
+        audit_log,
+        "[--since <time>] [--until <time>] [--where <SQL>] [--limit <number>] [--follow] [--no-table-headers] "
+        "[<column> ...]",
+        0,
+        None,
+        (),
+        ("since", "until", "where", "limit", "follow", "no-table-headers"),
+        RECORDS.names(),
+        len(RECORDS.default),
+        (
+            ("audit_log", f"the last {SHOWN_COUNT} records"),
+            ("audit_log --where \"event = 'queue.deleted' AND name = 'orders'\"", "who deleted my queue"),
+            ("audit_log --since 2026-11-22T08:00:00 --formatter json", "all since then, as JSON"),
+            ("audit_log --follow", "the last records, and those that come, until it is stopped"),
+        ),
+        needs_app=False,
+    ),
+)
+
+
+GROUP: Final = "Monitoring, observability and health checks"
+INTERVAL_S: Final = 5
+INTERVAL_MAX_S: Final = 3600
+ROUNDS: Final = 5
+PAUSE_S: Final = 0.5
+COLUMNS: Final = ("thread", "user", "system", "idle")
+
+
+def _threads(context: Context) -> dict[int, dict[str, Any]]:
+    return {each["id"]: each for each in context.client.get("/api/amqpd/threads")}
+
+
+def runtime_thread_stats(context: Context) -> None:
+    """Shares of the time in between, in percent; a thread that has come meanwhile is counted from its beginning."""
+    interval_s = context.line.number("sample-interval") if "sample-interval" in context.line.given else INTERVAL_S
+    if not 0 < interval_s <= INTERVAL_MAX_S:
+        raise UsageError(f"Invalid options for this command:\n--sample-interval : {interval_s}")
+    context.say(f"Will collect runtime thread stats on {context.node} for {interval_s} seconds...")
+    before, began = _threads(context), time.monotonic()
+    time.sleep(interval_s)
+    after, took_s = _threads(context), time.monotonic() - began
+    rows = []
+    for number, each in after.items():
+        first = before.get(number, {"user_s": 0.0, "system_s": 0.0})
+        user, system = (round(100 * max(0.0, each[name] - first[name]) / took_s, 2) for name in ("user_s", "system_s"))
+        rows.append([each["name"], user, system, round(max(0.0, 100 - user - system), 2)])
+    context.show(COLUMNS, rows)
+
+
+def maybe_stuck(context: Context) -> None:
+    """rabbit: processes that stand at the same place in every round. Here threads, and not those that wait: a thread
+    that waits sleeps, one that cannot go on runs at one place, or waits for a disk."""
+    context.say(f"Asking node {context.node} to detect potentially stuck threads...")
+    suspicious = {number: each for number, each in _threads(context).items() if each["state"] in ("R", "D")}
+    _tell(context, f"There are {len(_threads(context))} threads.")
+    for turn in range(ROUNDS, 0, -1):
+        _tell(context, f"Investigated {len(suspicious)} threads this round, {int(turn * PAUSE_S * 1000)}ms to go.")
+        time.sleep(PAUSE_S)
+        now = _threads(context)
+        suspicious = {
+            number: each
+            for number, each in suspicious.items()
+            if number in now
+            and now[number]["state"] == each["state"]
+            and now[number]["at"] == each["at"] != []
+            # Whoever answers was in the middle of answering each time.
+            and not any("get_threads" in place for place in each["at"])
+        }
+    _tell(context, f"Found {len(suspicious)} suspicious threads.")
+    for each in suspicious.values():
+        what = "waits for a disk" if each["state"] == "D" else "runs"
+        context.out.write(f"{each['name']} {what} at {' < '.join(each['at'])}\n")
+
+
+def _tell(context: Context, text: str) -> None:
+    context.out.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S} {text}\n")
+    context.out.flush()
+
+
+THREAD_COMMANDS: Final = (
+    Command(
+        "maybe_stuck",
+        GROUP,
+        "Detects threads of the broker that do not get on",
+        maybe_stuck,
+        "[--timeout <timeout>]",
+        examples=(("maybe_stuck", "looks for two seconds and a half, and says where they stand"),),
+        needs_app=False,
+    ),
+    Command(
+        "runtime_thread_stats",
+        GROUP,
+        "Displays how busy each thread of the broker is",
+        runtime_thread_stats,
+        "[--sample-interval <seconds>] [--no-table-headers] [--timeout <timeout>]",
+        options=("sample-interval", "no-table-headers"),
+        examples=(("runtime_thread_stats --sample-interval 10", "in percent of ten seconds"),),
+        needs_app=False,
+    ),
+)
+
+
+_USAGE: Final = "[--vhost <vhost>]"
+_GROUP: Final = "Virtual hosts"
+
+
+def _trace(on: bool, context: Context) -> None:
+    context.say(f'{"Starting" if on else "Stopping"} tracing for vhost "{context.vhost}" ...')
+    answer = context.client.send("POST", "/api/amqpd/trace", {"vhost": context.vhost, "on": on})
+    answer.checked(NoSuchVhost(context.vhost))
+    context.done(f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}")
+
+
+def consume_event_stream(context: Context) -> None:
+    """rabbit: an object of JSON a line, whatever --formatter says. Asks again and again, as log_tail_stream does."""
+    given = context.line.given
+    seconds = context.line.number("duration") if "duration" in given else None
+    try:
+        pattern = re.compile(given.get("pattern", ""))
+    except re.error as error:
+        raise UsageError(f"Invalid options for this command:\n--pattern : {error}") from None
+    span = "" if seconds is None else f" for {seconds} seconds"
+    context.note(f"Streaming events from node {context.node}{span} ...")
+    deadline = None if seconds is None else time.monotonic() + seconds
+    position = context.client.get("/api/amqpd/events")["position"]
+    while True:
+        found = context.client.get(f"/api/amqpd/events?position={position}")
+        position = found["position"]
+        if found["lost"]:
+            context.err.write(f"{found['lost']} events were too many and are not shown\n")
+        for each in found["events"]:
+            if pattern.search(each["event"]):
+                context.out.write(compact(each) + "\n")
+        context.out.flush()
+        if deadline is not None and time.monotonic() >= deadline:
+            return
+        if not found["events"]:
+            time.sleep(FOLLOW_S)
+
+
+WATCH_COMMANDS: Final = (
+    Command(
+        "consume_event_stream",
+        "Monitoring, observability and health checks",
+        "Displays what happens in the broker as it happens: an object of JSON a line",
+        consume_event_stream,
+        "[--duration <seconds>] [--pattern <pattern>]",
+        options=("duration", "pattern"),
+        examples=(
+            ("consume_event_stream --pattern '^queue' --duration 60", "queues created and deleted within a minute"),
+        ),
+    ),
+    Command(
+        "trace_off",
+        _GROUP,
+        "Stops the firehose of a vhost",
+        partial(_trace, False),
+        _USAGE,
+        examples=(("trace_off -p shop", "messages of shop are copied no more"),),
+    ),
+    Command(
+        "trace_on",
+        _GROUP,
+        "Starts the firehose of a vhost: copies of what is published and delivered, until the next start",
+        partial(_trace, True),
+        _USAGE,
+        examples=(("trace_on -p shop", "copies go through amq.rabbitmq.trace of shop"),),
     ),
 )

@@ -7,17 +7,23 @@ RabbitMQ's: base64 of 16 bytes of salt, 16 of the initialisation vector and AES 
 `cryptography`, which nothing else of amqpd needs: it is asked for when it is missing.
 
 Source: RabbitMQ 3.10.8, https://www.rabbitmq.com/docs/configure#configuration-encryption.
+
+Erlang's terms: as they are typed, as bytes (`term_to_binary`), and as they are printed.
+
+RabbitMQ encrypts values of its configuration as terms, so whoever reads or makes one needs them. What there is: atoms,
+integers, floats, strings, binaries, tuples, lists. A string is a list of numbers in Erlang, and here a str.
+
+Source: https://www.erlang.org/doc/apps/erts/erl_ext_dist.html; read back by Erlang 25 in the tests beside RabbitMQ.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+import struct
+from typing import Final, TypeAlias
 
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
-
-if TYPE_CHECKING:
-    from amqpd.cli.erlang_terms import Term
 
 CIPHERS: Final = {"aes_128_cbc": 16, "aes_192_cbc": 24, "aes_256_cbc": 32}
 """By name, how many bytes the key has."""
@@ -121,7 +127,6 @@ def _passphrase(context: Context) -> str:
 
 
 def encode(context: Context) -> None:
-    from amqpd.cli.erlang_terms import NotATerm, packed, parse, printed
 
     value = context.operands[0]
     cipher, algorithm, iterations = _how(context)
@@ -136,11 +141,10 @@ def encode(context: Context) -> None:
     if context.line.formatter == "json":
         context.answer({"result": "ok", "value": f"encrypted:{text}"}, "")
     else:
-        context.out.write('{encrypted,' + printed(text.encode("ascii")) + "}\n")
+        context.out.write("{encrypted," + printed(text.encode("ascii")) + "}\n")
 
 
 def decode(context: Context) -> None:
-    from amqpd.cli.erlang_terms import printed
 
     value = context.operands[0]
     ways = dict.fromkeys(_how(context, default) for default in DEFAULTS)
@@ -156,7 +160,6 @@ def decode(context: Context) -> None:
 
 def _decoded(value: str, passphrase: str, ways: tuple[tuple[str, str, int], ...]) -> Term:
     """What is in a value, by the first of the ways that fits. Raises: Failure (69)."""
-    from amqpd.cli.erlang_terms import NotATerm, parse, unpacked
 
     try:
         text: object = value.partition(":")[2] if value.startswith("encrypted:") else parse(value)
@@ -175,9 +178,7 @@ def _decoded(value: str, passphrase: str, ways: tuple[tuple[str, str, int], ...]
 
 def list_ciphers(context: Context) -> None:
     context.say("Listing supported ciphers ...")
-    context.answer(
-        {"node": context.node, "result": "ok", "value": list(CIPHERS)}, "[" + ",".join(CIPHERS) + "]"
-    )
+    context.answer({"node": context.node, "result": "ok", "value": list(CIPHERS)}, "[" + ",".join(CIPHERS) + "]")
 
 
 _GROUP: Final = "Configuration and Environment"
@@ -194,7 +195,7 @@ COMMANDS: Final = (
         _USAGE,
         1,
         2,
-        (("<value>", "{encrypted,<<\"...\">>}, <<\"...\">> or encrypted:..., as it stands in the file"), _PASSPHRASE),
+        (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as it stands in the file'), _PASSPHRASE),
         _OPTIONS,
         examples=(("decode encrypted:c2FsdA== secret", "what is in it; needs the package cryptography"),),
         needs_app=False,
@@ -221,3 +222,224 @@ COMMANDS: Final = (
         needs_app=False,
     ),
 )
+
+
+class Atom(str):
+    """`name` or `'a name'`."""
+
+    __slots__ = ()
+
+
+Term: TypeAlias = "Atom | str | bytes | int | float | tuple[Term, ...] | list[Term]"
+
+VERSION: Final = 131
+DEPTH_MAX: Final = 100
+_TOKEN: Final = re.compile(
+    r"""\s*(?:(?P<float>-?\d+\.\d+(?:[eE][+-]?\d+)?)|(?P<int>-?\d+)|(?P<atom>[a-z][A-Za-z0-9_@]*)
+    |'(?P<quoted>(?:[^'\\]|\\.)*)'|<<"(?P<binary>(?:[^"\\]|\\.)*)"(?:/utf8)?>>|<<\s*(?P<bytes>(?:\d+(?:\s*,\s*\d+)*)?)\s*>>
+    |"(?P<string>(?:[^"\\]|\\.)*)"|(?P<mark>[{}\[\],.]))""",
+    re.VERBOSE,
+)
+_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "e": "\x1b", "f": "\f", "s": " ", "v": "\v", "d": "\x7f"}
+_PLAIN_ATOM: Final = re.compile("[a-z][A-Za-z0-9_@]*")
+
+
+class NotATerm(ValueError):
+    """The text, or the bytes, are none of those above."""
+
+
+def parse(text: str) -> Term:
+    """A term as it is typed; a full stop may follow. Raises: NotATerm."""
+    tokens = []
+    at = 0
+    text = text.strip()
+    while at < len(text):
+        found = _TOKEN.match(text, at)
+        if found is None:
+            raise NotATerm(f"no Erlang term: {text[at : at + 20]}")
+        kind = found.lastgroup or ""
+        tokens.append((kind, found[kind]))
+        at = found.end()
+    if tokens and tokens[-1] == ("mark", "."):
+        tokens.pop()
+    tokens.reverse()
+    term = _term(tokens, 0)
+    if tokens:
+        raise NotATerm("more than one Erlang term")
+    return term
+
+
+def _term(tokens: list[tuple[str, str]], depth: int) -> Term:
+    """The first of what is left; tokens stand last first."""
+    if not tokens or depth > DEPTH_MAX:
+        raise NotATerm("an Erlang term without its end")
+    kind, text = tokens.pop()
+    match kind:
+        case "int":
+            return int(text)
+        case "float":
+            return float(text)
+        case "atom":
+            return Atom(text)
+        case "quoted":
+            return Atom(_unescaped(text))
+        case "string":
+            return _unescaped(text)
+        case "binary":
+            return _unescaped(text).encode()
+        case "bytes":
+            return _bytes(text)
+    if text not in "{[":
+        raise NotATerm(f"no Erlang term: {text}")
+    items: list[Term] = []
+    end = "}" if text == "{" else "]"
+    if tokens and tokens[-1] == ("mark", end):
+        tokens.pop()
+        return () if end == "}" else []
+    while True:
+        items.append(_term(tokens, depth + 1))
+        after = tokens.pop() if tokens else ("", "")
+        if after == ("mark", end):
+            return tuple(items) if end == "}" else items
+        if after != ("mark", ","):
+            raise NotATerm("an Erlang term without its end")
+
+
+def _bytes(text: str) -> bytes:
+    numbers = [int(one) for one in text.split(",") if one.strip()]
+    if any(number > 255 for number in numbers):
+        raise NotATerm("a binary of what is more than a byte")
+    return bytes(numbers)
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text, flags=re.DOTALL)
+
+
+def packed(term: Term) -> bytes:
+    """`term_to_binary`. Raises: NotATerm for what is too large for it."""
+    return bytes([VERSION]) + _packed(term)
+
+
+def _packed(term: Term) -> bytes:
+    if isinstance(term, Atom):
+        name = term.encode()
+        if len(term) > 255:
+            raise NotATerm("an atom has 255 characters at most")
+        return (struct.pack(">BB", 119, len(name)) if len(name) < 256 else struct.pack(">BH", 118, len(name))) + name
+    if isinstance(term, str):
+        codes = [ord(one) for one in term]
+        if not codes:
+            return b"j"
+        if max(codes) < 256 and len(codes) < 65536:
+            return struct.pack(">BH", 107, len(codes)) + bytes(codes)
+        return _packed(list[Term](codes))
+    if isinstance(term, bytes):
+        return struct.pack(">BI", 109, len(term)) + term
+    if isinstance(term, float):
+        return struct.pack(">Bd", 70, term)
+    if isinstance(term, int):
+        return _packed_integer(term)
+    pieces = b"".join(_packed(one) for one in term)
+    if isinstance(term, tuple):
+        return (struct.pack(">BB", 104, len(term)) if len(term) < 256 else struct.pack(">BI", 105, len(term))) + pieces
+    return struct.pack(">BI", 108, len(term)) + pieces + b"j" if term else b"j"
+
+
+def _packed_integer(number: int) -> bytes:
+    if 0 <= number < 256:
+        return struct.pack(">BB", 97, number)
+    if -(1 << 31) <= number < 1 << 31:
+        return struct.pack(">Bi", 98, number)
+    digits = abs(number).to_bytes((abs(number).bit_length() + 7) // 8, "little")
+    if len(digits) > 255:
+        raise NotATerm("an integer of more than 255 bytes")
+    return struct.pack(">BBB", 110, len(digits), number < 0) + digits
+
+
+def unpacked(data: bytes) -> Term:
+    """`binary_to_term`. Raises: NotATerm."""
+    try:
+        if data[0] != VERSION:
+            raise NotATerm("no Erlang term")
+        term, end = _unpacked(data, 1, 0)
+    except (IndexError, struct.error, UnicodeDecodeError) as error:
+        raise NotATerm("an Erlang term that is cut short") from error
+    if end != len(data):
+        raise NotATerm("more than one Erlang term")
+    return term
+
+
+def _unpacked(data: bytes, at: int, depth: int) -> tuple[Term, int]:
+    """The term at `at`, and where it ends."""
+    if depth > DEPTH_MAX:
+        raise NotATerm("an Erlang term that is too deep")
+    tag = data[at]
+    at += 1
+    if tag == 97:
+        return data[at], at + 1
+    if tag == 98:
+        return struct.unpack_from(">i", data, at)[0], at + 4
+    if tag == 110:
+        end = at + 2 + data[at]
+        number = int.from_bytes(_slice(data, at + 2, end), "little")
+        return -number if data[at + 1] else number, end
+    if tag == 70:
+        return struct.unpack_from(">d", data, at)[0], at + 8
+    if tag in (100, 118, 115, 119):
+        wide = tag in (100, 118)
+        size, at = (struct.unpack_from(">H", data, at)[0], at + 2) if wide else (data[at], at + 1)
+        return Atom(_slice(data, at, at + size).decode("latin-1" if tag in (100, 115) else "utf-8")), at + size
+    if tag == 107:
+        end = at + 2 + struct.unpack_from(">H", data, at)[0]
+        return _slice(data, at + 2, end).decode("latin-1"), end
+    if tag == 109:
+        end = at + 4 + struct.unpack_from(">I", data, at)[0]
+        return _slice(data, at + 4, end), end
+    if tag == 106:
+        return [], at
+    if tag not in (104, 105, 108):
+        raise NotATerm(f"a kind of Erlang term that is not read here ({tag})")
+    count, at = (data[at], at + 1) if tag == 104 else (struct.unpack_from(">I", data, at)[0], at + 4)
+    items: list[Term] = []
+    for _ in range(count):
+        item, at = _unpacked(data, at, depth + 1)
+        items.append(item)
+    if tag != 108:
+        return tuple(items), at
+    tail, at = _unpacked(data, at, depth + 1)
+    if tail != []:
+        raise NotATerm("an improper list")
+    return items, at
+
+
+def _slice(data: bytes, start: int, end: int) -> bytes:
+    if end > len(data):
+        raise IndexError(end)
+    return data[start:end]
+
+
+def printed(term: Term) -> str:
+    """As Erlang's `~p` has it."""
+    if isinstance(term, Atom):
+        return str(term) if _PLAIN_ATOM.fullmatch(term) else "'" + _escaped(term, "'") + "'"
+    if isinstance(term, str):
+        return f'"{_escaped(term)}"' if term else "[]"
+    if isinstance(term, bytes):
+        try:
+            text = term.decode("ascii")
+        except UnicodeDecodeError:
+            text = "\x00"
+        if text.isprintable():
+            return f'<<"{_escaped(text)}">>'
+        return "<<" + ",".join(str(one) for one in term) + ">>"
+    if isinstance(term, tuple):
+        return "{" + ",".join(printed(one) for one in term) + "}"
+    if isinstance(term, list):
+        return "[" + ",".join(printed(one) for one in term) + "]"
+    return repr(term)
+
+
+def _escaped(text: str, quote: str = '"') -> str:
+    text = text.replace("\\", "\\\\").replace(quote, "\\" + quote)
+    return "".join(one if one.isprintable() else f"\\x{{{ord(one):x}}}" for one in text)

@@ -53,13 +53,13 @@ def export(context: Context) -> None:
     options = _options(context)
     from sqlalchemy.exc import SQLAlchemyError
 
+    from amqpd.storage.spark.checkpoint import CheckpointError
     from amqpd.storage.spark.columns import UnknownColumn
     from amqpd.storage.spark.files import SourceError
-    from amqpd.storage.spark.java import CannotRunSpark
     from amqpd.storage.spark.job import BadExport, Job, without_password
-    from amqpd.storage.spark.checkpoint import CheckpointError
     from amqpd.storage.spark.options import BadOption, NoSuchQueue
     from amqpd.storage.spark.plan import DataLoss
+    from amqpd.storage.spark.session import CannotRunSpark
     from amqpd.storage.spark.targets import TargetError
 
     stopped = _Stop()
@@ -146,9 +146,9 @@ def _options(context: Context) -> ExportOptions:
         if name in given and (context.line.number(name) == 0 and name == "batch"):
             raise UsageError(f"Invalid options for this command:\n--{name} : {given[name]}")
     _look_for_packages()
+    from amqpd.storage.acks.retained import NAME
     from amqpd.storage.spark.columns import BASE
     from amqpd.storage.spark.job import ExportOptions
-    from amqpd.storage.acks.hold import NAME
 
     if NAME.fullmatch(given.get("name", "export")) is None:
         raise UsageError(f"--name : {given['name']}")
@@ -184,7 +184,7 @@ def _options(context: Context) -> ExportOptions:
 
 def _look_for_packages() -> None:
     """To be asked before anything of the export is imported. Raises: Failure, which says what to install and where."""
-    from amqpd.storage.spark.java import missing_package
+    from amqpd.storage.spark.session import missing_package
 
     if missing := missing_package():
         raise Failure(UNAVAILABLE, f"the export needs {missing}")

@@ -1,4 +1,4 @@
-"""Rows as text: table, pretty_table, json, json_stream, csv, erlang; on a terminal, where none is asked for, aligned.
+r"""Rows as text: table, pretty_table, json, json_stream, csv, erlang; on a terminal, where none is asked for, aligned.
 
 A row is a list of JSON values, in the order of the columns. The shapes are rabbitmqctl 3.10's:
 
@@ -11,14 +11,19 @@ A row is a list of JSON values, in the order of the columns. The shapes are rabb
 
 Field tables (`arguments`, `client_properties`) are written as Erlang terms, `[{"x-max-length",10}]`, as scripts and the
 client suites expect; in `json` they are objects. Control characters in names would break a table's columns or steer the
-reader's terminal, so both tables show them as escapes (`\\t`, `\\x1b`); `json` and `csv` keep them.
+reader's terminal, so both tables show them as escapes (`\t`, `\x1b`); `json` and `csv` keep them.
+
+What a terminal can show and a file should not have: bold and colour, both off where NO_COLOR is set.
+
+rabbitmqctl sends its escapes into files too, which helps nobody. https://no-color.org
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 Row = Sequence[Any]
 
@@ -97,8 +102,10 @@ def aligned(columns: Sequence[str], rows: Sequence[Row], headers: bool, bold: Ca
         return ""
     lines = [[visible(cell(column, value)) for column, value in _cells(columns, row)] for row in rows]
     numbers = [all(isinstance(row[place], int | float) for row in rows) for place in range(len(columns))]
-    widths = [max(width(line[place]) for line in [*lines, list(columns) if headers else [""] * len(columns)])
-              for place in range(len(columns))]
+    widths = [
+        max(width(line[place]) for line in [*lines, list(columns) if headers else [""] * len(columns)])
+        for place in range(len(columns))
+    ]
 
     def spread(line: Sequence[str]) -> str:
         parts = []
@@ -222,3 +229,19 @@ def _cells(columns: Sequence[str], row: Row) -> Iterator[tuple[str, Any]]:
 def _escape(match: re.Match[str]) -> str:
     one = match[0]
     return _SHORT_ESCAPES.get(one) or f"\\x{ord(one):02x}"
+
+
+def bold(text: str, out: TextIO) -> str:
+    return _dressed(text, out, "1")
+
+
+def red(text: str, out: TextIO) -> str:
+    return _dressed(text, out, "31")
+
+
+def green(text: str, out: TextIO) -> str:
+    return _dressed(text, out, "32")
+
+
+def _dressed(text: str, out: TextIO, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text

@@ -108,8 +108,17 @@ EXCHANGES: Final = Listing(
     "/api/exchanges/{vhost}",
     ("name", "type"),
     plain(
-        "arguments", "auto_delete", "durable", "effective_policy_definition", "internal", "messages_delayed",
-        "name", "operator_policy", "policy", "state", "type",
+        "arguments",
+        "auto_delete",
+        "durable",
+        "effective_policy_definition",
+        "internal",
+        "messages_delayed",
+        "name",
+        "operator_policy",
+        "policy",
+        "state",
+        "type",
     ),
 )
 BINDINGS: Final = Listing(

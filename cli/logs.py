@@ -21,8 +21,7 @@ from amqpd.cli.formatters import compact, visible
 
 if TYPE_CHECKING:
     from amqpd.storage.log.record import Record
-    from amqpd.storage.log_inspect import Batch, Event
-    from amqpd.storage.verify import QueueReport
+    from amqpd.storage.log_inspect import Batch, Event, QueueReport
 
 BODY_SHOWN: Final = 64
 """Bytes of a body in the text output; JSON has all of it."""
@@ -42,7 +41,7 @@ def dump_log(context: Context) -> None:
 
 def verify_log(context: Context) -> None:
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.verify import check_queue, queue_directories
+    from amqpd.storage.log_inspect import check_queue, queue_directories
 
     _text_or_json(context)
     filesystem = FileSystem()
@@ -78,7 +77,7 @@ def _place(context: Context, word: str) -> Path:
     Cost: a small file read per durable queue, until it is found.
     """
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.verify import queue_directories
+    from amqpd.storage.log_inspect import queue_directories
 
     if "vhost" not in context.line.given and Path(word).exists():
         return Path(word)
@@ -152,8 +151,7 @@ def _is_queue(path: Path) -> bool:
 def _files(path: Path) -> list[str]:
     """The files to dump: the one named, or all of a queue's (of each queue's in a data directory), in reading order."""
     from amqpd.storage.filesystem import FileSystem
-    from amqpd.storage.log_inspect import is_known, plain_name
-    from amqpd.storage.verify import queue_directories
+    from amqpd.storage.log_inspect import is_known, plain_name, queue_directories
 
     if not path.exists():
         raise Failure(DATA, f"there is no {path}")

@@ -1,16 +1,25 @@
-"""The broker itself: is it there, how is it, stop and start."""
+"""The broker itself: is it there, how is it, stop and start.
+
+What holds publishers back: limits of memory and disk, alarms by hand, until the broker's next start; and the clock.
+
+Texts, units and exit codes are rabbitmqctl 3.10's, measured; `set_alarm`, `clear_alarm`, `accept_clock` are ours.
+
+Before and after maintenance: `drain`, `revive`; `reload`. rabbit: `rabbitmq-upgrade drain`, which knows no grace.
+
+Waiting for a broker to start, and what takes it back to its beginning or its end.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import TIMED_OUT, UNAVAILABLE, AppStopped, Failure, Refused, UsageError
-from amqpd.cli.formatters import compact
-from amqpd.cli.terminal import bold
+from amqpd.cli.errors import DATA, TIMED_OUT, UNAVAILABLE, AppStopped, Failure, Refused, UsageError
+from amqpd.cli.formatters import bold, compact
 
 UNITS: Final = {"bytes": 1, "mb": 1000**2, "gb": 1000**3}
 _PURPOSES: Final = {
@@ -282,6 +291,381 @@ COMMANDS: Final = (
         "Stops AMQP (connections are closed with code 320) but leaves the process and its admin API running",
         stop_app,
         examples=(("stop_app", "start_app takes it back"),),
+        needs_app=False,
+    ),
+)
+
+
+ALARM_GROUP: Final = "Configuration and Environment"
+ALARMS: Final = ("memory", "disk")
+
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmg])(i?b)?)?", re.IGNORECASE)
+
+
+def size_bytes(text: str) -> int:
+    """rabbit: `k`, `KiB` are 1024 bytes, `kB` 1000; likewise M and G. Raises: UsageError (65)."""
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise _bad()
+    size = int(found[1])
+    for _ in range(" kmg".index((found[2] or " ").lower())):
+        size *= 1000 if (found[3] or "").lower() == "b" else 1024
+    return size
+
+
+def _fraction(text: str) -> float:
+    """Raises: UsageError (65)."""
+    try:
+        return float(text)
+    except ValueError:
+        raise _bad() from None
+
+
+def _bad(why: str = ".") -> UsageError:
+    return UsageError(f"Bad argument{why}", DATA)
+
+
+def _check_count(context: Context, word: str) -> None:
+    """`word VALUE`, or one value alone. Raises: UsageError."""
+    most = 2 if context.operands[0] == word else 1
+    if len(context.operands) < most:
+        raise UsageError("not enough arguments.")
+    if len(context.operands) > most:
+        raise UsageError("too many arguments.")
+
+
+def set_disk_free_limit(context: Context) -> None:
+    _check_count(context, "mem_relative")
+    text = context.operands[-1]
+    body: dict[str, object]
+    if len(context.operands) == 2:
+        fraction = _fraction(text)
+        if not 0 <= fraction < float("inf"):
+            raise _bad()
+        body, said = {"mem_relative": fraction}, f"{text} times the total RAM"
+    else:
+        body, said = {"bytes": size_bytes(text)}, f"{text} bytes"
+    context.say(f"Setting disk free limit on {context.node} to {said} ...")
+    _change(context, "PUT", "disk_free_limit", body)
+
+
+def set_vm_memory_high_watermark(context: Context) -> None:
+    _check_count(context, "absolute")
+    text = context.operands[-1]
+    body: dict[str, object]
+    if len(context.operands) == 2:
+        limit_bytes = size_bytes(text)
+        if not limit_bytes:
+            raise _bad()
+        body, said = {"bytes": limit_bytes}, f"{text} bytes"
+    else:
+        share = _fraction(text)
+        if not 0 <= share <= 1:
+            raise _bad(": The threshold should be a fraction between 0.0 and 1.0")
+        body, said = {"share": share}, text
+    context.say(f"Setting memory threshold on {context.node} to {said} ...")
+    _change(context, "PUT", "memory_high_watermark", body)
+
+
+def set_alarm(context: Context) -> None:
+    kind = _alarm(context)
+    context.say(f"Setting alarm '{kind}' on {context.node} ...")
+    _change(context, "PUT", f"alarms/{kind}")
+
+
+def clear_alarm(context: Context) -> None:
+    kind = _alarm(context)
+    context.say(f"Clearing alarm '{kind}' on {context.node} ...")
+    _change(context, "DELETE", f"alarms/{kind}")
+
+
+def accept_clock(context: Context) -> None:
+    context.say(f"Accepting the wall clock of {context.node} ...")
+    found = context.client.send("GET", "/api/amqpd/clock").checked().data
+    if found["state"] == "steady":
+        context.note("No jump of the clock is held")
+    _change(context, "PUT", "clock")
+
+
+def _alarm(context: Context) -> str:
+    kind = context.operands[0]
+    if kind not in ALARMS:
+        raise _bad(f": there is no alarm '{kind}', it is memory or disk")
+    return kind
+
+
+def _change(context: Context, method: str, path: str, body: object = None) -> None:
+    context.client.send(method, f"/api/amqpd/{path}", body).checked()
+    context.done()
+
+
+_KIND: Final = ("<alarm>", "memory or disk")
+_LIMIT: Final = "in bytes, or with a unit: kB, MB, GB (1000), k, KiB, M, MiB, G, GiB (1024)"
+
+ALARM_COMMANDS: Final = (
+    Command(
+        "accept_clock",
+        ALARM_GROUP,
+        "Lets retention, time to live and delays follow a wall clock that was set",
+        accept_clock,
+        "",
+        0,
+        0,
+        (),
+        examples=(("accept_clock", "date and 'amqpctl status' first: what is too old by this clock is deleted"),),
+    ),
+    Command(
+        "clear_alarm",
+        ALARM_GROUP,
+        "Ends an alarm that was set by hand",
+        clear_alarm,
+        "<alarm>",
+        1,
+        1,
+        (_KIND,),
+        examples=(("clear_alarm memory", "publishers go on, unless the memory is low indeed"),),
+    ),
+    Command(
+        "set_alarm",
+        ALARM_GROUP,
+        "Holds publishers as if memory or disk were low, until clear_alarm or the next start",
+        set_alarm,
+        "<alarm>",
+        1,
+        1,
+        (_KIND,),
+        examples=(("set_alarm disk", "who publishes gets connection.blocked: low on disk"),),
+    ),
+    Command(
+        "set_disk_free_limit",
+        ALARM_GROUP,
+        "Changes the free disk space below which publishers are held",
+        set_disk_free_limit,
+        "<disk_limit> | mem_relative <fraction>",
+        1,
+        2,
+        (
+            ("<disk_limit>", f"{_LIMIT}; the setting limits.disk_free_bytes is for good"),
+            ("mem_relative <fraction>", "so many times the memory of the machine"),
+        ),
+        examples=(
+            ("set_disk_free_limit 1GB", "with less free space publishers are held"),
+            ("set_disk_free_limit mem_relative 1.5", "as much as half again of the memory"),
+        ),
+    ),
+    Command(
+        "set_vm_memory_high_watermark",
+        ALARM_GROUP,
+        "Sets the vm_memory_high_watermark setting",
+        set_vm_memory_high_watermark,
+        "<fraction> | absolute <value>",
+        1,
+        2,
+        (
+            ("<fraction>", "a number between 0.0 and 1.0; the setting limits.memory_high_watermark is for good"),
+            ("absolute <value>", _LIMIT),
+        ),
+        examples=(
+            ("set_vm_memory_high_watermark 0.4", "the default"),
+            ("set_vm_memory_high_watermark absolute 2GB", "with more in use publishers are held"),
+        ),
+    ),
+)
+
+
+MAINTENANCE_GROUP: Final = "Operations"
+GRACE_MAX_S: Final = 3600
+
+
+def drain(context: Context) -> None:
+    grace_s = context.line.number("grace") if "grace" in context.line.given else 0
+    if not 0 <= grace_s <= GRACE_MAX_S:
+        raise UsageError(f"--grace is from 0 to {GRACE_MAX_S} seconds")
+    context.say(
+        f"Will put node {context.node} into maintenance mode. The node will no longer serve any client traffic!"
+    )
+    context.patient()  # it answers when the grace is over
+    context.client.send("POST", "/api/amqpd/drain", {"grace_s": grace_s}).checked()
+    context.done()
+
+
+def revive(context: Context) -> None:
+    context.say(
+        f"Will put node {context.node} back into regular operating mode. The node will again serve client traffic."
+    )
+    context.client.send("POST", "/api/amqpd/revive").checked()
+    context.done()
+
+
+def reload(context: Context) -> None:
+    context.say(f"Reading the settings of node {context.node} again ...")
+    context.patient()  # definitions may be many
+    found = context.client.send("POST", "/api/amqpd/reload").checked().data
+    for text, names in (("changed", found["changed"]), ("needs a restart", found["waiting"])):
+        for name in names:
+            context.out.write(f"{text}: {name}\n")
+    if found["imported"]:
+        context.out.write(f"imported again: {found['imported']}\n")
+    context.done()
+
+
+MAINTENANCE_COMMANDS: Final = (
+    Command(
+        "reload", MAINTENANCE_GROUP, "Reads the settings again, as SIGHUP does, certificates and definitions too", reload,
+        examples=(("reload", "names what changed, and what needs a restart"),), needs_app=False,
+    ),
+    Command(
+        "drain", MAINTENANCE_GROUP, "Puts the broker into maintenance mode: nobody gets in, who is in has to go", drain,
+        usage="[--grace <seconds>]",
+        details=(("--grace <seconds>", "how long clients may go by themselves before they are closed; 0"),),
+        options=("grace",),
+        examples=(("drain --grace 30", "stops the broker's traffic; messages and the admin API stay"),),
+        needs_app=False,
+    ),
+    Command(
+        "revive", MAINTENANCE_GROUP, "Ends maintenance mode: clients can connect again", revive,
+        examples=(("revive", "on the same ports"),), needs_app=False,
+    ),
+)  # fmt: skip
+
+
+STARTUP_GROUP: Final = "Nodes"
+AWAIT_S: Final = 300
+POLL_S: Final = 0.1
+_NOT_STARTED: Final = "amqpd is not running, or does not serve clients yet"
+
+
+def await_startup(context: Context) -> None:
+    """rabbit: 69 when it does not come in time; it gives up at once where nobody answers, this waits for that too."""
+    given = context.line.timeout_s
+    deadline = time.monotonic() + (AWAIT_S if given is None else given)
+    while not _started(context):
+        if time.monotonic() >= deadline:
+            raise Failure(UNAVAILABLE, _NOT_STARTED)
+        time.sleep(POLL_S)
+    context.done()
+
+
+def wait(context: Context) -> None:
+    """rabbit: 69 when the process ends meanwhile, 75 when it takes too long."""
+    given = context.line.given
+    if bool(context.operands) == ("pid" in given):
+        text = "Cannot specify both pid and pidfile" if context.operands else "No pid or pidfile specified"
+        raise UsageError(f'"{text}"')
+    deadline = None if context.line.timeout_s is None else time.monotonic() + context.line.timeout_s
+    if context.operands:
+        path = context.operands[0]
+        context.say(f"Waiting for pid file '{path}' to appear")
+        pid = _read_pid(context, path, deadline)
+        context.say(f"pid is {pid}")
+    else:
+        pid = context.line.number("pid")
+    context.say(f"Waiting for the admin API on node '{context.node}' while OS process '{pid}' is running")
+    while not _started(context):
+        if not is_alive(pid):
+            raise Failure(UNAVAILABLE, "process_not_running")
+        _rest(context, deadline)
+    if not is_alive(pid):
+        raise Failure(UNAVAILABLE, "process_not_running")
+    context.done(f"Applications 'amqpd' are running on node '{context.node}'")
+
+
+def _read_pid(context: Context, path: str, deadline: float | None) -> int:
+    """A file that is there but empty is being written. Raises: Failure for one that holds no number; Refused (75)."""
+    from pathlib import Path
+
+    while True:
+        try:
+            text = Path(path).read_text("utf-8").strip()
+        except FileNotFoundError:
+            text = ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure(UNAVAILABLE, f"no process id in {path}: {error}") from None
+        if text:
+            if not (text.isascii() and text.isdigit()):
+                raise Failure(UNAVAILABLE, f"no process id in {path}: {text[:20]!r}")
+            return int(text)
+        _rest(context, deadline)
+
+
+def _rest(context: Context, deadline: float | None) -> None:
+    if deadline is not None and time.monotonic() >= deadline:
+        raise Refused(
+            TIMED_OUT,
+            f"operation wait on node {context.node} timed out. Timeout value used: {context.timeout_ms}",
+        )
+    time.sleep(POLL_S)
+
+
+def _started(context: Context) -> bool:
+    """Whether it serves clients. Raises: Refused for what no waiting mends (77)."""
+    context.client.timeout_s = 5.0
+    try:
+        return bool(context.client.get("/api/amqpd/app")["running"])
+    except Refused as error:
+        if error.exit_code not in {UNAVAILABLE, TIMED_OUT}:
+            raise
+        context.client.close()
+        return False
+
+
+def reset(context: Context) -> None:
+    context.say(f"Resetting node {context.node} ...")
+    context.patient()
+    context.client.send("POST", "/api/amqpd/reset").checked()
+    context.done()
+
+
+_PID: Final = ("<pidfile>", "file with the number of the broker's process")
+
+STARTUP_COMMANDS: Final = (
+    Command(
+        "await_startup",
+        STARTUP_GROUP,
+        "Waits for the broker to start and to serve clients",
+        await_startup,
+        "[--timeout <timeout>]",
+        examples=(("await_startup --timeout 60", "0 as soon as clients can connect, 69 after a minute"),),
+        needs_app=False,
+    ),
+    Command(
+        "force_reset",
+        STARTUP_GROUP,
+        "Takes the broker back to its first start: the same as reset on a single node",
+        reset,
+        examples=(("force_reset", "after stop_app; everything declared goes with its messages"),),
+        needs_app=False,
+    ),
+    Command(
+        "reset",
+        STARTUP_GROUP,
+        "Takes the broker back to its first start: vhosts, users, queues and messages go",
+        reset,
+        examples=(("reset", "after stop_app; settings and the audit log stay"),),
+        needs_app=False,
+    ),
+    Command(
+        "shutdown",
+        STARTUP_GROUP,
+        "Stops the broker and waits until its process has gone",
+        stop,
+        "[--timeout <timeout>]",
+        examples=(("shutdown", "as stop, which takes a pid file too"),),
+        needs_app=False,
+    ),
+    Command(
+        "wait",
+        STARTUP_GROUP,
+        "Waits for a broker to start, by its process: the one in a pid file, or --pid",
+        wait,
+        "[<pidfile>] [--pid|-P <pid>] [--timeout <timeout>]",
+        0,
+        1,
+        (_PID,),
+        ("pid",),
+        examples=(
+            ("wait --pid 4711 --timeout 60", "0 as soon as clients can connect, 69 if the process ends before that"),
+        ),
         needs_app=False,
     ),
 )

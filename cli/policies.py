@@ -1,6 +1,13 @@
 """Policies and operator policies: set, cleared, listed.
 
 Texts and exit codes are rabbitmqctl 3.10's, measured: a missing vhost is 65, but 69 for the commands that clear.
+
+Policies that ask for mirrors of classic queues (`ha-mode` and the like), which RabbitMQ 4 does not take any more.
+
+amqpd takes them and has no mirrors: they change nothing. These commands, of 3.13, find them and take them away before a
+definitions file goes on to a RabbitMQ that refuses them.
+
+Runtime parameters of components, and global ones: set, cleared, listed. Texts and exit codes as of policies.
 """
 
 from __future__ import annotations
@@ -166,10 +173,246 @@ COMMANDS: Final = (
         _SET_DETAILS,
         ("priority", "apply-to"),
         examples=(
-            ('set_policy ttl \'^logs\\.\' \'{"message-ttl":60000}\' --apply-to queues', "a minute, then they go"),
+            ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "a minute, then they go"),
             (
-                'set_policy --priority 1 dlx \'^orders$\' \'{"dead-letter-exchange":"dead"}\'',
+                "set_policy --priority 1 dlx '^orders$' '{\"dead-letter-exchange\":\"dead\"}'",
                 "of two that match the higher priority holds",
+            ),
+        ),
+    ),
+)
+
+
+MONITORING: Final = "Monitoring, observability and health checks"
+COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
+KINDS: Final = {"policies": "Policy", "operator-policies": "Operator policy"}
+
+
+def mirroring(context: Context, kind: str) -> list[dict[str, Any]]:
+    """Those of all vhosts. kind: of KINDS."""
+    found: list[dict[str, Any]] = context.client.get(f"/api/{kind}")
+    return [each for each in found if any(key.startswith("ha-") for key in each["definition"])]
+
+
+def check(context: Context) -> None:
+    context.say("Checking if cluster has any classic queue mirroring policy ...")
+    found = {kind: mirroring(context, kind) for kind in KINDS}
+    if not any(found.values()):
+        context.answer({"result": "ok"}, "Cluster reported no policies enabling classic queue mirroring")
+        return
+    if context.line.formatter == "json":
+        told = {
+            "result": "error",
+            "policies": found["policies"],
+            "operator_policies": found["operator-policies"],
+            "message": "Cluster reported policies enabling classic queue mirroring",
+        }
+        context.out.write(compact(told) + "\n")
+    lines = [
+        f"{title} {each['name']} enables classic queue mirroring"
+        for kind, title in KINDS.items()
+        for each in found[kind]
+    ]
+    raise Failure(UNAVAILABLE, "\n".join(lines))
+
+
+def show(kind: str, context: Context) -> None:
+    context.say(f"Listing {kind.replace('-', ' ')} with classic queue mirroring ...")
+    rows = [
+        [compact(each[name]) if name == "definition" else each[name] for name in COLUMNS]
+        for each in mirroring(context, kind)
+    ]
+    context.show(COLUMNS, rows)
+
+
+def remove(context: Context) -> None:
+    """Takes the keys away; a policy that has no other goes. Raises: as `Client.send`."""
+    context.say("Removing classic queue mirroring from policies ...")
+    for kind, title in KINDS.items():
+        for each in mirroring(context, kind):
+            path = f"/api/{kind}/{quoted(each['vhost'])}/{quoted(each['name'])}"
+            left = {key: value for key, value in each["definition"].items() if not key.startswith("ha-")}
+            if left:
+                body = {key: each[key] for key in ("pattern", "apply-to", "priority")} | {"definition": left}
+                context.client.send("PUT", path, body).checked()
+            else:
+                context.client.send("DELETE", path).checked()
+            context.say(f"{title} {each['name']} of vhost '{each['vhost']}' {'changed' if left else 'removed'}")
+    context.done()
+
+
+def _listing(kind: str) -> Command:
+    name = f"list_{kind.replace('-', '_')}_with_classic_queue_mirroring"
+    return Command(
+        name,
+        MONITORING,
+        f"Lists {kind.replace('-', ' ')} that ask for mirrors of classic queues, which amqpd does not make",
+        partial(show, kind),
+        "[--no-table-headers] [--timeout <timeout>]",
+        options=("no-table-headers",),
+        examples=((name, "of all virtual hosts"),),
+    )
+
+
+MIRROR_COMMANDS: Final = (
+    Command(
+        "check_if_cluster_has_classic_queue_mirroring_policy",
+        MONITORING,
+        "Fails if a policy asks for mirrors of classic queues",
+        check,
+        "[--timeout <timeout>]",
+        examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "69, and which"),),
+    ),
+    *(_listing(kind) for kind in KINDS),
+    Command(
+        "remove_classic_queue_mirroring_from_policies",
+        "Policies",
+        "Takes ha-mode and the like out of all policies; one that has nothing else is removed",
+        remove,
+        "[--timeout <timeout>]",
+        examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
+    ),
+)
+
+
+PARAMETER_GROUP: Final = "Parameters"
+
+
+def set_parameter(context: Context) -> None:
+    component, name, text = context.operands
+    context.say(
+        f'Setting runtime parameter "{name}" for component "{component}" to "{text}" in vhost "{context.vhost}" ...'
+    )
+    answer = context.client.send("PUT", _parameter_path(context, component, name), {"value": json_of(text)})
+    answer.checked(NoSuchVhost(context.vhost))
+    context.done()
+
+
+def clear_parameter(context: Context) -> None:
+    component, name = context.operands
+    context.say(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
+    if component == "policy":  # rabbit: whether or not there is one
+        raise Failure(UNAVAILABLE, "policies may not be cleared using this method")
+    context.client.send("DELETE", _parameter_path(context, component, name)).checked(NO_PARAMETER)
+    context.done()
+
+
+def list_parameters(context: Context) -> None:
+    context.say(f'Listing runtime parameters for vhost "{context.vhost}" ...')
+    # Whether the vhost is there.
+    context.client.send("GET", f"/api/policies/{quoted(context.vhost)}").checked(NoSuchVhost(context.vhost))
+    found = [item for item in context.client.get("/api/parameters") if item["vhost"] == context.vhost]
+    _show(context, ("component", "name", "value"), found)
+
+
+def set_global_parameter(context: Context) -> None:
+    name, text = context.operands
+    context.say(f'Setting global runtime parameter "{name}" to "{text}" ...')
+    context.client.send("PUT", _global(name), {"value": json_of(text)}).checked()
+    context.done()
+
+
+def clear_global_parameter(context: Context) -> None:
+    name = context.operands[0]
+    context.say(f'Clearing global runtime parameter "{name}" ...')
+    context.client.send("DELETE", _global(name)).checked(NO_PARAMETER)
+    context.done()
+
+
+def list_global_parameters(context: Context) -> None:
+    context.say("Listing global runtime parameters ...")
+    _show(context, ("name", "value"), context.client.get("/api/global-parameters"))
+
+
+def _parameter_path(context: Context, component: str, name: str) -> str:
+    return f"/api/parameters/{_named(component)}/{quoted(context.vhost)}/{_named(name)}"
+
+
+def _global(name: str) -> str:
+    return f"/api/global-parameters/{_named(name)}"
+
+
+def _named(name: str) -> str:
+    if not name:
+        raise UsageError("Bad argument: a name cannot be an empty string", DATA)
+    return quoted(name)
+
+
+def _show(context: Context, columns: tuple[str, ...], items: list[dict[str, Any]]) -> None:
+    rows = [[compact(item[column]) if column == "value" else item[column] for column in columns] for item in items]
+    context.show(columns, rows)
+
+
+_COMPONENT: Final = ("<component_name>", "component name: operator_policy or vhost-limits")
+_PARAMETER: Final = ("<name>", "parameter name (identifier)")
+_VALUE: Final = ("<value>", "the value, as JSON")
+_TABLE: Final = ("no-table-headers",)
+
+PARAMETER_COMMANDS: Final = (
+    Command(
+        "clear_global_parameter",
+        PARAMETER_GROUP,
+        "Removes a global parameter",
+        clear_global_parameter,
+        "<name>",
+        1,
+        1,
+        (_PARAMETER,),
+        examples=(("clear_global_parameter team", "exit code 69 if there is none"),),
+    ),
+    Command(
+        "clear_parameter",
+        PARAMETER_GROUP,
+        "Clears a runtime parameter",
+        clear_parameter,
+        "[--vhost <vhost>] <component_name> <name>",
+        2,
+        2,
+        (_COMPONENT, _PARAMETER),
+        examples=(("clear_parameter operator_policy cap", "as clear_operator_policy cap"),),
+    ),
+    Command(
+        "list_global_parameters",
+        PARAMETER_GROUP,
+        "Lists global runtime parameters",
+        list_global_parameters,
+        "[--no-table-headers] [--timeout <timeout>]",
+        options=_TABLE,
+        examples=(("list_global_parameters --formatter json", "the values are JSON texts"),),
+    ),
+    Command(
+        "list_parameters",
+        PARAMETER_GROUP,
+        "Shows the parameters of a vhost",
+        list_parameters,
+        "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
+        options=_TABLE,
+        examples=(("list_parameters -p shop", "operator policies are among them"),),
+    ),
+    Command(
+        "set_global_parameter",
+        PARAMETER_GROUP,
+        "Sets a parameter of the whole broker",
+        set_global_parameter,
+        "<name> <value>",
+        2,
+        2,
+        (_PARAMETER, _VALUE),
+        examples=(("set_global_parameter cluster_name '\"shop\"'", "what clients are told in server-properties"),),
+    ),
+    Command(
+        "set_parameter",
+        PARAMETER_GROUP,
+        "Sets a runtime parameter",
+        set_parameter,
+        "[--vhost <vhost>] <component_name> <name> <value>",
+        3,
+        3,
+        (_COMPONENT, _PARAMETER, _VALUE),
+        examples=(
+            (
+                'set_parameter operator_policy cap \'{"pattern":".*","definition":{"max-length":9},"priority":0}\'',
+                "as set_operator_policy cap '.*' '{\"max-length\":9}'",
             ),
         ),
     ),

@@ -2,10 +2,17 @@
 
 A command that begins a job shows how far it is until it has ended; --detach leaves it to itself. Interrupted, the job
 goes on: stop_job ends it.
+
+Messages that wait until they are due: shown, and cancelled.
+
+Queues emptied and deleted, connections closed.
+
+Where messages with an id are, and where they have been, as far as the logs of a vhost tell.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -322,5 +329,271 @@ COMMANDS: Final = (
         1,
         (("<job>", "its id, see list_jobs"),),
         examples=(("stop_job 3", "the job with the id 3"),),
+    ),
+)
+
+
+LIMIT_MAX: Final = 10_000
+DELAYED: Final = Listing(
+    "/api/delayed/{vhost}",
+    ("id", "exchange", "due", "routing_keys"),
+    plain("id", "exchange", "due", "routing_keys", "published_to", "payload_bytes", "persistent", "vhost"),
+)
+
+
+def list_delayed_messages(context: Context) -> None:
+    columns = wanted(DELAYED, context.operands)
+    given = context.line.given
+    path = DELAYED.path.format(vhost=quoted(context.vhost))
+    if "exchange" in given:
+        path += f"/{quoted(given['exchange'])}"
+    if "limit" in given:
+        limit = context.line.number("limit")
+        if not 1 <= limit <= LIMIT_MAX:
+            raise UsageError(f"The limit should be a whole number from 1 to {LIMIT_MAX}, not '{limit}'")
+        path += f"?limit={limit}"
+    context.say(f"Listing delayed messages in vhost {context.vhost} ...")
+    answer = context.client.send("GET", path)
+    if answer.status == 404:
+        raise Failure(UNAVAILABLE, answer.reason)
+    if not answer.ok:
+        raise answer.failure()
+    context.show(columns, [[value(item, DELAYED, name) for name in columns] for item in answer.data])
+
+
+def cancel_delayed_message(context: Context) -> None:
+    message = context.operands[0]
+    context.say(f"Cancelling delayed message '{message}' in vhost '{context.vhost}' ...")
+    answer = context.client.send("DELETE", f"{DELAYED.path.format(vhost=quoted(context.vhost))}/{quoted(message)}")
+    if answer.status in (400, 404):
+        raise Failure(UNAVAILABLE if answer.status == 404 else USAGE, answer.reason)
+    if not answer.ok:
+        raise answer.failure()
+    context.done()
+
+
+DELAYED_COMMANDS: Final = (
+    Command(
+        "list_delayed_messages",
+        "Queues",
+        "Lists the messages that wait until they are due, those that are due next first",
+        list_delayed_messages,
+        "[--vhost <vhost>] [--exchange <exchange>] [--limit <number>] [--no-table-headers] [<column> ...]",
+        0,
+        None,
+        (),
+        ("exchange", "limit", "no-table-headers"),
+        DELAYED.names(),
+        len(DELAYED.default),
+        (
+            ("list_delayed_messages -p shop", "the next 100: their ids, and when they are due, in ms since 1970"),
+            ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five of one exchange"),
+        ),
+    ),
+    Command(
+        "cancel_delayed_message",
+        "Queues",
+        "Cancels a message that waits until it is due",
+        cancel_delayed_message,
+        "[--vhost <vhost>] <id>",
+        1,
+        1,
+        (("<id>", "as list_delayed_messages shows it"),),
+        examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "it is not delivered any more"),),
+    ),
+)
+
+
+_PID: Final = re.compile(r"<[^<>]+@[^<>]*\.[0-9]+\.[0-9]+>")
+
+
+def purge_queue(context: Context) -> None:
+    name = context.operands[0]
+    context.say(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
+    answer = context.client.send("POST", "/api/amqpd/purge_queue", {"vhost": context.vhost, "queue": name})
+    answer.checked(Failure(UNAVAILABLE, "Queue not found"))
+    context.done()
+
+
+def delete_queue(context: Context) -> None:
+    name = context.operands[0]
+    if_empty, if_unused = "if-empty" in context.line.given, "if-unused" in context.line.given
+    conditions = ["if queue is empty"] * if_empty + ["if queue is unused"] * if_unused
+    condition = f"{' and '.join(conditions)} " if conditions else ""
+    context.say(f"Deleting queue '{name}' on vhost '{context.vhost}' {condition}...")
+    body = {"vhost": context.vhost, "queue": name, "if_empty": if_empty, "if_unused": if_unused}
+    answer = context.client.send("POST", "/api/amqpd/delete_queue", body)
+    # rabbit: all three are 64
+    if answer.status == 400 and answer.reason.endswith("in use"):
+        raise Failure(USAGE, "Queue is in use")
+    if answer.status == 400 and answer.reason.endswith("not empty"):
+        raise Failure(USAGE, "Queue is not empty")
+    answer.checked(Failure(USAGE, "Queue not found"))
+    context.done(f"Queue was successfully deleted with {answer.data['message_count']} ready messages")
+
+
+def close_connection(context: Context) -> None:
+    pid, reason = context.operands
+    context.say(f"Closing connection {pid}, reason: {reason}...")
+    if _PID.fullmatch(pid) is None:
+        raise Failure(UNAVAILABLE, f'invalid pid "{pid}". See: amqpctl list_connections pid name')
+    answer = context.client.send("POST", "/api/amqpd/close_connection", {"pid": pid, "reason": reason})
+    if answer.status == 404:
+        context.note(f"There is no connection {pid}. Was it already closed?")  # rabbit: exit 0
+    else:
+        answer.checked()
+    context.done()
+
+
+def close_all_connections(context: Context) -> None:
+    reason = context.operands[0]
+    everywhere = context.everywhere("vhost")
+    limit = context.line.number("limit")
+    body: dict[str, object] = {
+        "reason": reason,
+        "limit": limit,
+        "per_connection_delay_ms": context.line.number("per-connection-delay"),
+    }
+    if not everywhere:
+        body["vhost"] = context.vhost
+    scope = f"to node {context.node} (across all vhosts)" if everywhere else f"in vhost {context.vhost}"
+    context.say(f"Closing {limit or 'all'} connections {scope}, reason: {reason}...")
+    context.patient()
+    answer = context.client.send("POST", "/api/amqpd/close_all_connections", body).checked()
+    context.done(f"Closed {answer.data['closed']} connections")
+
+
+MESSAGE_COMMANDS: Final = (
+    Command(
+        "close_all_connections",
+        "Operations",
+        "Closes the connections of a vhost, or all of the node",
+        close_all_connections,
+        "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
+        1,
+        1,
+        (("<explanation>", "why; clients see it with code 320"),),
+        ("limit", "global", "per-connection-delay"),
+        examples=(
+            ("close_all_connections 'maintenance'", "those of vhost /"),
+            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, twenty a second"),
+        ),
+    ),
+    Command(
+        "close_connection",
+        "Operations",
+        "Closes the connection with this pid",
+        close_connection,
+        "<connection pid> <explanation>",
+        2,
+        2,
+        (
+            ("<connection pid>", "connection identifier, see list_connections pid"),
+            ("<explanation>", "why; the client sees it with code 320"),
+        ),
+        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "quotes, because of < and >"),),
+    ),
+    Command(
+        "delete_queue",
+        "Queues",
+        "Deletes a queue",
+        delete_queue,
+        "[--vhost <vhost>] <queue_name> [--if-empty|-e] [--if-unused|-u] [--timeout <timeout>]",
+        1,
+        1,
+        (("<queue_name>", "the queue"),),
+        ("if-empty", "if-unused"),
+        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if messages wait in it"),),
+    ),
+    Command(
+        "purge_queue",
+        "Queues",
+        "Deletes the messages of a queue",
+        purge_queue,
+        "[--vhost <vhost>] <queue> [--timeout <timeout>]",
+        1,
+        1,
+        (("<queue>", "the queue; messages that consumers have not acked stay theirs"),),
+        examples=(("purge_queue -p shop orders", "the ready messages are gone"),),
+    ),
+)
+
+
+FOUND: Final = Listing(
+    "/api/amqpd/trace/{vhost}",
+    ("queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason"),
+    plain(
+        "queue", "offset", "time", "state", "redelivered", "connection", "consumer", "reason", "exchange",
+        "routing_key", "channel", "user", "count", "moved_from",
+    ),
+)  # fmt: skip
+
+
+def trace_message(context: Context) -> None:
+    columns = wanted(FOUND, context.operands[1:])
+    id_ = context.operands[0]
+    query: dict[str, object] = {"id": id_}
+    if "correlation-id" in context.line.given:
+        query["by"] = "correlation_id"
+    context.say(f"Looking for message {id_} in vhost {context.vhost} ...")
+    found: list[Item] = []
+    going_on: dict[str, object] = {}
+    skipped = 0
+    while True:
+        path = f"/api/amqpd/trace/{quoted(context.vhost)}?{urlencode({**query, **going_on})}"
+        answer = context.client.send("GET", path)
+        if answer.status == 404:
+            raise Failure(UNAVAILABLE, answer.reason)
+        if not answer.ok:
+            raise answer.failure()
+        found += answer.data["found"]
+        skipped += answer.data["skipped"]
+        if answer.data["next"] is None:
+            break
+        going_on = answer.data["next"]
+        context.note(f"{len(found)} found, looking at queue {going_on['queue']}, offset {going_on['offset']}")
+    rows = [*found, *_gone(found)]
+    context.show(columns, [[_shown(item, name) for name in columns] for item in rows])
+    if not found:
+        context.note("No log has it: it was never stored here, or has gone from the logs since it was settled")
+    if skipped:
+        context.note(f"{skipped} queues may not be read, or cannot be opened, and were not looked at")
+
+
+def _shown(item: Item, name: str) -> Any:
+    return value(item, FOUND, name) if name in item else ""
+
+
+def _gone(found: list[Item]) -> list[Item]:
+    """Where x-death says that it was, and no log has it any more."""
+    there = {item["queue"] for item in found}
+    gone: dict[tuple[str, str], Item] = {}
+    for item in found:
+        for death in item["deaths"] if isinstance(item["deaths"], list) else []:
+            if not isinstance(death, dict) or death.get("queue") in there:
+                continue
+            queue, reason = str(death.get("queue")), str(death.get("reason"))
+            told = {"queue": queue, "state": "gone", "reason": reason, "count": death.get("count", 1)}
+            gone.setdefault((queue, reason), {**told, "exchange": death.get("exchange", "")})
+    return list(gone.values())
+
+
+TRACE_COMMANDS: Final = (
+    Command(
+        "trace_message",
+        "Queues",
+        "Shows where messages with an id are, and where they have been as far as the logs still tell",
+        trace_message,
+        "[--vhost <vhost>] [--correlation-id] [--no-table-headers] <id> [<column> ...]",
+        1,
+        None,
+        (("<id>", "the property message_id"),),
+        ("correlation-id", "no-table-headers"),
+        FOUND.names(),
+        len(FOUND.default),
+        (
+            ("trace_message 8f1c", "the queues that have it: ready, unacked (and at whom), settled, or gone"),
+            ("trace_message --correlation-id order-7 queue state time", "all messages of one conversation"),
+        ),
     ),
 )

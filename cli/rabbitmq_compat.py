@@ -1,16 +1,32 @@
 """The node as a whole: who gets in, what is restarted, what does not answer; and upkeep that RabbitMQ needs and this
-broker does not, which says so and ends as RabbitMQ's does."""
+broker does not, which says so and ends as RabbitMQ's does.
+
+TLS as listeners speak it: versions, and cipher suites in three forms (OpenSSL's names, Erlang's tuples and maps).
+
+`eval`: five expressions that clients' own test suites send to RabbitMQ, and no others.
+
+There is no Erlang here, and nothing is evaluated: an expression is compared with those below, as it stands, white
+space included, and each is a call of the admin API, for administrators. What it answers is printed as Erlang has it.
+
+Feature flags and deprecated features: what RabbitMQ may have switched off is always on here.
+
+rabbitmq-plugins, for scripts that enable plugins before they use them: what RabbitMQ has as plugins and amqpd has in
+it is enabled, always; there is no other, and none can be switched off.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from amqpd.cli.client import quoted
+from amqpd import __version__
+from amqpd.cli.client import Answer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, Failure, NoSuchVhost, UsageError
+from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, NoSuchVhost, Refused, UsageError
+from amqpd.cli.formatters import compact
+from amqpd.cli.listings import Listing, fetch, plain, value, wanted
 from amqpd.cli.users import no_user
 
 OPERATIONS: Final = "Operations"
@@ -33,8 +49,7 @@ def suspend_listeners(context: Context) -> None:
 
 def resume_listeners(context: Context) -> None:
     context.say(
-        f"Will resume client connection listeners on node {context.node}. "
-        "The node will now accept client connections"
+        f"Will resume client connection listeners on node {context.node}. The node will now accept client connections"
     )
     context.client.send("POST", "/api/amqpd/resume_listeners").checked()
     context.done()
@@ -200,36 +215,73 @@ _STORE: Final = "SQLite or the database of metadata.url: the broker does not sta
 
 COMMANDS: Final = (
     _command(
-        "suspend_listeners", OPERATIONS, "Lets no new client connect; those that are connected stay",
-        suspend_listeners, "suspend_listeners", "the admin API still listens: resume_listeners takes it back",
+        "suspend_listeners",
+        OPERATIONS,
+        "Lets no new client connect; those that are connected stay",
+        suspend_listeners,
+        "suspend_listeners",
+        "the admin API still listens: resume_listeners takes it back",
         needs_app=False,
     ),
     _command(
-        "resume_listeners", OPERATIONS, "Lets clients connect again after suspend_listeners", resume_listeners,
-        "resume_listeners", "on the same ports", needs_app=False,
+        "resume_listeners",
+        OPERATIONS,
+        "Lets clients connect again after suspend_listeners",
+        resume_listeners,
+        "resume_listeners",
+        "on the same ports",
+        needs_app=False,
     ),
     _command(
-        "close_all_user_connections", OPERATIONS, "Closes the connections of a user",
-        close_all_user_connections, "close_all_user_connections alice 'password change'", "code 320, with the reason",
-        _USER, ("<explanation>", "why; clients see it with code 320"),
+        "close_all_user_connections",
+        OPERATIONS,
+        "Closes the connections of a user",
+        close_all_user_connections,
+        "close_all_user_connections alice 'password change'",
+        "code 320, with the reason",
+        _USER,
+        ("<explanation>", "why; clients see it with code 320"),
     ),
     _command(
-        "force_gc", OPERATIONS, "Frees memory: it is freed as it goes",
-        partial(told, "Will ask node {node} to free memory", ""), "force_gc", "0, nothing to do", needs_app=False,
+        "force_gc",
+        OPERATIONS,
+        "Frees memory: it is freed as it goes",
+        partial(told, "Will ask node {node} to free memory", ""),
+        "force_gc",
+        "0, nothing to do",
+        needs_app=False,
     ),
     _command(
-        "list_user_topic_permissions", "Access Control", "Lists user topic permissions", list_user_topic_permissions,
-        "list_user_topic_permissions alice", "a row per exchange", _USER, usage="[--no-table-headers]",
+        "list_user_topic_permissions",
+        "Access Control",
+        "Lists user topic permissions",
+        list_user_topic_permissions,
+        "list_user_topic_permissions alice",
+        "a row per exchange",
+        _USER,
+        usage="[--no-table-headers]",
         options=("no-table-headers",),
     ),
     _command(
-        "set_permissions_globally", "Access Control", "Sets user permissions for all vhosts there are",
-        set_permissions_globally, "set_permissions_globally alice '.*' '.*' '.*'", "as set_permissions in each",
-        _USER, ("<conf>", "as of set_permissions"), ("<write>", "likewise"), ("<read>", "likewise"),
+        "set_permissions_globally",
+        "Access Control",
+        "Sets user permissions for all vhosts there are",
+        set_permissions_globally,
+        "set_permissions_globally alice '.*' '.*' '.*'",
+        "as set_permissions in each",
+        _USER,
+        ("<conf>", "as of set_permissions"),
+        ("<write>", "likewise"),
+        ("<read>", "likewise"),
     ),
     _command(
-        "restart_vhost", "Virtual hosts", "Restarts a failed vhost: none fails by itself", restart_vhost,
-        "restart_vhost -p shop", "0 if it is there, else 70", usage=_VHOST,
+        "restart_vhost",
+        "Virtual hosts",
+        "Restarts a failed vhost: none fails by itself",
+        restart_vhost,
+        "restart_vhost -p shop",
+        "0 if it is there, else 70",
+        usage=_VHOST,
     ),
     Command(
         "list_unresponsive_queues",
@@ -245,79 +297,670 @@ COMMANDS: Final = (
         examples=(("list_unresponsive_queues -p shop name type", "none, unless a disk failed"),),
     ),
     _command(
-        "list_policies_that_match", "Policies", "Lists the policies whose pattern matches a name",
-        list_policies_that_match, "list_policies_that_match -p shop orders", "the first is the one that holds",
-        ("<name>", "of a queue or an exchange, which need not be there"), usage=_VHOST, options=("object-type",),
+        "list_policies_that_match",
+        "Policies",
+        "Lists the policies whose pattern matches a name",
+        list_policies_that_match,
+        "list_policies_that_match -p shop orders",
+        "the first is the one that holds",
+        ("<name>", "of a queue or an exchange, which need not be there"),
+        usage=_VHOST,
+        options=("object-type",),
     ),
     _command(
-        "list_channel_interceptors", MONITORING, "Lists channel interceptors: amqpd has none",
-        partial(empty, "Listing channel interceptors ...", ("name",)), "list_channel_interceptors", "an empty list",
+        "list_channel_interceptors",
+        MONITORING,
+        "Lists channel interceptors: amqpd has none",
+        partial(empty, "Listing channel interceptors ...", ("name",)),
+        "list_channel_interceptors",
+        "an empty list",
     ),
     _command(
-        "sync_queue", "Replication", "Synchronises mirrors of a queue: it has none",
-        partial(mirrors, "Synchronising"), "sync_queue orders", "69", _QUEUE, usage=_VHOST,
+        "sync_queue",
+        "Replication",
+        "Synchronises mirrors of a queue: it has none",
+        partial(mirrors, "Synchronising"),
+        "sync_queue orders",
+        "69",
+        _QUEUE,
+        usage=_VHOST,
     ),
     _command(
-        "cancel_sync_queue", "Replication", "Stops synchronising mirrors of a queue: it has none",
-        partial(mirrors, "Stopping synchronising"), "cancel_sync_queue orders", "0", _QUEUE, usage=_VHOST,
+        "cancel_sync_queue",
+        "Replication",
+        "Stops synchronising mirrors of a queue: it has none",
+        partial(mirrors, "Stopping synchronising"),
+        "cancel_sync_queue orders",
+        "0",
+        _QUEUE,
+        usage=_VHOST,
     ),
     _command(
-        "shovel_status", OPERATIONS, "Displays shovels: amqpd runs none",
-        partial(empty, "Shovel status ...", ("name", "vhost", "type", "state")), "shovel_status", "an empty list",
+        "shovel_status",
+        OPERATIONS,
+        "Displays shovels: amqpd runs none",
+        partial(empty, "Shovel status ...", ("name", "vhost", "type", "state")),
+        "shovel_status",
+        "an empty list",
     ),
     _command(
-        "delete_shovel", OPERATIONS, "Deletes a shovel: amqpd runs none",
-        partial(not_found, "Deleting shovel", "Shovel with the given name"), "delete_shovel s", "69",
-        ("<name>", "of a shovel"), usage=_VHOST,
+        "delete_shovel",
+        OPERATIONS,
+        "Deletes a shovel: amqpd runs none",
+        partial(not_found, "Deleting shovel", "Shovel with the given name"),
+        "delete_shovel s",
+        "69",
+        ("<name>", "of a shovel"),
+        usage=_VHOST,
     ),
     _command(
-        "restart_shovel", OPERATIONS, "Restarts a shovel: amqpd runs none",
-        partial(not_found, "Restarting dynamic Shovel", "Shovel with the given name"), "restart_shovel s", "69",
-        ("<name>", "of a shovel"), usage=_VHOST,
+        "restart_shovel",
+        OPERATIONS,
+        "Restarts a shovel: amqpd runs none",
+        partial(not_found, "Restarting dynamic Shovel", "Shovel with the given name"),
+        "restart_shovel s",
+        "69",
+        ("<name>", "of a shovel"),
+        usage=_VHOST,
     ),
     _command(
-        "federation_status", OPERATIONS, "Displays federation links: amqpd runs none",
-        partial(empty, "Listing federation links ...", ("upstream", "status")), "federation_status", "an empty list",
-        usage="[--only-down]", options=("only-down",),
+        "federation_status",
+        OPERATIONS,
+        "Displays federation links: amqpd runs none",
+        partial(empty, "Listing federation links ...", ("upstream", "status")),
+        "federation_status",
+        "an empty list",
+        usage="[--only-down]",
+        options=("only-down",),
     ),
     _command(
-        "restart_federation_link", OPERATIONS, "Restarts a federation link: amqpd runs none",
-        partial(not_found, "Restarting federation link", "Link with the given ID"), "restart_federation_link id", "69",
+        "restart_federation_link",
+        OPERATIONS,
+        "Restarts a federation link: amqpd runs none",
+        partial(not_found, "Restarting federation link", "Link with the given ID"),
+        "restart_federation_link id",
+        "69",
         ("<link_id>", "of a federation link"),
     ),
     _command(
-        "hipe_compile", OPERATIONS, "Does nothing, as in RabbitMQ",
+        "hipe_compile",
+        OPERATIONS,
+        "Does nothing, as in RabbitMQ",
         partial(told, "This command is a no-op: amqpd's hot modules are compiled when it is built", ""),
-        "hipe_compile /tmp/x", "0", ("<directory>", "of no use"), needs_app=False,
+        "hipe_compile /tmp/x",
+        "0",
+        ("<directory>", "of no use"),
+        needs_app=False,
     ),
     _command(
-        "reset_stats_db", OPERATIONS, "Resets the statistics: they are counted, not kept in a database",
-        partial(told, "Resetting statistics of node {node} ...", ""), "reset_stats_db", "0, nothing to do",
-        usage="[--all]", options=("all",),
+        "reset_stats_db",
+        OPERATIONS,
+        "Resets the statistics: they are counted, not kept in a database",
+        partial(told, "Resetting statistics of node {node} ...", ""),
+        "reset_stats_db",
+        "0, nothing to do",
+        usage="[--all]",
+        options=("all",),
     ),
     _command(
-        "activate_free_disk_space_monitoring", OPERATIONS, "Watches the free space of the disk: it always is",
+        "activate_free_disk_space_monitoring",
+        OPERATIONS,
+        "Watches the free space of the disk: it always is",
         partial(told, "Activating free disk space monitoring on node {node} ...", ""),
-        "activate_free_disk_space_monitoring", "0, nothing to do",
+        "activate_free_disk_space_monitoring",
+        "0, nothing to do",
     ),
     _command(
-        "deactivate_free_disk_space_monitoring", OPERATIONS, "Refuses to watch the free space of the disk no more",
-        always_watched, "deactivate_free_disk_space_monitoring", "69, and what to do instead",
+        "deactivate_free_disk_space_monitoring",
+        OPERATIONS,
+        "Refuses to watch the free space of the disk no more",
+        always_watched,
+        "deactivate_free_disk_space_monitoring",
+        "69, and what to do instead",
     ),
     _command(
-        "metadata_store_status", MONITORING, f"Displays the state of the metadata: {_STORE}",
+        "metadata_store_status",
+        MONITORING,
+        f"Displays the state of the metadata: {_STORE}",
         partial(told, "Status of the metadata store on node {node} ...", "The metadata store is open"),
-        "metadata_store_status", "it is open", needs_app=False,
+        "metadata_store_status",
+        "it is open",
+        needs_app=False,
     ),
     _command(
-        "check_if_metadata_store_is_initialized", MONITORING, f"Health check of the metadata: {_STORE}",
+        "check_if_metadata_store_is_initialized",
+        MONITORING,
+        f"Health check of the metadata: {_STORE}",
         partial(told, "Checking the metadata store on node {node} ...", "Metadata store is initialized"),
-        "check_if_metadata_store_is_initialized", "0 once the broker answers", needs_app=False,
+        "check_if_metadata_store_is_initialized",
+        "0 once the broker answers",
+        needs_app=False,
     ),
     _command(
-        "check_if_metadata_store_is_initialized_with_data", MONITORING,
+        "check_if_metadata_store_is_initialized_with_data",
+        MONITORING,
         "Health check of the metadata, and what is in it: there is a vhost after the first start",
         partial(told, "Checking the metadata store on node {node} ...", "Metadata store is initialized, with data"),
-        "check_if_metadata_store_is_initialized_with_data", "0 once the broker answers", needs_app=False,
+        "check_if_metadata_store_is_initialized_with_data",
+        "0 once the broker answers",
+        needs_app=False,
+    ),
+)
+
+
+CIPHER_SUITE_GROUP: Final = "Monitoring, observability and health checks"
+FORMS: Final = {"openssl": "OpenSSL", "erlang": "Erlang term", "map": "map"}
+_KEYS: Final = ("cipher", "key_exchange", "mac", "prf")
+
+
+def tls_versions(context: Context) -> None:
+    context.say("Listing all TLS versions supported by the broker...")
+    found = context.client.get("/api/amqpd/tls")["versions"]
+    context.answer({"versions": found}, "\n".join(found))
+
+
+def cipher_suites(context: Context) -> None:
+    """rabbit: openssl is the default; its JSON is lists of numbers, here texts and objects."""
+    given = context.line.given
+    form = given.get("format", "openssl").lower()
+    if "openssl-format" in given:
+        form = "openssl"
+    if form not in FORMS:
+        raise UsageError(f"Bad argument: Format must be one of: {', '.join(FORMS)}", DATA)
+    context.say(f"Listing available cipher suites in {FORMS[form]} format")
+    found: list[dict[str, Any]] = context.client.get("/api/amqpd/tls")["all_suites" if "all" in given else "suites"]
+    if form == "openssl":
+        names = [each["name"] for each in found]
+        context.answer(names, "\n".join(names))
+    elif form == "map":
+        lines = [f"#{{{','.join(f'{key} => {each[key]}' for key in _KEYS)}}}" for each in found]
+        context.answer([{key: each[key] for key in _KEYS} for each in found], "[\n" + "\n,".join(lines) + "\n]")
+    else:
+        tuples = [[each[key] for key in ("key_exchange", "cipher", "mac", "prf")] for each in found]
+        lines = [f"{{{','.join(each)}}}" for each in tuples]
+        context.answer(tuples, "[\n" + "\n,".join(lines) + "\n]")
+
+
+CIPHER_SUITE_COMMANDS: Final = (
+    Command(
+        "cipher_suites",
+        CIPHER_SUITE_GROUP,
+        "Lists the cipher suites that TLS listeners offer, or all that the library has",
+        cipher_suites,
+        "[--format <openssl | erlang | map>] [--all] [--timeout <timeout>]",
+        options=("format", "all", "openssl-format"),
+        examples=(
+            ("cipher_suites", "OpenSSL's names, in the order they are preferred"),
+            ("cipher_suites --format map --all", "as RabbitMQ's configuration may have them"),
+        ),
+        needs_app=False,
+    ),
+    Command(
+        "tls_versions",
+        CIPHER_SUITE_GROUP,
+        "Lists the TLS versions that listeners can speak",
+        tls_versions,
+        "[--timeout <timeout>]",
+        examples=(("tls_versions", "TLS 1.2 and 1.3"),),
+        needs_app=False,
+    ),
+)
+
+
+_BINARY: Final = '<<"([^"\\\\\\x00-\\x1f]*)">>'
+_BINARIES: Final = f"\\[((?:{_BINARY}(?:, ?{_BINARY})*)?)\\]"
+
+
+def _alarm(method: str, context: Context, found: re.Match[str]) -> None:
+    _send(context, method, f"alarms/{found[1]}")
+    _ok(context)
+
+
+def _set_channel_max(context: Context, found: re.Match[str]) -> None:
+    _send(context, "PUT", "channel_max", {"value": int(found[1])})
+    _ok(context)
+
+
+def _set_loopback_users(context: Context, found: re.Match[str]) -> None:
+    _send(context, "PUT", "loopback_users", {"value": re.findall(_BINARY, found[1])})
+    _ok(context)
+
+
+def _get_loopback_users(context: Context, _found: re.Match[str]) -> None:
+    users = _send(context, "GET", "loopback_users").data["value"]
+    if context.line.formatter == "json":
+        context.out.write(compact({"node": context.node, "result": "ok", "value": users}) + "\n")
+    else:
+        context.out.write("[" + ",".join(f'<<"{user}">>' for user in users) + "]\n")
+
+
+def _send(context: Context, method: str, path: str, body: object = None) -> Answer:
+    return context.client.send(method, f"/api/amqpd/{path}", body).checked()
+
+
+def _ok(context: Context) -> None:
+    if context.line.formatter == "json":
+        context.done()
+    else:
+        context.out.write("ok\n")
+
+
+KNOWN: Final[tuple[tuple[str, str, Callable[[Context, re.Match[str]], Any]], ...]] = (
+    (
+        "rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).",
+        r"rabbit_alarm:set_alarm\(\{\{resource_limit, (memory|disk), node\(\)\}, \[\]\}\)\.",
+        partial(_alarm, "PUT"),
+    ),
+    (
+        "rabbit_alarm:clear_alarm({resource_limit, memory, node()}).",
+        r"rabbit_alarm:clear_alarm\(\{resource_limit, (memory|disk), node\(\)\}\)\.",
+        partial(_alarm, "DELETE"),
+    ),
+    (
+        "application:set_env(rabbit, channel_max, 2047).",
+        r"application:set_env\(rabbit, channel_max, ([0-9]{1,9})\)\.",
+        _set_channel_max,
+    ),
+    (
+        'application:set_env(rabbit, loopback_users, [<<"guest">>]).',
+        rf"application:set_env\(rabbit, loopback_users, {_BINARIES}\)\.",
+        _set_loopback_users,
+    ),
+    (
+        "{ok, V} = application:get_env(rabbit, loopback_users), V.",
+        r"\{ok, V\} = application:get_env\(rabbit, loopback_users\), V\.",
+        _get_loopback_users,
+    ),
+)
+"""An example of each, what it has to look like, and what is done."""
+
+
+def evaluate(context: Context) -> None:
+    if context.operands:
+        text = context.operands[0]
+    else:
+        text = "" if context.stdin.isatty() else context.stdin.read().rstrip("\r\n")
+    if not context.operands and not text:
+        raise Failure(DATA, "Expression to evaluate is not provided via argument or stdin")
+    if not text.strip():
+        raise UsageError('"Expression must not be blank"')
+    _do(context, text)
+
+
+def evaluate_file(context: Context) -> None:
+    import os
+
+    path = context.operands[0]
+    if not os.path.exists(path):  # noqa: PTH110 - pathlib is 3 ms of start-up
+        raise UsageError(f'"File {path} does not exist"')
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - likewise
+            text = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(DATA, f"{path} cannot be read: {error}") from None
+    _do(context, text)
+
+
+def _do(context: Context, text: str) -> None:
+    for _, pattern, call in KNOWN:
+        found = re.fullmatch(pattern, text)
+        if found is not None:
+            call(context, found)
+            return
+    known = "".join(f"\n  {example}" for example, _, _ in KNOWN)
+    raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows these expressions, as they stand:{known}")
+
+
+EVAL_COMMANDS: Final = (
+    Command(
+        "eval",
+        "Operations",
+        "Does what five expressions of clients' test suites ask of RabbitMQ; evaluates nothing else",
+        evaluate,
+        "<expression>",
+        0,
+        1,
+        (
+            ("<expression>", "one of these, read from standard input when missing:"),
+            *((example, "or disk" if "memory" in example else "until the next start") for example, _, _ in KNOWN),
+        ),
+        examples=(
+            ("eval 'rabbit_alarm:set_alarm({{resource_limit, disk, node()}, []}).'", "as set_alarm disk"),
+            ("eval 'application:set_env(rabbit, loopback_users, []).'", "guest may connect from other machines"),
+        ),
+    ),
+    Command(
+        "eval_file",
+        "Operations",
+        "Does what eval does, with the expression in a file",
+        evaluate_file,
+        "<file>",
+        1,
+        1,
+        (("<file>", "file with one of the expressions of eval"),),
+        examples=(("eval_file alarm.erl", "as eval with what is in it"),),
+    ),
+)
+
+
+FEATURE_FLAG_GROUP: Final = "Feature flags"
+FLAGS: Final = Listing(
+    "/api/feature-flags",
+    ("name", "state"),
+    plain("name", "state", "stability", "provided_by", "desc", "doc_url"),
+)
+DEPRECATED: Final = Listing(
+    "/api/deprecated-features",
+    ("name", "deprecation_phase"),
+    plain("name", "deprecation_phase", "state", "desc", "doc_url", "provided_by"),
+)
+
+
+def list_feature_flags(context: Context) -> None:
+    columns = wanted(FLAGS, context.operands)
+    context.say("Listing feature flags ...")
+    items = fetch(context, FLAGS, columns)
+    context.show(columns, [[value(item, FLAGS, name) for name in columns] for item in items])
+
+
+def enable_feature_flag(context: Context) -> None:
+    name = context.operands[0]
+    if name == "all":
+        context.say("Enabling all feature flags ...")
+        context.client.get("/api/feature-flags")
+    else:
+        context.say(f'Enabling feature flag "{name}" ...')
+        answer = context.client.send("PUT", f"/api/feature-flags/{quoted(name)}/enable", {})
+        if answer.status == 400:
+            raise Failure(USAGE, f"This feature flag is not supported by node {context.node}")
+        answer.checked()
+    context.done()
+
+
+def list_deprecated_features(context: Context) -> None:
+    """rabbit: of 3.13. Nothing of amqpd is on its way out."""
+    columns = wanted(DEPRECATED, context.operands)
+    context.say("Listing deprecated features ...")
+    context.client.get("/api/amqpd/ping")
+    context.show(columns, [])
+
+
+def check_deprecated_features(context: Context) -> None:
+    context.say("Checking if any deprecated features are used ...")
+    context.client.get("/api/amqpd/ping")
+    told: dict[str, Any] = {"result": "ok"}
+    context.answer(told, f"Node {context.node} reported no deprecated features in use")
+
+
+FEATURE_FLAG_COMMANDS: Final = (
+    Command(
+        "check_if_any_deprecated_features_are_used",
+        "Monitoring, observability and health checks",
+        "Fails if a deprecated feature is in use: there is none",
+        check_deprecated_features,
+        examples=(("check_if_any_deprecated_features_are_used", "0"),),
+    ),
+    Command(
+        "enable_feature_flag",
+        FEATURE_FLAG_GROUP,
+        "Enables a feature flag or all of them: they are",
+        enable_feature_flag,
+        "<all | feature_flag>",
+        1,
+        1,
+        (("<all | feature_flag>", "a name that list_feature_flags shows; 64 for one that it does not"),),
+        examples=(("enable_feature_flag all", "nothing to do"),),
+    ),
+    Command(
+        "list_deprecated_features",
+        FEATURE_FLAG_GROUP,
+        "Lists deprecated features: there are none",
+        list_deprecated_features,
+        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
+        most=None,
+        options=("no-table-headers",),
+        columns=DEPRECATED.names(),
+        shown=len(DEPRECATED.default),
+        examples=(("list_deprecated_features name state", "an empty list"),),
+    ),
+    Command(
+        "list_feature_flags",
+        FEATURE_FLAG_GROUP,
+        "Lists feature flags, all of which are enabled",
+        list_feature_flags,
+        "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
+        most=None,
+        options=("no-table-headers",),
+        columns=FLAGS.names(),
+        shown=len(FLAGS.default),
+        examples=(("list_feature_flags name state stability", "with RabbitMQ's names"),),
+    ),
+)
+
+
+PLUGIN_GROUP: Final = "Plugin Management"
+BUILT_IN: Final = {
+    "rabbitmq_auth_mechanism_ssl": "Certificates of TLS clients as logins (setting auth.mechanisms)",
+    "rabbitmq_consistent_hash_exchange": "Exchanges of type x-consistent-hash and x-modulus-hash",
+    "rabbitmq_delayed_message_exchange": "Exchanges of type x-delayed-message",
+    "rabbitmq_event_exchange": "The exchange amq.rabbitmq.event (setting event_exchange_vhost)",
+    "rabbitmq_jms_topic_exchange": "Exchanges of type x-jms-topic",
+    "rabbitmq_management": "The admin API",
+    "rabbitmq_management_agent": "The figures of the admin API",
+    "rabbitmq_message_deduplication": "Exchanges of type x-message-deduplication",
+    "rabbitmq_prometheus": "Metrics in Prometheus' format",
+    "rabbitmq_random_exchange": "Exchanges of type x-random and x-local-random",
+    "rabbitmq_recent_history_exchange": "Exchanges of type x-recent-history",
+}
+IMPLICIT: Final = frozenset({"rabbitmq_management_agent"})
+
+
+def list_plugins(context: Context) -> None:
+    given = context.line.given
+    pattern = context.operands[0] if context.operands else ".*"
+    try:
+        matches = re.compile(pattern)
+    except re.error as error:
+        raise Failure(SOFTWARE, f"{pattern}: {error}") from None  # rabbit: 70
+    names = [name for name in sorted(BUILT_IN) if matches.search(name)]
+    if "enabled" in given and "implicitly-enabled" not in given:
+        names = [name for name in names if name not in IMPLICIT]
+    running = "offline" not in given and _runs(context)
+    if context.line.formatter in {"json", "erlang"}:
+        found = [_item(name, running) for name in names]
+        context.answer({"status": "running" if running else "node_down", "format": "normal", "plugins": found}, "")
+        return
+    context.say(f'Listing plugins with pattern "{pattern}" ...')
+    if "minimal" in given:
+        context.out.write("".join(f"{name}\n" for name in names))
+        return
+    status = f"* = running on {context.node}" if running else f"[failed to contact {context.node} - status not shown]"
+    context.say(" Configured: E = explicitly enabled; e = implicitly enabled")
+    context.say(f" | Status: {status}")
+    context.say(" |/")
+    wide = max(map(len, names), default=0)
+    for name in names:
+        mark = f"[{'e' if name in IMPLICIT else 'E'}{'*' if running else ' '}]"
+        if "verbose" not in given:
+            context.out.write(f"{mark} {name.ljust(wide)} {__version__}\n")
+            continue
+        context.out.write(f"{mark} {name}\n")
+        context.out.write(f"     Version:     \t{__version__}\n     Description: \t{BUILT_IN[name]}\n")
+
+
+def _runs(context: Context) -> bool:
+    """rabbit: a list is shown of a broker that is down too."""
+    try:
+        context.client.get("/api/amqpd/ping")
+    except Refused as error:
+        if error.exit_code != UNAVAILABLE:
+            raise
+        return False
+    return True
+
+
+def _item(name: str, running: bool) -> dict[str, Any]:
+    return {
+        "enabled": "implicit" if name in IMPLICIT else "enabled",
+        "name": name,
+        "running": running,
+        "running_version": __version__ if running else None,
+        "version": __version__,
+    }
+
+
+def is_enabled(context: Context) -> None:
+    names = context.operands
+    what = f"plugin {names[0]} is" if len(names) == 1 else f"plugins {', '.join(names)} are"
+    if "offline" in context.line.given:
+        context.say(f"Inferring if {what} from local environment...")
+    else:
+        context.say(f"Asking node {context.node} if {what} enabled...")
+        context.client.get("/api/amqpd/ping")
+    missing = [name for name in names if name not in BUILT_IN]
+    if missing:
+        what = f"Plugin {missing[0]} is" if len(missing) == 1 else f"Plugins {', '.join(missing)} are"
+        known = ", ".join(sorted(BUILT_IN))
+        raise Failure(
+            UNAVAILABLE, f"{what} not enabled on node {context.node}. Enabled plugins and dependencies: {known}"
+        )
+    context.done(f"{what[0].upper()}{what[1:]} enabled on node {context.node}")
+
+
+def enable(context: Context) -> None:
+    """What is there is enabled. Raises: Failure (70) for one that is not."""
+    names = list(BUILT_IN) if "all" in context.line.given else context.operands
+    if not names:
+        raise UsageError("not enough arguments.")
+    _change(context, "Enabling", names)
+    _check_known(names)
+    _told(context)
+
+
+def set_plugins(context: Context) -> None:
+    """rabbit: the others go. Those of amqpd cannot, and stay."""
+    _change(context, "Enabling", context.operands)
+    _check_known(context.operands)
+    _told(context)
+
+
+def disable(context: Context) -> None:
+    """rabbit: one that is not there is no error. Raises: Failure (69) for one that amqpd cannot do without."""
+    names = list(BUILT_IN) if "all" in context.line.given else context.operands
+    if not names:
+        raise UsageError("not enough arguments.")
+    _change(context, "Disabling", names)
+    if fixed := [name for name in names if name in BUILT_IN]:
+        raise Failure(UNAVAILABLE, f"{', '.join(fixed)}: part of amqpd, and cannot be disabled")
+    _told(context)
+
+
+def _change(context: Context, doing: str, names: Sequence[str]) -> None:
+    context.say(f"{doing} plugins on node {context.node}:\n" + "\n".join(names))
+
+
+def _check_known(names: Sequence[str]) -> None:
+    if missing := [name for name in names if name not in BUILT_IN]:
+        raise Failure(SOFTWARE, f"plugins_not_found: {', '.join(missing)}. amqpd has: {', '.join(sorted(BUILT_IN))}")
+
+
+def _told(context: Context) -> None:
+    if context.line.formatter in {"json", "erlang"}:
+        context.answer({"enabled": sorted(BUILT_IN), "mode": "offline"}, "")
+        return
+    lines = ["The following plugins have been configured:", *(f"  {name}" for name in sorted(BUILT_IN))]
+    context.say("\n".join(lines))
+    context.say("Plugin configuration unchanged.")
+
+
+def directories(context: Context) -> None:
+    told = {"plugins_dir": "", "plugins_expand_dir": "", "enabled_plugins_file": ""}
+    context.say(f"Listing plugin directories used by node {context.node}")
+    context.answer(told, "amqpd has no plugin directories: what it has is part of it")
+
+
+_NAMES: Final = ("<plugin>", "name of a plugin, as RabbitMQ has it")
+_WHERE: Final = ("online", "offline")
+
+
+def _plugin_command(
+    name: str,
+    summary: str,
+    run: Callable[[Context], None],
+    example: str,
+    effect: str,
+    operands: str = "<plugin> [<plugin> ...]",
+    least: int = 1,
+    most: int | None = None,
+    options: tuple[str, ...] = _WHERE,
+) -> Command:
+    details = (_NAMES,) if most != 0 else ()
+    own = "".join(f"[--{option}] " for option in options)
+    usage = f"{own}{operands}"
+    return Command(
+        name, PLUGIN_GROUP, summary, run, usage, least, most, details, options, (), 0, ((example, effect),), False
+    )
+
+
+PLUGIN_COMMANDS: Final = (
+    _plugin_command(
+        "directories",
+        "Displays plugin directories: amqpd has none",
+        directories,
+        "directories",
+        "for scripts that look for them",
+        "",
+        0,
+        0,
+    ),
+    _plugin_command(
+        "disable",
+        "Disables plugins: amqpd's are part of it",
+        disable,
+        "disable rabbitmq_mqtt",
+        "0: it is not there; 69 for one that is part of amqpd",
+        "[<plugin> ...]",
+        0,
+        None,
+        ("all", *_WHERE),
+    ),
+    _plugin_command(
+        "enable",
+        "Enables plugins: those amqpd has are enabled",
+        enable,
+        "enable rabbitmq_management",
+        "0: they are; 70 for one that amqpd does not have",
+        "[<plugin> ...]",
+        0,
+        None,
+        ("all", *_WHERE),
+    ),
+    _plugin_command(
+        "is_enabled",
+        "Fails if a plugin is not there",
+        is_enabled,
+        "is_enabled rabbitmq_management",
+        "0: the admin API is there",
+    ),
+    _plugin_command(
+        "list",
+        "Lists what RabbitMQ has as plugins and amqpd has in it",
+        list_plugins,
+        "list -e -m",
+        "their names",
+        "[<pattern>]",
+        0,
+        1,
+        ("verbose", "minimal", "enabled", "implicitly-enabled", *_WHERE),
+    ),
+    _plugin_command(
+        "set",
+        "Enables these plugins; those of amqpd stay enabled",
+        set_plugins,
+        "set rabbitmq_management",
+        "0: it is enabled",
+        "[<plugin> ...]",
+        0,
+        None,
     ),
 )

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from amqpd.cli.options import BY_LONG, BY_SHORT, FORMATTERS, GENERAL, where
 from amqpd.cli.client import Client, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, Failure, UsageError
+from amqpd.cli.options import BY_LONG, BY_SHORT, FORMATTERS, GENERAL, where
 
 NAMES_S: Final = 1.0
 NAMES_MAX: Final = 200

@@ -2,17 +2,24 @@
 
 Texts and exit codes of `set_vhost_tags` and `set_cluster_name` are rabbitmqctl 3.10's, measured; the others came with
 later ones.
+
+Limits of vhosts and of users: set, cleared, listed.
+
+Texts and exit codes are rabbitmqctl 3.10's, measured: a missing vhost is 65, but 69 where limits are cleared; a missing
+user is 69. Setting the limits of a vhost replaces them, setting those of a user adds to them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from amqpd.cli.alarms import GROUP as CONFIGURATION
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, NoSuchVhost, UsageError
-from amqpd.cli.users import VHOST_KEYS
+from amqpd.cli.errors import DATA, UNAVAILABLE, NoSuchVhost, UsageError
+from amqpd.cli.formatters import compact
+from amqpd.cli.nodes import ALARM_GROUP as CONFIGURATION
+from amqpd.cli.policies import NO_PARAMETER, json_of
+from amqpd.cli.users import VHOST_KEYS, no_user
 
 GROUP: Final = "Virtual hosts"
 
@@ -134,5 +141,160 @@ COMMANDS: Final = (
         1,
         (("<name>", "what clients are told in server-properties, from the next connection on"),),
         examples=(("set_cluster_name shop", "as set_global_parameter cluster_name '\"shop\"'"),),
+    ),
+)
+
+
+DEFAULT_USER: Final = "guest"
+
+
+def set_vhost_limits(context: Context) -> None:
+    text = context.operands[0]
+    context.say(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
+    answer = context.client.send("PUT", _parameter(context), {"value": json_of(text)})
+    answer.checked(NoSuchVhost(context.vhost))
+    context.done()
+
+
+def clear_vhost_limits(context: Context) -> None:
+    context.say(f'Clearing vhost "{context.vhost}" limits ...')
+    context.client.send("DELETE", _parameter(context)).checked(NO_PARAMETER)
+    context.done()
+
+
+def list_vhost_limits(context: Context) -> None:
+    if context.everywhere("vhost"):
+        context.say("Listing limits for all vhosts ...")
+        _show_all(context, "vhost", context.client.get("/api/vhost-limits"))
+        return
+    context.say(f'Listing limits for vhost "{context.vhost}" ...')
+    answer = context.client.send("GET", f"/api/vhost-limits/{quoted(context.vhost)}")
+    found = answer.checked(NoSuchVhost(context.vhost)).data
+    text = compact(found[0]["value"]) if found and found[0]["value"] else ""
+    if context.line.formatter == "json":  # rabbit: the JSON as a text
+        context.out.write(compact({"node": context.node, "result": "ok", "value": text}) + "\n")
+    else:
+        context.out.write(text + "\n")
+
+
+def set_user_limits(context: Context) -> None:
+    user, text = context.operands
+    context.say(f'Setting user limits to "{text}" for user "{user}" ...')
+    answer = context.client.send("PUT", _user("amqpd/", user), {"value": json_of(text)})
+    answer.checked(no_user(user, UNAVAILABLE))
+    context.done()
+
+
+def clear_user_limits(context: Context) -> None:
+    user, name = context.operands
+    if name == "all":
+        context.say(f'Clearing all limits for user "{user}" ...')
+        path = _user("amqpd/", user)
+    else:
+        context.say(f'Clearing "{name}" limit for user "{user}" ...')
+        path = f"{_user('', user)}/{quoted(name)}"
+    context.client.send("DELETE", path).checked(no_user(user, UNAVAILABLE))
+    context.done()
+
+
+def list_user_limits(context: Context) -> None:
+    if context.everywhere("user"):
+        context.say("Listing limits for all users ...")
+        _show_all(context, "user", context.client.get("/api/user-limits"))
+        return
+    user = context.line.given.get("user", DEFAULT_USER)
+    context.say(f'Listing limits for user "{user}" ...')
+    found = context.client.send("GET", _user("", user)).checked(no_user(user, UNAVAILABLE)).data
+    context.done(compact(found[0]["value"] if found else {}))
+
+
+def _parameter(context: Context) -> str:
+    return f"/api/parameters/vhost-limits/{quoted(context.vhost)}/limits"
+
+
+def _user(prefix: str, user: str) -> str:
+    return f"/api/{prefix}user-limits/{quoted(user)}"
+
+
+def _show_all(context: Context, kind: str, items: list[dict[str, Any]]) -> None:
+    context.show((kind, "limits"), [(item[kind], compact(item["value"])) for item in items])
+
+
+_USER: Final = ("<username>", "Name of the user")
+_VHOSTS: Final = "Virtual hosts"
+
+LIMIT_COMMANDS: Final = (
+    Command(
+        "clear_user_limits",
+        "Users",
+        "Removes limits of a user",
+        clear_user_limits,
+        "<username> <limit_type> | all",
+        2,
+        2,
+        (_USER, ("<limit_type>", "max-connections, max-channels or all")),
+        examples=(("clear_user_limits alice max-channels", "exit code 0 also if it was not set"),),
+    ),
+    Command(
+        "list_user_limits",
+        "Users",
+        "Displays configured user limits",
+        list_user_limits,
+        "[--user <username>] [--global]",
+        options=("user", "global", "no-table-headers"),
+        details=(("--no-table-headers", "with --global"),),
+        examples=(
+            ("list_user_limits --user alice", "as JSON; those of guest without --user"),
+            ("list_user_limits --global", "a row for each user with limits"),
+        ),
+    ),
+    Command(
+        "set_user_limits",
+        "Users",
+        "Sets user limits",
+        set_user_limits,
+        "<username> <definition>",
+        2,
+        2,
+        (_USER, ("<definition>", "a JSON object: max-connections, max-channels; -1: no limit, 0: none allowed")),
+        examples=(("set_user_limits alice '{\"max-connections\": 10}'", "her other limits stay as they are"),),
+    ),
+    Command(
+        "clear_vhost_limits",
+        _VHOSTS,
+        "Clears virtual host limits",
+        clear_vhost_limits,
+        "[--vhost <vhost>]",
+        0,
+        0,
+        examples=(("clear_vhost_limits -p shop", "exit code 69 if there are none"),),
+    ),
+    Command(
+        "list_vhost_limits",
+        _VHOSTS,
+        "Shows the limits of vhosts",
+        list_vhost_limits,
+        "[--vhost <vhost>] [--global] [--no-table-headers]",
+        0,
+        0,
+        options=("global", "no-table-headers"),
+        examples=(
+            ("list_vhost_limits -p shop", "as JSON"),
+            ("list_vhost_limits --global", "a row for each vhost with limits"),
+        ),
+    ),
+    Command(
+        "set_vhost_limits",
+        _VHOSTS,
+        "Sets virtual host limits",
+        set_vhost_limits,
+        "[--vhost <vhost>] <definition>",
+        1,
+        1,
+        (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
+        examples=(
+            ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for what comes"),
+            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "nobody can connect; who is there stays"),
+        ),
     ),
 )

@@ -6,12 +6,21 @@ where a message goes. Destinations are opaque here; they need a hash and an equa
 
 A type that answers for a message as a whole, however many routing keys it has, or that looks at more than headers,
 derives from `WholeMessage` (message_exchange.py). Which types there are, and how guests join: `registry.py`.
+
+What this package has to complain about, in its own words.
+
+`amqpd.errors.translate` maps these to reply codes; nothing here knows a number. The texts go to the client as they are.
+
+What of a message an exchange type looks at, which decides whether its answer may be kept.
+
+The answer of a type that looks at the routing key alone holds for every message with that key, until the next bind or
+unbind: publishers keep it. Any other is asked for each message.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 FieldValue: TypeAlias = object
 """A decoded field: bool int float str bytes bytearray Decimal None list dict, or a subclass of int for a timestamp."""
@@ -24,7 +33,7 @@ class ExchangeType(Protocol):
 
     @property
     def looks_at(self) -> int:
-        """What of a message has a say: numbers of `looks.py`, added up. ROUTING_KEY alone: the route may be kept by it.
+        """What of a message has a say: numbers of `base.py`, added up. ROUTING_KEY alone: the route may be kept by it.
         Fixed once the exchange is made.
         """
 
@@ -44,3 +53,32 @@ class ExchangeType(Protocol):
         `looks_at` is without HEADERS. Raises: nothing.
         The set may be the exchange type's own: callers neither change it nor keep it beyond the next bind or unbind.
         """
+
+
+class RoutingError(Exception):
+    """Root of everything that routing raises on purpose."""
+
+
+class BadBinding(RoutingError):
+    """The key or the arguments of a binding mean nothing to this exchange type. RabbitMQ: 406."""
+
+
+class BadSelector(RoutingError):
+    """A selector that cannot be understood, or is too large. The text says where, and what. RabbitMQ: 406."""
+
+
+class UnknownExchangeType(RoutingError):
+    """Neither a built-in nor an installed guest has this name. RabbitMQ 3.x: 503."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"unknown exchange type '{name}'")
+        self.name = name
+
+
+ROUTING_KEY: Final = 1
+HEADERS: Final = 2
+PROPERTIES: Final = 4
+CHANCE: Final = 8
+"""Equal messages may go different ways."""
+MEMORY: Final = 16
+"""What went before has a say, or it keeps something of what it is asked for."""

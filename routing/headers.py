@@ -20,9 +20,8 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
+from amqpd.routing.base import HEADERS, BadBinding
 from amqpd.routing.bindings import BindingTable, union
-from amqpd.routing.errors import BadBinding
-from amqpd.routing.looks import HEADERS
 
 if TYPE_CHECKING:
     from amqpd.routing.base import Arguments

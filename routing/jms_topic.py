@@ -19,13 +19,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, ClassVar, Final, final
 
-from amqpd.routing import looks
+from amqpd.routing import base
 from amqpd.routing import selector_ast as nodes
+from amqpd.routing.base import BadBinding, BadSelector
 from amqpd.routing.bindings import BindingTable, union
-from amqpd.routing.errors import BadBinding, BadSelector
-from amqpd.routing.routed import Routed
+from amqpd.routing.message_exchange import Routed
 from amqpd.routing.selector import Selector, parse, parse_erlang
-from amqpd.routing.selector_fields import ROUTING_KEY
+from amqpd.routing.selector_fields import ROUTING_KEY_FIELD
 
 if TYPE_CHECKING:
     from amqpd.routing.base import Arguments
@@ -42,7 +42,7 @@ _NO_HEADERS: Final[dict[str, object]] = {}
 class JmsTopic:
     """Matching structure of one x-jms-topic exchange."""
 
-    looks_at: ClassVar[int] = looks.ROUTING_KEY | looks.HEADERS
+    looks_at: ClassVar[int] = base.ROUTING_KEY | base.HEADERS
 
     def __init__(self) -> None:
         self._table = BindingTable()
@@ -137,6 +137,6 @@ def selector_of(arguments: Arguments) -> Selector:
     except BadSelector as error:
         raise BadBinding(f"{name}: {error}") from None
     for node in selector.condition.all():
-        if isinstance(node, nodes.Field) and node.rule.number != ROUTING_KEY and node.rule.header == "":
+        if isinstance(node, nodes.Field) and node.rule.number != ROUTING_KEY_FIELD and node.rule.header == "":
             raise BadBinding(f"{name}: an exchange sees the headers and p.routing-key of a message, no other property")
     return selector

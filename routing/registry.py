@@ -14,17 +14,12 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from amqpd.routing.hashing import ConsistentHash
-from amqpd.routing.stateful import Deduplication
-from amqpd.routing.direct import Direct
-from amqpd.routing.errors import UnknownExchangeType
-from amqpd.routing.base import ExchangeType
-from amqpd.routing.direct_fanout import Fanout
+from amqpd.routing.base import ExchangeType, UnknownExchangeType
+from amqpd.routing.direct_fanout import Direct, Fanout
+from amqpd.routing.hashing import ConsistentHash, LocalRandom, ModulusHash, Random
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.modulus_hash import ModulusHash
-from amqpd.routing.random_choice import LocalRandom, Random
-from amqpd.routing.recent_history import RecentHistory
+from amqpd.routing.stateful import Deduplication, RecentHistory
 from amqpd.routing.topic import Topic
 
 log = logging.getLogger(__name__)

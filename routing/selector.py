@@ -8,7 +8,7 @@ matches when the whole is true. `docs/filters.md` is the users' page.
 
 `parse` refuses what cannot be understood and what is too large; what it accepts costs a message some tens of
 nanoseconds a term and can neither fail nor take long. Parts: `selector_parser.py` (text to tree) ·
-`selector_ast.py` (the tree, which answers) · `selector_like.py`. Nothing here knows a broker: consumers' filters,
+`selector_ast.py` (the tree, which answers) · `selector_ast.py`. Nothing here knows a broker: consumers' filters,
 `x-jms-topic` and the command line use it alike.
 
 Compiled by mypyc.
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from typing import Final, final
 
-from amqpd.routing import selector_erlang, selector_parser
 from amqpd.routing import selector_ast as nodes
-from amqpd.routing.errors import BadSelector
+from amqpd.routing import selector_parser
+from amqpd.routing.base import BadSelector
 from amqpd.routing.selector_ast import Condition, Selectable
 
 TEXT_SIZE_MAX: Final = 4096
@@ -79,14 +79,14 @@ def parse(text: str) -> Selector:
 def prepare() -> None:
     """Makes the parsers, for a thread that has the time: 60 ms of a processor, which else the first `parse` takes."""
     selector_parser.parser()
-    selector_erlang.parser()
+    selector_parser.erlang_parser()
 
 
 def parse_erlang(term: str) -> Selector:
     """The selector that a term of RabbitMQ's JMS client says. Cost and Raises: as `parse`."""
     selector = _remembered_terms.get(term)
     if selector is None:
-        selector = Selector(term, selector_erlang.tree(term))
+        selector = Selector(term, selector_parser.erlang_tree(term))
         _remember(_remembered_terms, term, selector)
     return selector
 

@@ -28,7 +28,7 @@ USER_ID: Final = 11
 APP_ID: Final = 12
 CLUSTER_ID: Final = 13
 EXCHANGE: Final = 14
-ROUTING_KEY: Final = 15
+ROUTING_KEY_FIELD: Final = 15
 
 PRIORITY_DEFAULT: Final = 4
 DELIVERY_MODE_PERSISTENT: Final = 2
@@ -65,7 +65,7 @@ PROPERTIES: Final[dict[str, FieldRule]] = {
     "app-id": FieldRule(APP_ID),
     "cluster-id": FieldRule(CLUSTER_ID),
     "exchange": FieldRule(EXCHANGE),
-    "routing-key": FieldRule(ROUTING_KEY),
+    "routing-key": FieldRule(ROUTING_KEY_FIELD),
     "creation-time": FieldRule(TIMESTAMP, "milliseconds"),
     "group-id": FieldRule(APP_ID),
 }

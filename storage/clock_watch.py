@@ -103,8 +103,9 @@ class ClockWatch:
         elif not _is_small(step_ms):
             self._jumped("the wall clock was set")
         elif self.held and self._uptime_ms() - self._jumped_ms >= self.hold_ms:
-            logger.warning("the wall clock has been steady for %d s and is accepted %s", self.hold_ms // 1000,
-                           self._where())
+            logger.warning(
+                "the wall clock has been steady for %d s and is accepted %s", self.hold_ms // 1000, self._where()
+            )
             self._end()
         elif not self.held:
             self._steady_apart_ms = apart_ms

@@ -19,8 +19,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from amqpd.storage.fsync_thread import Committer, Removal, Task, patiently
 from amqpd.storage.acks.segment_removal import DELETED
+from amqpd.storage.fsync_thread import Committer, Removal, Task, patiently
 
 if TYPE_CHECKING:
     from amqpd.storage.filesystem import FileSystem

@@ -11,23 +11,143 @@ lost costs a redelivery and never a message.
 that takes longer than that holds up its timers: then settlements are written between two of its reads, see `look`.
 
 All of it runs on the loop's thread; the committer is given immutable work and posts its answer back.
+
+One group of the commit, store by store: what is done for each of hundreds of dirty logs, and therefore compiled.
+
+`CommitCycle` (group_commit.py) decides when; here stands what happens then to every store: it is written, its share
+goes into the job, and the job's end is told to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage import group
-from amqpd.storage.fsync_thread import Committer, run_job
-from amqpd.storage.sync_job import SyncJob
-from amqpd.storage.sync_times import AckAges
-from amqpd.storage.loop_log import DIRTY_MAX, StoreContext, TurnLog
-from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.fd_budget import Resources
+from amqpd.storage.filesystem import Clock, FileSystem
+from amqpd.storage.fsync_thread import AckAges, Committer, run_job
+from amqpd.storage.loop_log import DIRTY_MAX, StoreContext, TurnLog
+from amqpd.storage.queue_log import QueueLog
+from amqpd.storage.sync_job import JobPart, SyncJob
+
+
+@final
+class StorePart(JobPart):
+    """One store's share in a job, which that store is told the end of."""
+
+    def __init__(self, store: TurnLog) -> None:
+        super().__init__(store.name)
+        self.store = store
+
+
+def write(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], turn: i64) -> tuple[i64, bool]:
+    """Writes what `stores` have of this turn; those with something to sync join `gathered`.
+
+    However many they are, descriptors stay within their bounds: what is beyond is closed at once, unsynced.
+    Returns (bytes appended that somebody waits for, whether a commit is wanted).
+    """
+    size: i64 = 0
+    commit = False
+    for store in stores:
+        store.write()
+        store.last_turn = turn
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
+        # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
+        # mid-turn); if that group's sync fails, this one must say so too.
+        if not store.gathered and (store.needs_commit or store.write_failed or store.unsynced):
+            store.gathered = True
+            gathered.append(store)
+        size += store.written_bytes
+        store.written_bytes = 0
+        if store.needs_commit or store.write_failed:
+            store.needs_commit = False
+            commit = True
+    return size, commit
+
+
+def tick(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], busy: list[TurnLog]) -> bool:
+    """Has `stores` write what could wait; those that have more to come join `busy`. Returns whether there were acks."""
+    settled = False
+    for store in stores:
+        if store.deleted:
+            continue
+        if store.settles:
+            settled = True
+        if store.tick():
+            busy.append(store)
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
+        if not store.gathered and store.unsynced:
+            store.gathered = True
+            gathered.append(store)
+    return settled
+
+
+def write_settled(filesystem: FileSystem, stores: list[TurnLog], count_max: i64) -> i64:
+    """Has `stores` write what was settled, in the middle of a turn. Returns how many did, at most `count_max`.
+
+    They stay in their lists, and join the next job by them.
+    """
+    count: i64 = 0
+    for store in stores:
+        if count >= count_max:
+            break
+        if store.deleted or not store.settles:
+            continue
+        store.write_settled()
+        count += 1
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
+    return count
+
+
+def write_late(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog]) -> None:
+    """Has `stores` write what could wait for the next tick, which then comes all the same."""
+    for store in stores:
+        if store.deleted:
+            continue
+        store.write_late()
+        if filesystem.open_file_count > filesystem.open_file_count_max:
+            store.shed()
+        if not store.gathered and store.unsynced:
+            store.gathered = True
+            gathered.append(store)
+
+
+def collect(gathered: list[TurnLog], settled_too: bool) -> list[JobPart]:
+    """The share of each store in the next job."""
+    parts: list[JobPart] = []
+    for store in gathered:
+        part = StorePart(store)
+        store.gathered = False
+        part.write_failed = store.write_failed
+        store.write_failed = False
+        store.collect(part, settled_too)
+        parts.append(part)
+    return parts
+
+
+def synced(parts: list[JobPart], gathered: list[TurnLog]) -> list[QueueLog]:
+    """A job is done. Returns the stores that failed in it; those with something left to do join `gathered`."""
+    failed: list[QueueLog] = []
+    count = len(parts)
+    for part in parts:
+        if not isinstance(part, StorePart):
+            continue
+        store = part.store
+        store.synced(part, count)
+        if store.deleted:
+            continue
+        if part.failed or part.write_failed or store.failed:
+            failed.append(store)
+        if not store.gathered and store.unsynced:
+            store.gathered = True  # files of removed segments are left to go
+            gathered.append(store)
+    return failed
+
 
 SETTLE_DELAY_S: Final = 0.05
 POSTPONE_FROM: Final = 32  # dirty logs
@@ -123,7 +243,7 @@ class CommitCycle:
         elif now_s >= self._unwritten_s + SETTLE_DELAY_S:
             left: i64 = context.dirty_max
             for stores in (self._ticking, context.late, context.dirty):
-                left -= group.write_settled(self._filesystem, stores, left)
+                left -= write_settled(self._filesystem, stores, left)
             if left < context.dirty_max:
                 self.ack_ages.add(now_s - self._unwritten_s)
             if left > 0:  # else some may be left for the next look
@@ -152,9 +272,9 @@ class CommitCycle:
         if self._tick_wanted:
             self._tick()
         if self._ticking:
-            group.write_late(self._filesystem, self._ticking, self._gathered)
+            write_late(self._filesystem, self._ticking, self._gathered)
         if self._context.late:
-            group.write_late(self._filesystem, self._context.late, self._gathered)
+            write_late(self._filesystem, self._context.late, self._gathered)
         if self._context.late and not self._tick_armed:
             self._arm_tick()
         if self._gathered:
@@ -185,7 +305,7 @@ class CommitCycle:
         dirty = self._context.dirty
         count = len(dirty)
         began = self._clock.monotonic() if count >= DIRTY_MIN else 0.0
-        size, commit = group.write(self._filesystem, dirty, self._gathered, self._turn)
+        size, commit = write(self._filesystem, dirty, self._gathered, self._turn)
         dirty.clear()
         if count >= DIRTY_MIN:
             cost_s = (self._clock.monotonic() - began) / count
@@ -240,7 +360,7 @@ class CommitCycle:
         del self._ticking[: context.dirty_max]
         if self._ticking and self._later is not None:
             self._later(0.0, self._tick_on)
-        if group.tick(self._filesystem, stores, self._gathered, context.late) and self._unwritten_s >= 0.0:
+        if tick(self._filesystem, stores, self._gathered, context.late) and self._unwritten_s >= 0.0:
             self.ack_ages.add(self._clock.monotonic() - self._unwritten_s)
         if not self._ticking:
             self._unwritten_s = -1.0
@@ -256,7 +376,7 @@ class CommitCycle:
         if settled_too:
             self._settled_wanted = False
             self._settled_handed_s = now_s
-        job.parts = group.collect(self._gathered, settled_too)
+        job.parts = collect(self._gathered, settled_too)
         self._gathered = []
         job.size_bytes = self._gathered_bytes
         self._gathered_bytes = 0
@@ -288,7 +408,7 @@ class CommitCycle:
         self._job = None
         self._settle_armed = False
         self.unsynced_bytes -= job.size_bytes
-        failed = group.synced(job.parts, self._gathered)
+        failed = synced(job.parts, self._gathered)
         if self._context.late and not self._tick_armed:
             self._arm_tick()
         self._resources.take_reserve_again()
@@ -325,7 +445,7 @@ class CommitCycle:
         self.generation += 1
         for store in stores:
             if store.unsynced or store.write_failed:
-                part = group.StorePart(store)
+                part = StorePart(store)
                 part.write_failed = store.write_failed
                 store.collect(part)
                 job.parts.append(part)

@@ -28,19 +28,18 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage.sync_job import JobPart
-from amqpd.storage.loop_log import StoreContext, TurnLog
-from amqpd.storage.log import closing
+from amqpd.storage.acks.acks import Settlements
+from amqpd.storage.log import writer
 from amqpd.storage.log.appender import Appender
-from amqpd.storage.log.cursor import Cursors
+from amqpd.storage.log.cursor import Cursors, offset_before
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.lookup import offset_before
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
+from amqpd.storage.loop_log import StoreContext, TurnLog
 from amqpd.storage.queue_log import Cursor, LogFailed
-from amqpd.storage.acks.acks import Settlements
+from amqpd.storage.sync_job import JobPart
 
 _GROUP_LARGE: Final = 9  # logs
 # Ticks of 50 ms between two that do this for a log that is busy; one that comes to rest does both at once.
@@ -175,9 +174,7 @@ class LocalLog(TurnLog):
         body_end: i64,
         persistent: bool,
     ) -> i64:
-        return self.appender.append(
-            route, source, properties_start, properties_end, body_start, body_end, persistent
-        )
+        return self.appender.append(route, source, properties_start, properties_end, body_start, body_end, persistent)
 
     def append_large(
         self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
@@ -469,7 +466,7 @@ class LocalLog(TurnLog):
         """A clean stop is at hand: everything is written, totals and indexes too. Raises nothing."""
         self.write()
         self.write_late()
-        closing.finish(self.log)
+        writer.finish(self.log)
 
     def let_go(self) -> None:
         """The queue is deleted. Its parts get another owner, in no list, so that no circle of references stays."""

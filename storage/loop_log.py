@@ -12,11 +12,11 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.sync_job import JobPart
-from amqpd.storage.filesystem import Clock
-from amqpd.storage.readahead import ReadAhead
-from amqpd.storage.queue_log import LogFailed, QueueLog
 from amqpd.storage.acks.ack_set import COUNT_MAX, TALLY_BITS
+from amqpd.storage.filesystem import Clock
+from amqpd.storage.queue_log import LogFailed, QueueLog
+from amqpd.storage.sync_job import JobPart
+from amqpd.storage.worker import ReadAhead
 
 DIRTY_MAX: Final[i64] = 256
 _NONE_RETURNED: Final[dict[int, int]] = {}  # never written to

@@ -2,10 +2,10 @@
 
 `maintain` is called by the owner from a timer, on the loop, and begins a round over all logs; after each SLICE_S it
 lets the loop have its turn. Retention costs a step per segment. What a roll writes is written there and then, as when
-a message is appended; files are removed by the committer's thread. A cleaning (cleaner.py, compaction.py) has a thread of
-its own, one at a time, the dirtiest log first; when it is done, the loop puts the new segments in place and the
-committer's thread gives them their names. Meanwhile nothing of that log is removed; a queue that is deleted waits for
-the cleaner to let go.
+a message is appended; files are removed by the committer's thread. A cleaning (compaction.py, compaction.py) has a
+thread of its own, one at a time, the dirtiest log first; when it is done, the loop puts the new segments in place and
+the committer's thread gives them their names. Meanwhile nothing of that log is removed; a queue that is deleted waits
+for the cleaner to let go.
 
 A stop of the broker does not wait for a cleaning to end, only for the thread to notice: what it has finished is put in
 place at the next start.
@@ -17,11 +17,11 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
+from amqpd.storage import compaction, retention
 from amqpd.storage.clock_watch import ClockWatch
-from amqpd.storage.fsync_thread import Committer, Task
+from amqpd.storage.compaction import Cancelled, Cleaning
 from amqpd.storage.filesystem import FileSystem, OpenFile
-from amqpd.storage import cleaner, retention, compaction
-from amqpd.storage.cleaner import Cancelled, Cleaning
+from amqpd.storage.fsync_thread import Committer, Task
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord
@@ -136,7 +136,7 @@ class Upkeep:
             policy = store.log.policy
             if policy is None or policy.compaction is None or store.failed or not store.ready:
                 continue
-            found = cleaner.plan(store.log, policy.compaction, now_ms, self._boot)
+            found = compaction.plan(store.log, policy.compaction, now_ms, self._boot)
             if found is not None and (best is None or found.dirty_ratio > best.dirty_ratio):
                 best, self._store = found, store
         if best is None:
@@ -220,10 +220,10 @@ class Upkeep:
     def _finish(self, cleaning: Cleaning, whole: bool) -> None:
         store = self._store
         if whole and store is not None and not store.deleted:
-            path = f"{cleaning.log.directory}/{cleaner.CLEANER_OFFSET}"
+            path = f"{cleaning.log.directory}/{compaction.CLEANER_OFFSET}"
             # It follows with the next job, which syncs the directory first.
             unsynced = cleaning.log.unsynced
-            unsynced.checkpoints.append((path, cleaner.encode_clean_offsets(cleaning.new_history())))
+            unsynced.checkpoints.append((path, compaction.encode_clean_offsets(cleaning.new_history())))
             unsynced.note_directory(cleaning.log.directory)
             logger.info(
                 "queue %s: compacted up to offset %d, %d records gone",

@@ -6,6 +6,8 @@
 It is written before the first message is, and synced with it. The checksum goes over the other values: a wrong bit must
 not declare a queue of another name. Files of earlier versions hold the first three values and no checksum; they are
 written anew with the first message of a later life.
+
+Which queues' directories stand in a data directory, before anything is opened. Cost: one listing per vhost.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import json
 from typing import Final, NamedTuple
 
 from google_crc32c import value
+
+from amqpd.storage.acks.segment_removal import DELETED
+from amqpd.storage.filesystem import FileSystem
 
 DESCRIPTION: Final = "queue.json"
 _OLD: Final = {"queue", "vhost", "id"}
@@ -71,3 +76,34 @@ def read_description(data: bytes, queue_id: str) -> Description | None:
 
 def _checksum(told: dict[str, object]) -> int:
     return int(value(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()))
+
+
+class Survey(NamedTuple):
+    """Ids. queues: vhost -> its queues. deleted, deleted_vhosts: those whose deletion was answered, or was about to be
+    (directory_removal.py).
+    """
+
+    queues: dict[str, list[str]]
+    deleted: dict[str, list[str]]
+    deleted_vhosts: list[str]
+
+
+def survey(filesystem: FileSystem, data_dir: str) -> Survey:
+    """Raises: OSError."""
+    found = Survey({}, {}, [])
+    root = f"{data_dir}/vhosts"
+    for vhost in filesystem.listdir(root):
+        if vhost.endswith(DELETED):
+            found.deleted_vhosts.append(vhost.removesuffix(DELETED))
+            continue
+        queues: list[str] = []
+        deleted: list[str] = []
+        for queue in filesystem.listdir(f"{root}/{vhost}/queues"):
+            if queue.endswith(DELETED):
+                deleted.append(queue.removesuffix(DELETED))
+            else:
+                queues.append(queue)
+        found.queues[vhost] = queues
+        if deleted:
+            found.deleted[vhost] = deleted
+    return found

@@ -2,8 +2,8 @@
 
 A log with a `RetentionPolicy` is looked after in the background (`Storage.maintain`, on a timer), never
 in the way of a message. Retention removes whole segments from the head, by settling everything before a *start offset*:
-how that becomes safe and how files go is the same as for any settled segment (segment_removal.py). A crash before the commit
-may leave some of what was to go, which the next check removes; after it nothing returns, and never is more gone.
+how that becomes safe and how files go is the same as for any settled segment (segment_removal.py). A crash before the
+commit may leave some of what was to go, which the next check removes; after it nothing returns, and never is more gone.
 
     age       a segment whose latest record is older than `max_age_ms`; the active one is rolled first if it is such
     bytes     the oldest segment, while the others alone have `max_bytes` or more

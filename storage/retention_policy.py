@@ -1,4 +1,4 @@
-"""What a log is to keep, as its owner says it: plain values, which retention.py and cleaner.py act on."""
+"""What a log is to keep, as its owner says it: plain values, which retention.py and compaction.py act on."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CleanerPolicy:
     """How a log is compacted.
 
     key: of a record; None: it has none and stays. min_dirty_ratio: share of the sealed bytes that must be dirty.
-    tombstone_retention_ms: see cleaner.py. map_size_bytes: what the map of keys may take, 24 bytes for each, a quarter
-    free.
+    tombstone_retention_ms: see compaction.py. map_size_bytes: what the map of keys may take, 24 bytes for each, a
+    quarter free.
     """
 
     key: Callable[[Record], bytes | None] = routing_key
@@ -36,7 +36,7 @@ class RetentionPolicy:
 
     segment_age_ms: a segment whose first record is older is rolled, so that age can take effect where little is
     appended. segment_size_bytes: at which the active segment is rolled; -1: that of all logs. file_delete_delay_ms: how
-    long removed files stay, renamed `.deleted`. compaction: see cleaner.py.
+    long removed files stay, renamed `.deleted`. compaction: see compaction.py.
     codec: how batches are compressed from now on, a number of log/compression.py; what stands there stays as it is.
     """
 

@@ -17,10 +17,9 @@ import pytest
 
 import amqpd
 from amqpd._build import describe
+from amqpd.storage.acks.ack_set import DELIVERED, SettledFile
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.acks.ack_set import DELIVERED
-from amqpd.storage.acks.settled_reader import SettledFile
-from amqpd.storage.verify import check_queue, queue_directories
+from amqpd.storage.log_inspect import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
 
 sys.path.insert(0, str(Path(__file__).parent / "house"))  # for `profiles` and for test_house.py

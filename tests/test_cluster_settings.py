@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.kafka.options import options_of
 from amqpd.config import ClusterSettings, SettingsError, load
-from amqpd.config import cluster as looked_at
+from amqpd.config import loader as looked_at
 from amqpd.config.help import settings_text
+from amqpd.kafka.admin import options_of
 
 SECRET = "an old pond, a frog"
 
@@ -43,7 +43,7 @@ def test_one_node_without_kafka_by_default() -> None:
 
 
 def test_a_node_without_kafka_imports_nothing_for_it() -> None:
-    script = "import sys; from amqpd.config import load; load([], {}); print('amqpd.config.cluster' in sys.modules)"
+    script = "import sys; from amqpd.config import load; load([], {}); print('amqpd.config.loader' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, env=os.environ, timeout=60
     )

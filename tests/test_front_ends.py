@@ -11,10 +11,10 @@ import pytest
 
 from amqpd.broker.broker import Broker
 from amqpd.broker.listeners import Clients
-from amqpd.protocol_server import FrontEnd
-from amqpd.listeners import Listener, bound_sockets
-from amqpd.server import Server
 from amqpd.config import Settings
+from amqpd.listeners import Listener, bound_sockets
+from amqpd.protocol_server import FrontEnd
+from amqpd.server import Server
 from amqpd.storage.metadata.store import MetadataError
 from amqpd.testing import embedded, parse_ready_line
 

@@ -24,13 +24,13 @@ from sources import (
     within,
 )
 
-from amqpd.broker.vhost.policy_keys import keys
+from amqpd.broker.vhost.policy_table import keys
 from amqpd.config import rows
 from amqpd.config.help import shown
 
 SOCKETS = {"socket", "socketserver", "ssl", "uvloop", "aiohttp", "http"}
 NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
-LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.protocol.commands", "amqpd.client_tls"}
+LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.protocol.methods", "amqpd.tls"}
 """Field tables, properties, methods: pure; TLS of clients: so the log tools, the sink and the command line may use them
 too."""
 
@@ -43,12 +43,12 @@ LAYERS = (
     ("amqpd.server",),
     ("amqpd.cluster",),
     ("amqpd.management",),
-    ("amqpd.metrics",),
+    ("amqpd.process",),
     ("amqpd.connection",),
     ("amqpd.protocol_server", "amqpd.listeners", "amqpd.process", "amqpd.logging_config"),
     ("amqpd.channel",),
     ("amqpd.broker.publish.publisher", "amqpd.broker.publish.fanout", "amqpd.broker.consume"),
-    ("amqpd.broker.session", "amqpd.broker.access"),
+    ("amqpd.broker.session", "amqpd.broker.session"),
     ("amqpd.broker.broker",),
     ("amqpd.broker.queue_services",),
     ("amqpd.broker.audit", "amqpd.broker.jobs"),
@@ -130,17 +130,15 @@ class TestImports:
         # server.py composes: it binds the listeners; testing.py is a program around the server.
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listeners", "amqpd.notify", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
+        allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.tls", "amqpd.storage.spark")
         allowed = (*allowed, "amqpd.cluster")
         assert not offences(
-            one
-            for one in all_imports()
-            if within(one.module, *SOCKETS) and not within(one.importer, *allowed)
+            one for one in all_imports() if within(one.module, *SOCKETS) and not within(one.importer, *allowed)
         )
 
     def test_the_command_line_is_a_client(self) -> None:
         allowed = LEAVES | LOG_READERS | {"amqpd", "amqpd._build"}
-        job = ("amqpd.storage.spark", "amqpd.storage.acks.hold")  # which the command line starts
+        job = ("amqpd.storage.spark", "amqpd.storage.acks.retained")  # which the command line starts
         assert not offences(
             one
             for one in all_imports()
@@ -183,9 +181,7 @@ class TestImports:
             return module in {"amqpd", "amqpd._build"} or within(module, "amqpd.config")
 
         assert not offences(
-            one
-            for one in all_imports()
-            if light(one.importer) and is_ours(one.module) and not light(one.module)
+            one for one in all_imports() if light(one.importer) and is_ours(one.module) and not light(one.module)
         )
 
 

@@ -14,12 +14,10 @@ import pika.exceptions
 import pytest
 
 from amqpd import __main__ as program
-from amqpd.cli.plugins import BUILT_IN
+from amqpd.cli.rabbitmq_compat import BUILT_IN
 from amqpd.config import Loaded, SettingsError, load, rabbitmq_conf, rows, value_of
+from amqpd.config.rabbitmq_conf import PART_OF_IT, ROWS, matching, size_bytes
 from amqpd.config.rabbitmq_env import VARIABLES
-from amqpd.config.rabbitmq_keys import ROWS, matching
-from amqpd.config.rabbitmq_plugins import PART_OF_IT
-from amqpd.config.rabbitmq_translation import size_bytes
 from amqpd.testing import BrokerProcess
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from amqpd.broker.vhost.exchange import Exchange
-from amqpd.server import Server
 from amqpd.config import Settings, load
+from amqpd.server import Server
 from amqpd.storage.metadata.store import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 

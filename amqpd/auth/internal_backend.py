@@ -8,6 +8,8 @@ Invariants: `epoch` rises with every change, so a route cached with its permissi
 hear of each change, so a deleted user's connections can be closed.
 
 Names, hashes and patterns are checked here; the text for a client or an exit code is the caller's business.
+
+Rows of users: what a user's name, tags and hash may be, and the rows of a first start.
 """
 
 from __future__ import annotations
@@ -28,14 +30,97 @@ from amqpd.auth.passwords import (
     PasswordThreads,
     VerifiedCache,
     check_hash,
+    hash_password,
     renewed_at_login,
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
-from amqpd.auth.user_rows import AuthError, InvalidUser, check_name, checked_tags
 from amqpd.storage.metadata.interface import MetadataKeeper
-from amqpd.storage.metadata.store import Change, Delete, MetadataError, MetadataState, PermissionRow, Put, TopicPermissionRow, UserRow
+from amqpd.storage.metadata.store import (
+    Change,
+    Delete,
+    MetadataError,
+    MetadataState,
+    PermissionRow,
+    Put,
+    Row,
+    TopicPermissionRow,
+    UserRow,
+    VhostRow,
+    random_id,
+)
+
+KNOWN_TAGS: Final = ("administrator", "monitoring", "policymaker", "management", "impersonator")
+"""Tags that mean something; any other word may be a tag too."""
+TAGS_MAX: Final = 64
+NAME_BYTES_MAX: Final = 255
+
+
+class AuthError(Exception):
+    """A change of users or permissions that is not made; the text is for whoever asked for it."""
+
+
+class InvalidUser(AuthError):
+    """A user name, tag or password hash that cannot be."""
+
+
+def bootstrap(
+    default_user: str,
+    default_pass: str,
+    default_vhost: str,
+    tags: Sequence[str] = ("administrator",),
+    permissions: tuple[str, str, str] = (".*", ".*", ".*"),
+    hashing: str = ARGON2ID,
+) -> list[Row]:
+    """The rows of a first start, for `Metadata.open(seed=...)`: a vhost, and a user with these permissions in it.
+
+    permissions: patterns for configure, write and read. hashing: `auth.password_hashing`.
+    Cost: one argon2 hash, 21 ms, and argon2's import. Raises: InvalidUser.
+    """
+    check_name(default_user)
+    hashed = hash_password(default_pass.encode(), hashing) if default_pass else ""
+    return [
+        VhostRow(default_vhost, random_id(), description="Default virtual host"),
+        UserRow(default_user, hashed, hashing, checked_tags(tags)),
+        PermissionRow(default_user, default_vhost, *permissions),
+    ]
+
+
+def user_row(name: str, tags: Iterable[str], password_hash: str, hashing_algorithm: str) -> UserRow:
+    """A user with a hash made elsewhere; an empty one opens nothing. Raises: InvalidUser."""
+    check_name(name)
+    if not password_hash:
+        return UserRow(name, "", ARGON2ID, checked_tags(tags))
+    try:
+        check_hash(password_hash, hashing_algorithm)
+    except InvalidHash as error:
+        raise InvalidUser(str(error)) from error
+    return UserRow(name, password_hash, hashing_algorithm, checked_tags(tags))
+
+
+def check_name(name: str) -> None:
+    """Raises: InvalidUser."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InvalidUser(f"user name {name!r} is not UTF-8") from None
+    if not 0 < size <= NAME_BYTES_MAX or "\0" in name:
+        raise InvalidUser(f"a user name has 1 to {NAME_BYTES_MAX} bytes and no NUL, not {name!r}")
+
+
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order given. Raises: InvalidUser."""
+    words = tuple(dict.fromkeys(tags))
+    if len(words) > TAGS_MAX:
+        raise InvalidUser(f"a user has at most {TAGS_MAX} tags")
+    for word in words:
+        # A comma separates tags in RabbitMQ's JSON, white space on the command line.
+        if not 0 < len(word) <= NAME_BYTES_MAX or not word.isprintable() or set(word) & {",", " "}:
+            raise InvalidUser(f"{word!r} is not a tag")
+    return words
+
 
 logger = logging.getLogger(__name__)
+
 
 class UserExists(AuthError):
     """add_user: that name is taken."""
@@ -49,7 +134,7 @@ class NoSuchVhost(AuthError):
     """No vhost of that name."""
 
 
-class Refused(Exception):
+class AuthenticationRefused(Exception):
     """A login that failed. reason: for the log, never for the client (which learns nothing but that)."""
 
     def __init__(self, reason: str) -> None:
@@ -134,9 +219,7 @@ class InternalBackend:
 
     # --- logging in -------------------------------------------------------------------------------------------------
 
-    async def authenticate(
-        self, username: str, password: bytes, peer_is_loopback: bool, address: str = ""
-    ) -> User:
+    async def authenticate(self, username: str, password: bytes, peer_is_loopback: bool, address: str = "") -> User:
         """The user, when the password is right. Cost: 5 us if verified lately, else 21 ms in a password thread, once
         it is this address's turn. address: of the peer; empty is the broker's own operator.
 
@@ -145,9 +228,9 @@ class InternalBackend:
         """
         row = self._users.get(username)
         if username in self.loopback_users and not peer_is_loopback:
-            raise Refused(f"user {username!r} can only connect via a loopback address")
+            raise AuthenticationRefused(f"user {username!r} can only connect via a loopback address")
         if not password:
-            raise Refused(f"user {username!r}: a blank password is never accepted")  # rabbit
+            raise AuthenticationRefused(f"user {username!r}: a blank password is never accepted")  # rabbit
         stored, algorithm = (row.password_hash, row.hashing_algorithm) if row is not None else ("", ARGON2ID)
 
         def known() -> bool:
@@ -157,10 +240,10 @@ class InternalBackend:
             return User(row.name, row.tags)
         right = await self._passwords.verify(password, stored, algorithm, address, username, known)
         if row is None or not right:
-            raise Refused(f"user {username!r}: invalid credentials")
+            raise AuthenticationRefused(f"user {username!r}: invalid credentials")
         now = self._users.get(username)
         if now is None:
-            raise Refused(f"user {username!r} was deleted during the login")
+            raise AuthenticationRefused(f"user {username!r} was deleted during the login")
         if now.password_hash != stored:
             # Another password, or the same one hashed anew for another login of the user.
             return await self.authenticate(username, password, peer_is_loopback, address)
@@ -173,9 +256,9 @@ class InternalBackend:
         """The user whom a TLS client's certificate names; no password is asked for. Raises: Refused, as above."""
         row = self._users.get(username)
         if row is None:
-            raise Refused(f"user {username!r}: invalid credentials")
+            raise AuthenticationRefused(f"user {username!r}: invalid credentials")
         if username in self.loopback_users and not peer_is_loopback:
-            raise Refused(f"user {username!r} can only connect via a loopback address")
+            raise AuthenticationRefused(f"user {username!r} can only connect via a loopback address")
         return User(row.name, row.tags)
 
     async def _rehash(self, row: UserRow, password: bytes) -> UserRow:

@@ -12,33 +12,304 @@ queues is deleted), the others follow in slices.
 
 **Failure.** The broker does not depend on it. A record that cannot be appended is counted; the log says so, and so does
 the health check, and when the stream takes records again the first of them, `audit.lost`, says how many are missing.
+
+One record of the audit log: what of an event goes into it, and the message that it becomes.
+
+The body is a JSON object, the headers are those fields of it that readers select by (`event = 'queue.deleted' AND name
+= 'orders'`); the routing key and the property `type` are the event, `timestamp` and `time` say when. Whatever is empty
+is left out.
+
+| field | |
+|---|---|
+| event | `queue.deleted`, ... : the keys of RULES, mostly those of RabbitMQ's event exchange |
+| time | ISO 8601, UTC, to the millisecond |
+| user | who did it; `rmq-cli` is the operator (amqpctl), `rmq-internal` the broker by itself |
+| front_end, peer, connection | `amqp`, `http` or `amqpctl`; address and port; the connection's name |
+| vhost, name | where, and of what: the queue, exchange, user, policy, ... |
+| result, reason | `ok` or `refused`, and why |
+| count | how often: of what is repeated (audit.py) |
+| details | the rest that RULES names |
+
+RULES is a list of what may be recorded, not of what may not: no password, hash, parameter's value or message gets into
+a record by being forgotten here.
+
+What happens again and again is written once and then counted.
+
+The first of its kind is written at once. Those that follow within the window are one record at its end, the last of
+them, with their count; while they go on there is one record a window. So a hundred thousand wrong passwords of one
+address are a record at once and one a minute, and a client that logs in for each message is one an hour.
+
+Bounded: SOURCES_MAX kinds are told apart; further ones are counted together.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Hashable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.auth.login_throttle import network
-from amqpd.broker.record import ACCESS_REFUSED, LOGIN, LOGIN_REFUSED, LOST, OK, REFUSED, REQUEST, RULES, TOLD_APART, Record, Where, message_of
-from amqpd.broker.repeats import Repeats
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.events import INTERNAL, ORIGIN, Origin
-from amqpd.broker.system_queues import AUDIT, AUDIT_DIRECTORY, AUDIT_QUEUE_ID
+from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
+from amqpd.broker.system_queues import AUDIT, AUDIT_DIRECTORY, AUDIT_QUEUE_ID
 from amqpd.errors import ResourceError
-from amqpd.protocol.field_table import encode_table
+from amqpd.protocol.field_table import Long, Timestamp, encode_table
+from amqpd.protocol.properties import Properties, encode_properties, scan
 
 if TYPE_CHECKING:
     from amqpd.broker.flow.loop_turn import Turn
-    from amqpd.broker.queue.services import QueueHost
     from amqpd.broker.queue.queue import Queue
+    from amqpd.broker.queue.services import QueueHost
     from amqpd.config.schema import AuditSettings
     from amqpd.storage.storage import Storage
+
+
+NAME_MAX: Final = 255
+TEXT_MAX: Final = 512
+DETAILS_SIZE_MAX: Final = 4096
+"""Bytes of JSON: arguments and definitions that are larger are told by their size."""
+
+OK: Final = "ok"
+REFUSED: Final = "refused"
+
+
+class Rule(NamedTuple):
+    """name: the event's field that says of what it is. details: those that are kept."""
+
+    name: str
+    details: tuple[str, ...] = ()
+
+
+_PERMISSION: Final = Rule("user", ("configure", "write", "read"))
+_TOPIC_PERMISSION: Final = Rule("user", ("exchange", "write", "read"))
+_BINDING: Final = Rule("destination_name", ("source_name", "destination_kind", "routing_key", "arguments"))
+_VHOST: Final = Rule("name", ("description", "tags", "default_queue_type"))
+_LIMITS: Final = ("max-connections", "max-queues", "max-channels")
+_POLICY: Final = Rule("name", ("pattern", "apply-to", "priority", "definition"))
+_LOGIN: Final = Rule("name", ("auth_mechanism", "users", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"))
+
+LOGIN: Final = "user.authentication.success"
+LOGIN_REFUSED: Final = "user.authentication.failure"
+ACCESS_REFUSED: Final = "access.refused"
+REQUEST: Final = "admin.request"
+LOST: Final = "audit.lost"
+
+RULES: Final[dict[str, Rule]] = {
+    "queue.created": Rule("name", ("durable", "auto_delete", "arguments")),
+    "queue.deleted": Rule("name"),
+    "queue.purged": Rule("name", ("messages",)),
+    "queue.messages": Rule(
+        "name", ("action", "job", "to_queue", "to_exchange", "routing_key", "where", "limit", "dry_run")
+    ),
+    "exchange.created": Rule("name", ("type", "durable", "auto_delete", "internal", "arguments")),
+    "exchange.deleted": Rule("name"),
+    "binding.created": _BINDING,
+    "binding.deleted": _BINDING,
+    "vhost.created": _VHOST,
+    "vhost.updated": _VHOST,
+    "vhost.deleted": Rule("name"),
+    "vhost.limits.set": Rule("vhost", _LIMITS),
+    "vhost.limits.cleared": Rule("vhost"),
+    "user.created": Rule("name"),
+    "user.deleted": Rule("name"),
+    "user.password.changed": Rule("name"),
+    "user.tags.set": Rule("name", ("tags",)),
+    "user.limits.set": Rule("username", _LIMITS),
+    "user.limits.cleared": Rule("username"),
+    "permission.created": _PERMISSION,
+    "permission.deleted": _PERMISSION,
+    "topic.permission.created": _TOPIC_PERMISSION,
+    "topic.permission.deleted": _TOPIC_PERMISSION,
+    "policy.set": _POLICY,
+    "policy.cleared": Rule("name"),
+    "operator.policy.cleared": Rule("name"),
+    "parameter.set": Rule("name", ("component",)),
+    "parameter.cleared": Rule("name", ("component",)),
+    "alarm.set": Rule("source"),
+    "alarm.cleared": Rule("source"),
+    "connection.force_closed": Rule("name", ("user", "why")),
+    "definitions.imported": Rule("name", ("items",)),
+    LOGIN: _LOGIN,
+    LOGIN_REFUSED: _LOGIN,
+    ACCESS_REFUSED: Rule("name"),
+    REQUEST: Rule("name"),
+    LOST: Rule("name"),
+}
+TOLD_APART: Final = frozenset({"vhost-limits", "operator_policy", "policy"})
+"""Components of parameters whose changes have events of their own."""
+
+
+class Where(NamedTuple):
+    """From where it was done. peer: address and port, as text; empty: within the broker, or its unix socket."""
+
+    front_end: str = "broker"
+    peer: str = ""
+    connection: str = ""
+
+
+class Record(NamedTuple):
+    """about: fields of the event, of which its rule takes some; `vhost` and `reason` always. at_ms: since 1970."""
+
+    event: str
+    at_ms: int
+    user: str
+    where: Where
+    about: Mapping[str, object]
+    result: str = OK
+    times: int = 1
+
+
+def fields_of(record: Record) -> dict[str, object]:
+    """What its body says."""
+    rule = RULES[record.event]
+    about = record.about
+    fields: dict[str, object] = {
+        "event": record.event,
+        "time": datetime.fromtimestamp(record.at_ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z",
+        "user": _text(record.user, NAME_MAX),
+        "front_end": record.where.front_end,
+        "peer": record.where.peer,
+        "connection": _text(record.where.connection, TEXT_MAX),
+        "vhost": _text(about.get("vhost", ""), NAME_MAX),
+        "name": _text(about.get(rule.name, ""), TEXT_MAX),
+        "result": record.result,
+        "reason": _text(about.get("reason", ""), TEXT_MAX),
+        "count": record.times if record.times != 1 else "",
+    }
+    details = {each: about[each] for each in rule.details if about.get(each) not in (None, {})}
+    told = {name: value for name, value in fields.items() if value != ""}
+    if details:
+        size = len(json.dumps(details, default=_plain))
+        told["details"] = details if size <= DETAILS_SIZE_MAX else {"omitted_bytes": size}
+    return told
+
+
+def message_of(record: Record) -> Message:
+    """The message that is appended. Cost: 40 us."""
+    fields = fields_of(record)
+    headers: dict[str, object] = {
+        name: Long(value) if isinstance(value, int) else value
+        for name, value in fields.items()
+        if name not in ("time", "details", "reason")
+    }
+    properties = encode_properties(
+        Properties(
+            content_type="application/json",
+            headers=headers,
+            delivery_mode=2,
+            timestamp=Timestamp(record.at_ms // 1000),
+            type=record.event,
+        )
+    )
+    body = json.dumps(fields, default=_plain).encode()
+    info = scan(properties, 0, len(properties))
+    return make_message(Envelope("", record.event), properties, body, True, info)
+
+
+def _text(value: object, most: int) -> str:
+    """A name came from a client: it may be long, and no UTF-8."""
+    text = value if isinstance(value, str) else str(value)
+    return text[:most].encode("utf-8", "replace").decode()[:most]
+
+
+def _plain(value: object) -> object:
+    """What a field table has beyond JSON."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+SOURCES_MAX: Final = 10_000
+SWEEP_MAX: Final = 200
+USERS_MAX: Final = 10
+
+
+class _Window:
+    """since: monotonic seconds. users: names that were tried in it, the first USERS_MAX of them."""
+
+    def __init__(self, since: float, last: Record) -> None:
+        self.since = since
+        self.last = last
+        self.count = 0
+        self.users: dict[str, None] = {}
+
+
+class Repeats:
+    """write: appends a record. later: the loop's call_later; a timer runs while a window is open only."""
+
+    def __init__(
+        self,
+        write: Callable[[Record], object],
+        later: Callable[[float, Callable[[], None]], object],
+        window_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write = write
+        self._later = later
+        self._window_s = window_s
+        self._clock = clock
+        self._open: dict[Hashable, _Window] = {}  # in the order of their beginnings
+        self._armed = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, kind: Hashable, record: Record) -> None:
+        """It happened. kind: what counts as the same. Cost: 1 us where it is a repetition."""
+        window = self._open.get(kind)
+        if window is None and len(self._open) >= SOURCES_MAX:
+            kind = None  # all the others
+            window = self._open.get(kind)
+        if window is None:
+            self._write(record)
+            self._open[kind] = _Window(self._clock(), record)
+            self._arm(self._window_s)
+            return
+        window.last = record
+        window.count += 1
+        if len(window.users) < USERS_MAX:
+            window.users[record.user] = None
+
+    def _arm(self, delay_s: float) -> None:
+        if not self._armed:
+            self._armed = True
+            self._later(max(delay_s, 0.01), self._sweep)
+
+    def _sweep(self) -> None:
+        """Ends the windows that are over, SWEEP_MAX of them."""
+        self._armed = False
+        now = self._clock()
+        for _ in range(SWEEP_MAX):
+            if not self._open:
+                return
+            kind = next(iter(self._open))
+            window = self._open[kind]
+            if now - window.since < self._window_s:
+                break
+            del self._open[kind]
+            if window.count:
+                self._tell(window)
+                self._open[kind] = _Window(now, window.last)  # what goes on is told again a window later
+        if self._open:
+            self._arm(self._window_s - (now - next(iter(self._open.values())).since))
+
+    def finish(self) -> None:
+        """The broker stops: what is counted is written."""
+        for window in self._open.values():
+            if window.count:
+                self._tell(window)
+        self._open.clear()
+
+    def _tell(self, window: _Window) -> None:
+        record = window.last
+        about = {**record.about, "users": list(window.users)} if len(window.users) > 1 else record.about
+        self._write(record._replace(times=window.count, about=about))
+
 
 log = logging.getLogger(__name__)
 
@@ -137,9 +408,7 @@ class Audit:
         kept = {"name": name, "reason": error, **{key: about[key] for key in KEPT_OF_LOGIN if key in about}}
         self._login(Record(key, at_ms, name, where, kept, REFUSED if error else OK), host)
 
-    def login(
-        self, name: str, peer: str, error: str = "", certificate: Mapping[str, object] | None = None
-    ) -> None:
+    def login(self, name: str, peer: str, error: str = "", certificate: Mapping[str, object] | None = None) -> None:
         """At the admin API. error: why not; "" for a success. certificate: that of a TLS client, as events tell it."""
         key = LOGIN_REFUSED if error else LOGIN
         at_ms = time.time_ns() // 1_000_000

@@ -15,37 +15,31 @@ from typing import TYPE_CHECKING
 
 from amqpd.auth.internal_backend import BackendContext, InternalBackend
 from amqpd.broker.audit import Audit, open_stream
-from amqpd.broker.vhost import moving, declare
-from amqpd.broker.vhost.admission import Admission
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.limits import UserLimits
+from amqpd.broker.delayed.delayed_messages import Delays
+from amqpd.broker.events import EVENT_EXCHANGE, by_itself, told_of
+from amqpd.broker.flow.alarms import Alarms, UnfinishedBodies
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.jobs.job import Job
+from amqpd.broker.jobs.jobs import Jobs
+from amqpd.broker.listeners import Clients
+from amqpd.broker.publish.dead_letter import DeadLetters
+from amqpd.broker.publish.exchange_state import KeptOnLoop
+from amqpd.broker.publish.firehose import add_event_exchange, start_events
+from amqpd.broker.publish.republisher import Republisher
+from amqpd.broker.queue.log_opener import Opener, PumpRetries
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.services import QueueHost, Windows
+from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.stats import ChannelTotals
+from amqpd.broker.system_queues import AUDIT
+from amqpd.broker.vhost import declare, loader
+from amqpd.broker.vhost.limits import Admission, UserLimits
 from amqpd.broker.vhost.loader import load
 from amqpd.broker.vhost.parameters import CLUSTER_NAME, GlobalParameters
 from amqpd.broker.vhost.recovery import Findings, Report
-from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.vhost.vhost import Catalogue, VHost
 from amqpd.broker.vhost.vhosts import VHosts
-from amqpd.broker.listeners import Clients
-from amqpd.broker.stats import ChannelTotals
-from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.events import EXCHANGE, by_itself
-from amqpd.broker.flow.alarms import Alarms
-from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.flow.unfinished_bodies import UnfinishedBodies
-from amqpd.broker.queue_services import BrokerHost
-from amqpd.broker.system_queues import AUDIT
-from amqpd.broker.publish.dead_letters import DeadLetters
-from amqpd.broker.publish.event_exchange import add_event_exchange, start_events
-from amqpd.broker.publish.exchange_state import KeptOnLoop
-from amqpd.broker.publish.republisher import Republisher
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.log_opener import Opener
-from amqpd.broker.queue.pump_retries import PumpRetries
-from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.windows import Windows
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Jobs
-from amqpd.broker.user_events import told_of
 from amqpd.storage.metadata.interface import MetadataKeeper
 from amqpd.storage.metadata.store import MetadataState, VhostRow
 from amqpd.storage.queue_log import QueueLog
@@ -108,7 +102,7 @@ class Broker:
         self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
         self.admission = Admission(self.user_limits)
-        self.channels = ChannelTotals()  # see amqpd.metrics; of queues: the catalogue
+        self.channels = ChannelTotals()  # see amqpd.process; of queues: the catalogue
         self.jobs = Jobs(self.republisher, self.turn, loop.call_soon)
         self.jobs.begun = self._tell_job
 
@@ -141,7 +135,7 @@ class Broker:
         if events.vhost_name:
             start_events(events, self.vhosts.get(events.vhost_name))
             if events.vhost_name not in self.vhosts:
-                log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EXCHANGE)
+                log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EVENT_EXCHANGE)
         if self.settings.audit.enabled:
             # From here on: what a start brings back is nobody's doing.
             events.recorder = self.audit.record
@@ -151,7 +145,7 @@ class Broker:
         they are there. Raises: as `moving.bring`.
         """
         self.kept.load(state.seen_caches, state.seen)
-        return await moving.bring(self.vhosts, state)
+        return await loader.bring(self.vhosts, state)
 
     def close_vhost(self, vhost: VHost, why: str) -> None:
         """Nobody finds it here any more, and its connections are closed with 320 and this text. Its queues and their
@@ -172,7 +166,7 @@ class Broker:
         """
         self.close_vhost(vhost, why)
         if not vhost.unloaded:
-            await moving.take_away(self.vhosts, vhost)
+            await loader.take_away(self.vhosts, vhost)
 
     def _begin_events(self) -> None:
         events = self.catalogue.events
@@ -252,7 +246,7 @@ class Broker:
             queue.used()
             return
         with by_itself():
-            declare.delete(vhost, queue)
+            declare.delete_queue(vhost, queue)
 
     def _log_failed(self, store: QueueLog) -> None:
         """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqpd.broker.access import check
-from amqpd.broker.vhost import declare
 from amqpd.broker.events import by_itself
-from amqpd.broker.queue.filters import FILTERS_MAX
-from amqpd.broker.queue.joining import join, leave
+from amqpd.broker.queue.filtered import FILTERS_MAX
+from amqpd.broker.queue.queue import join, leave
 from amqpd.broker.queue.types import KINDS
+from amqpd.broker.session import check
+from amqpd.broker.vhost import declare
 from amqpd.errors import AccessRefused, NotImplementedByBroker, PreconditionFailed
 
 if TYPE_CHECKING:
@@ -110,4 +110,4 @@ def end(session: Session, queue: Queue, consumer: Consumer) -> None:
     queue.used()
     if queue.auto_delete and not queue.consumers and not queue.deleted and not session.vhost.deleted:
         with by_itself():  # rabbit: also where its last consumer was cancelled by a client
-            declare.delete(session.vhost, queue)
+            declare.delete_queue(session.vhost, queue)

@@ -5,24 +5,145 @@ queue to the channel's unacked list and, when it is requeued, back. A `Consumer`
 it. A `Source` is what an entry came from and is settled with: a `Queue`, which those below and beside it do not name.
 
 Invariant: an entry is settled, rejected or requeued exactly once, with the source it came from.
+
+Where a route ends.
+
+Who is told of every message that is published in a vhost, and of every delivery: the firehose, while it is on.
+
+Whoever publishes or delivers knows this base class only. Nobody asks for it on the message path: a route that is traced
+has no short way (`Route.only`), a consumer that is traced begins each delivery anew (`ChannelConsumer.trace`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Final, final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.destination import Destination
 from amqpd.broker.message import Message
-from amqpd.broker.stream_message import Dresser
-from amqpd.broker.stream_start import StreamStart
-from amqpd.broker.tap import Tap
+from amqpd.broker.stream_message import Dresser, StreamStart
 from amqpd.routing.selector import Selector
-from amqpd.storage.log.places import Places
+from amqpd.storage.log.record import Places
 from amqpd.storage.queue_log import QueueLog
+
+if TYPE_CHECKING:
+    from amqpd.storage.log.prepared import Prepared
+
+
+class NotOpenYet(Exception):
+    """These queues' logs are being opened: what needs them is tried again when they are (opening.when_open)."""
+
+    def __init__(self, destinations: list[Destination]) -> None:
+        super().__init__()
+        self.destinations = destinations
+
+
+class Versioned:
+    """Something routes depend on. A route made under another version is made anew."""
+
+    def __init__(self) -> None:
+        self.version: i64 = 0
+
+
+class Destination(Versioned):
+    """Where a route ends: a queue, or the consumer behind a direct reply-to key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Whether a confirm has to wait for a log that is synced.
+        self.durable = False
+        # Whether it keeps every message, whatever its delivery mode.
+        self.keeps_all = False
+        # Whether a message that ends here has been routed. False: an exchange keeps something of it for itself
+        # (publishing/seen.py, deduplication.py); such a destination is offered each message after the others.
+        self.routed = True
+        # Likewise, and only what all of them have taken.
+        self.needs_all = False
+
+    def prepare(self) -> None:
+        """Called before the first use: a queue that was there before the start reads its log now.
+
+        Raises: NotOpenYet while that takes the disk; ResourceError where it cannot be read; the next call tries again.
+        """
+
+    def can_open(self) -> bool:
+        """As `prepare`, for those who can do without: False where the log cannot be read now. It may wait for the disk,
+        and the loop with it.
+        """
+        return True
+
+    def when_open(self, done: Callable[[], object]) -> None:
+        """Calls `done` once it is open or could not be opened, after `prepare` has raised NotOpenYet."""
+        done()
+
+    def log(self) -> QueueLog | None:
+        """The synced log that a persistent message to here ends in, if any."""
+        return None
+
+    def gone(self) -> bool:
+        """Whether it takes nothing any more: the queue is deleted, the consumer cancelled."""
+        return False
+
+    def offer(self, message: Message) -> bool:
+        """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
+        nacked."""
+        raise NotImplementedError
+
+    def goes_with(self, targets: list[Destination]) -> bool:
+        """Of one that is not `routed`: where else the message goes. Whether it is to go here, too."""
+        return True
+
+    def reserve(self) -> None:
+        """Likewise: the message waits for its transaction's commit, or for those that have it before."""
+
+    def refuse(self) -> None:
+        """Likewise: the publish has failed, what was offered here or reserved is as if it had not been."""
+
+    def begin_transaction(self) -> None:
+        """What is offered until `end_transaction`, in the same turn, is there after a crash as a whole or not at all.
+
+        Raises: LogFailed.
+        """
+
+    def end_transaction(self) -> None:
+        """Ends it. Raises nothing."""
+
+    def takes_prepared(self) -> bool:
+        """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
+        return False
+
+    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
+        """Takes all messages of a transaction at once. first: the oldest of them, for the window."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Tap:
+    """Of one vhost. connection, user: whose the channel of this number is."""
+
+    def published(
+        self,
+        message: Message,
+        keys: list[str],
+        destinations: list[Destination],
+        connection: str,
+        user: str,
+        number: i64,
+    ) -> None:
+        """It was published under these keys (its own, then CC and BCC), and goes to these destinations."""
+        raise NotImplementedError
+
+    def delivered(
+        self, message: Message, queue: str, redelivered: bool, connection: str, user: str, number: i64
+    ) -> None:
+        """It was taken from the queue of this name, by a consumer or basic.get."""
+        raise NotImplementedError
+
+    def is_behind(self) -> bool:
+        """Whether publishers should let it have its turn."""
+        raise NotImplementedError
 
 
 @final

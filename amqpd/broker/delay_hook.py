@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -11,6 +11,8 @@ The audit log (audit/) hears the same through `recorder`, as long as there is on
 exchange does not know (`record`).
 
 Source: https://www.rabbitmq.com/docs/event-exchange, https://www.rabbitmq.com/docs/logging#internal-events.
+
+Changes of users and their rights as events: keys and headers of RabbitMQ 3.10.8, measured.
 """
 
 from __future__ import annotations
@@ -21,15 +23,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from amqpd.auth.internal_backend import NoSuchUser, NoSuchVhost
 from amqpd.protocol.field_table import Long
+
+if TYPE_CHECKING:
+    from amqpd.auth.internal_backend import AuthChange, InternalBackend
+
 
 log = logging.getLogger(__name__)
 
 Recorder: TypeAlias = Callable[[str, Mapping[str, object], str], None]
 
-EXCHANGE: Final = "amq.rabbitmq.event"
+EVENT_EXCHANGE: Final = "amq.rabbitmq.event"
 INTERNAL: Final = "rmq-internal"
 """rabbit: who does what nobody has asked for."""
 
@@ -119,9 +126,7 @@ class Events:
         if self.recorder is not None:
             self.recorder(key, about, ACTOR.get())
 
-    def tell(
-        self, key: str, headers: Mapping[str, object], actor: str | None = None, *, recorded: bool = True
-    ) -> None:
+    def tell(self, key: str, headers: Mapping[str, object], actor: str | None = None, *, recorded: bool = True) -> None:
         """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who. recorded: whether it is for
         the audit log, too, which takes what its rules name.
 
@@ -177,3 +182,47 @@ def _nobody(_event: Event) -> None:
 
 def _never() -> bool:
     return False
+
+
+RowT = TypeVar("RowT")
+
+
+def told_of(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str, dict[str, object]]]:
+    """Key and headers of each event that the change is. auth: as it is after it."""
+    what, name = change.what, change.user
+    if what == "user_added":
+        yield "user.created", {"name": name}
+        yield "user.tags.set", {"name": name, "tags": _tags(auth, name)}
+    elif what == "password":
+        yield "user.password.changed", {"name": name}
+    elif what == "tags":
+        yield "user.tags.set", {"name": name, "tags": _tags(auth, name)}
+    elif what == "user_deleted":
+        yield "user.deleted", {"name": name}
+    elif what == "permissions":
+        about: dict[str, object] = {"user": name, "vhost": change.vhost}
+        rows = _left(auth.permissions, name, change.vhost)
+        for row in rows:
+            yield "permission.created", {**about, "configure": row.configure, "write": row.write, "read": row.read}
+        if not rows:
+            yield "permission.deleted", about
+    elif what == "topic_permissions":
+        about = {"user": name, "vhost": change.vhost}
+        topic_rows = _left(auth.topic_permissions, name, change.vhost)
+        for each in topic_rows:
+            rights = {"exchange": each.exchange, "write": each.write, "read": each.read}
+            yield "topic.permission.created", {**about, **rights}
+        if not topic_rows:
+            yield "topic.permission.deleted", about
+
+
+def _left(read: Callable[[str | None, str | None], list[RowT]], user: str, vhost: str | None) -> list[RowT]:
+    """What the user may in the vhost; nothing where one of them has gone, and the rights with it."""
+    try:
+        return read(user, vhost)
+    except (NoSuchUser, NoSuchVhost):
+        return []
+
+
+def _tags(auth: InternalBackend, name: str) -> list[str]:
+    return next((list(row.tags) for row in auth.users() if row.name == name), [])

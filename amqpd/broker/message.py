@@ -11,6 +11,12 @@ the only part, and behind the header frame `content` has the head of its one bod
 
 `Envelope` is what all messages of one route share: exchange, routing key, and both in the encoded form that
 basic.deliver ends with.
+
+A message as selectors see it, and exchanges that look at more than routing keys: its headers and properties, decoded
+when one asks.
+
+Make one per message and ask all with it: the headers are decoded once. A selector that names no header costs no
+decoding, and each property that is asked for is cut out by itself.
 """
 
 from __future__ import annotations
@@ -20,9 +26,11 @@ from typing import Final, final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64, mypyc_attr, u8
 
-from amqpd.protocol.field_table import read_u32, shortstr
+from amqpd.protocol.field_table import decode_table, read_u32, shortstr
 from amqpd.protocol.frame import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, PROPERTIES_START
-from amqpd.protocol.properties import PropertyInfo, scan
+from amqpd.protocol.properties import CONTENT_TYPE, NO_PROPERTIES, PropertyInfo, field_of, headers_of, scan
+from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
 from amqpd.storage.log.record import Record, RecordRoute
 
 # rabbit: ten years; a longer time to live, of a queue or a message, is refused
@@ -378,3 +386,67 @@ def expiration_ms(text: bytes) -> i64:
     """A publisher's `expiration`, which was checked to be a whole number when it was published."""
     number = int(text)
     return number if number < TTL_MS_MAX else TTL_MS_MAX
+
+
+_NO_HEADERS: Final[dict[str, object]] = {}
+
+
+@final
+class MessageView(Selectable):
+    """One message. What it gives out is not to be changed."""
+
+    def __init__(self, message: Message) -> None:
+        self._message = message
+        self._headers: dict[str, object] | None = None
+
+    def headers(self) -> dict[str, object]:
+        """Cost: their decoding, the first time."""
+        headers = self._headers
+        if headers is None:
+            info = self._message.info
+            if info is None or info.headers_start == 0:
+                headers = _NO_HEADERS
+            else:
+                headers, _ = decode_table(self._message.properties(), info.headers_start)
+            self._headers = headers
+        return headers
+
+    def field(self, number: int) -> object:
+        """The property, exchange or routing key of this number in `selector_fields`; None when it is absent."""
+        if number == EXCHANGE:
+            return self._message.envelope.exchange
+        if number == ROUTING_KEY_FIELD:
+            return self._message.envelope.routing_key
+        flag: i64 = CONTENT_TYPE >> number
+        return field_of(self._message.properties(), flag)
+
+
+@final
+class PropertiesView(Selectable):
+    """Of a message that is not made yet: where it goes, and its properties. What it gives out is not to be changed."""
+
+    def __init__(self, envelope: Envelope, properties: bytes) -> None:
+        self._envelope = envelope
+        self._properties = properties
+        self._headers: dict[str, object] | None = None
+
+    def headers(self) -> dict[str, object]:
+        """Cost: their decoding, the first time."""
+        headers = self._headers
+        if headers is None:
+            headers = headers_of(self._properties, 0, len(self._properties))
+            self._headers = headers
+        return headers
+
+    def field(self, number: int) -> object:
+        """As `MessageView.field`."""
+        if number == EXCHANGE:
+            return self._envelope.exchange
+        if number == ROUTING_KEY_FIELD:
+            return self._envelope.routing_key
+        flag: i64 = CONTENT_TYPE >> number
+        return field_of(self._properties, flag)
+
+
+NO_MESSAGE: Final = PropertiesView(Envelope("", ""), NO_PROPERTIES)
+"""For who asks exchanges that look at the routing key alone."""

@@ -7,24 +7,22 @@ from typing import final
 
 from mypy_extensions import i64
 
-from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.broker.consumer import Entry, Source
 from amqpd.broker.delay_hook import Delaying
 from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.consumer import Entry, Source
-from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
-from amqpd.broker.publish.dead_letters import DeadLetters
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.publish.dead_letter import DeadLetters
+from amqpd.broker.queue.log_opener import Opener, PumpRetries
 from amqpd.broker.queue.log_opening import Opening
-from amqpd.broker.queue.log_opener import Opener
-from amqpd.broker.queue.pump_retries import PumpRetries
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.windows import Windows
-from amqpd.storage.retention_policy import RetentionPolicy
+from amqpd.broker.queue.services import QueueHost, Windows
+from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.storage.acks.replay import Rewind
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.acks.replay import Rewind
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
 
 

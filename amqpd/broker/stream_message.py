@@ -3,10 +3,13 @@
 Offset and size of the body are all that differs between two messages alike, so what stands between them is made once
 for all that are (`Dresser.dress`), and a front end that writes frames puts offset, size and body between: no message is
 made. Everybody else gets one (`Dresser.message`).
+
+Where a reader of a stream begins (`x-stream-offset`), and RabbitMQ's notation for lengths of time (`7D`).
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final, final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
@@ -16,7 +19,7 @@ from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, FromLog, Message
 from amqpd.protocol.field_table import CodecError, Long, encode_entry
 from amqpd.protocol.frame import HEADER_FIXED_BYTES
 from amqpd.protocol.properties import headers_place, with_entries, with_headers
-from amqpd.storage.log.places import Alike, Places
+from amqpd.storage.log.record import Alike, Places
 
 OFFSET_HEADER: Final = "x-stream-offset"
 _NAME: Final = OFFSET_HEADER.encode()
@@ -149,3 +152,47 @@ def first_difference(one: bytes, other: bytes) -> i64:
     while one[at] == other[at]:
         at += 1
     return at
+
+
+FIRST: Final = "first"
+LAST: Final = "last"
+NEXT: Final = "next"
+OFFSET: Final = "offset"
+TIME: Final = "time"
+AGO: Final = "ago"
+
+_INTERVAL: Final = re.compile(r"([0-9]{1,18})([YMDhms])")
+_UNITS_MS: Final = {
+    "Y": 365 * 86_400_000,
+    "M": 30 * 86_400_000,
+    "D": 86_400_000,
+    "h": 3_600_000,
+    "m": 60_000,
+    "s": 1000,
+}
+INTERVAL_MS_MAX: Final = 1 << 60
+"""Longer ones count as this: thirty million years."""
+
+
+@final
+class StreamStart:
+    """Immutable. kind: FIRST, the oldest message there is; LAST, the last record batch; NEXT, what is published from
+    now on; OFFSET, `number` or what comes behind it; TIME, what was appended at `number` (ms since 1970) or later; AGO,
+    what is not older than `number` ms.
+    """
+
+    def __init__(self, kind: str, number: i64 = 0) -> None:
+        self.kind: Final[str] = kind
+        self.number: Final[i64] = number
+
+
+def interval_ms(text: str) -> int:
+    """Milliseconds of `5m`, `7D`: a whole number above 0 and Y, M (30 days), D, h, m or s; -1: it is none of these.
+
+    rabbit: a year has 365 days.
+    """
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        return -1
+    ms = int(found[1]) * _UNITS_MS[found[2]]
+    return min(ms, INTERVAL_MS_MAX) if ms > 0 else -1

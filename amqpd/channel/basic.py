@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 from amqpd.broker import consume
 from amqpd.broker.consumer import NO_ARGUMENTS, Entry, Source
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
-from amqpd.broker.queue.counted import outgoing
+from amqpd.broker.queue.queue import Queue, outgoing
 from amqpd.broker.queue.types import KINDS
-from amqpd.broker.queue.queue import Queue
+from amqpd.channel.consumer import REPLY_TO, ReplyConsumer
 from amqpd.channel.events import consumer_created, consumer_deleted
-from amqpd.channel.naming import queue_name
-from amqpd.channel.reply_to import REPLY_TO, ReplyConsumer
-from amqpd.channel.selectors import wait_for_share
+from amqpd.channel.replies import queue_name, wait_for_share
 from amqpd.errors import NotAllowed, NotImplementedByBroker, PreconditionFailed
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 from amqpd.protocol.field_table import encode_table
-from amqpd.protocol.commands import (
+from amqpd.protocol.methods import (
     BasicAck,
     BasicCancel,
     BasicCancelOk,
@@ -47,17 +45,17 @@ if TYPE_CHECKING:
 ACK, REQUEUE, DISCARD, GIVE_BACK = 0, 1, 2, 3
 
 
-def qos(channel: Channel, command: BasicQos) -> None:
+def basic_qos(channel: Channel, command: BasicQos) -> None:
     session = channel.session
     if command.prefetch_size:
-        raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", commands.BASIC_QOS)
+        raise NotImplementedByBroker(f"prefetch_size!=0 ({command.prefetch_size})", methods.BASIC_QOS)
     if command.global_:
         for consumer in channel.deliveries.consumers.values():
             kind = KINDS[consumer.queue.kind]
             if not kind.global_qos and not kind.stream:  # rabbit: of streams it is not looked at
                 raise NotImplementedByBroker(
                     f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
-                    commands.BASIC_QOS,
+                    methods.BASIC_QOS,
                 )
         channel.deliveries.window_size = command.prefetch_count
     elif channel.owner.channel_wide_qos:
@@ -88,10 +86,10 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
     deliveries = channel.deliveries
     wide = channel.owner.channel_wide_qos  # then the window is what this client's basic.qos has set
     prefetch_count = deliveries.window_size if wide else deliveries.prefetch_count
-    consume.check_reader(queue, prefetch_count, command.no_ack, arguments, commands.BASIC_CONSUME)
+    consume.check_reader(queue, prefetch_count, command.no_ack, arguments, methods.BASIC_CONSUME)
     if deliveries.window_size > 0 and not wide and not KINDS[queue.kind].global_qos:
         raise NotImplementedByBroker(
-            f"queue '{name}' in vhost '{vhost.name}' does not support global qos", commands.BASIC_CONSUME
+            f"queue '{name}' in vhost '{vhost.name}' does not support global qos", methods.BASIC_CONSUME
         )
     consume.check_free(queue, command.exclusive)
     consume.check_filter(queue, arguments)
@@ -111,7 +109,7 @@ def _new_tag(channel: Channel, tag: str) -> str:
         return f"amq.ctag-{secrets.token_urlsafe(16)}"
     reply = channel.reply_consumer
     if tag in channel.deliveries.consumers or (reply is not None and reply.tag == tag):
-        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'", commands.BASIC_CONSUME)
+        raise NotAllowed(f"attempt to reuse consumer tag '{tag}'", methods.BASIC_CONSUME)
     return tag
 
 
@@ -132,7 +130,7 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
         channel.output.send(channel.number, BasicConsumeOk(tag))
 
 
-def cancel(channel: Channel, command: BasicCancel) -> None:
+def basic_cancel(channel: Channel, command: BasicCancel) -> None:
     consumer = channel.deliveries.consumers.get(command.consumer_tag)
     if consumer is not None:
         if consumer.queue.pump_wanted:
@@ -166,11 +164,11 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     consumer_deleted(channel.session, channel.number, consumer)
 
 
-def get(channel: Channel, command: BasicGet) -> None:
+def basic_get(channel: Channel, command: BasicGet) -> None:
     session = channel.session
     name = queue_name(channel, command.queue)
     queue = consume.queue_for(session, name)
-    consume.refuse_of_streams(queue, "basic.get", commands.BASIC_GET)
+    consume.refuse_of_streams(queue, "basic.get", methods.BASIC_GET)
     queue.used()
     entry = queue.get(command.no_ack)
     if entry is None:
@@ -211,18 +209,18 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
     queue.when_ready(partial(channel.owner.soon, again))
 
 
-def ack(channel: Channel, command: BasicAck) -> None:
+def basic_ack(channel: Channel, command: BasicAck) -> None:
     """The slow path's ack: while another channel's content is on its way."""
     channel.ack(_tag(command.delivery_tag), command.multiple)
     channel.session.turn.want()
 
 
-def reject(channel: Channel, command: BasicReject) -> None:
-    _negative(channel, command.delivery_tag, False, command.requeue, commands.BASIC_REJECT)
+def basic_reject(channel: Channel, command: BasicReject) -> None:
+    _negative(channel, command.delivery_tag, False, command.requeue, methods.BASIC_REJECT)
 
 
-def nack(channel: Channel, command: BasicNack) -> None:
-    _negative(channel, command.delivery_tag, command.multiple, command.requeue, commands.BASIC_NACK)
+def basic_nack(channel: Channel, command: BasicNack) -> None:
+    _negative(channel, command.delivery_tag, command.multiple, command.requeue, methods.BASIC_NACK)
 
 
 def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
@@ -230,7 +228,7 @@ def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method:
     for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
         consume.refuse_of_streams(entry.queue, "basic.nack and basic.reject", method)
     # rabbit: from 4.3 on, a nack gives a message back, and a reject says that its consumer has failed
-    failed = method == commands.BASIC_REJECT
+    failed = method == methods.BASIC_REJECT
     if channel.transaction is not None:
         back = REQUEUE if failed else GIVE_BACK
         channel.collect(channel.transaction, _tag(tag), multiple, back if requeue else DISCARD)
@@ -270,13 +268,13 @@ def requeue_all(channel: Channel, entries: Sequence[Entry], failed: bool = True)
     channel.deliveries.requeue(entries, failed)
 
 
-def recover(channel: Channel, command: BasicRecover) -> None:
-    _recover(channel, command.requeue, commands.BASIC_RECOVER)
+def basic_recover(channel: Channel, command: BasicRecover) -> None:
+    _recover(channel, command.requeue, methods.BASIC_RECOVER)
     channel.output.send(channel.number, BasicRecoverOk())
 
 
-def recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
-    _recover(channel, command.requeue, commands.BASIC_RECOVER_ASYNC)
+def basic_recover_async(channel: Channel, command: BasicRecoverAsync) -> None:
+    _recover(channel, command.requeue, methods.BASIC_RECOVER_ASYNC)
 
 
 def _recover(channel: Channel, requeue: bool, method: int) -> None:
@@ -288,13 +286,13 @@ def _recover(channel: Channel, requeue: bool, method: int) -> None:
 
 
 HANDLERS: dict[int, Any] = {
-    commands.BASIC_QOS: qos,
-    commands.BASIC_CONSUME: basic_consume,
-    commands.BASIC_CANCEL: cancel,
-    commands.BASIC_GET: get,
-    commands.BASIC_ACK: ack,
-    commands.BASIC_REJECT: reject,
-    commands.BASIC_NACK: nack,
-    commands.BASIC_RECOVER: recover,
-    commands.BASIC_RECOVER_ASYNC: recover_async,
+    methods.BASIC_QOS: basic_qos,
+    methods.BASIC_CONSUME: basic_consume,
+    methods.BASIC_CANCEL: basic_cancel,
+    methods.BASIC_GET: basic_get,
+    methods.BASIC_ACK: basic_ack,
+    methods.BASIC_REJECT: basic_reject,
+    methods.BASIC_NACK: basic_nack,
+    methods.BASIC_RECOVER: basic_recover,
+    methods.BASIC_RECOVER_ASYNC: basic_recover_async,
 }

@@ -9,28 +9,176 @@ its confirm. It makes no task, decodes no table and formats no string.
 
 While a command waits for the disk (a declaration), the channel is `busy`: its owner keeps its later commands in
 order and hands them over afterwards.
+
+Confirm mode: basic.ack and basic.nack for what a channel has published.
+
+A publish is acked once every log that it has to be in is safe (publishing/unconfirmed.py); one that a queue has refused
+is nacked at once, one whose log failed when that is known. An ack may stand for all before it, so it must not name one
+that was nacked.
+
+What channels count.
+
+An open transaction: the publishes and settlements of a channel that count together, at its commit.
+
+A publish was checked and routed when it was made. What is settled stays unacked, in its place, until then.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
 from amqpd.broker.message import Message
-from amqpd.broker.publish.publisher import Publisher
-from amqpd.broker.publish.route import Route
+from amqpd.broker.publish.confirms import Unconfirmed
 from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
-from amqpd.channel.confirms import Confirms
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.publish.route import Route, refuse, reserve
 from amqpd.channel.consumer import Deliveries
 from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelOwner, ChannelState
-from amqpd.channel.transaction import Transaction
-from amqpd.errors import AmqpError
+from amqpd.channel.stats import Had
+from amqpd.errors import AmqpError, PreconditionFailed
 
 if TYPE_CHECKING:
+    from amqpd.broker.consumer import Entry, Source
+    from amqpd.broker.flow.loop_turn import Turn
     from amqpd.broker.session import Session
-    from amqpd.channel.reply_to import ReplyConsumer
+    from amqpd.channel.consumer import ReplyConsumer
+
+
+@final
+class Confirms(Unconfirmed):
+    """Of one channel, from its confirm.select on. Its sequences are the client's: the first publish is 1."""
+
+    def __init__(self, turn: Turn, output: Output, number: i64) -> None:
+        super().__init__(turn)
+        self._output = output
+        self._number = number
+        # Refused and not yet passed by a confirm.
+        self._nacked: set[int] = set()
+
+    def nack(self) -> None:
+        """A queue has refused the last publish. What comes before it may still wait for its log."""
+        self._nacked.add(self.sequence)
+        self._output.send_nack(self._number, self.sequence, False)
+
+    def confirmed(self, first: i64, last: i64) -> None:
+        if self._nacked:
+            last = self._skip_nacked(last)
+        if last >= first:
+            self._output.send_ack(self._number, last, last > first)
+
+    def refused(self, first: i64, last: i64) -> None:
+        if self._nacked:
+            last = self._skip_nacked(last)  # it has been told of those
+        if last >= first:
+            self._output.send_nack(self._number, last, last > first)
+
+    def _skip_nacked(self, sequence: i64) -> i64:
+        """The last sequence up to this one that is to be acked."""
+        last = sequence
+        nacked = self._nacked
+        while last in nacked:
+            last -= 1
+        self._nacked = {each for each in nacked if each > sequence}
+        return last
+
+
+CHANNEL_COUNTERS: Final = (
+    *("publish", "confirm", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack", "get_empty"),
+    *("return_unroutable", "drop_unroutable"),
+)
+
+
+def channel_counts(channel: Channel) -> tuple[int, ...]:
+    """In the order of CHANNEL_COUNTERS. Cost: its consumers."""
+    confirmed = channel.confirms.confirmed_sequence if channel.confirms is not None else 0
+    deliveries = channel.deliveries
+    had = Had()
+    if deliveries.served is not None:
+        had.add(deliveries.served.whole)
+    for consumer in deliveries.consumers.values():
+        had.add_consumer(consumer)
+    # Delivery tags begin with 1. Direct replies are in no consumer's count that could be found here.
+    no_ack = deliveries.next_tag - 1 - had.deliver - had.get - had.get_no_ack
+    return (
+        channel.published_count,
+        confirmed,
+        *(had.deliver, no_ack, had.get, had.get_no_ack, had.redeliver, deliveries.acked_count, had.get_empty),
+        *(channel.returned_count, channel.dropped_count),
+    )
+
+
+def had_by_queue(deliveries: Deliveries) -> dict[Source, Had]:
+    """What a channel has had from each queue. Cost: its consumers and such queues."""
+    found: dict[Source, Had] = {}
+    served = deliveries.served
+    if served is not None:
+        for queue, had in served.queues.items():
+            if not queue.deleted:
+                found[queue] = Had()
+                found[queue].add(had)
+    for consumer in deliveries.consumers.values():
+        found.setdefault(consumer.queue, Had()).add_consumer(consumer)
+    return found
+
+
+PUBLISHES_MAX: Final = 100_000
+BYTES_MAX: Final = 64 * 1024 * 1024
+_RECORD_BYTES: Final[i64] = 24  # lengths in a record
+
+
+@final
+class Transaction:
+    """Of one channel, from its tx.select on; after a commit or rollback the next one begins in it."""
+
+    def __init__(self) -> None:
+        self.publishes: list[tuple[Route, Message]] = []
+        # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard, 3 give
+        # back (basic.py).
+        self.settlements: list[tuple[i64, Entry, i64]] = []
+        self._bytes: i64 = 0
+        self._replicated_bytes: i64 = 0  # of the records of those for queues that Kafka keeps
+        # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.
+        self.committing = False
+
+    def keep(self, route: Route, message: Message) -> None:
+        """Raises: PreconditionFailed where it is too much, or numbered by its producer (publishing/once.py)."""
+        if message.info is not None and message.info.numbered:
+            raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
+        self._bytes += message.size_bytes()
+        if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
+            raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")
+        if route.transaction_bytes_max >= 0:
+            self._replicated_bytes += message.size_bytes() + message.envelope.record_route().fixed_size + _RECORD_BYTES
+            if self._replicated_bytes > route.transaction_bytes_max:
+                raise PreconditionFailed(
+                    "transaction is too large: for queues of a cluster at most "
+                    f"{route.transaction_bytes_max} bytes, which is one record batch"
+                )
+        self.publishes.append((route, message))
+        if route.kept:
+            reserve(route.destinations)
+
+    def collect(self, settled: list[tuple[i64, Entry]], action: i64) -> None:
+        """Notes how these are settled at the commit."""
+        for tag, entry in settled:
+            entry.in_transaction = True
+            self.settlements.append((tag, entry, action))
+
+    def refuse(self) -> None:
+        """What was published in it is not committed: what exchanges keep of it goes."""
+        for route, _ in self.publishes:
+            if route.kept:
+                refuse(route.destinations)
+
+    def clear(self) -> None:
+        """The next one begins. Who commits has taken both lists before."""
+        self.publishes = []
+        self.settlements = []
+        self._bytes = 0
+        self._replicated_bytes = 0
 
 
 @final

@@ -3,37 +3,145 @@
 Owned here: the tag of the next delivery, the list of unacked entries by tag, the window that all consumers of the
 channel share, and the clocks of consumers that have a timeout. A delivery goes through `ChannelConsumer.deliver`, which
 writes it into the output; the way home is `ack`. Neither makes a task, decodes a table or formats a string.
+
+What is unacked for too long: x-consumer-timeout, without a note on any delivery.
+
+A clock of its own looks after each consumer that has a timeout (and after what basic.get took of a queue that has one).
+At each tick it notes where the channel's delivery tags stand. What is still unacked below a tag that was noted a
+timeout ago is overdue. So a delivery pays nothing, whoever has no timeout has no clock, and a tick costs what has been
+settled since the last one: `_first`, the oldest that may be unacked, only moves forward.
+
+A delivery is noticed up to two ticks after its time; a tick is an eighth of the timeout, a minute at most, TICK_MS_MIN
+at least. What a transaction has acked is not overdue before it is rolled back.
+
+Direct reply-to: a consumer without a queue.
+
+`basic.consume` of `amq.rabbitmq.reply-to` makes the channel itself reachable under a key nobody can guess. A publish
+from the channel whose reply-to is the plain name gets that key instead; a reply published through the default
+exchange under the key goes straight to the consumer, at most once. A key that is unknown or forged reaches nobody.
+
+rabbit: https://www.rabbitmq.com/direct-reply-to.html; texts measured on 3.10.8.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, final
 
 from librt.strings import write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker import consume
-from amqpd.broker.consumer import Consumer, ConsumerArguments, Entry, Source, within
+from amqpd.broker.consumer import Consumer, ConsumerArguments, Destination, Entry, Source, Tap, within
+from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.stream_message import Dresser
-from amqpd.broker.tap import Tap
 from amqpd.channel.events import consumer_deleted
 from amqpd.channel.frame_writer import CUT_BYTES, OUT_BYTES_MAX, Output
-from amqpd.channel.overdue import Overdue
 from amqpd.channel.interfaces import ChannelOwner
 from amqpd.channel.stats import DeliveryCounts
 from amqpd.channel.unacked import Unacked, stand_in
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 from amqpd.protocol.field_table import shortstr
 from amqpd.protocol.frame import LARGE_BODY_BYTES
-from amqpd.storage.log.places import Places
+from amqpd.protocol.properties import DIRECT_REPLY_TO
+from amqpd.storage.log.record import Places
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session
+
+
+TICK_MS_MIN: Final = 20
+TICK_MS_MAX: Final = 60_000
+TICKS: Final = 8
+
+
+@final
+class Overdue(Timer):
+    """The clock of one consumer, or of one queue's basic.gets: consumer is None then.
+
+    over: called when something is unacked for `timeout_ms` and more; the clock stands then.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        unacked: Unacked,
+        queue: Source,
+        consumer: Consumer | None,
+        timeout_ms: i64,
+        over: Callable[[Overdue], object],
+    ) -> None:
+        super().__init__()
+        self._over = over
+        self.queue = queue
+        self.consumer = consumer
+        self.timeout_ms = timeout_ms
+        self._timers = timers
+        self._unacked = unacked
+        self._first: i64 = 0
+        # (ms, tag): what was delivered before that time has a tag below it. Oldest first; TICKS and some of them.
+        self._marks: deque[tuple[i64, i64]] = deque()
+
+    def start(self) -> None:
+        """It runs, if it does not. What is unacked by then counts from now."""
+        if self.tick < 0:
+            self._marks.clear()
+            self.fire()
+
+    def change(self, timeout_ms: i64) -> None:
+        """Another timeout for all that is unacked, from when it was delivered as far as that is noted."""
+        self.timeout_ms = timeout_ms
+        self._timers.cancel(self)
+        self.fire()
+
+    def stop(self) -> None:
+        self._timers.cancel(self)
+        self._marks.clear()
+
+    def idle(self) -> bool:
+        """Whether nothing is unacked that it looks after."""
+        return self._unacked.first_of(self._first, self.queue, self.consumer, True) < 0
+
+    def fire(self) -> None:
+        now = self._timers.now_ms()
+        unacked = self._unacked
+        first = unacked.first_of(self._first, self.queue, self.consumer, True)
+        due = now + self._tick_ms()
+        marks = self._marks
+        if first < 0:
+            self._first = unacked.end()
+            marks.clear()
+            if self.consumer is None or self.consumer.cancelled:
+                return  # whoever gets the next one starts it again
+        else:
+            self._first = first
+            first = unacked.first_of(first, self.queue, self.consumer, False)
+            marks.append((now, unacked.end()))
+            while marks[0][1] <= self._first or (len(marks) > 1 and marks[1][0] + self.timeout_ms <= now):
+                marks.popleft()  # the second says all that the first does, where it is a timeout old itself
+            if first >= 0:
+                for ms, tag in marks:
+                    if tag > first:
+                        if ms + self.timeout_ms <= now:
+                            self._over(self)
+                            return
+                        if ms + self.timeout_ms < due:
+                            due = ms + self.timeout_ms
+                        break
+        self._timers.arm(self, due)
+
+    def _tick_ms(self) -> i64:
+        tick_ms = self.timeout_ms // TICKS
+        if tick_ms < TICK_MS_MIN:
+            return TICK_MS_MIN
+        return tick_ms if tick_ms < TICK_MS_MAX else TICK_MS_MAX
+
 
 log = logging.getLogger(__name__)
 
@@ -495,4 +603,34 @@ class Deliveries(DeliveryCounts):
         """basic.cancel from the broker; empty for a client that has not asked for it."""
         if not self.session.can("consumer_cancel_notify"):
             return b""
-        return commands.frame(self.number, commands.BasicCancel(tag, True))
+        return methods.frame(self.number, methods.BasicCancel(tag, True))
+
+
+REPLY_TO: Final = DIRECT_REPLY_TO.decode()
+
+
+class ReplyConsumer(Destination):
+    """The one direct reply-to consumer of a channel."""
+
+    def __init__(self, consumer: ChannelConsumer) -> None:
+        super().__init__()
+        self.tag = consumer.tag
+        self._consumer: ChannelConsumer | None = consumer
+        # rabbit: where, a dot, and a key of 16 octets with its padding; php-amqp's suite knows the shape
+        self.key = f"{REPLY_TO}.{secrets.token_urlsafe(6)}.{secrets.token_urlsafe(16)}=="
+
+    def gone(self) -> bool:
+        return self._consumer is None
+
+    def end(self) -> None:
+        """Cancelled, or its channel ends. Other connections' routes may name it for long: it keeps nothing alive."""
+        self.version += 1
+        self._consumer = None
+
+    def offer(self, message: Message) -> bool:
+        """Delivers at once. A requester that does not read loses replies beyond its output's bound, as the at-most-once
+        promise allows; the broker's memory is not its buffer."""
+        consumer = self._consumer
+        if consumer is not None and consumer.has_room():
+            consumer.deliver(message, None, False)
+        return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from amqpd.protocol.field_table import decode_table
-from amqpd.protocol.commands import method_name
+from amqpd.protocol.methods import method_name
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import Consumer

@@ -16,9 +16,9 @@ from amqpd.broker.consumer import Consumer
 from amqpd.broker.message import Message
 from amqpd.broker.stream_message import Dresser
 from amqpd.errors import NO_ROUTE
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 from amqpd.protocol.frame import LARGE_BODY_BYTES
-from amqpd.storage.log.places import Places
+from amqpd.storage.log.record import Places
 
 # Output is set aside in pieces of this size: what is copied into one, and out of it again, stays in the nearer caches.
 CUT_BYTES: Final = 64 * 1024
@@ -63,8 +63,8 @@ class Output:
         if not self.flush_wanted:
             self.want_flush()
 
-    def send(self, number: int, command: commands.Command) -> None:
-        self.write(commands.frame(number, command))
+    def send(self, number: int, command: methods.Command) -> None:
+        self.write(methods.frame(number, command))
 
     def output_bytes(self) -> i64:
         """What waits for the end of the turn."""
@@ -154,7 +154,7 @@ class Output:
     def send_return(self, number: i64, message: Message) -> None:
         """basic.return: no queue took a mandatory message. It precedes the message's confirm."""
         envelope = message.envelope
-        back = commands.BasicReturn(NO_ROUTE, "NO_ROUTE", envelope.exchange, envelope.routing_key)
+        back = methods.BasicReturn(NO_ROUTE, "NO_ROUTE", envelope.exchange, envelope.routing_key)
         self.returned = True
-        self.write(commands.frame(number, back))
+        self.write(methods.frame(number, back))
         self.write_content(number, message)

@@ -1,21 +1,75 @@
-"""queue.*: declare, bind, unbind, purge, delete."""
+"""queue.*: declare, bind, unbind, purge, delete.
+
+A method on a channel to the handler of its class.
+
+channel.* and access.request. A handler gets its channel and a decoded command; it raises, it never sends an
+error.
+
+confirm.select.
+
+exchange.*: declare, delete, bind, unbind.
+
+tx.*: publishes and settlements that count together.
+
+Within a transaction publishes are checked and kept, settlements are checked and noted; `commit` does them, in the order
+publishes then settlements, and answers when all of it is synced. A crash before the answer leaves, per queue, all of a
+transaction's publishes or none. Across queues nothing is promised, but that no settlement is there without the
+persistent publishes: they are synced first. Where there are both, that is tx_commit.py's, however few they are.
+
+A queue whose log has failed refuses the commit, and nothing of it is done; where a log fails under it, or a queue is
+full (x-overflow=reject-publish), what other queues took is there and nothing is settled. Each is a 406 on the channel,
+which gives back what it had unacked; the connection lives on.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.access import check, check_topic_keys
-from amqpd.broker.vhost import bindings, declare
-from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.consume import refuse_of_streams
-from amqpd.channel.replies import NOT_DELETED, Answer
-from amqpd.channel.naming import clean, queue_name
-from amqpd.channel.reply_to import REPLY_TO
-from amqpd.channel.selectors import wait_for_share
-from amqpd.errors import AccessRefused, NotFound, ResourceError
-from amqpd.protocol import commands
-from amqpd.protocol.commands import (
+from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.events import ACTOR, ORIGIN, Origin
+from amqpd.broker.session import check, check_topic_keys
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.channel import basic
+from amqpd.channel.basic import settle_collected
+from amqpd.channel.channel import Channel, Confirms, Transaction, channel_counts
+from amqpd.channel.consumer import REPLY_TO
+from amqpd.channel.events import channel_closed, refused
+from amqpd.channel.replies import NOT_DELETED, Answer, clean, queue_name, wait_for, wait_for_share
+from amqpd.channel.tx_commit import SMALL_COUNT, Commit, answer, partial
+from amqpd.errors import (
+    AccessRefused,
+    AmqpError,
+    CommandInvalid,
+    FrameError,
+    NotFound,
+    NotImplementedByBroker,
+    PreconditionFailed,
+    ResourceError,
+)
+from amqpd.protocol import methods
+from amqpd.protocol.methods import (
+    TX_COMMIT,
+    AccessRequestOk,
+    ChannelClose,
+    ChannelCloseOk,
+    ChannelFlow,
+    ChannelFlowOk,
+    ConfirmSelect,
+    ConfirmSelectOk,
+    ExchangeBind,
+    ExchangeBindOk,
+    ExchangeDeclare,
+    ExchangeDeclareOk,
+    ExchangeDelete,
+    ExchangeDeleteOk,
+    ExchangeUnbind,
+    ExchangeUnbindOk,
     QueueBind,
     QueueBindOk,
     QueueDeclare,
@@ -26,15 +80,22 @@ from amqpd.protocol.commands import (
     QueuePurgeOk,
     QueueUnbind,
     QueueUnbindOk,
+    TxCommit,
+    TxRollback,
+    TxRollbackOk,
+    TxSelect,
+    TxSelectOk,
 )
 
 if TYPE_CHECKING:
-    from amqpd.channel.channel import Channel
+    from amqpd.broker.consumer import Destination
+    from amqpd.storage.queue_log import QueueLog
+
 
 log = logging.getLogger(__name__)
 
 
-def declare(channel: Channel, command: QueueDeclare) -> None:
+def queue_declare(channel: Channel, command: QueueDeclare) -> None:
     session = channel.session
     vhost = session.vhost
     broker = session.broker
@@ -60,7 +121,7 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
     _check_dead_letter(channel, name, arguments)
     asked = QueueDeclaration(name, command.durable, command.exclusive, command.auto_delete, arguments, session)
     answer = Answer(channel, command)
-    new = declare.declare(vhost, asked, answer.done)
+    new = declare.declare_queue(vhost, asked, answer.done)
     broker.catalogue.queue_declared_count += 1
     channel.last_queue = name
     ok = QueueDeclareOk(name, 0, 0)
@@ -68,7 +129,7 @@ def declare(channel: Channel, command: QueueDeclare) -> None:
         found = vhost.queues[name]
         found.used()
         ok = QueueDeclareOk(name, found.ready_count, len(found.consumers))
-    answer.reply(b"" if command.no_wait else commands.frame(channel.number, ok))
+    answer.reply(b"" if command.no_wait else methods.frame(channel.number, ok))
 
 
 def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]) -> None:
@@ -86,10 +147,10 @@ def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
     if name != REPLY_TO and name not in session.vhost.reply_consumers:
         raise NotFound(f"no queue '{name}' in vhost '{session.vhost.name}'")
     if not no_wait:
-        channel.output.write(commands.frame(channel.number, QueueDeclareOk(name, 0, 1)))
+        channel.output.write(methods.frame(channel.number, QueueDeclareOk(name, 0, 1)))
 
 
-def bind(channel: Channel, command: QueueBind) -> None:
+def queue_bind(channel: Channel, command: QueueBind) -> None:
     if command.arguments and wait_for_share(channel, command, command.arguments):
         return
     session = channel.session
@@ -99,11 +160,11 @@ def bind(channel: Channel, command: QueueBind) -> None:
     exchange = vhost.settled_exchange(exchange_name)
     check_topic_keys(session, exchange, (key,), "read")
     answer = Answer(channel, command)
-    bindings.bind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
-    answer.reply(b"" if command.no_wait else commands.frame(channel.number, QueueBindOk()))
+    declare.bind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
+    answer.reply(b"" if command.no_wait else methods.frame(channel.number, QueueBindOk()))
 
 
-def unbind(channel: Channel, command: QueueUnbind) -> None:
+def queue_unbind(channel: Channel, command: QueueUnbind) -> None:
     session = channel.session
     vhost = session.vhost
     name, exchange_name, key = _ends(channel, command)
@@ -117,8 +178,8 @@ def unbind(channel: Channel, command: QueueUnbind) -> None:
         answer.done(None)
     else:
         check_topic_keys(session, exchange, (key,), "read")
-        bindings.unbind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
-    answer.reply(commands.frame(channel.number, QueueUnbindOk()))
+        declare.unbind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
+    answer.reply(methods.frame(channel.number, QueueUnbindOk()))
 
 
 def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
@@ -134,13 +195,13 @@ def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str,
     return name, exchange_name, key
 
 
-def purge(channel: Channel, command: QueuePurge) -> None:
+def queue_purge(channel: Channel, command: QueuePurge) -> None:
     session = channel.session
     name = queue_name(channel, command.queue)
     check(session, "read", "queue", name)
     queue = session.vhost.usable_queue(name, session)
     session.vhost.check_not_own(name)
-    refuse_of_streams(queue, "queue.purge", commands.QUEUE_PURGE)
+    refuse_of_streams(queue, "queue.purge", methods.QUEUE_PURGE)
     count = queue.purge()
     about = {"vhost": session.vhost.name, "name": name, "messages": count}
     session.broker.catalogue.events.record("queue.purged", about)
@@ -149,7 +210,7 @@ def purge(channel: Channel, command: QueuePurge) -> None:
         channel.output.send(channel.number, QueuePurgeOk(count))
 
 
-def delete(channel: Channel, command: QueueDelete) -> None:
+def queue_delete(channel: Channel, command: QueueDelete) -> None:
     session = channel.session
     vhost = session.vhost
     name = queue_name(channel, command.queue)
@@ -167,24 +228,307 @@ def delete(channel: Channel, command: QueueDelete) -> None:
         if command.if_empty:
             raise
         log.warning("%s; it is deleted all the same", error.reply_text)
-    declare.check_deletable(vhost, queue, command.if_unused, command.if_empty)
+    declare.check_queue_deletable(vhost, queue, command.if_unused, command.if_empty)
     answer = Answer(channel, command, NOT_DELETED)
     tags: list[str] = []
     channel.deliveries.cancelled_here = tags
     try:
-        count = declare.delete(vhost, queue, answer.done)
+        count = declare.delete_queue(vhost, queue, answer.done)
     finally:
         channel.deliveries.cancelled_here = None
-    reply = b"" if command.no_wait else commands.frame(channel.number, QueueDeleteOk(count))
+    reply = b"" if command.no_wait else methods.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
     reply += b"".join([channel.deliveries.cancel_frame(tag) for tag in tags])
     answer.reply(reply)
 
 
-HANDLERS: dict[int, Any] = {
-    commands.QUEUE_DECLARE: declare,
-    commands.QUEUE_BIND: bind,
-    commands.QUEUE_UNBIND: unbind,
-    commands.QUEUE_PURGE: purge,
-    commands.QUEUE_DELETE: delete,
+QUEUE_HANDLERS: dict[int, Any] = {
+    methods.QUEUE_DECLARE: queue_declare,
+    methods.QUEUE_BIND: queue_bind,
+    methods.QUEUE_UNBIND: queue_unbind,
+    methods.QUEUE_PURGE: queue_purge,
+    methods.QUEUE_DELETE: queue_delete,
 }
+
+
+def channel_close(channel: Channel, _command: ChannelClose) -> None:
+    channel_close_ok(channel)
+    channel.closing = True
+    channel.owner.forget(channel)
+    channel.output.send(channel.number, ChannelCloseOk())
+
+
+def channel_close_ok(channel: Channel) -> None:
+    """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
+    broker = channel.session.broker
+    channel.publisher.settle_counts()
+    broker.channels.closed_count += 1
+    broker.admission.close_channel(channel.session.user.name)
+    broker.channels.ended.add(channel_counts(channel))
+    channel.session.vhost.counts.ended_channels.add(channel_counts(channel))
+    if channel.confirms is not None:
+        broker.channels.ended_confirm_count += channel.confirms.sequence
+    for consumer in list(channel.deliveries.consumers.values()):
+        basic.remove_consumer(channel, consumer)
+    channel.deliveries.stop_clocks()
+    basic.end_replies(channel)
+    channel.deliveries.window_turn = None
+    channel_closed(channel.session, channel.number)
+    if channel.confirms is not None:
+        channel.confirms.ended = True
+    committing = False
+    if channel.transaction is not None:
+        committing = channel.transaction.committing
+        channel.transaction.refuse()
+        channel.transaction.clear()
+    basic.requeue_all(channel, channel.deliveries.take_all(committing))
+
+
+def channel_flow(channel: Channel, command: ChannelFlow) -> None:
+    if not command.active:
+        # rabbit: stopping the flow of deliveries is not implemented; prefetch is the means
+        raise NotImplementedByBroker("active=false", methods.CHANNEL_FLOW)
+    channel.output.send(channel.number, ChannelFlowOk(True))
+
+
+def access_request(channel: Channel, _command: methods.AccessRequest) -> None:
+    # rabbit: tickets are long gone; old clients get one all the same
+    channel.output.send(channel.number, AccessRequestOk(1))
+
+
+CHANNEL_HANDLERS: dict[int, Any] = {
+    methods.CHANNEL_CLOSE: channel_close,
+    methods.CHANNEL_FLOW: channel_flow,
+    methods.ACCESS_REQUEST: access_request,
+}
+
+
+def confirm_select(channel: Channel, command: ConfirmSelect) -> None:
+    if channel.transaction is not None:
+        raise PreconditionFailed("cannot switch from tx to confirm mode")
+    if channel.confirms is None:
+        channel.confirms = Confirms(channel.session.turn, channel.output, channel.number)
+    if not command.no_wait:
+        channel.output.send(channel.number, ConfirmSelectOk())
+
+
+CONFIRM_HANDLERS: dict[int, Any] = {methods.CONFIRM_SELECT: confirm_select}
+
+
+def exchange_declare(channel: Channel, command: ExchangeDeclare) -> None:
+    session = channel.session
+    vhost = session.vhost
+    name = clean(command.exchange)
+    vhost.check_not_default(name)
+    if command.passive:
+        vhost.settled_exchange(name)
+        if not command.no_wait:
+            channel.output.send(channel.number, ExchangeDeclareOk())
+        return
+    check(session, "configure", "exchange", name)
+    alternate = command.arguments.get("alternate-exchange")
+    if isinstance(alternate, str):
+        # rabbit: whoever names an alternate must be able to read here and to write there
+        check(session, "read", "exchange", name)
+        check(session, "write", "exchange", alternate)
+    flags = (command.durable, command.auto_delete, command.internal)
+    answer = Answer(channel, command)
+    declare.declare_exchange(
+        vhost, ExchangeDeclaration(name, command.type, *flags, dict(command.arguments)), answer.done
+    )
+    answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeDeclareOk()))
+
+
+def exchange_delete(channel: Channel, command: ExchangeDelete) -> None:
+    session = channel.session
+    vhost = session.vhost
+    name = clean(command.exchange)
+    vhost.check_not_default(name)
+    check(session, "configure", "exchange", name)
+    exchange = vhost.find_exchange(name)
+    answer = Answer(channel, command, NOT_DELETED)
+    if exchange is None:
+        # rabbit: deleting what is not there succeeds
+        answer.done(None)
+    else:
+        declare.delete_exchange(vhost, exchange, command.if_unused, answer.done)
+    answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeDeleteOk()))
+
+
+def exchange_bind(channel: Channel, command: ExchangeBind) -> None:
+    if command.arguments and wait_for_share(channel, command, command.arguments):
+        return
+    session = channel.session
+    vhost = session.vhost
+    destination_name, source_name = clean(command.destination), clean(command.source)
+    vhost.check_not_default(destination_name)
+    vhost.check_not_default(source_name)
+    check(session, "write", "exchange", destination_name)
+    check(session, "read", "exchange", source_name)
+    source = vhost.settled_exchange(source_name)
+    destination = vhost.settled_exchange(destination_name)
+    check_topic_keys(session, source, (command.routing_key,), "read")
+    answer = Answer(channel, command)
+    declare.bind(vhost, source, destination, command.routing_key, dict(command.arguments), answer.done)
+    answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeBindOk()))
+
+
+def exchange_unbind(channel: Channel, command: ExchangeUnbind) -> None:
+    session = channel.session
+    vhost = session.vhost
+    destination_name, source_name = clean(command.destination), clean(command.source)
+    vhost.check_not_default(destination_name)
+    vhost.check_not_default(source_name)
+    check(session, "write", "exchange", destination_name)
+    check(session, "read", "exchange", source_name)
+    source = vhost.find_exchange(source_name)
+    destination = vhost.find_exchange(destination_name)
+    answer = Answer(channel, command)
+    if source is None or destination is None:
+        # rabbit: unbinding what is not there succeeds
+        answer.done(None)
+    else:
+        check_topic_keys(session, source, (command.routing_key,), "read")
+        declare.unbind(vhost, source, destination, command.routing_key, dict(command.arguments), answer.done)
+    answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeUnbindOk()))
+
+
+EXCHANGE_HANDLERS: dict[int, Any] = {
+    methods.EXCHANGE_DECLARE: exchange_declare,
+    methods.EXCHANGE_DELETE: exchange_delete,
+    methods.EXCHANGE_BIND: exchange_bind,
+    methods.EXCHANGE_UNBIND: exchange_unbind,
+}
+
+
+def tx_select(channel: Channel, _command: TxSelect) -> None:
+    if channel.confirms is not None:
+        raise PreconditionFailed("cannot switch from confirm to tx mode")
+    if channel.transaction is None:
+        channel.transaction = Transaction()
+        channel.deliveries.begin_transactions()
+    channel.output.send(channel.number, TxSelectOk())
+
+
+def tx_commit(channel: Channel, _command: TxCommit) -> None:
+    transaction = _open_transaction(channel)
+    kept, settlements = transaction.publishes, transaction.settlements
+    count = len(settlements) + len(kept)
+    if count > SMALL_COUNT or sum(len(route.destinations) for route, _ in kept) > SMALL_COUNT:
+        transaction.clear()
+        Commit(channel, transaction, kept, settlements).start()
+        return
+    publishes = [(route.still_there(), message) for route, message in kept]
+    whole: dict[Destination, QueueLog] = {}  # with a log that gets something persistent
+    concerned: set[QueueLog] = set()
+    for route, message in publishes:
+        for destination in route.destinations:
+            log = destination.log()
+            if log is not None:
+                concerned.add(log)
+                if message.persistent or destination.keeps_all:
+                    whole[destination] = log
+    settled = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
+    for log in concerned | settled:
+        if log.failed and not log.deleted:
+            transaction.refuse()
+            raise PreconditionFailed(f"the log of queue '{log.name}' has failed, nothing is committed", TX_COMMIT)
+    transaction.clear()
+    accepted = True
+    for destination in whole:
+        destination.begin_transaction()
+    try:
+        for route, message in publishes:
+            accepted = channel.publisher.offer(route, message) and accepted
+            channel.offered(route, message)
+    finally:
+        for destination in whole:
+            destination.end_transaction()
+    if not accepted:
+        raise partial()
+    if whole and settlements:
+        Commit(channel, transaction, [], settlements).settle_behind(whole.values())
+        return
+    for tag, entry, action in settlements:
+        entry.in_transaction = False
+        channel.deliveries.unacked.take_one(tag)
+        settle_collected(channel, entry, action)
+    channel.busy = True
+    answer(channel, whole.values(), settled)
+
+
+def tx_rollback(channel: Channel, _command: TxRollback) -> None:
+    """Forgets the publishes; what was settled is unacked again."""
+    transaction = _open_transaction(channel)
+    for _, entry, _ in transaction.settlements:
+        entry.in_transaction = False
+    transaction.refuse()
+    transaction.clear()
+    channel.output.send(channel.number, TxRollbackOk())
+
+
+def _open_transaction(channel: Channel) -> Transaction:
+    if channel.transaction is None:
+        raise PreconditionFailed("channel is not transactional")
+    return channel.transaction
+
+
+TX_HANDLERS: dict[int, Any] = {
+    methods.TX_SELECT: tx_select,
+    methods.TX_COMMIT: tx_commit,
+    methods.TX_ROLLBACK: tx_rollback,
+}
+
+
+Handler = Callable[[Channel, methods.Command], None]
+
+HANDLERS: dict[int, Handler] = {
+    **CHANNEL_HANDLERS,
+    **EXCHANGE_HANDLERS,
+    **QUEUE_HANDLERS,
+    **basic.HANDLERS,
+    **CONFIRM_HANDLERS,
+    **TX_HANDLERS,
+}
+
+
+def dispatch(channel: Channel, method: int, payload: bytes) -> None:
+    """A method on an open channel: legal here, decoded, handled by the module of its class."""
+    handler = HANDLERS.get(method)
+    if handler is None:
+        check_known(method)
+        # Known, but not for a client to send.
+        raise CommandInvalid("unimplemented method", method)
+    try:
+        command = methods.decode(payload)
+    except methods.MethodSyntaxError as error:
+        if "UTF-8" in error.reason:
+            # rabbit: a name that is not UTF-8 is told apart, and with no method
+            raise FrameError("Malformed UTF-8 in shortstr") from None
+        raise FrameError(error.text, method) from None
+    session = channel.session
+    tokens: tuple[Token[str], Token[Origin | None]] | None = None
+    if session.broker.catalogue.events.heard:
+        tokens = ACTOR.set(session.user.name), ORIGIN.set(session)
+    try:
+        handler(channel, command)
+    except OnItsWay as name:
+        wait_for(channel, payload, name)
+    except NotOpenYet as logs:  # handlers look for their queue before they do anything
+        channel.owner.wait_for_logs(channel, logs.destinations, payload)
+    except AmqpError as error:
+        if not error.method:
+            error.method = method
+        if isinstance(error, AccessRefused):
+            refused(session, error)
+        raise
+    finally:
+        if tokens is not None:
+            ACTOR.reset(tokens[0])
+            ORIGIN.reset(tokens[1])
+
+
+def check_known(method: int) -> None:
+    """Raises: NotImplementedByBroker for ids that AMQP 0-9-1 does not have."""
+    if methods.method_name(method)[0].isdigit():
+        raise NotImplementedByBroker(f"unknown method {method >> 16}.{method & 0xFFFF}", method)

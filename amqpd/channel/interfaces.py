@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mypy_extensions import i64, mypyc_attr
 
 if TYPE_CHECKING:
-    from amqpd.broker.destination import Destination
+    from amqpd.broker.consumer import Destination
     from amqpd.errors import HardError, SoftError
 
 

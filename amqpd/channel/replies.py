@@ -6,17 +6,28 @@ its way; then the command is given once more.
 
 A commit that fails closes the connection with 506: the client must not believe in what a restart would not show. A bug
 behind a commit closes it with 541.
+
+Names as they come from clients.
+
+Selectors that come with a command: what it takes to understand them, spread over turns.
+
+A new selector costs up to 5 ms (one that is among the last ones nothing), and a read may bring dozens of commands
+that have one. So many characters of new ones are taken in a turn; a command that brings more is given once more in
+the next one. Its channel is busy meanwhile, everybody else goes on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from amqpd.broker.vhost.pending import CallbackFailed, OnItsWay
 from amqpd.channel.channel import Channel
-from amqpd.errors import HardError, InternalError, ResourceError
-from amqpd.protocol.commands import Command, encode
+from amqpd.errors import HardError, InternalError, NotFound, PreconditionFailed, ResourceError
+from amqpd.protocol.methods import Command, encode
+from amqpd.routing.jms_topic import ERLANG_ARGUMENT, TEXT_ARGUMENTS
+from amqpd.routing.selector import remembered
 
 NOT_MADE: Final = "metadata could not be written"
 NOT_DELETED: Final = "the deletion is not written yet and will be tried until it is"
@@ -79,3 +90,40 @@ def _over(channel: Channel, payload: bytes, error: BaseException | None) -> None
 def _fail(channel: Channel, error: HardError) -> None:
     channel.busy = False
     channel.owner.fail(error)
+
+
+def clean(name: str) -> str:
+    """The name as it is used. rabbit: CR and LF are stripped. Raises: PreconditionFailed for a NUL."""
+    if "\r" in name or "\n" in name:
+        name = name.replace("\r", "").replace("\n", "")
+    if "\0" in name:
+        # spec: 1.1 (queue-name, exchange-name): no NUL
+        raise PreconditionFailed("a name must not contain a NUL character")
+    return name
+
+
+def queue_name(channel: Channel, name: str) -> str:
+    """An empty name means the queue last declared on this channel. Raises: NotFound when there is none."""
+    name = clean(name)
+    if name:
+        return name
+    if not channel.last_queue:
+        raise NotFound("no previously declared queue")
+    return channel.last_queue
+
+
+ARGUMENTS: Final = ["x-filter", *TEXT_ARGUMENTS, ERLANG_ARGUMENT]
+
+
+def wait_for_share(channel: Channel, command: Command, arguments: Mapping[str, object]) -> bool:
+    """True: the command waits for the next turn, and is to do nothing now. For handlers, before they do anything."""
+    size = 0
+    for name in ARGUMENTS:
+        text = arguments.get(name)
+        if isinstance(text, str) and not remembered(text):
+            size += len(text)
+    turn = channel.session.turn
+    if size == 0 or turn.scans.may_parse(turn.number, size):
+        return False
+    channel.owner.try_later(channel, encode(command))
+    return True

@@ -30,24 +30,22 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.publish.offering import refuse
 from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.publish.route import refuse
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.ready_order import HOT_COUNT_MAX
 from amqpd.channel.basic import requeue_all, settle_collected
 from amqpd.errors import InternalError, PreconditionFailed
-from amqpd.protocol import commands
-from amqpd.protocol.commands import TxCommitOk
+from amqpd.protocol import methods
+from amqpd.protocol.methods import TxCommitOk
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import LogFailed, QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.publish.route import Route
-    from amqpd.channel.channel import Channel
-    from amqpd.channel.transaction import Transaction
+    from amqpd.channel.channel import Channel, Transaction
 
 log = logging.getLogger(__name__)
 
@@ -111,14 +109,14 @@ class Elsewhere:
 
 def _say(channel: Channel, safe: bool) -> None:
     if safe:
-        channel.owner.finish_busy(channel, commands.frame(channel.number, TxCommitOk()))
+        channel.owner.finish_busy(channel, methods.frame(channel.number, TxCommitOk()))
     else:
         fail(channel)
 
 
 def partial() -> PreconditionFailed:
     """A log failed under a transaction, or a queue refused: nothing of it is promised. rabbit: 406, in these words."""
-    return PreconditionFailed("partial tx completion", commands.TX_COMMIT)
+    return PreconditionFailed("partial tx completion", methods.TX_COMMIT)
 
 
 def fail(channel: Channel) -> None:
@@ -220,7 +218,7 @@ class Commit:
         except Exception as error:
             log.exception("a bug of the broker", extra={"connection": self.channel.session.name})
             self._fail()
-            self.channel.owner.fail(InternalError(f"{type(error).__name__}", commands.TX_COMMIT))
+            self.channel.owner.fail(InternalError(f"{type(error).__name__}", methods.TX_COMMIT))
 
     def _work(self, deadline: float) -> None:
         if self._stage == _LOOK and self._look(deadline):

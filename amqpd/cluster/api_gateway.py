@@ -15,6 +15,12 @@ not answer, or with an error (503 while it starts, say), is named in the header 
 under `missing_nodes`; the others' part is there.
 
 Cost of a page: each node sorts its own, and sends as many items as are before the page's end.
+
+Definitions that come to one node, for all: what is the cluster's first, then to each node what is in its vhosts.
+
+A single node makes all of a document or nothing of it. A cluster does so for each part: users and global parameters,
+then each node's vhosts with all that is in them. Where a part is refused those before it stay, and the answer is that
+refusal; the same document may be sent again.
 """
 
 from __future__ import annotations
@@ -24,18 +30,19 @@ import heapq
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from amqpd.auth.internal_backend import User
-from amqpd.cluster import spread
-from amqpd.cluster.documents import encoded, parsed, written
-from amqpd.cluster.peer_http import PART_SILENT_S, InnerHttp, Silent
+from amqpd.broker.vhost import vhosts
+from amqpd.broker.vhost.pending import finished
+from amqpd.cluster.peer_http import PART_SILENT_S, InnerHttp, Silent, encoded, parsed, written
 from amqpd.cluster.view import Node
-from amqpd.management.request import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply, to_json
-from amqpd.management.listing import Body, page_head, page_of
-from amqpd.management.time_slice import Slices, release
 from amqpd.management.cluster_gateway import MISSING, PART, POSITION, SESSION_DIGEST, SESSION_PATH, Asked, Whole
+from amqpd.management.listing import Body, page_head, page_of
+from amqpd.management.request import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply, to_json
+from amqpd.management.time_slice import Slices, release
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,9 +50,87 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.cluster.peer_link import Connector
     from amqpd.cluster.view import View
-    from amqpd.management.request import Handler
-    from amqpd.management.cluster_control import ClusterControl
+    from amqpd.management.request import ClusterControl, Handler
     from amqpd.management.router import Route
+
+
+CLUSTER_LISTS: Final = ("users", "global_parameters")
+Document = dict[str, Any]
+
+
+def parts(document: Mapping[str, Any]) -> tuple[Document, dict[str, Document]]:
+    """What is the cluster's, with all that is no list; and by vhost what belongs to it. Raises: BadRequest."""
+    own: Document = {}
+    by_vhost: dict[str, Document] = {}
+    for name, value in document.items():
+        if name in CLUSTER_LISTS or not isinstance(value, list):
+            own[name] = value
+            continue
+        key = "name" if name == "vhosts" else "vhost"
+        for item in value:
+            vhost = item.get(key) if isinstance(item, dict) else None
+            if not isinstance(vhost, str):
+                raise BadRequest(f"an item of {name} has no {key}")
+            by_vhost.setdefault(vhost, {}).setdefault(name, []).append(item)
+    return own, by_vhost
+
+
+async def make_vhost(broker: Broker, part: Document, name: str) -> None:
+    """One that the document brings, and that there is not: its owner takes the rest of its part."""
+    item = next(iter(part.get("vhosts", ())), None)
+    if item is None or broker.vhosts.exists(name):
+        return
+    description, kind = item.get("description", ""), item.get("default_queue_type", "classic")
+    tags = item.get("tags", [])
+    if not isinstance(description, str) or not isinstance(kind, str) or not isinstance(tags, list):
+        raise BadRequest(f"vhost '{name}' is not as it has to be")
+    kind = "classic" if kind == "undefined" else kind
+    await finished(partial(vhosts.declare, broker.vhosts, name, description, [str(tag) for tag in tags], kind))
+
+
+def together(documents: list[Document]) -> Document:
+    """Of several vhosts."""
+    found: Document = {}
+    for each in documents:
+        for name, items in each.items():
+            found.setdefault(name, []).extend(items)
+    return found
+
+
+def add_difference(into: Document, other: Document, node: str) -> None:
+    """To a dry run of an import the one of another node's part, but for the users, which every part has. Its paths
+    begin with the node's name: they count within its part.
+    """
+    users = other["counts"].pop("users", {})
+    told = [each for each in other["changes"] if each["kind"] != "users"]
+    of_users = sum(count for what, count in users.items() if what != "same")
+    into["changes_left_out"] += other["changes_left_out"] - (of_users - (len(other["changes"]) - len(told)))
+    into["changes"] += [{**each, "path": f"{node}: {each['path']}"} for each in told]
+    for kind, counts in other["counts"].items():
+        mine = into["counts"].setdefault(kind, dict.fromkeys(counts, 0))
+        for what, count in counts.items():
+            mine[what] += count
+    into["possible"] = into["possible"] and other["possible"]
+    unknown = [path for path in other["unknown"] if not path.startswith("users[")]
+    into["unknown"] += [f"{node}: {path}" for path in unknown]
+    into["unknown_count"] += other["unknown_count"] - (len(other["unknown"]) - len(unknown))
+    skipped = [each for each in other["skipped"] if not each["path"].startswith("users[")]
+    into["skipped"] += [{**each, "path": f"{node}: {each['path']}"} for each in skipped]
+    into["skipped_count"] += other["skipped_count"] - (len(other["skipped"]) - len(skipped))
+
+
+def encode_document(document: Document) -> bytes:
+    """For another node."""
+    return to_json(document).encode()
+
+
+def with_body(call: Call, document: Document) -> Call:
+    """The same request, with this document."""
+    other = call.for_part()
+    other.part = False
+    other.body = document
+    return other
+
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +175,7 @@ class _Part(NamedTuple):
 class Gather(Whole):
     """Of one node. view: who runs what."""
 
-    def __init__(
-        self, broker: Broker, view: View, connector: Connector, control: ClusterControl | None = None
-    ) -> None:
+    def __init__(self, broker: Broker, view: View, connector: Connector, control: ClusterControl | None = None) -> None:
         self.control = control
         self.name = view.me
         self._broker = broker
@@ -194,8 +277,7 @@ class Gather(Whole):
     def _path(self, route: Route, call: Call) -> str:
         """As it was asked for."""
         path = "/" + "/".join(
-            quote(call.params[each[1:-1]], safe="") if each.startswith("{") else each
-            for each in route.path.split("/")
+            quote(call.params[each[1:-1]], safe="") if each.startswith("{") else each for each in route.path.split("/")
         )
         return f"{path}?{urlencode(call.query_pairs)}" if call.query_pairs else path
 
@@ -336,16 +418,16 @@ class Gather(Whole):
         return await self._ask(node, route, call)
 
     async def _import(self, route: Route, call: Call) -> Reply:
-        """See spread.py."""
-        own, by_vhost = spread.parts(call.fields())
-        found = await route.handler(spread.with_body(call, own))
+        """See api_gateway.py."""
+        own, by_vhost = parts(call.fields())
+        found = await route.handler(with_body(call, own))
         total = await parsed(_whole(found)) if found.body else None
-        by_node: dict[Node | None, list[spread.Document]] = {}
+        by_node: dict[Node | None, list[Document]] = {}
         for name, part in by_vhost.items():
-            await spread.make_vhost(self._broker, part, name)
+            await make_vhost(self._broker, part, name)
             by_node.setdefault(await self._owner(name), []).append(part)
         for node, documents in by_node.items():
-            part_call = spread.with_body(call, spread.together(documents))
+            part_call = with_body(call, together(documents))
             answer = await (route.handler(part_call) if node is None else self._ask(node, route, part_call))
             if answer.status >= 400:
                 return answer
@@ -355,20 +437,20 @@ class Gather(Whole):
 
     async def _difference(self, route: Route, call: Call) -> Reply:
         """The dry run of `_import`, which makes nothing: of each part by who would do it."""
-        own, by_vhost = spread.parts(call.fields())
-        by_node: dict[Node | None, list[spread.Document]] = {}
+        own, by_vhost = parts(call.fields())
+        by_node: dict[Node | None, list[Document]] = {}
         for name, part in by_vhost.items():
             by_node.setdefault(await self._owner(name), []).append(part)
-        mine = {**own, **spread.together(by_node.pop(None, []))}
-        total = json.loads(_whole(await route.handler(spread.with_body(call, mine))))
+        mine = {**own, **together(by_node.pop(None, []))}
+        total = json.loads(_whole(await route.handler(with_body(call, mine))))
         for node, documents in by_node.items():
             assert node is not None  # that is this one
             # Permissions there may be of users that the document brings.
-            part = {"users": own.get("users", []), **spread.together(documents)}
-            answer = await self._ask(node, route, spread.with_body(call, part))
+            part = {"users": own.get("users", []), **together(documents)}
+            answer = await self._ask(node, route, with_body(call, part))
             if answer.status >= 400:
                 return answer
-            spread.add_difference(total, json.loads(_whole(answer)), node.name)
+            add_difference(total, json.loads(_whole(answer)), node.name)
         return reply(total)
 
     async def _ask(self, node: Node, route: Route, call: Call) -> Reply:
@@ -461,9 +543,7 @@ async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:
         raise BadRequest(f"a node's part of the list is none: {error!r}") from None
 
 
-async def _merged(
-    call: Call, parts: list[_Part], missing: list[str], asked: tuple[int, int], slices: Slices
-) -> Reply:
+async def _merged(call: Call, parts: list[_Part], missing: list[str], asked: tuple[int, int], slices: Slices) -> Reply:
     page, size = asked
     total, filtered = sum(part.total for part in parts), sum(part.filtered for part in parts)
     lines: Iterator[bytes]

@@ -28,11 +28,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from amqpd.cluster.row_codec import VHOST_SLOT, PutNote, SlotChange, key_of
+from amqpd.cluster.row_table import CLUSTER_TABLES, RowTable
 from amqpd.cluster.state import ClusterState, free_slot
 from amqpd.kafka.connection import KafkaLost
-from amqpd.cluster.row_table import CLUSTER_TABLES, RowTable
-from amqpd.cluster.row_codec import VHOST_SLOT, PutNote, SlotChange, key_of
-from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import (
     Change,
     Delete,
@@ -46,6 +45,7 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 from amqpd.storage.metadata.schema import TABLE_OF
+from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 
 if TYPE_CHECKING:
     from amqpd.cluster.slot_rows import SlotRows

@@ -8,6 +8,17 @@ Stop: no new clients; each slot is given up, which closes its connections; then 
 have the slots at once; then the server stops as ever. Drain: the same, but the process stays, and goes on relaying.
 
 `amqpd.server` imports this where `cluster.kafka` is set, and nowhere else.
+
+What other nodes have changed of what is the cluster's, made so in this node's broker.
+
+Users, permissions, users' limits, global parameters, what is said of a vhost that is served here. A row that this node
+has written itself comes back the same way, and is found to be so already.
+
+Whether Kafka keeps up with publishers: what raises the alarm `store`.
+
+Publishers are held while too many bytes are unsynced (`Turn.unsynced_bytes_max`), as for a slow disk. Where that lasts
+from one look of the alarms to the next, the alarm is raised, and clients are told by connection.blocked; it ends when
+half of the bound is free again.
 """
 
 from __future__ import annotations
@@ -19,40 +30,73 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.recovery import Findings, Report
-from amqpd.cluster import preamble as words
-from amqpd.kafka.config import split
-from amqpd.kafka.assignment import Member, Peer
+from amqpd.cluster import peer_link as words
 from amqpd.cluster.check import wait_for_kafka
-from amqpd.cluster.state import ClusterState
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit
-from amqpd.cluster.operations import Control
-from amqpd.cluster.follow import follow
-from amqpd.cluster.front_end import InnerFrontEnd
-from amqpd.cluster.peer_server import Hearsay
-from amqpd.cluster.lease import Leases
-from amqpd.kafka.group import Assignor, Members
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
-from amqpd.kafka.options import ClusterOptions, options_of
+from amqpd.cluster.operations import Control
 from amqpd.cluster.outages import AiokafkaLog
-from amqpd.cluster.own_topics import NodeTopics
-from amqpd.kafka.producer import KafkaRefused
-from amqpd.kafka.consumer import KafkaReader
+from amqpd.cluster.ownership import Leases, OwnedSlot, Takeovers
+from amqpd.cluster.peer_server import Hearsay, InnerFrontEnd
+from amqpd.cluster.placement import NodeTopics
 from amqpd.cluster.row_codec import WISH, PutNote, SlotChange
 from amqpd.cluster.slots import Slots
+from amqpd.cluster.state import ClusterState
 from amqpd.cluster.storage import ClusterStorage
-from amqpd.cluster.ownership import OwnedSlot, Takeovers
-from amqpd.kafka.admin import PATIENCE_S, Topics, TopicUnfit
 from amqpd.cluster.view import Node, View
-from amqpd.cluster.waits import StoreWaits
-from amqpd.storage.metadata.store import DATABASE_NAME, MetadataError, VhostRow
+from amqpd.kafka.admin import PATIENCE_S, ClusterOptions, Topics, TopicUnfit, options_of
+from amqpd.kafka.config import split
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.consumer import KafkaReader
+from amqpd.kafka.group import Assignor, Member, Members, Peer
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.storage.metadata.rows import DeleteBindings, Put, VhostRow
+from amqpd.storage.metadata.store import DATABASE_NAME, MetadataError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.config import Settings
     from amqpd.connection.server import AmqpFrontEnd
     from amqpd.management.front_end import AdminFrontEnd
-    from amqpd.config import Settings
     from amqpd.storage.metadata.rows import Change, Row
+
+
+def follow(state: ClusterState, broker: Broker) -> None:
+    """From here on. What was there before is what the broker began with (`ClusterState.metadata_state`)."""
+
+    def changed(change: Change) -> None:
+        if isinstance(change, DeleteBindings):  # of no table of slot 0
+            return
+        broker.auth.follow(change)
+        broker.user_limits.follow(change)
+        broker.global_parameters.follow(change)
+        row = change.row
+        if isinstance(row, VhostRow) and isinstance(change, Put) and row.state != "deleting":
+            vhost = broker.vhosts.get(row.name)
+            if vhost is not None and not vhost.deleted and vhost.id == row.id and vhost.row() != row:
+                vhosts.become(vhost, row)
+
+    state.on_row.append(changed)
+
+
+class StoreWaits:
+    """Asked once at each look (`Alarms.store_waits`)."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._full = False
+        self._raised = False
+
+    def __call__(self) -> bool:
+        turn = self._turn
+        unsynced = int(turn.commits.unsynced_bytes)
+        full = unsynced >= turn.unsynced_bytes_max
+        self._raised = (full and self._full) or (self._raised and unsynced >= turn.unsynced_bytes_max // 2)
+        self._full = full
+        return self._raised
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.auth.internal_backend import NoSuchVhost
-from amqpd.management.cluster_control import ClusterControl, NoSuchNode, NotMoved
+from amqpd.management.request import ClusterControl, NoSuchNode, NotMoved
 
 if TYPE_CHECKING:
-    from amqpd.kafka.assignment import Peer
+    from amqpd.cluster.peer_server import InnerFrontEnd
     from amqpd.cluster.state import ClusterState
-    from amqpd.cluster.front_end import InnerFrontEnd
-    from amqpd.kafka.options import ClusterOptions
     from amqpd.cluster.view import View
+    from amqpd.kafka.admin import ClusterOptions
+    from amqpd.kafka.group import Peer
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,21 @@
               found here, connections are closed with 320, what waits for a confirm is nacked, declarations are refused
 
 Nothing is served before step 4, and nothing is confirmed that is not in Kafka behind the barrier.
+
+Whether what this node owns is still its own, as far as it can tell without being told.
+
+A node that Kafka does not answer may have been replaced: after the session time-out the group gives its slots away. So
+a slot's durable queues deliver nothing from the moment on at which the last request that Kafka has answered was
+*sent* longer ago than that; and go on when Kafka answers again and has not given the slot away. Publishers are nobody's
+danger: they are confirmed by Kafka's answers alone.
+
+The lease is kept by the same requests that confirm. Where nothing is published or settled, a record goes to the slot's
+`settled` now and then (PROLONG_SHARE of the time-out), by the same way and under the same epoch.
+
+A queue is halted, its consumers stay: they are served on when Kafka is back, and told by the end of their connection
+when it has given the slot away.
+
+The rows of a slot, read from its `meta` by whoever takes it over.
 """
 
 from __future__ import annotations
@@ -19,37 +34,65 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.vhost import vhosts as vhost_calls
 from amqpd.broker.vhost.pending import OnItsWay
-from amqpd.cluster.state import ClusterState, Owner
-from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.metadata import ClusterMetadata, assigning
-from amqpd.cluster.own_places import marks_of
-from amqpd.cluster.placement import Placement
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused, beyond, init_producer_id, take_over
-from amqpd.cluster.reading_rows import read_rows
+from amqpd.cluster.placement import Placement, marks_of
 from amqpd.cluster.proxy import moving
-from amqpd.cluster.row_table import RowTable
-from amqpd.cluster.row_codec import Note, NoteKey
+from amqpd.cluster.row_codec import Newer, Note, NoteKey
+from amqpd.cluster.row_table import ALL_TABLES, SLOT_TABLES, RowTable
+from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.slot_rows import SlotRows
+from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.storage import ClusterStorage, Placed
-from amqpd.storage.metadata.store import Delete, MetadataClosed, MetadataError, Put, Row, VhostRow
-from amqpd.kafka.keyed_records import Keyed
+from amqpd.kafka.consumer import SLICE_S
+from amqpd.kafka.keyed_records import KeyedRecord, keyed_records
 from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, beyond, init_producer_id, take_over
 from amqpd.kafka.requests import ProducerId
+from amqpd.storage.log.record import BadRecord
+from amqpd.storage.metadata.store import Delete, MetadataClosed, MetadataError, Put, Row, VhostRow
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.kafka.options import ClusterOptions
+    from amqpd.kafka.admin import ClusterOptions, Topics
     from amqpd.kafka.consumer import KafkaReader
-    from amqpd.kafka.admin import Topics
     from amqpd.storage.queue_log import QueueLog
 
+
 logger = logging.getLogger(__name__)
+
+
+async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> RowTable:
+    """All that stands there before `end`. What is not ours, be it a record or a batch that cannot be read, is passed
+    over, and told.
+
+    Cost: 10 us a record, in slices of the loop. Raises: MetadataError, a later version has written to it; what reading
+    does.
+    """
+    table = RowTable(SLOT_TABLES if slot else ALL_TABLES)
+    until = time.perf_counter() + SLICE_S
+    async for batch in reader.read(topic, slot, 0, end):
+        try:
+            for records in keyed_records(batch):
+                for record in records:
+                    table.read(record.key, record.value)
+                    if time.perf_counter() >= until:
+                        await asyncio.sleep(0)
+                        until = time.perf_counter() + SLICE_S
+        except BadRecord as error:
+            table.foreign_count += 1
+            logger.error("%s %d: a batch cannot be read and is passed over: %s", topic, slot, error)
+        except Newer as error:
+            raise MetadataError(f"{topic} {slot}: {error}; start the later version that wrote it") from error
+    if table.foreign_count:
+        logger.warning("%s %d: %d records are not amqpd's and were passed over", topic, slot, table.foreign_count)
+    return table
+
 
 GIVE_UP_S: Final = 2.5
 """How long Kafka may take to store what is left; the next owner sees to the rest."""
@@ -60,7 +103,7 @@ COME_AGAIN_S: Final = 5.0
 
 class OwnedSlot:
     """A slot that this node serves. held: its producer id and epoch. vhosts: by name, in the broker. halted: its queues
-    deliver nothing, for Kafka has not answered for longer than the session time-out (lease.py).
+    deliver nothing, for Kafka has not answered for longer than the session time-out (ownership.py).
     """
 
     def __init__(self, slot: int, held: ProducerId, producer: KafkaProducer, meta: Partition, logs: SlotLogs) -> None:
@@ -393,7 +436,7 @@ class Takeovers:
         """A record to `settled` alone, whose answer says that the slot is ours still."""
         settled = owned.logs.settled
         if not settled.order and owned.logs.may_write(settled):
-            owned.logs.write(settled, [Keyed(self.options.transactional_id(owned.slot).encode(), None)])
+            owned.logs.write(settled, [KeyedRecord(self.options.transactional_id(owned.slot).encode(), None)])
             owned.producer.flush()
 
     # -- letting go ----------------------------------------------------------------------------------------------------
@@ -447,3 +490,65 @@ class Takeovers:
 
 def _nothing(_: object) -> None:
     """Nobody hears."""
+
+
+LOOK_S: Final = 0.25
+PROLONG_SHARE: Final = 1 / 3
+
+
+class Leases:
+    """Of all slots of a node. owned: those just now. prolong: writes a slot's record. session_timeout_s: of the group."""
+
+    def __init__(
+        self,
+        owned: Callable[[], Iterable[OwnedSlot]],
+        prolong: Callable[[OwnedSlot], None],
+        session_timeout_s: float,
+    ) -> None:
+        self._owned = owned
+        self._prolong = prolong
+        self._timeout_s = session_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Looks each LOOK_S."""
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self.start()
+        now = self._loop.time()
+        waiting: list[int] = []
+        going_on: list[int] = []
+        for owned in list(self._owned()):
+            age_s = now - owned.producer.answered_s
+            if age_s > self._timeout_s * PROLONG_SHARE:
+                self._prolong(owned)
+            lapsed = age_s > self._timeout_s
+            if lapsed and not owned.halted:
+                waiting.append(owned.slot)
+            elif owned.halted and not lapsed:
+                going_on.append(owned.slot)
+            if lapsed or owned.halted:
+                owned.halted = lapsed
+                halt(owned)
+        if waiting:
+            text = "Kafka has not answered for longer than %g s: the durable queues of slots %s wait"
+            logger.warning(text, self._timeout_s, ", ".join(map(str, waiting)))
+        if going_on:
+            logger.warning("Kafka answers: the durable queues of slots %s go on", ", ".join(map(str, going_on)))
+
+
+def halt(owned: OwnedSlot) -> None:
+    """Its queues are served, or not, as `owned.halted` says; those that came since among them."""
+    for vhost in owned.vhosts.values():
+        for queue in vhost.queues.values():
+            store = queue.store
+            if store is not None and not store.local and queue.round_robin.halted != owned.halted:
+                queue.round_robin.halt(owned.halted)
+                if not owned.halted:
+                    queue.pump_later()

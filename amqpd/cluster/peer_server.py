@@ -2,7 +2,7 @@
 
 A node that is cut off from Kafka may have been replaced, and would hear of it from Kafka alone: its clients stood still
 until it gave up what it could not store, `cluster.delivery_timeout_s` later. So, while a slot's lease has lapsed
-(lease.py), or the group has not answered for the session time-out, it asks the nodes it knows, each ASK_S:
+(ownership.py), or the group has not answered for the session time-out, it asks the nodes it knows, each ASK_S:
 
     a slot of ours is served elsewhere      it has ended, as where Kafka says so: 320, and clients come back
     any slot is                             its clients are relayed there
@@ -13,6 +13,24 @@ A node says only what it serves itself, with a lease that has not lapsed: behind
 still write Kafka refuses. Who is wrong about it costs clients a connection, and nobody a message.
 
 An inner connection of kind SERVED carries the answer, u32 length and JSON: {"slots": {slot: the owner's note}}.
+
+Changes of what is the whole cluster's, from a node that does not own slot 0 to the one that does.
+
+An inner connection of kind WRITE carries one submission and its answer, each as u32 length and JSON:
+
+    asked      the changes, as rows.py has them for other nodes
+    answered   {"offset": n}, behind the records; or {"error": text, "not_owner": whether nothing was written because
+               another node owns slot 0}
+
+Where no answer comes it is not known whether anything was written; what is the cluster's is told by slot 0 anyway.
+
+The inner port as a front end: what other nodes come in by, and this node's clients go out by.
+
+AMQP     a client of another node, whose vhost is here            proxy.py
+LINK     whether that node is there                               peer_link.py
+SERVED   what this node serves, for one that Kafka leaves alone    peer_server.py
+HTTP     requests of another node's admin API                     peer_http.py, api_gateway.py
+WRITE    changes of what is the cluster's, for slot 0's owner     peer_server.py
 """
 
 from __future__ import annotations
@@ -20,20 +38,148 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from amqpd.cluster import preamble as words
-from amqpd.cluster.state import ClusterState, Owner
-from amqpd.cluster.forward import Frames
-from amqpd.cluster.peer_link import NotReached, Refused, welcome
-from amqpd.cluster.row_codec import Newer
+from amqpd.cluster import peer_link as words
+from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.ownership import OwnedSlot
+from amqpd.cluster.peer_link import Connector, Identity, InnerDoor, NotReached, PeerRefused, identity, refuse, welcome
+from amqpd.cluster.proxy import RelayedClients, Relays
+from amqpd.cluster.row_codec import Foreign, Newer, changes_from_json, changes_to_json
+from amqpd.cluster.state import ClusterState, Owner
+from amqpd.protocol_server import FrontEnd
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
 
 if TYPE_CHECKING:
-    from amqpd.cluster.peer_link import Connector
-    from amqpd.cluster.preamble import Preamble
+    from amqpd.broker.broker import Broker
+    from amqpd.cluster.peer_link import Preamble
+    from amqpd.cluster.row_codec import SlotChange
     from amqpd.cluster.view import Node, View
+    from amqpd.connection.server import AmqpFrontEnd
+    from amqpd.management.cluster_gateway import Whole
+    from amqpd.management.front_end import AdminFrontEnd
+    from amqpd.management.request import ClusterControl
+
+
+log = logging.getLogger(__name__)
+
+FORWARD_ANSWER_S: Final = 60.0
+"""How long an answer may take: slot 0's owner may be waiting for Kafka."""
+SIZE_MAX: Final = 64 << 20
+_LENGTH: Final = struct.Struct(">I")
+
+Write: TypeAlias = "Callable[[Sequence[SlotChange]], Awaitable[int]]"
+
+
+class Frames(asyncio.Protocol):
+    """One message each way. came: it has come, or is none, or the connection has ended without it (None)."""
+
+    def __init__(self, came: Callable[[bytes | None], None]) -> None:
+        self._came: Callable[[bytes | None], None] | None = came
+        self._data = bytearray()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._came is None:
+            return
+        self._data += data
+        if len(self._data) < _LENGTH.size:
+            return
+        end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
+        if end > SIZE_MAX:
+            self._told(None)
+        elif len(self._data) >= end:
+            self._told(bytes(self._data[_LENGTH.size : end]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._told(None)
+
+    def _told(self, message: bytes | None) -> None:
+        came, self._came = self._came, None
+        if came is not None:
+            came(message)
+
+    def say(self, message: object) -> None:
+        """Nothing happens where the connection has ended."""
+        if self.transport is not None:
+            body = json.dumps(message).encode()
+            self.transport.write(_LENGTH.pack(len(body)) + body)
+
+    def end(self) -> None:
+        """Behind what was said."""
+        if self.transport is not None:
+            self.transport.close()
+
+
+async def forward(connector: Connector, node: Node, changes: Sequence[SlotChange]) -> int:
+    """The offset behind them, in slot 0. node: its owner. Raises: NotOwner, nothing was written; WriteFailed."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[bytes | None] = loop.create_future()
+
+    def came(message: bytes | None) -> None:
+        if not answered.done():
+            answered.set_result(message)
+
+    frames = Frames(came)
+    try:
+        await connector.open(node, connector.preamble(words.WRITE), frames)
+    except (NotReached, PeerRefused) as error:
+        raise NotOwner(f"cannot write the metadata: {error}") from error
+    try:
+        frames.say(changes_to_json(changes))
+        async with asyncio.timeout(FORWARD_ANSWER_S):
+            message = await answered
+    except TimeoutError:
+        message = None
+    finally:
+        frames.end()
+    if message is None:
+        raise WriteFailed(f"cannot write the metadata: node {node.name}, which owns slot 0, did not answer")
+    said: Any = json.loads(message)
+    if "offset" in said:
+        return int(said["offset"])
+    raise (NotOwner if said["not_owner"] else WriteFailed)(str(said["error"]))
+
+
+class Writer:
+    """Of slot 0's owner, or of a node that is taken for it. write: `ClusterMetadata.write_own`."""
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def take(self, preamble: Preamble, transport: asyncio.Transport) -> None:
+        """An inner connection of kind WRITE."""
+
+        def came(message: bytes | None) -> None:
+            if message is None:
+                frames.end()
+                return
+            task = asyncio.get_running_loop().create_task(self._answer(preamble.node, frames, message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        frames = Frames(came)
+        welcome(transport, frames)
+
+    async def _answer(self, node: str, frames: Frames, message: bytes) -> None:
+        try:
+            offset = await self._write(changes_from_json(json.loads(message)))
+        except (MetadataError, Foreign, Newer, ValueError, RecursionError) as error:
+            log.info("node %s asked for a change of what is the cluster's: %s", node, error)
+            frames.say({"error": str(error), "not_owner": isinstance(error, NotOwner)})
+        except Exception:
+            log.exception("node %s asked for a change: a bug of the broker", node)
+            frames.say({"error": "an error of slot 0's owner; its log says more", "not_owner": False})
+        else:
+            frames.say({"offset": offset})
+
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +265,7 @@ class Hearsay:
             async with asyncio.timeout(ANSWER_S):
                 await self._connector.open(node, self._connector.preamble(words.SERVED), frames)
                 message = await answered
-        except (NotReached, Refused, TimeoutError) as error:
+        except (NotReached, PeerRefused, TimeoutError) as error:
             if node.name not in self._silent:
                 self._silent.add(node.name)
                 logger.info("node %s is asked what it serves: %s", node.name, str(error) or "no answer")
@@ -170,3 +316,114 @@ class Hearsay:
         welcome(transport, frames)
         said: dict[str, Any] = {str(slot): owner._asdict() for slot, owner in self.served().items()}
         frames.say({"slots": said})
+
+
+Serve: TypeAlias = "Callable[[Preamble, asyncio.Transport], Awaitable[None]]"
+
+
+class InnerFrontEnd(FrontEnd):
+    """Its listeners are `cluster`, one each per address. admin: it answers for the whole cluster, and other nodes'
+    requests; it starts later. view: who runs what. secret: the cluster's. listen: host and port. write: what writes to
+    slot 0 where this node owns it.
+
+    The port stays through `stop_app`, as the admin API does.
+    """
+
+    stays = True
+
+    def __init__(
+        self,
+        broker: Broker,
+        amqp: AmqpFrontEnd,
+        admin: AdminFrontEnd,
+        view: View,
+        secret: bytes,
+        listen: tuple[str, int],
+        write: Write | None = None,
+    ) -> None:
+        super().__init__()
+        self._broker = broker
+        self._amqp = amqp
+        self._secret = secret
+        self._view = view
+        self._listen = listen
+        self._admin = admin
+        admin.whole = self._whole
+        self.control: ClusterControl | None = None
+        """What operators may do with the cluster; given before the admin API serves."""
+        self.connector = Connector(view.me, secret)
+        self.relays = Relays(broker, view, self.connector)
+        self.relayed = RelayedClients(broker, amqp, view)
+        self.identity: Identity | None = None
+        self._kinds: dict[str, Serve] = {
+            words.AMQP: self.relayed.amqp,
+            words.LINK: self.relayed.link,
+            words.HTTP: self._take_http,
+        }
+        if write is not None:
+            self._kinds[words.WRITE] = Writer(write).take
+        self._door: InnerDoor | None = None
+
+    async def start(self) -> None:
+        """Raises: OSError."""
+        if self.identity is None:
+            self.identity = await asyncio.to_thread(identity, self._broker.settings.data_dir)
+        self._door = InnerDoor(self.identity, self._secret, self._kinds)
+        self.listeners += self._door.listen(*self._listen)
+        self._amqp.connections.elsewhere = self.relays
+
+    @property
+    def port(self) -> int:
+        """The port listened on; 0 before `start`."""
+        return 0 if self._door is None else self._door.port
+
+    @property
+    def refused_count(self) -> int:
+        """Sockets that were no node's, since the start."""
+        return 0 if self._door is None else self._door.refused_count
+
+    def cut_off(self, why: str) -> None:
+        """All clients go, 320, and no connection is opened any more; "": they are again. The node confirms nothing, and
+        cannot ask who could serve its clients: they have to find him.
+        """
+        self.relays.closed = why
+        self._view.tell()  # connections that wait for an owner are refused
+        if why:
+            self.relays.force_all(why)
+            for connection in list(self._amqp.connections):
+                connection.control.force(why)
+            self._broker.turn.want()
+
+    async def forward(self, node: Node, changes: Sequence[SlotChange]) -> int:
+        """Slot 0's owner writes them. Returns the offset behind. Raises: WriteFailed; NotOwner, nothing was written."""
+        return await forward(self.connector, node, changes)
+
+    def _whole(self) -> Whole:
+        """For the admin API, which imports what it takes behind the ready line."""
+        from amqpd.cluster.api_gateway import Gather
+
+        return Gather(self._broker, self._view, self.connector, self.control)
+
+    async def _take_http(self, _preamble: Preamble, transport: asyncio.Transport) -> None:
+        """Requests of another node's admin API."""
+        protocol = self._admin.inner_connection()
+        if protocol is None:
+            refuse(transport, words.NOT_MINE, "its admin API does not serve yet")
+        else:
+            welcome(transport, protocol)
+
+    async def stop(self) -> None:
+        """What is still relayed ends: AMQP, which stops before, has told clients so."""
+        self.listeners.clear()
+        self._amqp.connections.elsewhere = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        self.relayed.close()
+        self.relays.close()
+
+    async def suspend(self) -> None:
+        """Nothing: it is not for clients."""
+
+    async def resume(self) -> None:
+        """Nothing: it was not suspended."""

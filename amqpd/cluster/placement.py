@@ -13,33 +13,283 @@ deleted queue's partition is emptied (DeleteRecords), marked, and ready again. K
 topic. The topic itself comes with the vhost's first durable queue, and goes with the vhost.
 
 A queue with x-kafka-topic has a topic for itself, of one partition, which comes and goes with the queue
-(broker/vhost/kafka_topic.py says which it may have; own_places.py makes and ends it).
+(broker/vhost/cluster_checks.py says which it may have; placement.py makes and ends it).
 
 What Kafka refuses costs no partition: those that it would not empty are given out all the same, those that it would not
 let be marked are tried again with the next that are made.
+
+A record of ours in partitions: what is given out behind it holds nothing of another.
+
+A slot's owner writes a barrier into a partition that is new, and a record of its epoch behind what a deleted queue has
+left in one. Whoever asks gets those that have taken it; what Kafka refuses is closed, and costs the others nothing.
+
+Topics that queues have for themselves (x-kafka-topic), as their slot's owner makes and ends them.
+
+    make    a note, ["own-topic", name]; the topic; a barrier in it. It is taken by the queue that asked for it
+    end     the topic goes, then its note: until then nobody can be given one of that name
+
+So a crash leaves none behind: where a note is without a queue, the next owner ends the topic. The note has a random
+mark, and so has the topic (`Topics.make_own`): another one of that name, whoever made it and when, is never deleted.
+
+Where somebody has deleted such a topic, or made it anew, its queue has a partition that is closed from the start: it
+takes and gives nothing, and is to be deleted.
+
+Topics of Kafka that queues may have for themselves: what the operator allows, and whether Kafka has them already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from amqpd.kafka.connection import KafkaLost
-from amqpd.cluster.slot_logs import Place
-from amqpd.cluster.marks import Marks, PartitionWriter
-from amqpd.cluster.own_places import RETRY_S, RETRY_S_MAX, TROUBLE, OwnPlaces, TopicMaker, own_topic
-from amqpd.kafka.producer import KafkaRefused
+from amqpd.broker.vhost.cluster_checks import ARGUMENT
+from amqpd.cluster.row_codec import OWN_TOPIC, PLACE, Note, NoteKey, PutNote, SlotChange
 from amqpd.cluster.row_table import Submission
-from amqpd.cluster.row_codec import PLACE, Note, NoteKey, PutNote, SlotChange
-from amqpd.storage.metadata.store import MetadataError, WriteFailed
-from amqpd.storage.metadata.rows import Put, QueueRow, VhostRow
+from amqpd.cluster.slot_logs import Place
+from amqpd.kafka.admin import TopicUnfit
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused
+from amqpd.kafka.requests import ProducerId
+from amqpd.protocol.field_table import decode_table
+from amqpd.storage.metadata.rows import Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
+
+if TYPE_CHECKING:
+    from amqpd.cluster.storage import Placed
+    from amqpd.kafka.admin import Topics
+
+
+class PartitionWriter(Protocol):
+    """Who numbers what goes to the slot's partitions (`SlotLogs`). held: producer id and epoch."""
+
+    held: ProducerId
+
+    @property
+    def producer(self) -> KafkaProducer: ...
+
+    def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
+        """One batch behind what was offered; `producer.flush` sends it."""
+
+    def may_write(self, partition: Partition) -> bool:
+        """False: batches of an epoch before are on the way, behind which the next one waits."""
+
+
+class Marks:
+    """Of one slot. key: the slot's transactional id, which its barriers and markers have."""
+
+    def __init__(self, writer: PartitionWriter, key: str) -> None:
+        self.producer = writer.producer
+        self._writer = writer
+        self._key = key
+
+    async def fence(self, new: list[Partition]) -> None:
+        """A barrier of ours is stored in these. Raises: KafkaRefused, one of them is closed, or all has ended."""
+        held = self._writer.held
+        await self.producer.fence(new, self._key, held)
+        if held is not self._writer.held:
+            # A later epoch has begun meanwhile, and knew nothing of them.
+            await self.mark(new)
+
+    async def stored(self, partitions: Iterable[Partition]) -> list[Partition]:
+        """Those of them that take more, once all that was offered to them is in Kafka. Raises: KafkaRefused, all has
+        ended.
+        """
+        while True:
+            left = [each for each in partitions if not each.closed]
+            try:
+                await self.producer.stored(left)
+            except KafkaRefused:
+                if self.producer.ended or self.producer.closed:
+                    raise
+            else:
+                return left
+
+    async def mark(self, partitions: list[Partition]) -> list[Partition]:
+        """A record of ours is stored behind all that is in them; returns those that have taken it. Raises:
+        KafkaRefused, all has ended.
+        """
+        marked: list[Partition] = []
+        for each in partitions:
+            while not each.closed and not self._writer.may_write(each):
+                await self.stored([each])
+            if not each.closed:
+                self._writer.write(each, [KeyedRecord(self._key.encode(), None)])
+                marked.append(each)
+        self.producer.flush()
+        return await self.stored(marked)
+
 
 logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 5.0
+RETRY_S_MAX: Final = 60.0
+"""Before Kafka is asked again to empty a partition, or to delete a topic: from the one to the other, doubled."""
+END_S: Final = 10.0
+"""How long a vhost's end waits for the topics that its queues had for themselves, before it is begun again."""
+TROUBLE: Final = (KafkaLost, KafkaUnfit, KafkaRefused, TopicUnfit, OSError)
+
+
+class TopicMaker(Protocol):
+    """Kafka's administration (`Topics`). Raises: KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit."""
+
+    async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
+        """The vhost's topic has that many partitions or more: how many it has."""
+
+    async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Frees what stands before those offsets."""
+
+    async def make_own(self, name: str, mark: int) -> None:
+        """A topic of one partition; refused where there is one already."""
+
+    async def delete_own(self, name: str, mark: int) -> None:
+        """The one that was made with that mark goes, where it is."""
+
+    async def delete(self, name: str) -> None:
+        """The topic goes, where there is one."""
+
+
+Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+
+
+class OwnPlaces:
+    """Of one slot. partitions: all of the slot, by topic and number. start: has something done in the background.
+
+    write: writes notes to the slot's `meta`, and returns when they are there; raises MetadataError. Whoever writes the
+    slot's rows sets it.
+    """
+
+    def __init__(
+        self, marks: Marks, topics: TopicMaker, partitions: dict[tuple[str, int], Partition], start: Start
+    ) -> None:
+        self._marks = marks
+        self._topics = topics
+        self._partitions = partitions
+        self._start = start
+        self.write: Callable[[Sequence[SlotChange]], Awaitable[object]] = _unwritten
+        self._marks_of: dict[str, int] = {}
+        # Made for queues that are about to come; and those that are on their way out.
+        self._made: dict[str, Partition] = {}
+        self._ends: dict[str, asyncio.Task[None]] = {}
+
+    def begin(self, notes: Mapping[NoteKey, Note], places: Collection[Place], lost: Mapping[str, str]) -> None:
+        """The slot was taken over. places: of all its queues. lost: topics that are gone, or others, and why. What a
+        crash has left ends.
+        """
+        self._marks_of = marks_of(notes)
+        for place in places:
+            if place.topic in lost:
+                closed = self._marks.producer.open_lost(*place, lost[place.topic])
+                self._partitions[place.topic, place.number] = closed
+        for name in self._marks_of.keys() - {place.topic for place in places}:
+            self.end(name)
+
+    def has(self, name: str) -> bool:
+        """Whether it is made, and nobody's yet."""
+        return name in self._made
+
+    def take(self, name: str) -> Partition:
+        """For the queue that it was made for."""
+        return self._made.pop(name)
+
+    def drop(self, name: str) -> None:
+        """The queue that it was made for will not come."""
+        if name in self._made:
+            del self._made[name]
+            self.end(name)
+
+    async def make(self, name: str) -> None:
+        """The topic of one queue. Others may write to it, too: what they do ends that queue alone. Raises: TROUBLE;
+        MetadataError.
+        """
+        if name in self._made:
+            return
+        ending = self._ends.get(name)
+        if ending is not None:
+            _, left = await asyncio.wait((ending,), timeout=END_S)  # else the one that is made would be deleted
+            if left:
+                raise KafkaLost(f"topic {name} is still being deleted")
+        mark = secrets.randbits(48)
+        await self.write([PutNote((OWN_TOPIC, name), {"mark": mark})])
+        self._marks_of[name] = mark
+        try:
+            await self._topics.make_own(name, mark)
+            partition = self._marks.producer.open(name, 0, UNKNOWN)
+            partition.shared = True
+            self._partitions[name, 0] = partition
+            await self._marks.fence([partition])
+        except TROUBLE:
+            self.end(name)  # it may have been made
+            raise
+        self._made[name] = partition
+
+    def end(self, name: str) -> None:
+        """The topic of a queue that is gone goes, too, then its note."""
+        partition = self._partitions.pop((name, 0), None)
+        if partition is not None:
+            self._marks.producer.forget(partition)
+        if name not in self._ends:
+            self._ends[name] = task = self._start(self._end(name, self._marks_of.get(name, -1)))
+            task.add_done_callback(lambda _: self._ends.pop(name, None))
+
+    async def _end(self, name: str, mark: int) -> None:
+        pause = RETRY_S
+        while True:
+            try:
+                await self._topics.delete_own(name, mark)
+                await self.write([PutNote((OWN_TOPIC, name), None)])
+            except TROUBLE as error:
+                logger.warning("topic %s is deleted later: %s", name, error)
+            except MetadataError as error:
+                logger.warning("topic %s: the slot's next owner deletes it: %s", name, error)
+                return
+            else:
+                self._marks_of.pop(name, None)
+                return
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_S_MAX)
+
+    async def ended(self) -> None:
+        """Returns when all that are on their way out are gone. Raises: WriteFailed, after END_S."""
+        if self._ends:
+            _, left = await asyncio.wait(self._ends.values(), timeout=END_S)
+            if left:
+                raise WriteFailed(f"topics of its queues are not deleted yet: {', '.join(sorted(self._ends))}")
+
+
+async def _unwritten(_: Sequence[SlotChange]) -> None:
+    """There are no rows yet."""
+    raise WriteFailed("cannot write the metadata: the slot is not served yet")
+
+
+def own_topic(row: QueueRow) -> str:
+    """The topic that the queue has for itself (x-kafka-topic); "": it shares its vhost's. Cost: nothing for most."""
+    if ARGUMENT.encode() not in row.arguments:
+        return ""
+    topic = decode_table(row.arguments, 0)[0].get(ARGUMENT)
+    return topic if isinstance(topic, str) else ""
+
+
+def marks_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
+    """Topics that queues have for themselves, or were to have, and their marks. Raises: MetadataError."""
+    found: dict[str, int] = {}
+    for key, note in notes.items():
+        if key[0] == OWN_TOPIC:
+            mark = note.get("mark")
+            if type(mark) is not int:
+                raise MetadataError(
+                    f"the note of topic {key[1]} is none that this version of amqpd writes: {dict(note)}"
+                )
+            found[str(key[1])] = mark
+    return found
+
 
 STEP: Final = 8
 """Partitions that a topic gets at a time, at least; and one for so many that it has."""
@@ -377,3 +627,54 @@ def place_of(note: Note) -> Place:
 
 
 __all__ = ["Place", "Placement", "TopicMaker", "place_note", "place_of"]
+
+
+SAID_S: Final = 10.0
+"""How long Kafka's answer is kept for who has asked, and may be gone."""
+
+
+class NodeTopics:
+    """Of one node; see broker/vhost/vhost.py. pattern: `cluster.kafka_topics`. places: of this node's queues,
+    by their ids.
+    """
+
+    def __init__(self, topics: Topics, pattern: str, places: Mapping[str, Placed]) -> None:
+        self._topics = topics
+        self._pattern = re.compile(pattern) if pattern else None
+        self._places = places
+        self._said: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def allows(self, topic: str) -> bool:
+        """The pattern has to match the whole name."""
+        return self._pattern is not None and self._pattern.fullmatch(topic) is not None
+
+    def objection(self, topic: str) -> str | None:
+        """As `OwnTopics`. Cost: a look at each place."""
+        said = self._said.pop(topic, None)
+        if any(placed.place.topic == topic for placed in self._places.values()):
+            return "belongs to another queue"
+        return said
+
+    def ask(self, topic: str, done: Callable[[], None]) -> None:
+        """As `OwnTopics`."""
+
+        async def look() -> None:
+            try:
+                said = "exists already" if await self._topics.describe([topic]) else ""
+            except (KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit, OSError) as error:
+                said = f"cannot be asked for: {error}"
+            except Exception:
+                logger.exception("topic %s: a bug of the broker", topic)
+                said = "cannot be asked for: the broker's log says why"
+            self._said[topic] = said
+            asyncio.get_running_loop().call_later(SAID_S, self._forget, topic, said)
+            done()
+
+        task = asyncio.get_running_loop().create_task(look())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _forget(self, topic: str, said: str) -> None:
+        if self._said.get(topic) is said:
+            del self._said[topic]

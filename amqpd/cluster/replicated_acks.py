@@ -28,7 +28,7 @@ from typing import Final, final
 from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
-from amqpd.kafka.keyed_records import Keyed
+from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.storage.acks.ack_set import DELIVERED, LOST, RETURNED, SETTLED
 
 CHUNK_BITS: Final[i64] = 12
@@ -49,9 +49,9 @@ class BadSettlement(ValueError):
     """A record of the topic is none of these: another version wrote it."""
 
 
-def owner_record(producer_id: i64, epoch: i64) -> Keyed:
+def owner_record(producer_id: i64, epoch: i64) -> KeyedRecord:
     """That owner has stopped cleanly."""
-    return Keyed(OWNER_KEY, _value([producer_id, epoch]))
+    return KeyedRecord(OWNER_KEY, _value([producer_id, epoch]))
 
 
 def _value(numbers: list[int]) -> bytes:
@@ -233,7 +233,7 @@ class ToldLogs:
         self.clean_producer_id: i64 = -1
         self.clean_epoch: i64 = -1
 
-    def read(self, records: list[Keyed]) -> None:
+    def read(self, records: list[KeyedRecord]) -> None:
         """Those of one batch; in order. What is no settlement (a barrier) is passed over. Raises: BadSettlement."""
         for record in records:
             key = record.key
@@ -289,11 +289,11 @@ class KeyedSettlements:
         elif kind == DELIVERED and a > self._delivered_mark:
             self._delivered_mark = a
 
-    def tell(self, head: i64, high_watermark: i64, message_count: i64, size_bytes: i64) -> list[Keyed]:
+    def tell(self, head: i64, high_watermark: i64, message_count: i64, size_bytes: i64) -> list[KeyedRecord]:
         """The records of what has changed, as far as it is below the high watermark; what is not waits for the next
         call. head: all below it is settled. Cost: some us, and 1 us a chunk that has changed.
         """
-        records: list[Keyed] = []
+        records: list[KeyedRecord] = []
         if head > high_watermark:
             head = high_watermark
         changed: set[int] = set()
@@ -302,7 +302,7 @@ class KeyedSettlements:
         if head > self._head:
             before: i64 = self._head >> CHUNK_BITS
             self._head = head
-            records.append(Keyed(_key(self.log_id, b"H"), _value([head, message_count, size_bytes])))
+            records.append(KeyedRecord(_key(self.log_id, b"H"), _value([head, message_count, size_bytes])))
             if head >> CHUNK_BITS > before:
                 self._drop_passed(head, records)
             at_head: i64 = head >> CHUNK_BITS
@@ -317,13 +317,13 @@ class KeyedSettlements:
             if chunk == first_chunk and not _any_from(bits, head & _MASK):  # the head tells all of it
                 if chunk in self._told_chunks:
                     self._told_chunks.discard(chunk)
-                    records.append(Keyed(_key(self.log_id, b"C", chunk), None))
+                    records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
                 continue
             self._told_chunks.add(chunk)
-            records.append(Keyed(_key(self.log_id, b"C", chunk), _encode_chunk(bits)))
+            records.append(KeyedRecord(_key(self.log_id, b"C", chunk), _encode_chunk(bits)))
         for offset in gone:
             self._told_returned.discard(offset)
-            records.append(Keyed(_key(self.log_id, b"R", offset), None))
+            records.append(KeyedRecord(_key(self.log_id, b"R", offset), None))
         self._tell_returned(head, high_watermark, records)
         mark: i64 = self._delivered_mark
         if mark >= high_watermark:
@@ -331,7 +331,7 @@ class KeyedSettlements:
         if mark > self._told_mark:
             self._told_mark = mark
             self._marked = True
-            records.append(Keyed(_key(self.log_id, b"D"), _value([mark])))
+            records.append(KeyedRecord(_key(self.log_id, b"D"), _value([mark])))
         self._runs = left
         return records
 
@@ -386,7 +386,7 @@ class KeyedSettlements:
             for offset in [offset for offset in returned if first <= offset <= last]:
                 del returned[offset]
 
-    def _tell_returned(self, head: i64, high_watermark: i64, records: list[Keyed]) -> None:
+    def _tell_returned(self, head: i64, high_watermark: i64, records: list[KeyedRecord]) -> None:
         returned = self._returned
         if not returned:
             return
@@ -396,9 +396,9 @@ class KeyedSettlements:
                 self._returned[offset] = (count, due_ms)
             elif offset >= head:
                 self._told_returned.add(offset)
-                records.append(Keyed(_key(self.log_id, b"R", offset), _value([count, due_ms])))
+                records.append(KeyedRecord(_key(self.log_id, b"R", offset), _value([count, due_ms])))
 
-    def _drop_passed(self, head: i64, records: list[Keyed]) -> None:
+    def _drop_passed(self, head: i64, records: list[KeyedRecord]) -> None:
         """Chunks that the head has passed."""
         first: i64 = head >> CHUNK_BITS
         for chunk in [chunk for chunk in self._chunks if chunk < first]:
@@ -406,16 +406,16 @@ class KeyedSettlements:
         passed = sorted([chunk for chunk in self._told_chunks if chunk < first])
         for chunk in passed:
             self._told_chunks.discard(chunk)
-            records.append(Keyed(_key(self.log_id, b"C", chunk), None))
+            records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
 
-    def forget(self) -> list[Keyed]:
+    def forget(self) -> list[KeyedRecord]:
         """The records that end all that is told: the log is deleted."""
-        records = [Keyed(_key(self.log_id, b"C", chunk), None) for chunk in sorted(self._told_chunks)]
-        records += [Keyed(_key(self.log_id, b"R", offset), None) for offset in sorted(self._told_returned)]
+        records = [KeyedRecord(_key(self.log_id, b"C", chunk), None) for chunk in sorted(self._told_chunks)]
+        records += [KeyedRecord(_key(self.log_id, b"R", offset), None) for offset in sorted(self._told_returned)]
         if self._marked:
-            records.append(Keyed(_key(self.log_id, b"D"), None))
+            records.append(KeyedRecord(_key(self.log_id, b"D"), None))
         if self._head >= 0:
-            records.append(Keyed(_key(self.log_id, b"H"), None))
+            records.append(KeyedRecord(_key(self.log_id, b"H"), None))
         return records
 
 

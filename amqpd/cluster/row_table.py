@@ -18,9 +18,23 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from amqpd.kafka.records import record_size
-from amqpd.cluster.row_codec import PLACE, Foreign, Note, NoteKey, PutNote, RowKey, SlotChange, decode_key, decode_object, decode_row, encode_note, encode_row, key_of, note_key
-from amqpd.storage.metadata.store import MetadataState, WriteFailed
+from amqpd.cluster.row_codec import (
+    PLACE,
+    Foreign,
+    Note,
+    NoteKey,
+    PutNote,
+    RowKey,
+    SlotChange,
+    decode_key,
+    decode_object,
+    decode_row,
+    encode_note,
+    encode_row,
+    key_of,
+    note_key,
+)
+from amqpd.kafka.keyed_records import record_size
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,
@@ -42,6 +56,7 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 from amqpd.storage.metadata.schema import TABLE_OF, TABLES, Table, parent_key
+from amqpd.storage.metadata.store import MetadataState, WriteFailed
 
 CLUSTER_TABLES: Final = frozenset(
     ("vhosts", "users", "permissions", "topic_permissions", "global_parameters", "user_limits")

@@ -18,6 +18,25 @@ Numbers: a partition's records are numbered by one `Replica` (`replica`), whoeve
 
 What waits for Kafka's answers counts as unsynced (`CommitCycle.unsynced_bytes`), so publishers are held by the same
 bound as for a slow disk.
+
+Space in Kafka: what stands before a log's head is freed, now and then, by DeleteRecords, which frees from the front
+only.
+
+How much a log has in Kafka (its *span*, from its head to its end, settled or not) is counted by what was appended, to
+MARK_BYTES exact. A span that is large and holds little that is live is one message that nobody settles, with all that
+came behind it: told once in the broker's log.
+
+What is live of a queue's log comes back from Kafka: at its first use by a new owner, or one log after the other
+behind a takeover (`read_all`), whichever comes first; nobody but who asked waits.
+
+Of those that are asked for some are read at once, each in parts of FILL_SIZE between which the loop has its turn. What
+Kafka does not answer is asked for again until the slot is given up; where the log cannot be read, who asked is told,
+and the next who asks goes on where it stopped.
+
+Who waits until what a log has settled is in Kafka: transactions, before their tx.commit-ok.
+
+A slot's settlements are told in passes (`logs.py`), each over all logs that had changed when it began. Who has asked
+before that is heard by the pass, and answered when Kafka has what `settled` has at the pass's end.
 """
 
 from __future__ import annotations
@@ -26,23 +45,310 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Container
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from amqpd.cluster.fronts import DeleteRecords, Fronts
-from amqpd.kafka.producer import KafkaProducer
-from amqpd.cluster.reading_back import Read, ReadingBack, left_of
-from amqpd.cluster.settled_waits import SettledWaits
+from amqpd.cluster.replicated_acks import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
+from amqpd.cluster.replicated_log import ReplicaKeeper, ReplicatedLog
+from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, read_keyed
+from amqpd.kafka.partition import WINDOW, Partition
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused
+from amqpd.kafka.requests import ProducerId
+from amqpd.storage.acks.ack_set import DELIVERED
 from amqpd.storage.group_commit import CommitCycle
 from amqpd.storage.log.appender import Replica
-from amqpd.storage.log.batch import ClosedBatch
+from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 from amqpd.storage.queue_log import QueueLog
-from amqpd.kafka.keyed_records import Keyed, keyed_batch, read_keyed
-from amqpd.cluster.replicated_log import ReplicaKeeper, ReplicatedLog
-from amqpd.kafka.partition import WINDOW, Partition
-from amqpd.kafka.requests import ProducerId
-from amqpd.cluster.replicated_acks import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
-from amqpd.storage.acks.ack_set import DELIVERED
+
+logger = logging.getLogger(__name__)
+
+DeleteRecords = Callable[[str, Mapping[int, int]], Awaitable[object]]
+"""(topic, partition -> offset): what stands before it goes: `Topics.delete_records`."""
+
+MARK_BYTES: Final = 1 << 20
+FREE_BYTES: Final = 4 << 20
+"""So much is freed at once, or all there is where nothing live is left."""
+REST_BYTES: Final = 64 * 1024
+"""Less than that stays, also of an empty log."""
+WIDE_BYTES: Final = 1 << 30
+LIVE_SHARE: Final = 100
+"""A span of over WIDE_BYTES of which less than one in LIVE_SHARE bytes is live."""
+
+
+class Span:
+    """Bytes of one log in Kafka, by offset."""
+
+    def __init__(self) -> None:
+        self.freed_offset = 0
+        self.told = False
+        self._total = 0
+        self._marks: deque[tuple[int, int]] = deque()  # (first offset of a batch, bytes before it)
+        self._freed = 0
+
+    def add(self, base_offset: int, size: int) -> None:
+        """A batch has come behind the others."""
+        marks = self._marks
+        if not marks or self._total - marks[-1][1] >= MARK_BYTES:
+            marks.append((base_offset, self._total))
+        self._total += size
+
+    def add_batches(self, batches: Iterable[ClosedBatch]) -> None:
+        for batch in batches:
+            self.add(int(batch.base_offset), int(batch.size))
+
+    def _before(self, offset: int) -> int:
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= offset:
+            marks.popleft()
+        return marks[0][1] if marks and marks[0][0] <= offset else self._freed
+
+    def size_bytes(self, head: int, end: int) -> int:
+        """From the head on, which is never less than it was."""
+        return 0 if head >= end else self._total - self._before(head)
+
+    def due(self, head: int, end: int) -> bool:
+        """Whether there is enough before the head to be freed."""
+        gone = (self._total if head >= end else self._before(head)) - self._freed
+        return head > self.freed_offset and (gone >= FREE_BYTES or (head >= end and gone >= REST_BYTES))
+
+    def free(self, head: int, end: int) -> None:
+        """It is freed."""
+        self.freed_offset = head
+        self._freed = self._total if head >= end else self._before(head)
+
+
+class Fronts:
+    """Of the logs of one slot."""
+
+    def __init__(self) -> None:
+        self.spans: dict[ReplicatedLog, Span] = {}
+
+    def span(self, log: ReplicatedLog) -> Span:
+        """Its span, empty where nothing has come yet."""
+        found = self.spans.get(log)
+        if found is None:
+            found = self.spans[log] = Span()
+        return found
+
+    def forget(self, log: ReplicatedLog) -> None:
+        """It is not of this slot any more."""
+        self.spans.pop(log, None)
+
+    def look(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
+        """What is to be freed: topic -> partition -> (log, before which offset). Cost: 1 us a log that was written
+        to.
+        """
+        due: dict[str, dict[int, tuple[ReplicatedLog, int]]] = {}
+        for log, span in self.spans.items():
+            partition = log.partition
+            if partition is None or log.failed or log.deleted or not log.ready:
+                continue
+            head, end = int(log.settlements.head), int(log.next_offset)
+            size = span.size_bytes(head, end)
+            log.span_bytes = size
+            if size > WIDE_BYTES and log.size_bytes * LIVE_SHARE < size and not span.told:
+                span.told = True
+                logger.warning(
+                    "queue '%s': Kafka keeps %d MiB for %d messages of %d bytes, since the oldest is not settled",
+                    log.name,
+                    size >> 20,
+                    log.record_count,
+                    log.size_bytes,
+                )
+            elif size <= WIDE_BYTES // 2:
+                span.told = False
+            if span.due(head, end):
+                due.setdefault(partition.topic.decode(), {})[int(partition.number)] = (log, head)
+        return due
+
+    async def free(self, delete_records: DeleteRecords) -> int:
+        """Has Kafka free what may go. Returns how many logs that concerned. Raises: what `delete_records` does."""
+        count = 0
+        for topic, partitions in self.look().items():
+            await delete_records(topic, {number: head for number, (_, head) in partitions.items()})
+            for log, head in partitions.values():
+                span = self.spans.get(log)
+                if span is not None:
+                    span.free(head, int(log.next_offset))
+            count += len(partitions)
+        return count
+
+
+Read = Callable[[str, int, int, int], AsyncIterator[bytes]]
+"""(topic, partition, first offset, behind the last) -> its batches: `KafkaReader.read`."""
+
+FILL_SIZE: Final = 128 * 1024
+FILLS_AT_ONCE: Final = 4
+RETRY_S: Final = 1.0
+
+
+def left_of(log: ReplicatedLog) -> list[tuple[int, int]]:
+    """What of it is to be read; the barrier, which is the last record of those before, is not."""
+    return log.spans(log.end_offset - 1)
+
+
+def _length(log: ReplicatedLog) -> int:
+    return sum(end - first for first, end in left_of(log))
+
+
+class _Filling:
+    """A log that is read back. spans: what is left of it. task: None where it has stopped."""
+
+    def __init__(self, spans: list[tuple[int, int]]) -> None:
+        self.spans = spans
+        self.waiting: list[Callable[[], None]] = []
+        self.task: asyncio.Task[None] | None = None
+
+
+class ReadingBack:
+    """Of the logs of one slot. Loop thread only; `close` it."""
+
+    def __init__(self, read: Read, fronts: Fronts) -> None:
+        self._read = read
+        self._fronts = fronts
+        self._filling: dict[ReplicatedLog, _Filling] = {}
+        self._turn = asyncio.Semaphore(FILLS_AT_ONCE)
+        self._behind: asyncio.Task[None] | None = None
+
+    def read_all(self, logs: Iterable[ReplicatedLog]) -> None:
+        """Those that nobody has asked for are read one after the other, the shortest first."""
+        left = [log for log in logs if not log.ready and not log.deleted]
+        if left and self._behind is None:
+            left.sort(key=_length)
+            self._behind = asyncio.get_running_loop().create_task(self._read_all(left))
+
+    async def _read_all(self, logs: list[ReplicatedLog]) -> None:
+        for log in logs:
+            if log.ready or log.deleted or log in self._filling:
+                continue
+            read = asyncio.Event()
+            self.open(log, read.set)
+            await read.wait()
+        self._behind = None
+
+    def open(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
+        """See `QueueLog.open_soon`, of one that is not ready."""
+        filling = self._filling.get(log)
+        if filling is None:
+            filling = self._filling[log] = _Filling(left_of(log))
+        if filling.task is None:
+            filling.task = asyncio.get_running_loop().create_task(self._fill(log, filling))
+        filling.waiting.append(done)
+        return False
+
+    async def _fill(self, log: ReplicatedLog, filling: _Filling) -> None:
+        try:
+            async with self._turn:
+                while filling.spans and not log.deleted:
+                    try:
+                        await self._fill_span(log, filling)
+                    except KafkaLost as error:
+                        logger.warning("queue '%s' is still being read from Kafka: %s", log.name, error)
+                        await asyncio.sleep(RETRY_S)
+                if not log.deleted:
+                    log.filled()
+                del self._filling[log]
+        except (OSError, KafkaRefused) as error:
+            logger.error("queue '%s' cannot be read from Kafka: %s", log.name, error)
+        except Exception:
+            logger.exception("queue '%s' cannot be read from Kafka", log.name)
+        filling.task = None
+        waiting, filling.waiting = filling.waiting, []
+        for done in waiting:
+            done()
+
+    async def _fill_span(self, log: ReplicatedLog, filling: _Filling) -> None:
+        partition = log.partition
+        assert partition is not None  # it was opened
+        first, end = filling.spans[0]
+        part: list[bytes] = []
+        size = 0
+        async for batch in self._read(partition.topic.decode(), int(partition.number), first, end):
+            part.append(batch)
+            size += len(batch)
+            if size >= FILL_SIZE:
+                self._fill_part(log, filling, part)
+                part, size = [], 0
+                await asyncio.sleep(0)
+                if log.deleted:
+                    return
+        if part:
+            self._fill_part(log, filling, part)
+        filling.spans.pop(0)
+
+    def _fill_part(self, log: ReplicatedLog, filling: _Filling, batches: list[bytes]) -> None:
+        log.fill(batches)
+        span = self._fronts.span(log)
+        for batch in batches:
+            span.add(int(BatchHeader(batch, 0).base_offset), len(batch))
+        filling.spans[0] = (int(BatchHeader(batches[-1], 0).last_offset) + 1, filling.spans[0][1])
+
+    async def close(self) -> None:
+        """Nothing of it goes on. Who waits is told, and finds it as it is: not read."""
+        tasks = [each.task for each in self._filling.values() if each.task is not None]
+        if self._behind is not None:
+            tasks.append(self._behind)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        for filling in self._filling.values():
+            for done in filling.waiting:
+                loop.call_soon(done)
+        self._filling.clear()
+
+
+class Asking(NamedTuple):
+    """Who asked, and of which log."""
+
+    log: ReplicatedLog
+    done: Callable[[bool], None]
+
+
+class SettledWaits:
+    """Of one slot. heard: by the pass that goes on."""
+
+    def __init__(self) -> None:
+        self._asking: list[Asking] = []
+        self.heard: list[Asking] = []
+        self._sent: deque[tuple[int, Callable[[bool], None]]] = deque()
+
+    def ask(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
+        self._asking.append(Asking(log, done))
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self.heard += self._asking
+        self._asking = []
+
+    def told(self, end: int) -> None:
+        """The pass is over, all of it is below `end` of `settled`. What was settled before Kafka had its message is
+        told when Kafka has it (`ReplicatedLog.moved`): in a later pass.
+        """
+        heard, self.heard = self.heard, []
+        for each in heard:
+            log = each.log
+            if log.failed or log.deleted:
+                each.done(bool(log.deleted))
+            elif log.settlements.behind:
+                self._asking.append(each)
+            else:
+                self._sent.append((end, each.done))
+
+    def moved(self, high_watermark: int) -> None:
+        """Kafka has `settled` up to there."""
+        while self._sent and self._sent[0][0] <= high_watermark:
+            self._sent.popleft()[1](True)
+
+    def refuse(self) -> None:
+        """Nothing is told any more."""
+        waiting = [each.done for each in (*self._asking, *self.heard)] + [done for _, done in self._sent]
+        self._asking, self.heard = [], []
+        self._sent.clear()
+        for done in waiting:
+            done(False)
+
 
 REFUSED_RETRY_MS: Final = 10_000  # before what Kafka has refused of a queue is sent again
 TELL_DELAY_S: Final = 0.01
@@ -51,8 +357,6 @@ TELL_PAUSE_S: Final = 0.05
 SLICE_S: Final = 0.004
 _BATCH_SIZE_MAX: Final = 512 * 1024
 _BATCH_COUNT_MAX: Final = 4096
-
-logger = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -113,7 +417,7 @@ class SlotLogs(ReplicaKeeper):
         self._lost: set[ReplicatedLog] = set()  # whose topic somebody has deleted
         # telling
         self._telling: deque[ReplicatedLog] = deque()
-        self._records: list[Keyed] = []
+        self._records: list[KeyedRecord] = []
         self._tell_timer: asyncio.Handle | None = None
         self._told_s = 0.0
         self._waits = SettledWaits()
@@ -335,12 +639,12 @@ class SlotLogs(ReplicaKeeper):
             self._tell_timer.cancel()
         self._tell_timer = self._loop.call_soon(self._tell)
 
-    def _told_by(self, log: ReplicatedLog) -> list[Keyed]:
+    def _told_by(self, log: ReplicatedLog) -> list[KeyedRecord]:
         """Nothing of one that is lost: its topic may be back one day."""
         records = log.tell()
         return [] if log in self._lost else records
 
-    def _unread(self, log: ReplicatedLog) -> list[Keyed]:
+    def _unread(self, log: ReplicatedLog) -> list[KeyedRecord]:
         """Of one that was not read back yet: what those before may have delivered, where they were not given up. Else
         the next owner would go by what they had told, since this one is.
         """
@@ -355,7 +659,7 @@ class SlotLogs(ReplicaKeeper):
             self._arm(TELL_PAUSE_S)
             return
         records, self._records = self._records, []
-        part: list[Keyed] = []
+        part: list[KeyedRecord] = []
         size = 0
         for record in records:
             part.append(record)
@@ -368,7 +672,7 @@ class SlotLogs(ReplicaKeeper):
             self.write(self.settled, part)
         self.producer.flush()
 
-    def write(self, partition: Partition, records: list[Keyed]) -> None:
+    def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
         """One batch of keyed records behind what was offered; `producer.flush` sends it."""
         replica = self.replica(partition)
         base, now = partition.next_offset, int(time.time() * 1000)
@@ -425,7 +729,7 @@ class SlotLogs(ReplicaKeeper):
 
     def keep_alive(self, key: bytes) -> None:
         """A record to each partition that has none on the way. key: of it, the slot's transactional id."""
-        marker = [Keyed(key, None)]
+        marker = [KeyedRecord(key, None)]
         for partition in self.producer.partitions:
             if partition.closed or partition.order or partition in self._changing or partition.next_offset < 0:
                 continue

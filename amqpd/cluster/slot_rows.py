@@ -27,15 +27,15 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Final, Protocol
 
 from amqpd.cluster.placement import Placement
-from amqpd.kafka.producer import KafkaProducer
-from amqpd.kafka.consumer import SLICE_S
-from amqpd.cluster.row_table import RowTable, Submission
 from amqpd.cluster.row_codec import SlotChange, key_of
-from amqpd.storage.log.batch import HEADER_SIZE
-from amqpd.storage.metadata.store import Done, MetadataError, WriteFailed
-from amqpd.storage.metadata.rows import Put
-from amqpd.kafka.keyed_records import Keyed
+from amqpd.cluster.row_table import RowTable, Submission
+from amqpd.kafka.consumer import SLICE_S
+from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.kafka.partition import WINDOW, Partition
+from amqpd.kafka.producer import KafkaProducer
+from amqpd.storage.log.batch import HEADER_SIZE
+from amqpd.storage.metadata.rows import Put
+from amqpd.storage.metadata.store import Done, MetadataError, WriteFailed
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Writer(Protocol):
     @property
     def producer(self) -> KafkaProducer: ...
 
-    def write(self, partition: Partition, records: list[Keyed]) -> None:
+    def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
         """One batch behind what was offered; `producer.flush` sends it."""
 
     def may_write(self, partition: Partition) -> bool:
@@ -67,8 +67,8 @@ class _Waiting:
         self.changes = changes
         self.done = done
         self.made: Submission | None = None
-        self.asked: list[Keyed] = []
-        self.along: list[Keyed] = []
+        self.asked: list[KeyedRecord] = []
+        self.along: list[KeyedRecord] = []
 
 
 class SlotRows:
@@ -231,16 +231,14 @@ class SlotRows:
             return
         self._steps = self._applying(waiting, changes)
 
-    def _applying(
-        self, waiting: _Waiting, changes: Sequence[SlotChange]
-    ) -> Generator[None, None, Submission]:
+    def _applying(self, waiting: _Waiting, changes: Sequence[SlotChange]) -> Generator[None, None, Submission]:
         """As `RowTable.applying`, with places for new queues, and records that can be written."""
         if self.placement is not None:
             changes = yield from self.placement.placing(changes)
         made = yield from self.table.applying(changes, self._bytes_max)
         for records, found in ((waiting.asked, made.asked), (waiting.along, made.along)):
             for record in found:
-                records.append(Keyed(*record))
+                records.append(KeyedRecord(*record))
                 yield
         return made
 
@@ -328,12 +326,12 @@ class SlotRows:
             logger.exception("metadata: a done callback failed")
 
 
-def _together(group: list[_Waiting]) -> tuple[list[Keyed], list[Keyed]]:
+def _together(group: list[_Waiting]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
     """Their records, (asked for, going along): of each key the last one alone."""
     if len(group) == 1:
         return group[0].asked, group[0].along
-    asked: dict[bytes, Keyed] = {}
-    along: dict[bytes, Keyed] = {}
+    asked: dict[bytes, KeyedRecord] = {}
+    along: dict[bytes, KeyedRecord] = {}
     for each in group:
         for record in each.asked:
             along.pop(record.key, None)

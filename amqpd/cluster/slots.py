@@ -10,7 +10,7 @@ The group assigns (`assigned`), one task for each slot follows:
     let go      `Taker.give_up`, all that is to be stored being stored; `Taker.drop` where it has ended
 
 A slot that has ended is not taken again in the same generation, nor at once: two nodes never fence each other in turns.
-Whoever has let go of a slot asks for another round of the group, in which the slot is nobody's (assignment.py); so does
+Whoever has let go of a slot asks for another round of the group, in which the slot is nobody's (group.py); so does
 who was about to take one, and has told the group so, when an assignment leaves it out.
 
 A slot with no vhost is assigned, and not taken: there is nothing to serve.
@@ -23,8 +23,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit
 from amqpd.cluster.outages import Outages
+from amqpd.kafka.connection import KafkaLost, KafkaUnfit
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.metadata.store import MetadataError
 

@@ -34,17 +34,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
+from amqpd.cluster.row_codec import OWNER, VHOST_SLOT, WISH, Foreign, Newer, PutNote, decode_object, note_key
+from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaLost
-from amqpd.kafka.producer import KafkaRefused
 from amqpd.kafka.consumer import SLICE_S, Followed, Follower
-from amqpd.kafka.records import keyed_records
-from amqpd.cluster.row_table import ALL_TABLES, RowTable
-from amqpd.cluster.row_codec import OWNER, VHOST_SLOT, WISH, Foreign, Newer, PutNote, decode_object, note_key
+from amqpd.kafka.keyed_records import keyed_records
+from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import BadRecord
-from amqpd.storage.metadata.store import MetadataError, MetadataState
 from amqpd.storage.metadata.rows import Change, Delete, DeleteBindings, Put, VhostRow
+from amqpd.storage.metadata.store import MetadataError, MetadataState
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from amqpd.cluster.slot_logs import Place, SlotLogs
-from amqpd.storage.data_directory import SPILL
-from amqpd.storage.queue_json import describe
-from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.local_log import LocalLog
-from amqpd.storage.queue_log import LogUnusable, QueueLog
 from amqpd.cluster.replicated_log import ReplicatedLog
-from amqpd.storage.acks.hold import Hold
+from amqpd.cluster.slot_logs import Place, SlotLogs
+from amqpd.storage.acks.retained import Hold
+from amqpd.storage.data_directory import SPILL
+from amqpd.storage.local_log import LocalLog
+from amqpd.storage.queue_json import describe
+from amqpd.storage.queue_log import LogUnusable, QueueLog
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
 
 

@@ -9,7 +9,23 @@ import `help` when they show it. Nothing here imports the server or asyncio: all
 
 from amqpd.config.loader import EXIT_USAGE, Loaded, SettingsError, load
 from amqpd.config.row import Row
-from amqpd.config.schema import AmqpSettings, AuthSettings, ClusterSettings, DefaultSettings, DefinitionsSettings, HttpSettings, HttpTlsSettings, LimitSettings, LogSettings, MetadataSettings, Settings, StorageSettings, TlsSettings, rows, value_of
+from amqpd.config.schema import (
+    AmqpSettings,
+    AuthSettings,
+    ClusterSettings,
+    DefaultSettings,
+    DefinitionsSettings,
+    HttpSettings,
+    HttpTlsSettings,
+    LimitSettings,
+    LogSettings,
+    MetadataSettings,
+    Settings,
+    StorageSettings,
+    TlsSettings,
+    rows,
+    value_of,
+)
 
 __all__ = [
     "EXIT_USAGE",

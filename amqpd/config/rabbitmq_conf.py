@@ -1,7 +1,7 @@
-"""RabbitMQ's own configuration file, `rabbitmq.conf`, read as it is: sysctl format, and what becomes of each key.
+r"""RabbitMQ's own configuration file, `rabbitmq.conf`, read as it is: sysctl format, and what becomes of each key.
 
 Format, as RabbitMQ's parser (cuttlefish) has it:
-    key = value            words of the key joined by dots, `\\.` is a dot in a word; of two equal keys the last counts
+    key = value            words of the key joined by dots, `\.` is a dot in a word; of two equal keys the last counts
     key = 'a # b'          in single quotes anything but one of them (RabbitMQ 3.12 and newer)
     # comment              also behind a value
     include conf/*.conf    relative to the file it stands in; what it says stands where the line stands
@@ -12,18 +12,726 @@ The keys are the rows of `rabbitmq_keys`. One that amqpd can do nothing with, bu
 one whose absence would (a login backend, TLS that is not there) is refused, as is a key RabbitMQ does not know either.
 
 Imported only where such a file is named: `--config` or AMQPD_CONFIG that ends in `.conf`, RABBITMQ_CONFIG_FILE.
+
+The keys of `rabbitmq.conf`: one row each, with what becomes of it.
+
+A row's pattern is the key's words; `$name` stands for any one word, `*` at its end for any further ones. The row that
+is first in ROWS counts. Its `does` says to users what becomes of the key, and stands as it is in docs/rabbitmq-conf.md.
+
+Kinds of rows: a key that is a setting by another name (`_same`), keys that make one together (methods of
+`Translation` in `rabbitmq_translation`), keys that change nothing here (`_nothing`: a note), and keys that must not be
+passed over (`_refused`, and `_only` for some values). Sources: the schemas of RabbitMQ 3.10.8, and the documentation of
+3.13 and 4.x for newer keys.
+
+Which plugins RabbitMQ would have enabled: `enabled_plugins` beside `rabbitmq.conf`, `RABBITMQ_ENABLED_PLUGINS`.
+
+The file has one Erlang list, `[rabbitmq_management,rabbitmq_prometheus].`; RABBITMQ_ENABLED_PLUGINS_FILE names another
+one, RABBITMQ_ENABLED_PLUGINS has the names themselves, with commas, and counts more. What amqpd has of them is part of
+it, always; only metrics get a listener of their own by `rabbitmq_prometheus`, as there. One that it does not have is
+told.
+
+What the keys of a `rabbitmq.conf` add up to: their values, and settings that several keys make together.
+
+`rabbitmq_keys` has a row for each key; a row that needs others to be understood is a method here, and `finish` adds up
+what they have seen. Values raise ValueError, with text that follows the key.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from amqpd.config.rabbitmq_keys import ROWS, matching
-from amqpd.config.rabbitmq_plugins import PROMETHEUS
-from amqpd.config.rabbitmq_translation import Translation
+from amqpd.config.types import there
+
+PROMETHEUS: Final = "rabbitmq_prometheus"
+PART_OF_IT: Final = frozenset(
+    (
+        "rabbitmq_auth_mechanism_ssl",
+        "rabbitmq_consistent_hash_exchange",
+        "rabbitmq_delayed_message_exchange",
+        "rabbitmq_event_exchange",
+        "rabbitmq_jms_topic_exchange",
+        "rabbitmq_management",
+        "rabbitmq_management_agent",
+        "rabbitmq_message_deduplication",
+        "rabbitmq_prometheus",
+        "rabbitmq_random_exchange",
+        "rabbitmq_recent_history_exchange",
+    )
+)
+FILE: Final = "RABBITMQ_ENABLED_PLUGINS_FILE"
+NAMES: Final = "RABBITMQ_ENABLED_PLUGINS"
+_NAME: Final = re.compile(r"[a-z][a-z0-9_@]*")
+
+
+def enabled(folder: Path | None, environ: Mapping[str, str], notes: list[str]) -> dict[str, str]:
+    """Names -> where each is said. folder: of `rabbitmq.conf`. notes: gets a line for each that amqpd does not have."""
+    if text := environ.get(NAMES, ""):
+        place = f"environment {NAMES}"
+    else:
+        path = Path(named) if (named := environ.get(FILE, "")) else folder and folder / "enabled_plugins"
+        if path is None or not there(path.is_file, True):
+            return {}
+        place = f"file {path}"
+        try:
+            text = re.sub("%.*", "", path.read_text("utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            notes.append(f"{path}: cannot be read, no plugin counts: {error}")
+            return {}
+    found = dict.fromkeys(_NAME.findall(text), place)
+    for name in sorted(found.keys() - PART_OF_IT):
+        notes.append(f"{place.removeprefix('file ')}: {name} changes nothing: amqpd has no such plugin")
+    return found
+
+
+FRAME_MAX_BYTES: Final = 1 << 27
+CHANNEL_MAX: Final = 65535
+HTTP_PORT: Final = 15672
+HTTPS_PORT: Final = 15671
+METRICS_PORT: Final = 15692
+OWN_LIMITS: Final = "the admin API has limits of its own, and OpenSSL's choice stands"
+MECHANISMS: Final = ("PLAIN", "AMQPLAIN", "EXTERNAL")
+HANDSHAKE_MAX_S: Final = 3600.0
+LEVELS: Final = {
+    "debug": "debug",
+    "info": "info",
+    "notice": "info",
+    "warning": "warning",
+    **dict.fromkeys(("error", "critical", "alert", "emergency", "none"), "error"),
+}
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmgtp])(i?b)?)?", re.IGNORECASE)
+
+
+def boolean(value: str) -> bool:
+    if value not in {"true", "false", "on", "off"}:
+        raise ValueError(f"must be true or false, not {value!r}")
+    return value in {"true", "on"}
+
+
+def number(value: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,18}", value):
+        raise ValueError(f"must be a whole number, not {value!r}")
+    return int(value)
+
+
+def share(value: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?", value):
+        raise ValueError(f"must be a number such as 0.6, not {value!r}")
+    return float(value)
+
+
+def size_bytes(value: str) -> int:
+    """rabbit: `k`, `KiB` are 1024 bytes, `kB` 1000; likewise the others. Raises: ValueError."""
+    found = _SIZE.fullmatch(value)
+    if found is None:
+        raise ValueError(f"must be a number of bytes such as 2GB or 512MiB, not {value!r}")
+    size = int(found[1])
+    for _ in range(" kmgtp".index((found[2] or " ").lower())):
+        size *= 1000 if (found[3] or "").lower() == "b" else 1024
+    return size
+
+
+def frame_size(value: str) -> int:
+    """rabbit: here `kb`, `mb`, `gb` are powers of 1024, and 0 is no limit."""
+    found = re.fullmatch(r"([0-9]{1,12})(kb|mb|gb)?", value, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"must be a number of bytes, not {value!r}")
+    return int(found[1]) << {"": 0, "kb": 10, "mb": 20, "gb": 30}[(found[2] or "").lower()] or FRAME_MAX_BYTES
+
+
+def handshake_s(value: str) -> float:
+    return HANDSHAKE_MAX_S if value == "infinity" else number(value) / 1000
+
+
+def minutes_s(value: str) -> float:
+    return number(value) * 60.0
+
+
+def verify(value: str) -> bool:
+    if value not in {"verify_peer", "verify_none"}:
+        raise ValueError(f"must be verify_peer or verify_none, not {value!r}")
+    return value == "verify_peer"
+
+
+def chain_depth(value: str) -> int:
+    """rabbit: up to 255. OpenSSL looks at 100 certificates at most."""
+    depth = number(value)
+    if not 0 <= depth <= 255:
+        raise ValueError(f"must be 0 to 255, not {value!r}")
+    return min(depth, 100)
+
+
+# `management.listener.*` without its first words -> setting below `http`, "" for none; how its value is read
+OLD_LISTENER: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
+    "port": ("port", number),
+    "ip": ("host", str),
+    "ssl": ("", boolean),
+    "ssl_opts.cacertfile": ("tls.ca", str),
+    "ssl_opts.certfile": ("tls.certificate", str),
+    "ssl_opts.keyfile": ("tls.key", str),
+    "ssl_opts.verify": ("tls.verify_peer", verify),
+    "ssl_opts.fail_if_no_peer_cert": ("tls.fail_if_no_peer_certificate", boolean),
+    "ssl_opts.depth": ("tls.depth", chain_depth),
+}
+
+
+class Translation:
+    """What the keys seen so far add up to. values, sources, notes, problems: as `rabbitmq_conf.Found` has them."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, object] = {}
+        self.sources: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+        self._listeners: dict[str, list[tuple[str, int, str]]] = {"tcp": [], "ssl": []}
+        self._off: dict[str, str] = {}  # protocol -> where it is said
+        self._loopback: dict[str, bool] = {}
+        self._loopback_place = ""
+        self._tags: list[str] | None = None
+        self._tags_place = ""
+        self._log: dict[str, tuple[str, str]] = {}
+        self._versions: dict[str, list[str]] = {}  # by the key's first word
+        self._versions_place: dict[str, str] = {}
+        self._ciphers: dict[str, tuple[list[str], str]] = {}  # by section, and where the last one is said
+        self._mechanisms: list[str] = []
+        self._mechanisms_place = ""
+        self._admin: dict[str, str] = {}  # listeners of the admin API that have keys -> the first place
+        self._old_listener: dict[str, tuple[str, str]] = {}
+        self._metrics_place = ""
+
+    def set(self, name: str, value: object, place: str) -> None:
+        """A setting's value. place: `FILE:LINE: KEY`."""
+        self.values[name], self.sources[name] = value, f"file {place}"
+
+    # -- keys that make something together -----------------------------------------------------------------------------
+
+    def listener(self, words: Sequence[str], value: str, place: str) -> None:
+        """`listeners.tcp.$name`, `listeners.ssl.$name`: a port, or ADDRESS:PORT."""
+        if value.startswith(("unix:", "local:")):
+            raise ValueError(f"cannot be {value}: amqpd listens for AMQP on addresses of TCP alone")
+        host, _, port = value.rpartition(":")
+        if not port.isascii() or not port.isdecimal():
+            raise ValueError(f"must be a port or ADDRESS:PORT, not {value!r}")
+        self._listeners[words[1]].append((host.strip("[]"), int(port), place))
+
+    def no_listener(self, words: Sequence[str], value: str, place: str) -> None:
+        if value != "none":
+            raise ValueError(f"must be none, not {value!r}")
+        self._off[words[1]] = place
+
+    def loopback_user(self, words: Sequence[str], value: str, place: str) -> None:
+        self._loopback[words[1]] = boolean(value)
+        self._loopback_place = place
+
+    def no_loopback_users(self, _words: Sequence[str], value: str, place: str) -> None:
+        if value != "none":
+            raise ValueError(f"must be none, not {value!r}")
+        self._loopback, self._loopback_place = {"": False}, place
+
+    def user_tag(self, words: Sequence[str], value: str, place: str) -> None:
+        self._tags, self._tags_place = self._tags or [], place
+        if boolean(value):
+            self._tags.append(words[1])
+
+    def log_key(self, words: Sequence[str], value: str, place: str) -> None:
+        """`log.console`, `log.file.level` and the like: `finish` knows which of them count."""
+        key = ".".join(words[1:])
+        if key.endswith("level") and value not in LEVELS:
+            raise ValueError(f"must be one of {', '.join(LEVELS)}, not {value!r}")
+        if key.endswith("formatter") and value not in {"plaintext", "json"}:
+            raise ValueError(f"must be plaintext or json, not {value!r}")
+        self._log[key] = value, place
+
+    def tls_version(self, words: Sequence[str], value: str, place: str) -> None:
+        self._versions.setdefault(words[0], []).append(value)
+        self._versions_place[words[0]] = place
+
+    def cipher(self, words: Sequence[str], value: str, place: str) -> None:
+        """`ssl_options.ciphers.$name` and those of the admin API's listeners, in the order of the lines."""
+        section = "amqp.tls" if words[0] == "ssl_options" else "http.tls" if words[1] == "ssl" else "listener"
+        names = self._ciphers[section][0] if section in self._ciphers else []
+        self._ciphers[section] = [*names, value], place
+        if section == "http.tls":
+            self.admin_listener(words, value, place)
+
+    def mechanism(self, _words: Sequence[str], value: str, place: str) -> None:
+        """`auth_mechanisms.$n`, in the order of the lines."""
+        if value not in MECHANISMS:
+            raise ValueError(f"cannot be {value}: amqpd knows {', '.join(MECHANISMS)}")
+        self._mechanisms.append(value)
+        self._mechanisms_place = place
+
+    def password_hashing(self, _words: Sequence[str], value: str, place: str) -> None:
+        if value == "rabbit_password_hashing_md5":
+            self.notes.append(f"{place} changes nothing: MD5 is verified, but no new hash is made with it")
+        elif value in {"rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"}:
+            self.set("auth.password_hashing", value, place)
+        else:
+            raise ValueError(f"must be rabbit_password_hashing_sha256 or ..._sha512, not {value!r}")
+
+    def admin_listener(self, words: Sequence[str], _value: str, place: str) -> None:
+        """`management.tcp.*`, `management.ssl.*`: there is such a listener."""
+        self._admin.setdefault(words[1], place)
+
+    def admin_unused(self, words: Sequence[str], value: str, place: str) -> None:
+        """Likewise, by a key that changes nothing else."""
+        self.admin_listener(words, value, place)
+        self.notes.append(f"{place} changes nothing: {OWN_LIMITS}")
+
+    def old_admin_listener(self, words: Sequence[str], value: str, place: str) -> None:
+        """`management.listener.*`: one listener, with TLS or without."""
+        key = ".".join(words[2:])
+        OLD_LISTENER[key][1](value)  # as it raises ValueError, not later
+        self._old_listener[key] = value, place
+
+    def metrics(self, _words: Sequence[str], _value: str, place: str) -> None:
+        """`prometheus.*`, or its plugin: metrics have a listener of their own."""
+        self._metrics_place = self._metrics_place or place
+
+    def metrics_unused(self, words: Sequence[str], value: str, place: str) -> None:
+        """Likewise, by a key that changes nothing else."""
+        self.metrics(words, value, place)
+        self.notes.append(f"{place} changes nothing: {OWN_LIMITS}")
+
+    def finish(self) -> None:
+        """After the last key."""
+        self._finish_listeners("tcp", "amqp.port")
+        self._finish_listeners("ssl", "amqp.tls.port")
+        if self._loopback_place:
+            users = [user for user, only in self._loopback.items() if only]
+            self.set("amqp.loopback_users", users, self._loopback_place)
+        if self._tags is not None:
+            self.set("default.tags", self._tags, self._tags_place)
+        for section, versions in self._versions.items():
+            place = self._versions_place[section]
+            if "tlsv1.2" not in versions:
+                self.problems.append(f"{place}: amqpd talks TLS 1.2 and 1.3, and cannot leave out 1.2")
+            elif sorted(versions) != ["tlsv1.2", "tlsv1.3"]:
+                self.notes.append(f"{place}: amqpd talks TLS 1.2 and 1.3, always")
+        if self._mechanisms:
+            self.set("auth.mechanisms", self._mechanisms, self._mechanisms_place)
+        self._finish_admin()
+        if self._metrics_place and "metrics.port" not in self.values:
+            self.set("metrics.port", METRICS_PORT, self._metrics_place)
+        self._finish_log()
+
+    def _finish_listeners(self, protocol: str, setting: str) -> None:
+        listeners = self._listeners[protocol]
+        if protocol in self._off:
+            self.set(setting, "off", self._off[protocol])
+            return
+        if not listeners:
+            return
+        place = listeners[-1][2]
+        if len({port for _, port, _ in listeners}) > 1:
+            self.problems.append(f"{place}: amqpd listens on one port for each protocol, and there are others above")
+            return
+        self.set(setting, listeners[0][1], place)
+        addresses = dict.fromkeys(host for host, _, _ in listeners)
+        hosts = "" if "" in addresses else ",".join(addresses)
+        if not hosts and "amqp.host" not in self.values:
+            return
+        if self.values.setdefault("amqp.host", hosts) != hosts:
+            self.problems.append(f"{place}: amqpd listens on the same addresses with and without TLS")
+            return
+        self.sources["amqp.host"] = f"file {place}"
+
+    def _finish_admin(self) -> None:
+        """rabbit: with `management.ssl` alone there is no plain HTTP, and `management.listener` is either."""
+        secure = self._old_listener.get("ssl", ("false", ""))[0] == "true"
+        old_ciphers = self._ciphers.pop("listener", None)
+        if secure and old_ciphers is not None:
+            self._ciphers["http.tls"] = old_ciphers
+        for section, (names, last) in self._ciphers.items():
+            self.set(f"{section}.ciphers", names, last)
+        for key, (value, place) in self._old_listener.items():
+            setting, convert = OLD_LISTENER[key]
+            self._admin.setdefault("ssl" if secure else "tcp", place)
+            if setting.startswith("tls."):
+                setting = setting if secure else ""
+            elif setting and secure:
+                setting = f"tls.{setting}"
+            if setting:
+                self.set(f"http.{setting}", convert(value), place)
+        if secure:
+            self.values.setdefault("http.tls.port", HTTP_PORT)
+        if "ssl" not in self._admin:
+            return
+        place = self._admin["ssl"]
+        if "http.tls.port" not in self.values:
+            self.set("http.tls.port", HTTPS_PORT, place)
+        self.sources.setdefault("http.tls.port", f"file {place}")
+        if "tcp" not in self._admin:
+            self.set("http.port", "off", place)
+
+    def _finish_log(self) -> None:
+        """One place, as amqpd has it: the file if there is one, else standard error."""
+        file, place = self._log.get("file", ("false", ""))
+        kind = "console"
+        if file != "false":
+            kind = "file"
+            folder = self._log.get("dir", ("", ""))[0]
+            self.set("log.file", str(PurePosixPath(folder) / file), place)
+            if self._log.get("console", ("false", ""))[0] == "true":
+                self.notes.append(f"{self._log['console'][1]}: amqpd logs to one place, the file")
+        elif self._log.get("console", ("true", ""))[0] == "false":
+            self.notes.append(f"{self._log['console'][1]}: without a file the log goes to standard error")
+        for key, setting in (("level", "log.level"), ("formatter", "log.format")):
+            for name in (f"{kind}.{key}", f"default.{key}"):
+                if name in self._log:
+                    value, place = self._log[name]
+                    self.set(setting, LEVELS.get(value, "json" if value == "json" else "text"), place)
+                    break
+
+
+Take = Callable[[Translation, Sequence[str], str, str], None]
+
+
+class Key(NamedTuple):
+    """A row. does: what becomes of it, for users; take: raises ValueError with text that follows the key."""
+
+    pattern: str
+    does: str
+    take: Take
+
+    def matches(self, words: Sequence[str]) -> bool:
+        """Whether the key of these words is meant."""
+        mine = self.pattern.split(".")
+        if mine[-1] == "*":
+            mine.pop()
+            if len(words) <= len(mine):
+                return False
+            words = words[: len(mine)]
+        return len(mine) == len(words) and all(
+            one.startswith("$") or one == word for one, word in zip(mine, words, strict=True)
+        )
+
+
+def matching(words: Sequence[str]) -> Key | None:
+    """The row of a key, if there is one."""
+    return next((row for row in ROWS if row.matches(words)), None)
+
+
+# -- kinds of rows -----------------------------------------------------------------------------------------------------
+
+
+def _same(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
+    """A setting by another name."""
+
+    def take(translation: Translation, _words: Sequence[str], value: str, place: str) -> None:
+        translation.set(setting, convert(value), place)
+
+    return Key(pattern, f"`{setting}`{more}", take)
+
+
+def _nothing(why: str, *patterns: str) -> list[Key]:
+    """Changes nothing, and is told."""
+
+    def take(translation: Translation, _words: Sequence[str], _value: str, place: str) -> None:
+        translation.notes.append(f"{place} changes nothing: {why}")
+
+    return [Key(pattern, f"nothing: {why}", take) for pattern in patterns]
+
+
+def _refused(why: str, *patterns: str) -> list[Key]:
+    """Must not be passed over."""
+
+    def take(_translation: Translation, _words: Sequence[str], _value: str, _place: str) -> None:
+        raise ValueError(f"cannot be obeyed: {why}")
+
+    return [Key(pattern, f"**refused**: {why}", take) for pattern in patterns]
+
+
+def _only(pattern: str, allowed: Sequence[str], why: str, shown: str = "") -> Key:
+    """Some values say what amqpd does anyway, all others are refused. shown: for users, instead of the values."""
+
+    def take(_translation: Translation, _words: Sequence[str], value: str, _place: str) -> None:
+        if value not in allowed:
+            raise ValueError(f"cannot be {value}: {why}")
+
+    words = shown or ", ".join(f"`{each}`" for each in allowed)
+    return Key(pattern, f"{words}: nothing; anything else is **refused**: {why}", take)
+
+
+def _admin(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
+    """Likewise, and there is such a listener of the admin API."""
+
+    def take(translation: Translation, words: Sequence[str], value: str, place: str) -> None:
+        translation.set(setting, convert(value), place)
+        translation.admin_listener(words, value, place)
+
+    return Key(pattern, f"`{setting}`{more}", take)
+
+
+def _metrics(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
+    """Likewise, and metrics have a listener of their own."""
+
+    def take(translation: Translation, words: Sequence[str], value: str, place: str) -> None:
+        translation.set(setting, convert(value), place)
+        translation.metrics(words, value, place)
+
+    return Key(pattern, f"`{setting}`{more}", take)
+
+
+def _old_does(setting: str) -> str:
+    """Of `management.listener.*`."""
+    if not setting:
+        return "`true`: the one listener is HTTPS, `http.port` is off"
+    tls = setting.removeprefix("tls.")
+    return f"`http.tls.{tls}`, where its ssl is true" + ("" if tls != setting else f"; else `http.{setting}`")
+
+
+def _channels(value: str) -> int:
+    return number(value) or CHANNEL_MAX
+
+
+def _login_from(value: str) -> str:
+    return "subject_alternative_name" if value == "subject_alt_name" else value
+
+
+def _together(pattern: str, does: str, take: Take) -> Key:
+    return Key(pattern, does, take)
+
+
+INTERNAL: Final = ("internal", "rabbit_auth_backend_internal")
+NO_CLUSTER: Final = "it is about RabbitMQ's clusters; those of amqpd have the settings cluster.*"
+NO_ERLANG: Final = "it is about Erlang"
+NO_PLUGIN: Final = "amqpd does not speak this protocol"
+ONE_LOG: Final = "amqpd has one log, on standard error or in a file that logrotate and SIGUSR1 rotate"
+MAKE_BY_HAND: Final = "declare it with amqpctl or in definitions"
+PLAIN_KEYS: Final = (
+    "amqpd reads keys and certificates from files, without a passphrase (openssl pkey -in KEY -out PLAIN)"
+)
+VERSIONS: Final = "nothing, if 1.2 is among them; else **refused**"
+ALONE: Final = "Without a key of management.tcp `http.port` is off"
+SOCKETS: Final = "sockets have the kernel's values, with TCP_NODELAY and a backlog as long as it allows"
+STATISTICS: Final = "statistics are counted where they arise and read when they are asked for"
+LOG_LEVEL: Final = "`log.level`; notice is info, critical and above are error"
+
+# fmt: off
+ROWS: Final[tuple[Key, ...]] = (
+    # -- listeners
+    _together("listeners.tcp", "`none`: `amqp.port` is off", Translation.no_listener),
+    _together("listeners.ssl", "`none`: `amqp.tls.port` is off", Translation.no_listener),
+    _together("listeners.tcp.$name", "`amqp.port`, with addresses `amqp.host`; one port", Translation.listener),
+    _together("listeners.ssl.$name", "`amqp.tls.port`, with addresses `amqp.host`; one port", Translation.listener),
+    _same("handshake_timeout", "amqp.handshake_timeout_s", handshake_s, ", from milliseconds; an hour at most"),
+    _same("heartbeat", "amqp.heartbeat_s", number),
+    _same("frame_max", "amqp.frame_max", frame_size, "; 0 is 128 MiB"),
+    _same("channel_max", "amqp.channel_max", _channels, "; 0 is 65535"),
+    _same("max_channels_per_connection", "amqp.channel_max", _channels, "; 0 is 65535"),
+    _same("max_message_size", "amqp.message_size_max_bytes", number),
+    _only("proxy_protocol", ("false",), "amqpd does not read the PROXY header, and clients' addresses would be wrong"),
+    *_nothing(SOCKETS, "tcp_listen_options", "tcp_listen_options.*", "num_acceptors.tcp", "num_acceptors.ssl"),
+    *_nothing("frames before connection.tune-ok have at most 8 KiB", "initial_frame_max"),
+    *_nothing("a handshake with TLS may take 5 s", "ssl_handshake_timeout"),
+    *_nothing("addresses are shown as numbers", "reverse_dns_lookups"),
+    *_nothing(
+        "the process's descriptors are the limit, see limits.reserved_descriptors", "connection_max", "max_connections"
+    ),
+    *_nothing(
+        "see docs/limits.md for limits of a vhost or a user",
+        "channel_max_per_node", "consumer_max_per_channel", "session_max_per_connection", "link_max_per_session",
+        "vhost_max", "cluster_exchange_limit", "cluster_queue_limit",
+    ),
+    # -- TLS
+    _only("ssl_options", ("none",), "name its keys, ssl_options.certfile and so on"),
+    _same("ssl_options.cacertfile", "amqp.tls.ca"),
+    _same("ssl_options.certfile", "amqp.tls.certificate", more="; the chain belongs into this file"),
+    _same("ssl_options.keyfile", "amqp.tls.key"),
+    _same("ssl_options.verify", "amqp.tls.verify_peer", verify),
+    _same("ssl_options.fail_if_no_peer_cert", "amqp.tls.fail_if_no_peer_certificate", boolean),
+    _together("ssl_options.versions.$n", VERSIONS, Translation.tls_version),
+    *_refused(
+        PLAIN_KEYS,
+        "ssl_options.password", "ssl_options.cert", "ssl_options.cacerts.$name", "ssl_options.key.*",
+    ),
+    _only("ssl_options.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"),
+    _same("ssl_options.depth", "amqp.tls.depth", chain_depth),
+    _together("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
+    *_nothing(
+        "OpenSSL's choice stands",
+        "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
+        "ssl_options.dhfile", "ssl_options.client_renegotiation", "ssl_options.secure_renegotiate",
+        "ssl_options.reuse_sessions", "ssl_options.bypass_pem_cache", "ssl_options.psk_identity",
+        "ssl_options.log_level", "ssl_options.log_alert", "ssl_allow_poodle_attack",
+    ),
+    # -- users
+    _same("default_user", "default.user"),
+    _same("default_pass", "default.password"),
+    _same("default_vhost", "default.vhost"),
+    _together("default_user_tags.$tag", "`default.tags`", Translation.user_tag),
+    _same("default_permissions.configure", "default.configure"),
+    _same("default_permissions.write", "default.write"),
+    _same("default_permissions.read", "default.read"),
+    _together("loopback_users", "`none`: `amqp.loopback_users` is empty", Translation.no_loopback_users),
+    _together("loopback_users.$user", "`amqp.loopback_users`: those that are true", Translation.loopback_user),
+    _only("auth_backends.$n", INTERNAL, "amqpd keeps its users itself"),
+    _only("auth_backends.$n.authn", INTERNAL, "amqpd keeps its users itself"),
+    _only("auth_backends.$n.authz", INTERNAL, "amqpd keeps its users itself"),
+    _together("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
+    *_refused("amqpd keeps its users itself", "auth_ldap.*", "auth_http.*", "auth_oauth2.*"),
+    *_nothing("logins are answered from memory", "auth_cache.*"),
+    _only("anonymous_login_user", ("none",), "nobody comes in without a password"),
+    *_nothing("nobody comes in without a password", "anonymous_login_pass"),
+    _same("ssl_cert_login_from", "auth.ssl_cert_login_from", _login_from),
+    _same("ssl_cert_login_san_type", "auth.ssl_cert_login_san_type", more="; `other_name` is **refused**"),
+    _same("ssl_cert_login_san_index", "auth.ssl_cert_login_san_index", number),
+    _together(
+        "password_hashing_module", "`auth.password_hashing`; MD5: nothing, argon2id stays", Translation.password_hashing
+    ),
+    _only(
+        "credential_validator.validation_backend",
+        ("rabbit_credential_validator_accept_everything",),
+        "amqpd takes every password",
+    ),
+    *_nothing("amqpd takes every password", "credential_validator.min_length", "credential_validator.regexp"),
+    *_refused(MAKE_BY_HAND, "default_users.*", "default_policies.*", "default_limits.*"),
+    # -- definitions
+    _same("load_definitions", "load_definitions"),
+    _same("management.load_definitions", "load_definitions"),
+    _same("definitions.local.path", "definitions.local.path"),
+    _same("definitions.skip_if_unchanged", "definitions.skip_if_unchanged", boolean),
+    _only(
+        "definitions.import_backend", ("local_filesystem", "rabbit_definitions_import_local_filesystem"),
+        "amqpd imports definitions from files",
+    ),
+    *_refused("amqpd imports definitions from files", "definitions.https.url"),
+    *_nothing("amqpd imports definitions from files", "definitions.tls.*"),
+    *_nothing("files are compared byte for byte", "definitions.hashing.algorithm"),
+    # -- memory and disk
+    _same("vm_memory_high_watermark.relative", "limits.memory_high_watermark", share),
+    _same("vm_memory_high_watermark.absolute", "limits.memory_bytes", size_bytes, "; units as RabbitMQ has them"),
+    _same("disk_free_limit.relative", "limits.disk_free_memory_multiple", share),
+    _same("disk_free_limit.absolute", "limits.disk_free_bytes", size_bytes, "; units as RabbitMQ has them"),
+    *_nothing("amqpd does not page: a queue's messages are in its log", "vm_memory_high_watermark_paging_ratio"),
+    *_nothing("memory and disk are looked at each second", "memory_monitor_interval", "disk_monitor_interval"),
+    *_nothing("it is the resident memory", "vm_memory_calculation_strategy"),
+    *_nothing("set limits.memory_bytes instead", "total_memory_available_override_value"),
+    # -- queues
+    _same("consumer_timeout", "consumer_timeout_ms", number, "; what it does: `consumer_timeout_response`"),
+    *_nothing("it is a vhost's: amqpctl add_vhost --default-queue-type", "default_queue_type"),
+    *_nothing(
+        "each queue is a log; see amqpd's settings storage.*",
+        "classic_queue.*", "quorum_queue.*", "stream.replication.*", "queue_index_embed_msgs_below",
+        "queue_index_max_journal_entries", "message_store_shutdown_timeout", "msg_store.*", "raft.*",
+        "mirroring_sync_batch_size", "mirroring_sync_max_throughput", "lazy_queue_explicit_gc_run_operation_threshold",
+        "queue_explicit_gc_run_operation_threshold", "stream_queue.*",
+    ),
+    *_nothing("transient queues are taken as they always were", "deprecated_features.permit.*"),
+    # -- the log
+    _together("log.dir", "`log.file`: where a relative one is", Translation.log_key),
+    _together("log.file", "`log.file`", Translation.log_key),
+    _together("log.file.level", f"{LOG_LEVEL}; counts with log.file", Translation.log_key),
+    _together("log.file.formatter", "`log.format`; counts with log.file", Translation.log_key),
+    _together("log.console", "standard error, where there is no log.file", Translation.log_key),
+    _together("log.console.level", f"{LOG_LEVEL}; counts without log.file", Translation.log_key),
+    _together("log.console.formatter", "`log.format`; counts without log.file", Translation.log_key),
+    _together("log.default.level", f"{LOG_LEVEL}; where the other two are not given", Translation.log_key),
+    *_nothing(
+        ONE_LOG,
+        "log.file.*", "log.console.*", "log.default.*", "log.exchange", "log.exchange.*", "log.journald",
+        "log.journald.*", "log.syslog", "log.syslog.*", "log.connection.*", "log.channel.*", "log.mirroring.*",
+        "log.queue.*", "log.federation.*", "log.upgrade.*", "log.ra.*", "log.prelaunch.*", "log.shovel.*", "log.ldap.*",
+        "log.user.*",
+    ),
+    # -- the admin API
+    _admin("management.tcp.port", "http.port", number),
+    _admin("management.tcp.ip", "http.host"),
+    _together("management.tcp.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
+    _admin("management.ssl.port", "http.tls.port", number, f"; 15671 where it is missing. {ALONE}"),
+    _admin("management.ssl.ip", "http.tls.host"),
+    _admin("management.ssl.cacertfile", "http.tls.ca"),
+    _admin("management.ssl.certfile", "http.tls.certificate", more="; the chain belongs into this file"),
+    _admin("management.ssl.keyfile", "http.tls.key"),
+    _admin("management.ssl.verify", "http.tls.verify_peer", verify),
+    _admin("management.ssl.fail_if_no_peer_cert", "http.tls.fail_if_no_peer_certificate", boolean),
+    _together("management.ssl.versions.$n", VERSIONS, Translation.tls_version),
+    *_refused(PLAIN_KEYS, "management.ssl.password"),
+    _admin("management.ssl.depth", "http.tls.depth", chain_depth),
+    _together("management.ssl.ciphers.$name", "`http.tls.ciphers`, in the order of the lines", Translation.cipher),
+    _together("management.ssl.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
+    *(
+        _together(f"management.listener.{key}", _old_does(setting), Translation.old_admin_listener)
+        for key, (setting, _) in OLD_LISTENER.items()
+    ),
+    _only("management.listener.ssl_opts", ("none",), "name its keys, management.ssl.certfile and so on"),
+    _together(
+        "management.listener.ssl_opts.versions.$n", VERSIONS, Translation.tls_version
+    ),
+    *_refused(
+        PLAIN_KEYS, "management.listener.ssl_opts.password", "management.listener.ssl_opts.cert",
+        "management.listener.ssl_opts.cacerts.$name", "management.listener.ssl_opts.key.*",
+    ),
+    _only(
+        "management.listener.ssl_opts.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"
+    ),
+    _together(
+        "management.listener.ssl_opts.ciphers.$name", "`http.tls.ciphers`, where its ssl is true", Translation.cipher
+    ),
+    *_nothing("OpenSSL's choice stands", "management.listener.ssl_opts.*"),
+    _same("management.login_session_timeout", "http.login_session_timeout_s", minutes_s, ", from minutes"),
+    *_refused("the admin API is at /api", "management.path_prefix"),
+    *_refused(
+        "users log in by name and password, or by a certificate", "management.disable_basic_auth",
+        "management.oauth_disable_basic_auth",
+    ),
+    _only("management.enable_uaa", ("false",), "users log in by name and password"),
+    _only("management.oauth_enabled", ("false",), "users log in by name and password"),
+    *_nothing(
+        "users log in by name and password",
+        "management.oauth_client_id", "management.oauth_client_secret", "management.oauth_provider_url",
+        "management.oauth_scopes", "management.oauth_metadata_url", "management.oauth_initiated_logon_type",
+        "management.oauth_response_type", "management.oauth_resource_servers.*", "management.uaa_client_id",
+        "management.uaa_location",
+    ),
+    *_nothing(
+        OWN_LIMITS,
+        "management.listener.server.*", "management.http.max_body_size", "management.http_log_dir",
+        "management.db_cache_multiplier", "management.cors.*", "management.csp.policy", "management.hsts.policy",
+        "management.headers.*", "management.restrictions.*", "management.delegate_count",
+        "management.http.hide_allow_header", "management.credential_encryption_secret", "management.definitions.*",
+        "http_dispatch.access_log_dir",
+    ),
+    *_nothing(
+        STATISTICS,
+        "management.rates_mode", "management.sample_retention_policies.*", "management.disable_stats",
+        "management.enable_queue_totals", "management_agent.*", "collect_statistics",
+        "collect_statistics_interval",
+    ),
+    _metrics("prometheus.tcp.port", "metrics.port", number, "; 15692 where only others, or enabled_plugins, say so"),
+    _metrics("prometheus.tcp.ip", "metrics.host"),
+    _only("prometheus.path", ("/metrics",), "amqpd has metrics at /metrics"),
+    _metrics("prometheus.return_per_object_metrics", "metrics.return_per_object_metrics", boolean),
+    *_refused("metrics over TLS are at /metrics of management.ssl's port", "prometheus.ssl.*"),
+    _together("prometheus.*", f"nothing: {OWN_LIMITS}", Translation.metrics_unused),
+    # -- one node, and no Erlang
+    *_nothing("amqpctl set_cluster_name sets it", "cluster_name"),
+    *_nothing(
+        NO_CLUSTER,
+        "cluster_partition_handling", "cluster_partition_handling.*", "cluster_formation.*",
+        "cluster_keepalive_interval", "khepri_default_timeout", "khepri_leader_wait_retry_timeout",
+        "khepri_leader_wait_retry_limit",
+        "cluster_tags.*", "node_tags.*", "queue_master_locator", "queue_leader_locator", "delegate_count",
+        "mnesia_table_loading_retry_timeout", "mnesia_table_loading_retry_limit", "metadata_store.*",
+        "vhost_restart_strategy", "target_cluster_size_hint",
+    ),
+    *_nothing(
+        NO_ERLANG,
+        "erlang.*", "net_ticktime", "distribution.*", "sysmon_handler.*", "hipe_compile", "background_gc_enabled",
+        "background_gc_target_interval", "socket_writer.gc_threshold", "default_worker_pool_size", "runtime.*",
+    ),
+    *_nothing("amqpd shows its own; the setting compat names RabbitMQ to clients", "product.*", "motd_file"),
+    *_nothing("nothing is encrypted in this file", "config_entry_decoder.*"),
+    *_nothing("messages pass as they are", "message_interceptors.*", "channel_interceptor.*"),
+    *_nothing("the setting event_exchange_vhost has it", "event_exchange.*"),
+    *_nothing(NO_PLUGIN, "mqtt.*", "stomp.*", "stream.*", "web_mqtt.*", "web_stomp.*", "amqp1_0.*"),
+    *_nothing("amqpd has no such plugin", "aws.*", "trust_store.*", "shovel.*", "federation.*", "tracing.*"),
+)
+# fmt: on
+
 
 DEPTH_MAX: Final = 16
 _KEY: Final = r"(?P<key>(?:\\\.|[A-Za-z0-9_-])+(?:\.(?:\\\.|[A-Za-z0-9_-])+)*)"

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from amqpd.config.paths import there
-from amqpd.config.rabbitmq_plugins import FILE as ENABLED_PLUGINS_FILE
-from amqpd.config.rabbitmq_plugins import NAMES as ENABLED_PLUGINS
-from amqpd.config.rabbitmq_translation import LEVELS, size_bytes
+from amqpd.config.rabbitmq_conf import FILE as ENABLED_PLUGINS_FILE
+from amqpd.config.rabbitmq_conf import LEVELS, size_bytes
+from amqpd.config.rabbitmq_conf import NAMES as ENABLED_PLUGINS
+from amqpd.config.types import there
 
 PREFIX: Final = "RABBITMQ_"
 SERVICE_LINK: Final = re.compile(r"RABBITMQ_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")

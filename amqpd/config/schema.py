@@ -11,8 +11,32 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from amqpd import __version__
-from amqpd.config.types import ADDRESS, ADDRESSES, BOOLEAN, COMPAT, MECHANISMS, MULTIPLE, NAMES, NO_ADDRESS, NO_PATH, NO_PATTERN, NO_SHORT_TEXT, OFF_PORT, PATH, SASL_MECHANISM, SHARE, SHORT_TEXT, SOME_TEXT, TEXT, TOPIC_NAME, byte_count, choice, integer, seconds
 from amqpd.config.row import Row, setting
+from amqpd.config.types import (
+    ADDRESS,
+    ADDRESSES,
+    BOOLEAN,
+    COMPAT,
+    MECHANISMS,
+    MULTIPLE,
+    NAMES,
+    NO_ADDRESS,
+    NO_PATH,
+    NO_PATTERN,
+    NO_SHORT_TEXT,
+    OFF_PORT,
+    PATH,
+    SASL_MECHANISM,
+    SHARE,
+    SHORT_TEXT,
+    SOME_TEXT,
+    TEXT,
+    TOPIC_NAME,
+    byte_count,
+    choice,
+    integer,
+    seconds,
+)
 
 DEPTH_MAX: Final = 100
 """OpenSSL's own bound."""
@@ -95,7 +119,9 @@ class HttpSettings:
         "Port of the admin API and the web page; 0 takes any free port, which the ready line names. off: HTTPS only.",
     )
     login_session_timeout_s: float = setting(
-        28800.0, seconds(60.0, 31536000.0), "How long a login on the web page lasts."  # rabbit: 8 h
+        28800.0,
+        seconds(60.0, 31536000.0),
+        "How long a login on the web page lasts.",  # rabbit: 8 h
     )
     tls: HttpTlsSettings = HttpTlsSettings()
 
@@ -137,9 +163,7 @@ class AuthSettings:
     ssl_cert_login_san_index: int = setting(
         0, integer(0, 1000), "Which one of that kind, if there are several: 0 is the first."
     )
-    password_hashing: Literal[
-        "argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"
-    ] = setting(
+    password_hashing: Literal["argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"] = setting(
         "argon2id",
         choice("argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"),
         "How new passwords are hashed. argon2id also replaces RabbitMQ's hashes at the first login; the others keep "

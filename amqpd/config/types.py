@@ -2,6 +2,8 @@
 
 A kind is made once, with its bounds, and stands in a field of the tree. Whatever it refuses is a ValueError whose text
 goes on where the setting's name ends: "amqp.port must be from 0 to 65535, not 70000".
+
+Looks for files that settings name. Where this user may not look at all is a line for him, and no traceback.
 """
 
 from __future__ import annotations
@@ -229,3 +231,19 @@ ADDRESSES: Final = Kind("host:port,host:port...", _addresses)
 TOPIC_NAME: Final = Kind("name", _topic_name)
 NO_PATTERN: Final = Kind("regular expression", _pattern)
 SASL_MECHANISM: Final = Kind("name", _sasl_mechanism)
+
+
+def there(look: Callable[[], bool], unknown: bool) -> bool:
+    """look: `path.exists` or the like. unknown: the answer where it may not be known, `/etc/ssl/private/a.pem`."""
+    try:
+        return look()
+    except OSError:
+        return unknown
+
+
+def problem(look: Callable[[], bool], missing: str) -> str:
+    """missing: what is said of a file that is not there. Empty: it is."""
+    try:
+        return "" if look() else missing
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"

@@ -10,6 +10,8 @@ exceptions tell: 403 to a client that announced `authentication_failure_close`, 
 vain (530, 504). The whole handshake has one deadline, whatever the pace of its bytes.
 
 Source: AMQP 0-9-1 section 2.2.4; RabbitMQ 3.10.8 for codes and silences.
+
+What a client logs in with, as the SASL mechanisms of AMQP carry it: PLAIN, AMQPLAIN, EXTERNAL.
 """
 
 from __future__ import annotations
@@ -21,14 +23,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.auth.internal_backend import Refused, User
-from amqpd.connection import peer_certificate, events
-from amqpd.connection.pending_commands import InputWaits
-from amqpd.connection.connection import Connection
-from amqpd.connection.interfaces import Control, Wire
-from amqpd.connection.credentials import credentials
-from amqpd.connection.handover import Handover, Login
+from amqpd.auth.internal_backend import AuthenticationRefused, User
+from amqpd.connection import events, peer_certificate
 from amqpd.connection.closing import CLOSED, CLOSING, HANDSHAKE, RUNNING
+from amqpd.connection.connection import Connection
+from amqpd.connection.handover import Handover, Login
+from amqpd.connection.interfaces import Control, Wire
+from amqpd.connection.pending_commands import InputWaits
 from amqpd.connection.read_pause import ALARM
 from amqpd.errors import (
     AmqpError,
@@ -41,8 +42,9 @@ from amqpd.errors import (
     NotAllowed,
     NotImplementedByBroker,
 )
-from amqpd.protocol import commands
-from amqpd.protocol.commands import (
+from amqpd.protocol import methods
+from amqpd.protocol.field_table import CodecError, decode_table
+from amqpd.protocol.methods import (
     ConnectionBlocked,
     ConnectionClose,
     ConnectionCloseOk,
@@ -60,6 +62,32 @@ from amqpd.protocol.commands import (
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.connection.registry import Connections
+
+
+def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
+    """Name and password; None where the certificate stands for both. rabbit: its response may be anything.
+
+    Raises: FrameError for a response that is none of the mechanism's, CommandInvalid for another mechanism.
+    """
+    if mechanism == "EXTERNAL":
+        return "", None
+    if mechanism == "PLAIN":
+        parts = response.split(b"\0")
+        if len(parts) != 3:
+            raise FrameError("PLAIN response without its two NULs")
+        return parts[1].decode("utf-8", "replace"), parts[2]
+    if mechanism == "AMQPLAIN":
+        # A field table without its length.
+        try:
+            table, _ = decode_table(len(response).to_bytes(4, "big") + response, 0)
+        except CodecError as error:
+            raise FrameError(f"AMQPLAIN response: {error}") from None
+        login, password = table.get("LOGIN"), table.get("PASSWORD")
+        if not isinstance(login, str) or not isinstance(password, str | bytes):
+            raise FrameError("AMQPLAIN response without LOGIN and PASSWORD")
+        return login, password.encode() if isinstance(password, str) else password
+    raise CommandInvalid(f"unknown mechanism '{mechanism}'")
+
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +188,10 @@ class Handshake(Control):
         if number != 0:
             raise FrameError("no channel before connection.open")
         try:
-            command = commands.decode(payload)
-        except commands.MethodSyntaxError as error:
+            command = methods.decode(payload)
+        except methods.MethodSyntaxError as error:
             raise FrameError(error.text, method) from None
-        except commands.UnknownMethod as error:
+        except methods.UnknownMethod as error:
             raise NotImplementedByBroker(str(error), method) from None
         if self.step == OPEN:
             self._on_open(method, command)
@@ -178,9 +206,9 @@ class Handshake(Control):
         elif isinstance(command, ConnectionClose):
             self.closed_by_client()
         else:
-            raise ChannelError(f"unexpected method '{commands.method_name(method)}' in the handshake", method)
+            raise ChannelError(f"unexpected method '{methods.method_name(method)}' in the handshake", method)
 
-    def _on_open(self, method: int, command: commands.Command) -> None:
+    def _on_open(self, method: int, command: methods.Command) -> None:
         if isinstance(command, ConnectionClose):
             if self.connection.backlog.unfinished_count > 0:
                 self.connection.backlog.close_waits = True
@@ -219,7 +247,7 @@ class Handshake(Control):
                 user = auth.vouched(name, near)
             else:
                 user = await auth.authenticate(name, password, near, self.wire.peer[0])
-        except Refused as refused:
+        except AuthenticationRefused as refused:
             log.warning("login refused: %s", refused.reason, extra=self._about())
             self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, False)
             events.logged_in(self.broker, connection, name, refused.reason)
@@ -290,12 +318,10 @@ class Handshake(Control):
         vhost = broker.vhosts.get(command.virtual_host)
         if vhost is None:
             self._look_elsewhere(command, user)
-            raise NotAllowed(f"vhost {command.virtual_host} not found", commands.CONNECTION_OPEN)
-        broker.admission.check(user.name, vhost, commands.CONNECTION_OPEN)
+            raise NotAllowed(f"vhost {command.virtual_host} not found", methods.CONNECTION_OPEN)
+        broker.admission.check(user.name, vhost, methods.CONNECTION_OPEN)
         if not broker.auth.may_access_vhost(user, vhost.name):
-            raise NotAllowed(
-                f"access to vhost '{vhost.name}' refused for user '{user.name}'", commands.CONNECTION_OPEN
-            )
+            raise NotAllowed(f"access to vhost '{vhost.name}' refused for user '{user.name}'", methods.CONNECTION_OPEN)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -5,6 +5,8 @@ is a bug of the broker (541, traceback in the log).
 
 States: handshake (until connection.open-ok), running, closing (connection.close is sent or answered: everything but
 close-ok is discarded), closed (the socket is gone).
+
+A connection's channels by their numbers.
 """
 
 from __future__ import annotations
@@ -14,14 +16,56 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.channel import on_channel
+from amqpd.channel import handlers
+from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
-from amqpd.connection.channels import Channels
 from amqpd.connection.interfaces import Control
 from amqpd.connection.read_pause import ReadGate
-from amqpd.errors import FrameError, HardError, InternalError, ResourceError, SoftError
-from amqpd.protocol import commands
+from amqpd.errors import FrameError, HardError, InternalError, NotAllowed, ResourceError, SoftError
+from amqpd.protocol import methods
 from amqpd.protocol.frame_parser import Assembler
+
+
+@final
+class Channels:
+    """count_max: as negotiated; 0: no limit. A channel stays until both sides have closed it."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Channel] = {}
+        self.count_max: i64 = 0
+        # The one asked for last: most often it is asked for again.
+        self._last_number: i64 = -1
+        self._last: Channel | None = None
+
+    def get(self, number: i64) -> Channel | None:
+        if number == self._last_number:
+            return self._last
+        channel = self.by_number.get(number)
+        if channel is not None:
+            self._last_number = number
+            self._last = channel
+        return channel
+
+    def check_count(self) -> None:
+        """Raises: NotAllowed where there is no room for another."""
+        if self.count_max > 0 and len(self.by_number) >= self.count_max:
+            raise NotAllowed(
+                f"number of channels opened ({len(self.by_number)}) has reached the negotiated channel_max "
+                f"({self.count_max})"
+            )
+
+    def add(self, channel: Channel) -> None:
+        self.by_number[channel.number] = channel
+
+    def forget(self, number: i64) -> None:
+        self.by_number.pop(number, None)
+        self._last_number = -1
+        self._last = None
+
+    def all(self) -> list[Channel]:
+        """A snapshot: they may end while one goes through them."""
+        return list(self.by_number.values())
+
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +131,11 @@ class Ending:
             "vhost": channel.session.vhost.name,
         }
         log.info("a channel is closed: %s", error.reply_text, extra=about)
-        on_channel.release(channel)
+        handlers.channel_close_ok(channel)
         channel.closing = True
         self._assembler.drop_channel(number)
-        close = commands.ChannelClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
-        self._output.write(commands.frame(number, close))
+        close = methods.ChannelClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
+        self._output.write(methods.frame(number, close))
 
     def fail(self, error: HardError) -> None:
         """connection.close; in the handshake only for those who asked for it, otherwise the socket just closes."""
@@ -103,8 +147,8 @@ class Ending:
         self.enter(CLOSING)
         log.warning("a connection is closed: %s", error.reply_text, extra={"connection": self.name})
         self._control.release()
-        close = commands.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
-        self._output.write(commands.frame(0, close))
+        close = methods.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
+        self._output.write(methods.frame(0, close))
         # The answer has to be heard, whatever the publisher was held for.
         self._gate.open_for_good()
         rest = self._assembler.take_rest()

@@ -1,8 +1,8 @@
 """A connection: what is read from one socket goes to its channels.
 
 The connection is the assembler's sink. Publishes and acks go straight to their channel; channel 0 and everything
-before connection.open-ok to the control (channel_zero.py); every other method to the `on_*` module of its class. What they
-raise is caught in `run`, and in the backlog for commands that waited, and becomes a close in `closing.py` alone.
+before connection.open-ok to the control (channel_zero.py); every other method to the `on_*` module of its class. What
+they raise is caught in `run`, and in the backlog for commands that waited, and becomes a close in `closing.py` alone.
 
 Its parts have an idea each: `output` (what waits to be written), `gate` (why it is not read), `channels` (by number),
 `backlog` (commands behind busy channels), `ending` (its state, and how it closes).
@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.flow.loop_turn import Turn
 from amqpd.broker.session import Session
 from amqpd.channel.channel import Channel
-from amqpd.channel.dispatch import check_known, dispatch
 from amqpd.channel.events import channel_created
-from amqpd.connection.pending_commands import OFFERS_MAX, Backlog, Deferred, InputWaits, deferred_ack, deferred_method
-from amqpd.connection.channels import Channels
+from amqpd.channel.handlers import check_known, dispatch
+from amqpd.connection.closing import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, Channels, Ending
 from amqpd.connection.interfaces import Control, Wire
-from amqpd.connection.closing import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, Ending
-from amqpd.connection.socket_writer import SocketOutput
+from amqpd.connection.pending_commands import OFFERS_MAX, Backlog, Deferred, InputWaits, deferred_ack, deferred_method
 from amqpd.connection.read_pause import ALARM, OUTPUT, SHARING, ReadGate
+from amqpd.connection.socket_writer import SocketOutput
 from amqpd.errors import AmqpError, ChannelError, CommandInvalid, ContentTooLarge, FrameError, SoftError
-from amqpd.protocol import commands
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol import methods
 from amqpd.protocol.field_table import read_u32
 from amqpd.protocol.frame import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, CommandSink
+from amqpd.protocol.frame_parser import Assembler
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
@@ -59,9 +58,7 @@ class Connection(CommandSink):
         self.assembler = Assembler(self, sink_frame_max, broker.message_size_max_bytes)
         self.channels = Channels()
         self.ending = Ending(name, control, self.gate, self.output, self.assembler, self.channels)
-        self.backlog = Backlog(
-            self, turn, control, self.gate, self.output, self.assembler, self.channels, self.ending
-        )
+        self.backlog = Backlog(self, turn, control, self.gate, self.output, self.assembler, self.channels, self.ending)
         self.gate.go_on = self.resume_input
         # From connection.open on.
         self.opened: Session | None = None
@@ -300,7 +297,7 @@ class Connection(CommandSink):
     def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
         channel = self.channels.get(number)
         if channel is None:
-            raise _not_open(commands.BASIC_ACK)
+            raise _not_open(methods.BASIC_ACK)
         if channel.closing:
             return
         if channel.busy:
@@ -309,7 +306,7 @@ class Connection(CommandSink):
         try:
             channel.ack(tag, multiple)
         except SoftError as error:
-            error.method = commands.BASIC_ACK
+            error.method = methods.BASIC_ACK
             raise
 
     def on_method(self, number: i64, payload: bytes) -> None:
@@ -318,13 +315,13 @@ class Connection(CommandSink):
             self.control.on_method(number, method, payload)
             return
         channel = self.channels.get(number)
-        if channel is not None and channel.busy and method != commands.CHANNEL_CLOSE_OK:
+        if channel is not None and channel.busy and method != methods.CHANNEL_CLOSE_OK:
             self.backlog.defer(number, deferred_method(payload))
             return
-        if method == commands.CHANNEL_OPEN:
+        if method == methods.CHANNEL_OPEN:
             self._open_channel(channel, number)
         elif channel is None:
-            if method != commands.CHANNEL_CLOSE_OK:
+            if method != methods.CHANNEL_CLOSE_OK:
                 check_known(method)
                 raise _not_open(method)
             raise CommandInvalid("unimplemented method", method)
@@ -338,7 +335,7 @@ class Connection(CommandSink):
         """channel.open. Raises: ChannelError when it is open, NotAllowed when there are too many."""
         if channel is not None:
             if not channel.closing:
-                raise ChannelError("second 'channel.open' seen", commands.CHANNEL_OPEN)
+                raise ChannelError("second 'channel.open' seen", methods.CHANNEL_OPEN)
             if not channel.crossed:
                 # The client has not answered our close yet: it must not use the number before.
                 return
@@ -349,15 +346,15 @@ class Connection(CommandSink):
         self.channels.add(Channel(self.session, self.output, self.backlog, number))
         self.broker.channels.opened_count += 1
         channel_created(self.session, number)
-        self.output.send(number, commands.ChannelOpenOk())
+        self.output.send(number, methods.ChannelOpenOk())
 
     def _closing_channel(self, channel: Channel, method: i64) -> None:
         """We have closed it, and wait for the client's answer."""
-        if method == commands.CHANNEL_CLOSE_OK:
+        if method == methods.CHANNEL_CLOSE_OK:
             self.backlog.forget(channel)
-        elif method == commands.CHANNEL_CLOSE:
+        elif method == methods.CHANNEL_CLOSE:
             # Both closes have crossed: a client that sent its own still answers ours (spec: 1.5.2.5).
-            self.output.send(channel.number, commands.ChannelCloseOk())
+            self.output.send(channel.number, methods.ChannelCloseOk())
             channel.crossed = True
 
     def on_publish_started(self, number: i64) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.internal_backend import Refused
-from amqpd.auth.user_rows import NAME_BYTES_MAX
+from amqpd.auth.internal_backend import NAME_BYTES_MAX, AuthenticationRefused
 
 if TYPE_CHECKING:
     from amqpd.config import AuthSettings
@@ -67,7 +66,7 @@ def user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
     Raises: Refused. rabbit: its words; several common names stand in a row, with commas.
     """
     if not certificate:
-        raise Refused("connection peer presented no TLS (x.509) certificate")
+        raise AuthenticationRefused("connection peer presented no TLS (x.509) certificate")
     if auth.ssl_cert_login_from == "distinguished_name":
         name = _name(certificate["subject"])
     elif auth.ssl_cert_login_from == "common_name":
@@ -81,11 +80,11 @@ def user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
             try:
                 name = str(ipaddress.ip_address(name.strip()))
             except ValueError:  # of neither 4 nor 16 bytes: OpenSSL tells `<invalid>`
-                raise Refused(f"the certificate's address is none: {name!r}") from None
+                raise AuthenticationRefused(f"the certificate's address is none: {name!r}") from None
     if not name:
-        raise Refused("no name found")
+        raise AuthenticationRefused("no name found")
     if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
-        raise Refused(f"no user has a name as long as the certificate's, {name[:NAME_BYTES_MAX]!r}...")
+        raise AuthenticationRefused(f"no user has a name as long as the certificate's, {name[:NAME_BYTES_MAX]!r}...")
     return name
 
 

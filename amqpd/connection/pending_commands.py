@@ -14,19 +14,18 @@ from typing import Final, final
 from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination
 from amqpd.broker.flow.loop_turn import Turn
 from amqpd.broker.queue.log_opener import when_open
 from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelOwner, ChannelState
-from amqpd.connection.channels import Channels
+from amqpd.connection.closing import RUNNING, Channels, Ending
 from amqpd.connection.interfaces import Control
-from amqpd.connection.closing import RUNNING, Ending
 from amqpd.connection.read_pause import BACKLOG, ReadGate
 from amqpd.errors import HardError, SoftError
-from amqpd.protocol.frame_parser import Assembler
 from amqpd.protocol.frame import CommandSink
+from amqpd.protocol.frame_parser import Assembler
 
 # Commands kept for a busy channel before reading stops.
 DEFERRED_BYTES_MAX: Final = 1024 * 1024

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from amqpd.broker.vhost import declare
-from amqpd.broker.listeners import Clients
 from amqpd.broker.events import by_itself
-from amqpd.channel import on_channel
+from amqpd.broker.listeners import Clients
+from amqpd.broker.vhost import declare
+from amqpd.channel import handlers
 from amqpd.connection.handover import Elsewhere
 from amqpd.connection.malloc_trim import GiveBack, malloc_trim
 from amqpd.connection.unauthenticated import Unopened
@@ -54,14 +54,14 @@ class Connections(Clients):
         for channel in connection.channels.all():
             if not channel.closing:
                 channel.closing = True
-                on_channel.release(channel)
+                handlers.channel_close_ok(channel)
             connection.backlog.drop(channel.number)
         session = connection.opened
         if session is None:
             return
         self.admission.left(session, session.user.name, session.vhost)
         with by_itself():  # rabbit
-            declare.delete_all(session.vhost, session.vhost.exclusive_queues(session))
+            declare.delete_queues(session.vhost, session.vhost.exclusive_queues(session))
 
     # -- what the broker tells ---------------------------------------------------------------------------------------
 

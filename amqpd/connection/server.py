@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from amqpd import descriptors, tls
-from amqpd.connection.registry import Connections
+from amqpd import process, tls
 from amqpd.connection.heartbeat import Heartbeats
+from amqpd.connection.registry import Connections
 from amqpd.connection.transport import Transport
-from amqpd.protocol_server import FrontEnd
 from amqpd.listeners import Listener, bound_sockets
+from amqpd.protocol_server import FrontEnd
 
 if TYPE_CHECKING:
     import ssl
@@ -60,7 +60,7 @@ class AmqpFrontEnd(FrontEnd):
             server = await self._broker.loop.create_server(
                 lambda: Transport(self._broker, self.connections, self.heartbeats, context is not None),
                 sock=sock,
-                backlog=descriptors.backlog(),
+                backlog=process.backlog(),
                 ssl=context,
                 ssl_handshake_timeout=None if context is None else tls.HANDSHAKE_S,
             )
@@ -124,4 +124,3 @@ class AmqpFrontEnd(FrontEnd):
     def close(self) -> None:
         self.heartbeats.stop()
         self.connections.give_back.stop()
-

@@ -1,8 +1,8 @@
 """A connection's output: one write per turn of the loop, and not more of it than the socket takes.
 
-What channels have gathered (amqpd/channel/frame_writer.py) goes to the socket in `flush`, which the turn calls. Of large
-bodies a turn writes WRITE_BYTES_MAX; the rest goes with later turns, or when the socket has taken that. A peer that
-does not read holds what the transport may keep and some OUT_BYTES_MAX here: then its consumers rest.
+What channels have gathered (amqpd/channel/frame_writer.py) goes to the socket in `flush`, which the turn calls. Of
+large bodies a turn writes WRITE_BYTES_MAX; the rest goes with later turns, or when the socket has taken that. A peer
+that does not read holds what the transport may keep and some OUT_BYTES_MAX here: then its consumers rest.
 
 A reader's share of a stream leaves before the next one gets his (`write_out`), while its bytes are in the processor's
 caches: at the end of the turn those of the first would have been pushed out by those of the last. Where the turn still

@@ -14,10 +14,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from amqpd.connection.connection import Connection
-from amqpd.connection.interfaces import Wire
 from amqpd.connection.channel_zero import WANT_HEADER, Handshake
+from amqpd.connection.connection import Connection
 from amqpd.connection.heartbeat import Heartbeats
+from amqpd.connection.interfaces import Wire
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from amqpd import descriptors
+from amqpd import process
 
 if TYPE_CHECKING:
     from amqpd.connection.interfaces import Wire
@@ -54,7 +54,7 @@ class Unopened:
         self._sockets.add(wire)
         self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
         self._waiting_count += 1
-        limit = descriptors.limit()
+        limit = process.limit()
         over = len(self._sockets) - int(limit * self.share)
         if over > 0:
             self._make_room(min(over + limit // SLACK_SHARE, self._waiting_count - max(1, limit // KEPT_SHARE)), limit)

@@ -2,7 +2,8 @@
 
 `open_connection` does all that comes first: TCP, TLS, ApiVersions (a broker that lacks what is spoken here is refused
 with the list), SASL. Behind that `send` writes a request and names who is told its answer; `ask` waits for it. Answers
-come in order (link.py). Whoever waits when the connection ends is told None: what was asked may have been done or not.
+come in order (peer_link.py). Whoever waits when the connection ends is told None: what was asked may have been done or
+not.
 
 A connection ends at the first thing that is wrong with it: an answer that is none, one that does not come within
 `answer_timeout_s`, an error of the socket. It is not opened again: that is for who uses it.
@@ -21,11 +22,18 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from amqpd.kafka.config import BadAccess, KafkaAccess
-from amqpd.kafka.codes import code_of
-from amqpd.kafka.wire import BadAnswer
 from amqpd.kafka.correlation import Link
-from amqpd.kafka.requests import decode_api_versions, decode_sasl_authenticate, decode_sasl_handshake, encode_api_versions, encode_sasl_authenticate, encode_sasl_handshake, missing_versions
+from amqpd.kafka.requests import (
+    decode_api_versions,
+    decode_sasl_authenticate,
+    decode_sasl_handshake,
+    encode_api_versions,
+    encode_sasl_authenticate,
+    encode_sasl_handshake,
+    missing_versions,
+)
 from amqpd.kafka.sasl import NotProved, conversation
+from amqpd.kafka.wire import BadAnswer, code_of
 
 logger = logging.getLogger(__name__)
 

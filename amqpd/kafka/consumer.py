@@ -26,14 +26,21 @@ from typing import Final
 from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.metadata import PAUSE_S, PAUSE_S_MAX, Brokers
 from amqpd.kafka.connection import KafkaConnection, KafkaLost, KafkaUnfit
+from amqpd.kafka.metadata import PAUSE_S, PAUSE_S_MAX, Brokers
 from amqpd.kafka.producer import KafkaRefused
+from amqpd.kafka.requests import (
+    EARLIEST,
+    LATEST,
+    Fetched,
+    FetchPlace,
+    decode_fetch,
+    decode_list_offsets,
+    encode_fetch,
+    encode_list_offsets,
+)
+from amqpd.kafka.wire import LEADER, PARTITION, BadAnswer, code_of
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.kafka.codes import LEADER, PARTITION, code_of
-from amqpd.kafka.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
-from amqpd.kafka.wire import BadAnswer
-from amqpd.kafka.requests import EARLIEST, LATEST, decode_list_offsets, encode_list_offsets
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Final, final
 from librt.strings import read_i32_be
 from mypy_extensions import i64
 
-from amqpd.kafka.wire import BadAnswer
 from amqpd.kafka.requests import CORRELATION_MAX
+from amqpd.kafka.wire import BadAnswer
 
 _LENGTH_SIZE: Final[i64] = 4
 _LEAST: Final[i64] = 4  # a correlation id

@@ -5,25 +5,38 @@ a null value (a *tombstone*) ends its key.
 back from a batch as it stands in a partition, whoever wrote it. A record's own headers are passed over.
 
 Compiled by mypyc.
+
+Records with a key and a value as they come out of `meta`, in parts; amqpd/kafka/keyed_records.py makes batches.
+
+key      bytes, never null: compaction keeps the last record of each
+value    bytes; null takes the key away
 """
 
 from __future__ import annotations
 
-from typing import Final, final
+from collections.abc import Iterator
+from typing import Final, NamedTuple, final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch, close_batch
-from amqpd.storage.log.compression import plain
-from amqpd.storage.log.record import BadRecord, read_offset_delta, read_varint, record_stop, varint_size, write_varint
+from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, ClosedBatch, close_batch, plain
+from amqpd.storage.log.record import (
+    BadRecord,
+    Record,
+    read_offset_delta,
+    read_varint,
+    record_stop,
+    varint_size,
+    write_varint,
+)
 
 _NO_BYTES: Final = b""
 _NULL: Final[i64] = -1
 
 
 @final
-class Keyed:
+class KeyedRecord:
     """One record. value: None is a tombstone."""
 
     def __init__(self, key: bytes, value: bytes | None) -> None:
@@ -37,7 +50,7 @@ class Keyed:
 
 
 def keyed_batch(
-    records: list[Keyed], base_offset: i64, timestamp_ms: i64, producer_id: i64, epoch: i64, sequence: i64
+    records: list[KeyedRecord], base_offset: i64, timestamp_ms: i64, producer_id: i64, epoch: i64, sequence: i64
 ) -> ClosedBatch:
     """The batch of `records`, of which there is one at least, all of the time `timestamp_ms` (since 1970).
 
@@ -79,7 +92,7 @@ def keyed_batch(
     )
 
 
-def read_keyed(batch: bytes) -> list[Keyed]:
+def read_keyed(batch: bytes) -> list[KeyedRecord]:
     """The records of a whole batch whose checksum is right, in order; those of a control batch are none.
 
     Raises: BadRecord.
@@ -88,7 +101,7 @@ def read_keyed(batch: bytes) -> list[Keyed]:
     if header.control():
         return []
     data, at, header = plain(batch, 0, header)
-    found: list[Keyed] = []
+    found: list[KeyedRecord] = []
     end: i64 = at + header.size
     position: i64 = at + HEADER_SIZE
     left: i64 = header.count
@@ -111,7 +124,38 @@ def read_keyed(batch: bytes) -> list[Keyed]:
             if start + size > stop:
                 raise BadRecord("a value runs past the end of its record")
             value = data[start : start + size]
-        found.append(Keyed(key, value))
+        found.append(KeyedRecord(key, value))
         position = stop
         left -= 1
     return found
+
+
+READ_PART: Final = 256 * 1024
+"""Bytes of values that are decoded at a time, so that a large batch does not hold the loop."""
+
+
+class StoredRecord(NamedTuple):
+    """One record. value: None, a tombstone."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+def record_size(key: bytes, value: bytes | None) -> int:
+    """Bytes that it takes in a batch, at most."""
+    return 24 + len(key) + (0 if value is None else len(value))
+
+
+def keyed_records(batch: bytes) -> Iterator[list[StoredRecord]]:
+    """The records of a batch that Kafka gave, in parts of some READ_PART bytes; of a control batch none. Raises:
+    BadRecord, in a batch whose checksum is right: a program wrote it that is none of ours.
+    """
+    data, at, header = plain(batch, 0, BatchHeader(batch, 0))
+    cursor = BatchCursor(data, at, header)
+    while cursor.remaining > 0:
+        records: list[Record] = []
+        cursor.read(0, None, {}, READ_PART, records)
+        yield [
+            StoredRecord(int(each.offset), each.routing_key, None if each.tombstone else each.body) for each in records
+        ]

@@ -19,7 +19,7 @@ from typing import Any, Final
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, open_connection
 from amqpd.kafka.producer import KafkaRefused, any_metadata, silent_last
-from amqpd.kafka.codes import PARTITION, code_of
+from amqpd.kafka.wire import PARTITION, code_of
 
 logger = logging.getLogger(__name__)
 

@@ -25,13 +25,21 @@ from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, KafkaUnfit, open_connection
-from amqpd.storage.log.batch import ClosedBatch
-from amqpd.kafka.barrier import barrier
-from amqpd.kafka.codes import ASK_AGAIN, code_of
-from amqpd.kafka.wire import BadAnswer
 from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Partition
-from amqpd.kafka.producer_state import IN_FLIGHT_MAX, Call, Producer, Producing
-from amqpd.kafka.requests import Coordinator, Metadata, ProducerId, decode_find_coordinator, decode_init_producer_id, decode_metadata, encode_find_coordinator, encode_init_producer_id, encode_metadata
+from amqpd.kafka.producer_state import IN_FLIGHT_MAX, Call, Producer, Producing, barrier
+from amqpd.kafka.requests import (
+    Coordinator,
+    Metadata,
+    ProducerId,
+    decode_find_coordinator,
+    decode_init_producer_id,
+    decode_metadata,
+    encode_find_coordinator,
+    encode_init_producer_id,
+    encode_metadata,
+)
+from amqpd.kafka.wire import ASK_AGAIN, BadAnswer, code_of
+from amqpd.storage.log.batch import ClosedBatch
 
 T = TypeVar("T")
 

@@ -21,6 +21,18 @@ Invariants:
 - Behind the end nothing is sent, and answers that still come change nothing.
 
 Compiled by mypyc. Times are milliseconds of one clock that never goes back.
+
+The first record that a new owner writes to a partition: behind it nothing of the one before is stored.
+
+Kafka learns of a new epoch in a partition by the first batch there that has it, and from then on refuses batches of
+the one before. So the owner writes this one to each of its partitions, free ones too, before it serves anything; it
+takes an offset, which the owner does not know beforehand and learns by it.
+
+    key      the transactional id, so that compacted topics take it
+    value    null
+    header   `amqpd-barrier`: producer id and epoch, in figures, with a space between
+
+It is no message: it has neither the header `exchange` nor `properties`.
 """
 
 from __future__ import annotations
@@ -31,11 +43,11 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage.log.batch import ClosedBatch
-from amqpd.kafka.codes import DUPLICATE, FENCED, LEADER, NONE, PARTITION, SEQUENCE, code_of
-from amqpd.kafka.wire import BadAnswer
 from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Offered, Partition
-from amqpd.kafka.produce import ProduceAnswer, TopicBatches, decode_produce, encode_produce
+from amqpd.kafka.requests import ProduceAnswer, TopicBatches, decode_produce, encode_produce
+from amqpd.kafka.wire import DUPLICATE, FENCED, LEADER, NONE, PARTITION, SEQUENCE, BadAnswer, code_of
+from amqpd.storage.log.batch import ClosedBatch, close_batch
+from amqpd.storage.log.record import varint
 
 REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
 """Of batches in a request; one that is larger goes alone. Kafka takes 100 MiB (`socket.request.max.bytes`)."""
@@ -310,3 +322,27 @@ def _in_order(call: Call, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
 
 
 __all__ = ["NONE", "Call", "Producer", "Producing"]
+
+
+HEADER: Final = b"amqpd-barrier"
+_NULL: Final = varint(-1)
+
+
+def barrier(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, base_offset: i64) -> ClosedBatch:
+    """The batch, of sequence 0. base_offset: 0 where it is not known. timestamp_ms: wall clock, milliseconds."""
+    told = f"{producer_id} {epoch}".encode()
+    record = b"".join(
+        (
+            b"\0\0\0",  # attributes, timestamp delta, offset delta
+            varint(len(key)),
+            key,
+            _NULL,
+            varint(1),
+            varint(len(HEADER)),
+            HEADER,
+            varint(len(told)),
+            told,
+        )
+    )
+    records = varint(len(record)) + record
+    return close_batch(BytesWriter(), records, base_offset, 1, 0, 0, timestamp_ms, 0, producer_id, 0, -1, [], epoch)

@@ -12,6 +12,32 @@ says of itself with the first request, before anything else is asked.
     FindCoordinator 3  who keeps the epochs of a transactional id
     InitProducerId 4   a producer id and its next epoch
     SaslHandshake 1, SaslAuthenticate 2: see sasl.py
+
+Fetch, version 12: record batches from Kafka, as they stand in a partition's log.
+
+    request   replica -1 | wait i32 ms | at least i32 bytes | at most i32 bytes | isolation 0 | session 0, -1: none
+              | topics: name, partitions: index i32, leader epoch i32 -1, offset i64, epoch -1, log start -1, bytes i32
+              | no forgotten topics | rack ""
+    answer    throttled i32 ms | code i16 | session i32 | topics: name, partitions: index i32, code i16, high watermark
+              i64, last stable offset i64, log start offset i64, aborted transactions, preferred replica i32, records
+
+A partition's records are whole batches but for the last, which Kafka cuts at the limit of bytes; the first is whole,
+however large it is. Its first batch may begin below the offset that was asked for.
+
+Version 12 is the first flexible one and the last that names topics by name. Kafka 4 has 4 to 18.
+
+Produce, version 9: record batches to Kafka, as they stand in a log.
+
+    request   transactional id (null) | acks -1 | timeout i32 ms | topics: name, partitions: index i32, records
+    answer    topics: name, partitions: index i32, code i16, base offset i64, time i64, log start offset i64, errors of
+              single records, a text | throttled i32 ms
+
+All of it compact, with no tagged fields of ours. One batch per partition and request, as Kafka wants it. A batch goes
+as it is but for its base offset, which has to be 0 there: the partition's leader writes its own, and its epoch, over
+the first 16 bytes, which the checksum does not cover. Equal from the magic byte on is what is stored.
+
+Version 9 is the first of the flexible ones, and the same as 10 to 12 for who uses no transactions; 13 names topics by
+id. Kafka 4 has 3 to 13.
 """
 
 from __future__ import annotations
@@ -21,7 +47,19 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.kafka.wire import Reader, write_compact, write_flag, write_int16, write_int32, write_int64, write_string, write_uvarint
+from amqpd.kafka.wire import (
+    BadAnswer,
+    Reader,
+    uvarint_size,
+    write_compact,
+    write_flag,
+    write_int16,
+    write_int32,
+    write_int64,
+    write_string,
+    write_uvarint,
+)
+from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch, crc_fits
 
 PRODUCE: Final[i64] = 0
 FETCH: Final[i64] = 1
@@ -230,9 +268,7 @@ class PartitionOffset:
         self.offset: i64 = offset
 
 
-def encode_list_offsets(
-    correlation_id: i64, client_id: bytes, topic: bytes, partitions: list[int], when: i64
-) -> bytes:
+def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, partitions: list[int], when: i64) -> bytes:
     """Asks the leader of those partitions for an offset of each. when: EARLIEST, the first that is still there; LATEST,
     the high watermark; or a time, milliseconds since 1970: the first record that is not older.
     """
@@ -428,3 +464,300 @@ def decode_sasl_authenticate(data: bytes) -> SaslAnswer:
     reader.pass_tags()
     reader.finish()
     return SaslAnswer(code, text.decode("utf-8", "replace"), message, lifetime_ms)
+
+
+FETCH_VERSION: Final[i64] = 12
+_TOPIC_LEAST: Final[i64] = 3
+_FETCH_PARTITION_LEAST: Final[i64] = 37
+_ABORTED_LEAST: Final[i64] = 17
+
+
+@final
+class FetchPlace:
+    """Where one partition is read from. size_bytes_max: of its records in the answer; one batch comes in any case."""
+
+    def __init__(self, topic: bytes, partition: i64, offset: i64, size_bytes_max: i64) -> None:
+        self.topic: bytes = topic
+        self.partition: i64 = partition
+        self.offset: i64 = offset
+        self.size_bytes_max: i64 = size_bytes_max
+
+
+def encode_fetch(
+    scratch: BytesWriter,
+    correlation_id: i64,
+    client_id: bytes,
+    wait_ms: i64,
+    size_bytes_max: i64,
+    places: list[FetchPlace],
+) -> bytes:
+    """A request, its length before it.
+
+    wait_ms: for how long Kafka waits for the first byte. size_bytes_max: of records in the whole answer. Places of one
+    topic stand together. Cost: some 1 us and 0.5 us a place.
+    """
+    topics: i64 = 0
+    before: bytes | None = None
+    for place in places:
+        if before is None or place.topic != before:
+            topics += 1
+            before = place.topic
+    scratch.truncate(0)
+    write_head(scratch, 0, FETCH, FETCH_VERSION, correlation_id, client_id)
+    write_int32(scratch, -1)
+    write_int32(scratch, wait_ms)
+    write_int32(scratch, 1)
+    write_int32(scratch, size_bytes_max)
+    scratch.append(0)
+    write_int32(scratch, 0)
+    write_int32(scratch, -1)
+    write_uvarint(scratch, topics + 1)
+    count: i64 = len(places)
+    start: i64 = 0
+    while start < count:
+        topic = places[start].topic
+        stop: i64 = start
+        while stop < count and places[stop].topic == topic:
+            stop += 1
+        write_compact(scratch, topic)
+        write_uvarint(scratch, stop - start + 1)
+        while start < stop:
+            place = places[start]
+            write_int32(scratch, place.partition)
+            write_int32(scratch, -1)
+            write_int64(scratch, place.offset)
+            write_int32(scratch, -1)
+            write_int64(scratch, -1)
+            write_int32(scratch, place.size_bytes_max)
+            scratch.append(0)
+            start += 1
+        scratch.append(0)
+    write_uvarint(scratch, 1)
+    write_uvarint(scratch, 1)
+    scratch.append(0)
+    return framed(scratch)
+
+
+@final
+class Fetched:
+    """What came of one partition. code: Kafka's, 0: records, which are `data` from `start` to `end`.
+
+    high_watermark: the end of what all in-sync replicas have. log_start_offset: what is below is gone.
+    """
+
+    def __init__(
+        self,
+        topic: bytes,
+        partition: i64,
+        code: i64,
+        high_watermark: i64,
+        log_start_offset: i64,
+        data: bytes,
+        start: i64,
+        end: i64,
+    ) -> None:
+        self.topic: bytes = topic
+        self.partition: i64 = partition
+        self.code: i64 = code
+        self.high_watermark: i64 = high_watermark
+        self.log_start_offset: i64 = log_start_offset
+        self.data: bytes = data
+        self.start: i64 = start
+        self.end: i64 = end
+
+    def batches(self) -> list[bytes]:
+        """The whole batches, each as it stands in the partition's log; what Kafka has cut at the end is left. One of
+        which compaction has left nothing but the header (Kafka keeps a producer's last) has no records.
+
+        Cost: a copy and the CRC. Raises: BadAnswer when a checksum is wrong, or a header is no batch's.
+        """
+        data = self.data
+        found: list[bytes] = []
+        position: i64 = self.start
+        while position + HEADER_SIZE <= self.end:
+            header = BatchHeader(data, position)
+            if not header.plausible() and not header.emptied():
+                raise BadAnswer("what came of a partition is no record batch")
+            if position + header.size > self.end:
+                break
+            if not crc_fits(data, position, header):
+                raise BadAnswer(f"the checksum of the batch at offset {header.base_offset} is wrong")
+            found.append(data[position : position + header.size])
+            position += header.size
+        return found
+
+
+def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
+    """(the code of the whole request, its partitions) of the answer in a frame. No copy of records.
+
+    Cost: some 1 us and 0.6 us a partition. Raises: BadAnswer.
+    """
+    reader = Reader(data)
+    read_head(reader)
+    reader.int32()  # throttled
+    code: i64 = reader.int16()
+    reader.int32()  # session
+    found: list[Fetched] = []
+    topics: i64 = reader.count(_TOPIC_LEAST)
+    while topics > 0:
+        topic = reader.compact()
+        left: i64 = reader.count(_FETCH_PARTITION_LEAST)
+        while left > 0:
+            partition: i64 = reader.int32()
+            of_partition: i64 = reader.int16()
+            high_watermark: i64 = reader.int64()
+            reader.int64()  # last stable offset: there are no transactions
+            log_start_offset: i64 = reader.int64()
+            aborted: i64 = reader.count(_ABORTED_LEAST)
+            while aborted > 0:
+                reader.int64()
+                reader.int64()
+                reader.pass_tags()
+                aborted -= 1
+            reader.int32()  # preferred replica: no rack was named
+            start: i64 = 0
+            end: i64 = 0
+            start, end = reader.compact_span()
+            if start < 0:
+                start = end = 0
+            reader.pass_tags()
+            found.append(Fetched(topic, partition, of_partition, high_watermark, log_start_offset, data, start, end))
+            left -= 1
+        reader.pass_tags()
+        topics -= 1
+    reader.pass_tags()
+    reader.finish()
+    return code, found
+
+
+PRODUCE_VERSION: Final[i64] = 9
+ACKS_ALL: Final[i64] = -1
+_ZERO_OFFSET: Final = b"\0\0\0\0\0\0\0\0"
+_OFFSET_SIZE: Final[i64] = 8
+_COPIED_MAX: Final[i64] = 16 * 1024  # records of a batch that are copied into the request; larger ones go as they are
+# The least that an element of each array takes.
+_PRODUCE_PARTITION_LEAST: Final[i64] = 33
+_RECORD_ERROR_LEAST: Final[i64] = 6
+
+
+@final
+class TopicBatches:
+    """What goes to one topic with one request. partitions, batches: side by side, each partition once."""
+
+    def __init__(self, topic: bytes) -> None:
+        self.topic: bytes = topic
+        self.partitions: list[int] = []
+        self.batches: list[ClosedBatch] = []
+
+    def add(self, partition: i64, batch: ClosedBatch) -> None:
+        """One batch more."""
+        self.partitions.append(partition)
+        self.batches.append(batch)
+
+    def size(self) -> i64:
+        """Bytes in a request."""
+        size: i64 = uvarint_size(len(self.topic) + 1) + len(self.topic) + uvarint_size(len(self.batches) + 1) + 1
+        for batch in self.batches:
+            size += 4 + uvarint_size(batch.size + 1) + batch.size + 1
+        return size
+
+
+def encode_produce(
+    scratch: BytesWriter, correlation_id: i64, client_id: bytes, timeout_ms: i64, topics: list[TopicBatches]
+) -> list[bytes]:
+    """A request, its length before it, in parts to be written one behind the other.
+
+    scratch: any writer, emptied here. timeout_ms: for how long Kafka waits for the replicas. Cost: some 1 us and 0.3 us
+    a batch; one copy of the records of small ones, none of large ones.
+    """
+    size: i64 = head_size(client_id) + 1 + 2 + 4 + uvarint_size(len(topics) + 1) + 1
+    for topic in topics:
+        size += topic.size()
+    parts: list[bytes] = []
+    scratch.truncate(0)
+    write_head(scratch, size, PRODUCE, PRODUCE_VERSION, correlation_id, client_id)
+    scratch.append(0)  # no transactional id
+    write_int16(scratch, ACKS_ALL)
+    write_int32(scratch, timeout_ms)
+    write_uvarint(scratch, len(topics) + 1)
+    for topic in topics:
+        write_compact(scratch, topic.topic)
+        batches = topic.batches
+        write_uvarint(scratch, len(batches) + 1)
+        for index, batch in enumerate(batches):
+            partition: i64 = topic.partitions[index]
+            write_int32(scratch, partition)
+            write_uvarint(scratch, batch.size + 1)
+            scratch.write(_ZERO_OFFSET)
+            scratch.write(batch.header[_OFFSET_SIZE:])
+            if len(batch.records) <= _COPIED_MAX:
+                scratch.write(batch.records)
+            else:
+                parts.append(scratch.getvalue())
+                parts.append(batch.records)
+                scratch.truncate(0)
+            if batch.more:
+                parts.append(scratch.getvalue())
+                parts += batch.more
+                scratch.truncate(0)
+            scratch.append(0)  # no tagged fields
+        scratch.append(0)
+    scratch.append(0)
+    parts.append(scratch.getvalue())
+    return parts
+
+
+@final
+class ProduceAnswer:
+    """What became of one partition's batch. code: Kafka's. base_offset: where it stands, -1 where it does not."""
+
+    def __init__(self, topic: bytes, partition: i64, code: i64, base_offset: i64, text: str) -> None:
+        self.topic: bytes = topic
+        self.partition: i64 = partition
+        self.code: i64 = code
+        self.base_offset: i64 = base_offset
+        self.text: str = text
+
+
+def decode_produce(data: bytes) -> list[ProduceAnswer]:
+    """The answer in a frame, partition by partition. Cost: some 1 us and 0.5 us a partition. Raises: BadAnswer."""
+    reader = Reader(data)
+    read_head(reader)
+    answers: list[ProduceAnswer] = []
+    topics: i64 = reader.count(_TOPIC_LEAST)
+    while topics > 0:
+        topic = reader.compact()
+        left: i64 = reader.count(_PRODUCE_PARTITION_LEAST)
+        while left > 0:
+            partition: i64 = reader.int32()
+            code: i64 = reader.int16()
+            base_offset: i64 = reader.int64()
+            reader.int64()  # the time of an append: queues' topics keep the publisher's
+            reader.int64()  # log start offset
+            text = _read_texts(reader)
+            reader.pass_tags()
+            answers.append(ProduceAnswer(topic, partition, code, base_offset, text))
+            left -= 1
+        reader.pass_tags()
+        topics -= 1
+    reader.int32()  # throttled: Kafka holds its answers back by itself
+    reader.pass_tags()
+    reader.finish()
+    return answers
+
+
+def _read_texts(reader: Reader) -> str:
+    """What Kafka says about single records and about the batch, for people; mostly nothing."""
+    said: list[bytes] = []
+    left: i64 = reader.count(_RECORD_ERROR_LEAST)
+    while left > 0:
+        reader.int32()
+        of_record = reader.compact_or_none()
+        if of_record is not None and len(said) < 3:
+            said.append(of_record)
+        reader.pass_tags()
+        left -= 1
+    of_batch = reader.compact_or_none()
+    if of_batch is not None:
+        said.append(of_batch)
+    return b"; ".join(said).decode("utf-8", "replace") if said else ""

@@ -1,6 +1,6 @@
 """GET /api/amqpd/arguments: names, types and meanings of arguments and policy keys, for a form that offers them.
 
-The rows are those of the broker's own tables (`broker/queue/arguments.py`, `broker/vhost/exchange_arguments.py`).
+The rows are those of the broker's own tables (`broker/queue/arguments.py`, `broker/vhost/exchange.py`).
 Arguments that are ignored or refused are left out. RabbitMQ has no such route.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, TypedDict
 
-from amqpd.broker.vhost import exchange_arguments
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.broker.queue.argument_checks import Row
+from amqpd.broker.vhost import exchange
 from amqpd.management.request import Call, Reply, Role, reply
 from amqpd.management.router import Route
 
@@ -45,7 +45,7 @@ _UNITS: Final = {"ms": "ms", "bytes": "bytes", "messages": "messages", "number":
 
 def known_arguments() -> list[dict[str, Any]]:
     """Return an item for each argument of a queue or an exchange that has an effect here."""
-    tables = (("queue", queue_arguments.ROWS), ("exchange", exchange_arguments.ROWS))
+    tables = (("queue", queue_arguments.ROWS), ("exchange", exchange.ROWS))
     return [_item(of, row) for of, rows in tables for row in rows.values() if row.takes]
 
 

@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote, quote_plus
 
-from amqpd.broker.vhost import bindings
-from amqpd.broker.vhost.pending import finished
 from amqpd.broker.queue.queue import Queue
-from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.pending import finished
 from amqpd.management.listing import listing, one, plain
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
 from amqpd.management.router import Route
 from amqpd.protocol.field_table import encode_table
 
@@ -122,9 +122,7 @@ async def show(
         return getattr(item(thing), column)
 
     keys = {column: partial(key, column) for column in _KEYS}
-    return await listing(
-        call, things, lambda each: render_binding(item(each)), lambda each: names_of(item(each)), keys
-    )
+    return await listing(call, things, lambda each: render_binding(item(each)), lambda each: names_of(item(each)), keys)
 
 
 async def get_bindings(call: Call) -> Reply:
@@ -204,7 +202,7 @@ async def post_binding(call: Call) -> Reply:
         raise BadRequest("a routing key has at most 255 bytes")
     arguments = call.arguments()
     _check(call, ends, key)
-    await finished(partial(bindings.bind, call.vhost(), ends.source, ends.destination, key, arguments))
+    await finished(partial(declare.bind, call.vhost(), ends.source, ends.destination, key, arguments))
     names = [call.vhost().name, "e", ends.source.name]
     names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
     # rabbit: relative to the path that was asked; clients hand it on as it is
@@ -236,7 +234,7 @@ async def delete_binding(call: Call) -> Reply:
     binding = _find(call, ends)
     _check(call, ends, binding.routing_key)
     which = (ends.source, ends.destination, binding.routing_key, binding.arguments)
-    await finished(partial(bindings.unbind, call.vhost(), *which))
+    await finished(partial(declare.unbind, call.vhost(), *which))
     return NO_CONTENT
 
 

@@ -14,8 +14,8 @@ from amqpd.management.request import Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
 
 if TYPE_CHECKING:
-    from amqpd.listeners import Listener
     from amqpd.config import HttpTlsSettings, TlsSettings
+    from amqpd.listeners import Listener
 
 PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
 """rabbit: its names of listeners' protocols, where ours is another."""

@@ -1,7 +1,7 @@
 """The whole cluster behind one node's admin API: what is another node's is asked there, lists are of all nodes.
 
-A node by itself has none of this. In a cluster the admin API is given a `Whole` (amqpd/cluster/api_gateway.py); requests of
-other nodes come in by the inner port, with who asks in a header, and are answered for this node alone.
+A node by itself has none of this. In a cluster the admin API is given a `Whole` (amqpd/cluster/api_gateway.py);
+requests of other nodes come in by the inner port, with who asks in a header, and are answered for this node alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.auth.internal_backend import Refused, User
+from amqpd.auth.internal_backend import AuthenticationRefused, User
 from amqpd.management.request import BadRequest, Caller, NotAuthorised
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from amqpd.auth.internal_backend import InternalBackend
-    from amqpd.management.request import Handler
-    from amqpd.management.cluster_control import ClusterControl
+    from amqpd.management.request import ClusterControl, Handler
     from amqpd.management.router import Route
 
 CALLER: Final = "Amqpd-Caller"
@@ -66,7 +65,7 @@ def asked(headers: Mapping[str, str], auth: InternalBackend) -> Asked:
     else:
         try:
             caller = Caller(auth.vouched(str(name), True), False)  # where he may come from, the other node has looked
-        except Refused as refused:
+        except AuthenticationRefused as refused:
             raise NotAuthorised(f"this node does not know him: {refused.reason}") from None
     return Asked(caller, (str(host), int(port)), True, PART in headers)
 

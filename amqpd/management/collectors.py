@@ -6,36 +6,63 @@ families as RabbitMQ does, with those that RabbitMQ 4 has for queues without the
 
 Counters of deliveries are kept by queue, those of publishes by channel and by queue: so what RabbitMQ tells for each
 pair of channel and queue, or channel and exchange, has a label less here. Sums by the labels there are, are the same.
+
+Metrics of the node: the process, its alarms, what came and went, logins, the group commit; nothing per object.
+
+`/metrics`, `/metrics/per-object`, `/metrics/detailed`: on a listener of their own (`metrics.port`) and on the API's.
+
+On their own listener nobody is asked who he is, as RabbitMQ asks nobody on 15692. On the API's, sums are for everyone,
+and what names queues is for those with the tag monitoring.
+
+What `/metrics` adds up: queues, channels and connections, those that have ended included, so that no total falls.
+
+RabbitMQ's sums of per-channel counters fall when channels close, which `rate()` takes for a restart; these do not.
+What lives is taken at one moment, before the first rest: what ends meanwhile keeps its counters and is in no sum yet.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import platform
+import resource
+import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.stats import queue_counts
+from amqpd import __version__
+from amqpd._build import is_compiled
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.stream import StreamReader
-from amqpd.channel.counters import channel_counts
-from amqpd.management.connections import pid
-from amqpd.management.counted import lengths
-from amqpd.management.message_counts import queue_bytes, unacked_bytes
+from amqpd.broker.queue.types import KINDS
+from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
+from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts
 from amqpd.management import prometheus
-from amqpd.management.text import labels
+from amqpd.management.connections import pid
+from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
+from amqpd.management.message_counts import queue_bytes, unacked_bytes
+from amqpd.management.overview import THREADS_MAX
+from amqpd.management.prometheus import CONTENT_TYPE, Sheet, labels
+from amqpd.management.request import Reply, Role
+from amqpd.management.router import Route
+from amqpd.management.stats import IO, lengths, numbers
+from amqpd.management.time_slice import Slices
+from amqpd.process import disk_free_bytes, process
+from amqpd.storage.fsync_thread import BOUNDS_ACKS_S, BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
 from amqpd.storage.local_log import LocalLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Set as AbstractSet
 
-    from amqpd.broker.vhost.vhost import VHost
+    from amqpd.broker.broker import Broker
     from amqpd.broker.queue.queue import Queue
+    from amqpd.broker.vhost.vhost import VHost
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
+    from amqpd.connection.registry import Connections
+    from amqpd.management.prometheus import Family
     from amqpd.management.request import Call
-    from amqpd.management.text import Family, Sheet
-    from amqpd.management.time_slice import Slices
 
 
 OPENING_S: Final = 1.0
@@ -251,7 +278,9 @@ class Reader:
         if "channel_exchange_metrics" in self._wanted:
             given = labels(channel=name, vhost=channel.session.vhost.name)
             counts = channel_counts(channel)
-            self._put(prometheus.CHANNEL_PUBLISHED, dict(zip(prometheus.CHANNEL_PUBLISHED, counts, strict=False)), given)
+            self._put(
+                prometheus.CHANNEL_PUBLISHED, dict(zip(prometheus.CHANNEL_PUBLISHED, counts, strict=False)), given
+            )
 
     # -- vhosts, exchanges -------------------------------------------------------------------------------------------
 
@@ -308,3 +337,393 @@ _BY_EXCHANGE: Final = frozenset({"exchange_names", "exchange_bindings"})
 PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION} - {"queue_delivery_metrics"})
 """What `/metrics/per-object` has. rabbit: neither exchanges nor vhosts, which are for `/metrics/detailed` alone."""
 OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status"})
+
+
+def put(sheet: Sheet, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
+    """A sample without labels for each family of the group; values has all of them, by their names."""
+    for name, family in group.items():
+        sheet.add(family, values[name])
+
+
+def identity(sheet: Sheet, call: Call) -> None:
+    """Which broker answers: dashboards join everything with it, by `instance`."""
+    broker = call.broker
+    python = platform.python_version()
+    build = labels(
+        rabbitmq_version=broker.settings.product[1],
+        prometheus_plugin_version=broker.settings.product[1],
+        prometheus_client_version=__version__,
+        erlang_version=f"Python {python}",
+        product_name="amqpd",
+        product_version=__version__,
+        build="compiled" if is_compiled() else "interpreted",
+    )
+    sheet.add(prometheus.IDENTITY["build_info"], 1, build)
+    # rabbit: an id that outlives a change of the cluster's name; the node's does.
+    who = labels(
+        rabbitmq_node=broker.node_name,
+        rabbitmq_cluster=broker.cluster_name,
+        rabbitmq_cluster_permanent_id=broker.node_name,
+    )
+    sheet.add(prometheus.IDENTITY["identity_info"], 1, who)
+
+
+def churn(sheet: Sheet, call: Call) -> None:
+    names = tuple(prometheus.CHURN)
+    put(sheet, prometheus.CHURN, dict(zip(names, _churn_counts(call), strict=True)))
+
+
+def _churn_counts(call: Call) -> tuple[int, ...]:
+    broker, connections = call.broker, call.server.connections
+    return (
+        *(connections.opened_count, connections.closed_count),
+        *(broker.channels.opened_count, broker.channels.closed_count),
+        *(broker.catalogue.queue_declared_count, broker.catalogue.queue_created_count),
+        broker.catalogue.queue_deleted_count,
+    )
+
+
+def node_coarse(sheet: Sheet, call: Call) -> None:
+    here = process()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    values = {
+        "process_open_fds": here.fd_count,
+        "process_open_tcp_sockets": len(call.server.connections.by_name),
+        "process_resident_memory_bytes": here.rss_bytes,
+        "disk_space_available_bytes": disk_free_bytes(call.broker.settings.data_dir),
+        "erlang_processes_used": threading.active_count(),
+        "erlang_gc_runs_total": sum(each["collections"] for each in gc.get_stats()),
+        "erlang_scheduler_context_switches_total": usage.ru_nvcsw + usage.ru_nivcsw,
+    }
+    put(sheet, prometheus.NODE_COARSE, values)
+
+
+def node(sheet: Sheet, call: Call) -> None:
+    alarms = call.broker.alarms
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    values = {
+        "process_max_fds": limit,
+        "process_max_tcp_sockets": limit,
+        "resident_memory_limit_bytes": alarms.memory_limit_bytes,
+        "disk_space_available_limit_bytes": alarms.disk_free_limit_bytes,
+        "erlang_processes_limit": int(THREADS_MAX.read_text("ascii")),
+        "erlang_uptime_seconds": time.time() - call.broker.started_at,
+    }
+    put(sheet, prometheus.NODE, values)
+
+
+def persister(sheet: Sheet, call: Call) -> None:
+    io = numbers(IO)
+    times = call.broker.storage.sync_times
+    values = {
+        "io_read_ops_total": io.get("syscr", 0),
+        "io_read_bytes_total": io.get("read_bytes", 0),
+        "io_write_ops_total": io.get("syscw", 0),
+        "io_write_bytes_total": io.get("write_bytes", 0),
+        "io_sync_ops_total": times.count,
+        "io_sync_time_seconds_total": times.total_s,
+    }
+    put(sheet, prometheus.PERSISTER, values)
+
+
+def alarms(sheet: Sheet, call: Call) -> None:
+    raised = call.broker.alarms.raised
+    values = {
+        "alarms_file_descriptor_limit": 0,
+        "alarms_free_disk_space_watermark": int("disk" in raised),
+        "alarms_memory_used_watermark": int("memory" in raised),
+    }
+    put(sheet, prometheus.ALARMS, values)
+
+
+def auth(sheet: Sheet, call: Call) -> None:
+    """By protocol; AMQP is always there, so that alerts have what to look at."""
+    for protocol, counts in {"amqp091": [0, 0], **call.broker.auth.attempts.by_protocol}.items():
+        _attempts(sheet, prometheus.AUTH, counts, labels(protocol=protocol))
+
+
+def auth_detailed(sheet: Sheet, call: Call) -> None:
+    """Those that `PUT /api/amqpd/auth_attempt_sources` has had counted."""
+    for family in prometheus.AUTH_DETAILED.values():
+        sheet.begin(family)
+    for source, counts in list(call.broker.auth.attempts.by_source.items()):
+        given = labels(remote_address=source.address, username=source.user, protocol=source.protocol)
+        _attempts(sheet, prometheus.AUTH_DETAILED, counts, given)
+
+
+def _attempts(sheet: Sheet, group: Mapping[str, Family], counts: list[int], given: str) -> None:
+    right, wrong = counts
+    for family, count in zip(group.values(), (right + wrong, right, wrong), strict=True):
+        sheet.add(family, count, given)
+
+
+def own(sheet: Sheet, call: Call, span_records: int, unread_count: int) -> None:
+    """Metrics that RabbitMQ has no name for. span_records: of all logs. unread_count: queues that the sums lack."""
+    broker, group = call.broker, prometheus.OWN
+    times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.tally
+    sheet.add(group["amqpd_uptime_seconds"], time.time() - broker.started_at)
+    sheet.add_histogram(group["amqpd_loop_lag_seconds"], LAG_BOUNDS_S, lag.counts, lag.total_s)
+    sheet.add_histogram(group["amqpd_storage_sync_seconds"], BOUNDS_S, times.by_time, times.total_s)
+    sheet.add_histogram(group["amqpd_storage_group_bytes"], BOUNDS_BYTES, times.by_bytes, times.total_bytes)
+    sheet.add_histogram(group["amqpd_storage_group_logs"], BOUNDS_LOGS, times.by_logs, times.total_logs)
+    ages = broker.storage.commits.ack_ages
+    sheet.add_histogram(group["amqpd_storage_ack_age_seconds"], BOUNDS_ACKS_S, ages.counts, ages.total_s)
+    values: dict[str, float] = {
+        "amqpd_clock_jump_seconds": broker.storage.clock_watch.jump_ms / 1000,
+        "amqpd_storage_unsynced_bytes": int(broker.storage.commits.unsynced_bytes),
+        "amqpd_retained_bytes": broker.storage.retained.bytes,
+        "amqpd_export_lost_records_total": broker.storage.export_losses.records,
+        "amqpd_log_span_records": span_records,
+        "amqpd_queues_unread": unread_count,
+        "amqpd_delayed_messages": sum(broker.delays.count_of(name) for name in broker.vhosts),
+        "amqpd_delayed_messages_delayed_total": int(tally.delayed),
+        "amqpd_delayed_messages_released_total": int(tally.released),
+        "amqpd_delayed_messages_unroutable_total": int(tally.unroutable),
+        "amqpd_delayed_messages_dropped_total": int(tally.dropped),
+        "amqpd_delayed_messages_cancelled_total": int(tally.cancelled),
+    }
+    for name, value in values.items():
+        sheet.add(group[name], value)
+
+
+PROTOCOL: Final = "amqp091"
+_DEATHS: Final = ("expired", "rejected", "maxlen", "delivery_limit")
+_PUBLISH, _DELIVER, _DELIVER_NO_ACK, _GET, _GET_NO_ACK, _REDELIVER, _ACK, _GET_EMPTY = range(len(QUEUE_COUNTERS))
+
+
+class Sums:
+    """Of all objects. by_kind: queue counters, by what RabbitMQ calls the kind."""
+
+    def __init__(self, broker: Broker, connections: Connections) -> None:
+        self._broker = broker
+        self._connections = connections
+        ended = broker.catalogue.ended_of_kind
+        self.by_kind = {name: [*ended[name].counts] or [0] * len(QUEUE_COUNTERS) for name in KINDS}
+        self.channel_counts = [*broker.channels.ended.counts] or [0] * len(CHANNEL_COUNTERS)
+        self.received_confirm = broker.channels.ended_confirm_count
+        self.received_bytes = connections.ended_received_bytes
+        self.sent_bytes = connections.ended_sent_bytes
+        self._queues = [queue for vhost in broker.vhosts.values() for queue in vhost.queues.values()]
+        self._live = list(connections)
+        self._channels = [each for owner in self._live for each in owner.channels.all() if not each.closing]
+        self.gauges = dict.fromkeys(
+            (*prometheus.QUEUE_COARSE, *prometheus.QUEUE_CONSUMERS, *prometheus.QUEUE, *prometheus.CHANNEL), 0.0
+        )
+        self.logs = LogSpan()
+        self.export_lag = 0
+        self.publishers = 0
+        self.unread_count = 0
+        self._utilised = 0.0
+        self._consumed = 0
+
+    async def count(self, call: Call, openings: Openings, slices: Slices) -> None:
+        """Add up all of them. Queues whose logs are not open in time are in `unread_count` and in no other sum."""
+        for queue in self._queues:
+            if await openings.has_opened(queue):
+                self._add_queue(call, queue)
+            else:
+                self.unread_count += 1
+            if slices.due:
+                await slices.rest()
+        if self._consumed:
+            for name in ("queue_consumer_capacity", "queue_consumer_utilisation"):
+                self.gauges[name] = self._utilised / self._consumed
+        for channel in self._channels:
+            self._add_channel(channel)
+            if slices.due:
+                await slices.rest()
+        for connection in self._live:
+            self.received_bytes += connection.received_bytes
+            self.sent_bytes += connection.output.sent_bytes
+
+    def _add_queue(self, call: Call, queue: Queue) -> None:
+        counts = self.by_kind[queue.kind]
+        for index, count in enumerate(queue_counts(queue)):
+            counts[index] += count
+        gauges = self.gauges
+        messages, ready, unacked = lengths(queue)
+        gauges["queue_messages"] += messages
+        gauges["queue_messages_ready"] += ready
+        gauges["queue_messages_unacked"] += unacked
+        gauges["queue_messages_delayed_retry"] += int(queue.delayed_count)
+        gauges["queue_messages_bytes"] += queue_bytes(queue)
+        gauges["queue_messages_ready_bytes"] += int(queue.ready_bytes)
+        gauges["queue_messages_unacked_bytes"] += unacked_bytes(queue)
+        if queue.consumers:
+            gauges["queue_consumers"] += len(queue.consumers)
+            self._utilised += call.rates.utilisation(queue)
+            self._consumed += 1
+        self.logs.add(queue)
+        self.export_lag += hindmost_export(call, queue)
+
+    def _add_channel(self, channel: Channel) -> None:
+        for index, count in enumerate(channel_counts(channel)):
+            self.channel_counts[index] += count
+        if channel.confirms is not None:
+            self.received_confirm += channel.confirms.sequence
+        if channel.published_count > 0:
+            self.publishers += 1
+        for name, value in channel_gauges(channel).items():
+            self.gauges[name] += value
+
+    # -- onto the sheet ----------------------------------------------------------------------------------------------
+
+    def put_objects(self, sheet: Sheet) -> None:
+        """How many there are."""
+        values = {
+            "connections": len(self._live),
+            "channels": len(self._channels),
+            "consumers": self.gauges["queue_consumers"],
+            "queues": len(self._queues),
+            "exchanges": sum(len(vhost.exchanges) for vhost in self._broker.vhosts.values()),
+        }
+        put(sheet, prometheus.OBJECTS, values)
+
+    def put_sums(self, sheet: Sheet) -> None:
+        """What `/metrics/per-object` has one by one, added up."""
+        gauges = self.gauges
+        for group in (prometheus.QUEUE_COARSE, prometheus.QUEUE_CONSUMERS, prometheus.QUEUE):
+            put(sheet, group, gauges)
+        queues = [sum(each) for each in zip(*self.by_kind.values(), strict=True)]
+        put(sheet, prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": queues[_PUBLISH]})
+        put(sheet, prometheus.QUEUE_DELIVERY, dict(zip(prometheus.QUEUE_DELIVERY, queues[_DELIVER:], strict=True)))
+        put(sheet, prometheus.CHANNEL, gauges)
+        put(
+            sheet,
+            prometheus.CHANNEL_PUBLISHED,
+            dict(zip(prometheus.CHANNEL_PUBLISHED, self.channel_counts, strict=False)),
+        )
+        put(sheet, prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, self._unroutable(), strict=True)))
+        put(
+            sheet,
+            prometheus.CONNECTION_COARSE,
+            dict(zip(prometheus.CONNECTION_COARSE, (self.received_bytes, self.sent_bytes), strict=True)),
+        )
+        put(sheet, prometheus.CONNECTION, {"connection_channels": len(self._channels)})
+        for name in ("records", "bytes", "segments"):
+            sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(self.logs, name))
+        sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], self.export_lag)
+
+    def _unroutable(self) -> tuple[int, int]:
+        """Returned, dropped."""
+        ended = self._broker.catalogue.ended_unroutable
+        vhosts = list(self._broker.vhosts.values())
+        returned = ended.returned_count + sum(vhost.counts.returned_count for vhost in vhosts)
+        both = ended.unroutable_count + sum(vhost.unroutable_count for vhost in vhosts)
+        return returned, max(0, both - returned)
+
+    def put_global(self, sheet: Sheet) -> None:
+        """By protocol, and by protocol and kind of queue."""
+        group, given = prometheus.GLOBAL, labels(protocol=PROTOCOL)
+        returned, dropped = self._unroutable()
+        published, confirmed = self.channel_counts[0], self.channel_counts[1]
+        values: dict[str, float] = {
+            "global_publishers": self.publishers,
+            "global_consumers": self.gauges["queue_consumers"],
+            "global_messages_received_total": published,
+            "global_messages_received_confirm_total": self.received_confirm,
+            "global_messages_confirmed_total": confirmed,
+            "global_messages_routed_total": sum(counts[_PUBLISH] for counts in self.by_kind.values()),
+            "global_messages_unroutable_dropped_total": dropped,
+            "global_messages_unroutable_returned_total": returned,
+        }
+        for name, value in values.items():
+            sheet.add(group[name], value, given)
+        for kind, counts in self.by_kind.items():
+            of_kind = labels(protocol=PROTOCOL, queue_type=KINDS[kind].module)
+            by_name = {
+                "global_messages_delivered_total": sum(counts[_DELIVER : _GET_NO_ACK + 1]),
+                "global_messages_delivered_consume_manual_ack_total": counts[_DELIVER],
+                "global_messages_delivered_consume_auto_ack_total": counts[_DELIVER_NO_ACK],
+                "global_messages_delivered_get_manual_ack_total": counts[_GET],
+                "global_messages_delivered_get_auto_ack_total": counts[_GET_NO_ACK],
+                "global_messages_redelivered_total": counts[_REDELIVER],
+                "global_messages_acknowledged_total": counts[_ACK],
+                "global_messages_get_empty_total": counts[_GET_EMPTY],
+            }
+            for name, value in by_name.items():
+                sheet.add(group[name], value, of_kind)
+        self._put_dead_lettered(sheet)
+
+    def _put_dead_lettered(self, sheet: Sheet) -> None:
+        """rabbit: what is safe with its targets before it leaves its queue, as all here is, is at_least_once."""
+        went = self._broker.dead_letters.went
+        for reason in _DEATHS:
+            for kind in ("classic", "quorum"):
+                counted = went.get((kind, reason))
+                given = labels(queue_type=KINDS[kind].module, dead_letter_strategy="at_least_once")
+                family = prometheus.DEAD_LETTERED[f"global_messages_dead_lettered_{reason}_total"]
+                sheet.add(family, int(counted.count) if counted is not None else 0, given)
+
+
+_NODE_GROUPS: Final[dict[str, Callable[[Sheet, Call], None]]] = {
+    "alarms": alarms,
+    "connection_churn_metrics": churn,
+    "node_coarse_metrics": node_coarse,
+    "node_metrics": node,
+    "node_persister_metrics": persister,
+    "auth_attempt_metrics": auth,
+    "auth_attempt_detailed_metrics": auth_detailed,
+}
+DETAILED_GROUPS: Final = frozenset({*_NODE_GROUPS, *OBJECT_GROUPS})
+"""What `family=` may say. rabbit: other words are no error."""
+
+
+async def metrics(call: Call) -> Reply:
+    """Everything added up, however many queues there are. Cost: some 10 us per queue."""
+    return await _all(call, False)
+
+
+async def open_metrics(call: Call) -> Reply:
+    """On their own listener: rabbit: `prometheus.return_per_object_metrics` makes them what per-object is."""
+    return await _all(call, call.broker.settings.metrics.return_per_object_metrics)
+
+
+async def per_object(call: Call) -> Reply:
+    """Everything one by one."""
+    return await _all(call, True)
+
+
+async def _all(call: Call, one_by_one: bool) -> Reply:
+    slices, sheet, openings = Slices(), Sheet(), Openings()
+    identity(sheet, call)
+    for name, put in _NODE_GROUPS.items():
+        if name != "auth_attempt_detailed_metrics":
+            put(sheet, call)
+    sums = Sums(call.broker, call.server.connections)
+    await sums.count(call, openings, slices)
+    sums.put_objects(sheet)
+    if one_by_one:
+        await Reader(call, sheet, openings, PER_OBJECT).read(slices)
+    else:
+        sums.put_sums(sheet)
+    sums.put_global(sheet)
+    own(sheet, call, sums.logs.span_records, sums.unread_count)
+    return Reply(200, await sheet.chunks(slices), CONTENT_TYPE)
+
+
+async def detailed(call: Call) -> Reply:
+    """Metrics of the families that are asked for. `family=queue_coarse_metrics&family=...&vhost=...&queue=...`: those
+    families, of those vhosts and queues."""
+    slices, named, sheet = Slices(), Sheet(), Sheet(detailed=True)
+    identity(named, call)  # rabbit: under its own name
+    wanted = frozenset(call.query_all("family"))
+    for name, put in _NODE_GROUPS.items():
+        if name in wanted:
+            put(sheet, call)
+    if not wanted.isdisjoint(OBJECT_GROUPS):
+        vhosts, queues = frozenset(call.query_all("vhost")), frozenset(call.query_all("queue"))
+        await Reader(call, sheet, Openings(), wanted, vhosts or None, queues or None).read(slices)
+    return Reply(200, [*await named.chunks(slices), *await sheet.chunks(slices)], CONTENT_TYPE)
+
+
+OPEN_ROUTES: Final = tuple(
+    Route("GET", path, Role.PUBLIC, handler)
+    for path, handler in (("metrics", open_metrics), ("metrics/per-object", per_object), ("metrics/detailed", detailed))
+)
+"""Those of their own listener."""
+ROUTES: Final = (
+    Route("GET", "metrics", Role.PUBLIC, metrics),
+    Route("GET", "metrics/per-object", Role.MONITORING, per_object),
+    Route("GET", "metrics/detailed", Role.MONITORING, detailed),
+)

@@ -2,6 +2,8 @@
 
 Who lacks the monitoring tag sees his own connections and their channels, as in RabbitMQ; consumers are shown by vhost.
 The `pid` of a connection is no process: it is a short name, unique while the broker runs, that `amqpctl` takes back.
+
+Why a connection is not read, in words: the reasons of its read gate, `amqpd.connection.read_pause`.
 """
 
 from __future__ import annotations
@@ -12,17 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import StreamReader
-from amqpd.channel.counters import had_by_queue
+from amqpd.channel.channel import had_by_queue
 from amqpd.channel.consumer import ChannelConsumer, Deliveries
 from amqpd.connection import peer_certificate
-from amqpd.connection.read_pause import ALARM, BACKLOG, SYNC
+from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
+from amqpd.management.listing import listing, one, plain, spans
 from amqpd.management.request import NO_CONTENT, Call, NotThere, Reply, Role
-from amqpd.management.counted import CHANNEL, CONNECTION
-from amqpd.management.held import held_by
-from amqpd.management.listing import listing, one, plain
 from amqpd.management.router import Route
+from amqpd.management.stats import CHANNEL, CONNECTION
 from amqpd.management.time_slice import Slices
-from amqpd.management.spans import spans
 from amqpd.protocol.field_table import decode_table
 
 if TYPE_CHECKING:
@@ -30,6 +30,23 @@ if TYPE_CHECKING:
     from amqpd.broker.session import Session
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
+
+
+HELD_BY: Final = {
+    ALARM: "alarm",
+    SYNC: "sync",
+    BACKLOG: "backlog",
+    OUTPUT: "output",
+    SHARING: "sharing",
+    PACED: "paced",
+    BODIES: "bodies",
+}
+
+
+def held_by(reasons: int) -> list[str]:
+    """The words of a gate's reasons; empty where it is read."""
+    return [word for reason, word in HELD_BY.items() if reasons & reason]
+
 
 CLOSED_BY_API = "Closed via management plugin"
 

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.vhost.pending import OnItsWay, finished
 from amqpd.broker.vhost.parameters import IMPORTED_HASH
+from amqpd.broker.vhost.pending import OnItsWay, finished
+from amqpd.management.definitions import DefinitionsError
+from amqpd.management.definitions_import import import_document, log
 from amqpd.management.json_body import parse
 from amqpd.management.request import ApiError
-from amqpd.management.definitions_import import import_document, log
-from amqpd.management.definitions_report import DefinitionsError
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker

@@ -1,25 +1,66 @@
 """What the process runs with: its settings, variables, command line, names and memory. For `amqpctl environment`,
-`os_env`, `command_line_arguments`, `resolve_hostname` and `memory_breakdown`."""
+`os_env`, `command_line_arguments`, `resolve_hostname` and `memory_breakdown`.
+
+Events as they happen, for `amqpctl consume_event_stream`: asked again and again, each time from where the last
+answer ended, so that a reader who is slow, or gone, costs the broker nothing.
+
+The first question begins to listen, and the last COUNT_MAX events are kept for those that follow; when nobody has asked
+for IDLE_S, listening ends. What is told is what the exchange amq.rabbitmq.event tells (broker/events.py), which need
+not be there.
+
+The server's own log, for `amqpctl set_log_level`, `rotate_logs`, `log_location`, `log_tail` and `log_tail_stream`.
+
+Only what goes to a file can be read back; what goes to standard error belongs to whoever started the broker.
+
+What `amqpctl status` shows: our own words, and beside them the keys of `rabbitmqctl status --formatter json`, which
+scripts read. What RabbitMQ says of its runtime is said of ours where there is such a thing, and is 0 or empty else.
+
+The process's threads: what processor each has used, in what state the kernel has it, where its Python is. For
+`amqpctl runtime_thread_stats` and `maybe_stuck`, which ask twice or oftener and compare.
+
+Source: proc(5), /proc/self/task/*/stat.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
+import platform
 import re
 import socket
 import ssl
 import struct
 import sys
+import threading
+import time
+from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.management.request import BadRequest, Call, NotThere, Reply, Role, reply
-from amqpd.management.router import Route
+from amqpd import __version__
+from amqpd._build import is_compiled
+from amqpd.broker.events import Event, Events
 from amqpd.config import rows, value_of
 from amqpd.config.help import MASK, masked, shown
+from amqpd.logging_config import LogOutput
+from amqpd.management.health import failed_logs
+from amqpd.management.listing import plain
+from amqpd.management.node_admin import clock_state
+from amqpd.management.overview import Totals, listeners
+from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.management.router import Route
+from amqpd.process import disk_free_bytes, process
 from amqpd.tls import choose_ciphers
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost.recovery import Report
+    from amqpd.config import LimitSettings
+    from amqpd.process import Process
+
 
 FAMILIES: Final = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6, "any": socket.AF_UNSPEC}
 RESOLVE_S: Final = 10.0
@@ -129,9 +170,7 @@ async def tls(call: Call) -> Reply:
     versions = [name for name, there in spoken if there]
     # OpenSSL names suites of a version that is not spoken, too. Those of before 1.3 have names of older protocols.
     version_of = {True: "tlsv1.3", False: "tlsv1.2"}
-    suites = [
-        _suite(each) for each in context.get_ciphers() if version_of[each["protocol"] == "TLSv1.3"] in versions
-    ]
+    suites = [_suite(each) for each in context.get_ciphers() if version_of[each["protocol"] == "TLSv1.3"] in versions]
     context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
     every = [_suite(each) for each in context.get_ciphers()]
     return reply(
@@ -182,3 +221,351 @@ ROUTES: Final = (
     Route("GET", "api/amqpd/tls", Role.MONITORING, tls),
     Route("GET", "api/amqpd/memory", Role.MONITORING, memory),
 )
+
+
+COUNT_MAX: Final = 10_000
+ANSWER_MAX: Final = 500
+IDLE_S: Final = 30.0
+
+
+class Watch:
+    """Listens to one broker's events. end: how many there have been."""
+
+    def __init__(self, events: Events) -> None:
+        self.end = 0
+        self._events = events
+        self._kept: deque[Event] = deque(maxlen=COUNT_MAX)
+        self._asked_at = time.monotonic()
+        events.watch(self)
+
+    def heard(self, event: Event) -> None:
+        """Cost: one append."""
+        if time.monotonic() - self._asked_at > IDLE_S:
+            self._events.watch(None)
+            self._kept.clear()
+            return
+        self.end += 1
+        self._kept.append(event)
+
+    def since(self, position: int) -> tuple[int, list[Event]]:
+        """The position behind those returned, at most ANSWER_MAX, and they. Those that are gone are passed over."""
+        self._asked_at = time.monotonic()
+        first = self.end - len(self._kept)
+        start = max(position, first)
+        found = list(islice(self._kept, start - first, start - first + ANSWER_MAX))
+        return start + len(found), found
+
+
+async def get_events(call: Call) -> Reply:
+    """Events since `position`; without one, or with one of before the last start, where to begin."""
+    events = call.broker.catalogue.events
+    watch = events.watcher
+    if not isinstance(watch, Watch):
+        watch = Watch(events)
+    position = number("position", call.query.get("position", str(watch.end)), 0, 1 << 62)
+    lost = max(0, watch.end - COUNT_MAX - position)
+    position, found = watch.since(min(position, watch.end))
+    told: list[dict[str, Any]] = [{"event": each.key, **plain(each.headers)} for each in found]
+    return reply({"position": position, "lost": lost, "events": told})
+
+
+EVENT_ROUTES: Final = (Route("GET", "api/amqpd/events", Role.ADMINISTRATOR, get_events),)
+
+
+log = logging.getLogger(__name__)
+
+LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "none": logging.CRITICAL + 10,
+}
+READ_BYTES_MAX: Final = 1 << 20
+LINES_MAX: Final = 10_000
+
+
+class CannotOpen(ApiError):
+    """rotate_logs: the log goes on where it was."""
+
+    error = "cannot_open"
+
+
+def level_name() -> str:
+    """What is set now, which need not be the setting's."""
+    now = logging.getLogger().level
+    return next((name for name, level in LEVELS.items() if level >= now), "none")
+
+
+def log_file() -> Path | None:
+    """None: it goes to standard error."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogOutput):
+            return handler.path
+    return None
+
+
+async def set_level(call: Call) -> Reply:
+    """Sets the log level until the next start or SIGHUP."""
+    level = call.text("level")
+    if level not in LEVELS:
+        raise BadRequest(f"level {level} is not supported. Try one of {', '.join(LEVELS)}")
+    logging.getLogger().setLevel(LEVELS[level])
+    log.info("the log level is %s", level)
+    return NO_CONTENT
+
+
+async def rotate(call: Call) -> Reply:
+    """Opens the log file anew, as SIGUSR1 does.
+    The file of that name is opened anew, after whatever renamed it."""
+    path = log_file()
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogOutput) and path is not None:
+            try:
+                handler.reopen()
+            except OSError as error:
+                raise CannotOpen(f"{error}; the log goes on where it was") from error
+    return reply({"file": str(path) if path is not None else None})
+
+
+async def location(call: Call) -> Reply:
+    """Where the log is, and its level."""
+    path = log_file()
+    return reply({"file": str(path.absolute()) if path is not None else None, "level": level_name()})
+
+
+async def tail(call: Call) -> Reply:
+    """The last `lines` lines, or what came behind `position`; at most READ_BYTES_MAX, of which the last.
+
+    The answer's `position` is where a reader goes on; a file that was rotated meanwhile is read from its beginning.
+    """
+    path = log_file()
+    if path is None:
+        raise NotThere("the log goes to standard error, not to a file (log.file)")
+    lines = number("lines", call.query.get("lines", "0"), 0, LINES_MAX)
+    position = number("position", call.query.get("position", "0"), 0, 1 << 62)
+    try:
+        text, end = await asyncio.to_thread(_read_log, path, position, lines)
+    except OSError as error:
+        raise NotThere(f"{path}: {error.strerror}") from None
+    return reply({"text": text, "position": end})
+
+
+def _read_log(path: Path, position: int, lines: int) -> tuple[str, int]:
+    """Whole lines. Raises: OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        first = 0 if lines or position > size else position
+        file.seek(max(first, size - READ_BYTES_MAX))
+        data = file.read(READ_BYTES_MAX)
+    end = data.rfind(b"\n") + 1
+    start = max(first, size - READ_BYTES_MAX)
+    data = data[data.find(b"\n") + 1 if start > first else 0 : end]
+    if lines:
+        data = b"".join(data.splitlines(keepends=True)[-lines:])
+    return data.decode("utf-8", "backslashreplace"), start + end
+
+
+SERVER_LOG_ROUTES: Final = (
+    Route("PUT", "api/amqpd/log_level", Role.ADMINISTRATOR, set_level),
+    Route("POST", "api/amqpd/rotate_logs", Role.ADMINISTRATOR, rotate),
+    Route("GET", "api/amqpd/log_location", Role.MONITORING, location),
+    Route("GET", "api/amqpd/log_tail", Role.ADMINISTRATOR, tail),
+)
+
+
+_PURPOSES: Final = {
+    "amqp": "AMQP 0-9-1",
+    "amqp/ssl": "AMQP 0-9-1 over TLS",
+    "http": "HTTP API",
+    "https": "HTTPS API",
+    "http/prometheus": "Prometheus exporter API over HTTP",
+}
+_CATEGORIES: Final = (
+    "allocated_unused", "atom", "binary", "code", "connection_channels", "connection_other", "connection_readers",
+    "connection_writers", "metrics", "mgmt_db", "mnesia", "msg_index", "other_ets", "other_proc", "other_system",
+    "plugins", "queue_procs", "queue_slave_procs", "quorum_ets", "quorum_queue_dlx_procs", "quorum_queue_procs",
+    "reserved_unallocated", "stream_queue_coordinator_procs", "stream_queue_procs", "stream_queue_replica_reader_procs",
+)  # fmt: skip
+"""What RabbitMQ tells the memory of its runtime apart by; those without a meaning here are 0."""
+_PID_MAX: Final = Path("/proc/sys/kernel/threads-max")
+
+
+def version_item(call: Call) -> dict[str, Any]:
+    return {
+        "product": "amqpd",
+        "version": __version__,
+        "build": "compiled" if is_compiled() else "interpreted",
+        "python": platform.python_version(),
+    }
+
+
+async def app(call: Call) -> Reply:
+    """Whether clients can connect: what those ask who wait for it. Cost: none."""
+    return reply({"running": call.server.app_running, "node": call.node})
+
+
+async def status(call: Call) -> Reply:
+    """Listeners, memory, disk, totals, alarms. `totals=false` in the query leaves out what costs a step per queue."""
+    here = process()
+    found = {**_ours(call, here), **_rabbits(call, here)}
+    if call.query.get("totals") != "false":
+        found["totals"] = await _totals(call)
+    return reply(found)
+
+
+async def _totals(call: Call) -> dict[str, int]:
+    vhosts = list(call.broker.vhosts.values())
+    totals = await Totals().count(call, vhosts)
+    totals["bindings"] = sum(len(exchange.bindings) for vhost in vhosts for exchange in vhost.exchanges.values())
+    totals["virtual_hosts"] = len(vhosts)
+    totals["users"] = len(call.broker.auth.users())
+    totals["connection_count"] = totals["connections"]
+    totals["queue_count"] = totals["queues"]
+    totals["virtual_host_count"] = len(vhosts)
+    return totals
+
+
+def _ours(call: Call, here: Process) -> dict[str, Any]:
+    broker = call.broker
+    path = log_file()
+    return {
+        "node": call.node,
+        **version_item(call),
+        "pid": os.getpid(),
+        "uptime_ms": int((time.time() - broker.started_at) * 1000),
+        "os": f"{platform.system()} {platform.release()}",
+        "data_dir": str(broker.settings.data_dir),
+        "log_level": level_name(),
+        "log_file": str(path) if path is not None else None,
+        "app_running": call.server.app_running,
+        "listeners": [
+            {
+                **each,
+                "interface": f"[{each['ip_address']}]" if ":" in each["ip_address"] else each["ip_address"] or "[::]",
+                "purpose": _PURPOSES.get(each["protocol"], each["protocol"]),
+            }
+            for each in listeners(call)
+        ],
+        "alarms": [
+            *broker.alarms.raised.values(),
+            *(f"the log of queue '{each.name}' in vhost '{each.vhost_name}' failed" for each in failed_logs(call)),
+        ],
+        "alarms_by_hand": sorted(broker.alarms.by_hand),
+        "clock": clock_state(call),
+        "disk_free_limit_bytes": broker.alarms.disk_free_limit_bytes,
+        "disk_free_bytes": disk_free_bytes(broker.settings.data_dir),
+        "unsynced_bytes": broker.storage.commits.unsynced_bytes,
+        "restored": _restored(broker.start_report),
+    }
+
+
+def _rabbits(call: Call, here: Process) -> dict[str, Any]:
+    broker = call.broker
+    settings = broker.settings
+    sockets = len(call.server.connections.by_name)
+    return {
+        "product_name": settings.product[0],
+        "product_version": settings.product[1],
+        "rabbitmq_version": settings.product[1],
+        "release_series_support_status": "supported",
+        "erlang_version": f"Python {platform.python_version()}",
+        "crypto_lib_version": ssl.OPENSSL_VERSION,
+        "uptime": int(time.time() - broker.started_at),
+        "is_under_maintenance": call.server.drained,
+        "processes": {"used": threading.active_count(), "limit": int(_PID_MAX.read_text("ascii"))},
+        "run_queue": 0,
+        "net_ticktime": 0,
+        "vm_memory_calculation_strategy": "rss",
+        "vm_memory_high_watermark_setting": _memory_setting(call.server.latest.limits),
+        "vm_memory_high_watermark_limit": broker.alarms.memory_limit_bytes,
+        "memory": {
+            "rss_bytes": here.rss_bytes,
+            "limit_bytes": broker.alarms.memory_limit_bytes,
+            **dict.fromkeys(_CATEGORIES, 0),
+            **memory_by_use(call),
+            "strategy": "rss",
+            "total": {"allocated": here.rss_bytes, "erlang": 0, "rss": here.rss_bytes},
+        },
+        "disk_free": disk_free_bytes(settings.data_dir),
+        "disk_free_limit": broker.alarms.disk_free_limit_bytes,
+        "file_descriptors": {
+            "used": here.fd_count,
+            "limit": here.fd_limit,
+            "total_used": here.fd_count,
+            "total_limit": here.fd_limit,
+            "sockets_used": sockets,
+            "sockets_limit": here.fd_limit,
+        },
+        "config_files": [],
+        "data_directory": str(settings.data_dir),
+        "raft_data_directory": str(settings.data_dir),
+        "enabled_plugin_file": "",
+        "active_plugins": [],
+        "log_files": [str(path) if (path := log_file()) is not None else "<stderr>"],
+        "totals": {},
+    }
+
+
+def _memory_setting(limits: LimitSettings) -> dict[str, float]:
+    if limits.memory_bytes:
+        return {"absolute": limits.memory_bytes}
+    return {"relative": limits.memory_high_watermark}
+
+
+def _restored(report: Report) -> dict[str, Any]:
+    """What this start had to make good: see amqpd/broker/vhost/recovery.py."""
+    return {
+        "vhosts": report.vhosts,
+        "queues": [{"vhost": each.vhost, "name": each.name, "arguments_known": each.whole} for each in report.queues],
+        "set_aside": [{"path": path, "reason": reason} for path, reason in report.set_aside],
+    }
+
+
+STATUS_ROUTES: Final = (
+    Route("GET", "api/amqpd/app", Role.MANAGEMENT, app),
+    Route("GET", "api/amqpd/status", Role.MONITORING, status),
+)
+
+
+TASKS: Final = Path("/proc/self/task")
+TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+FRAMES_MAX: Final = 3
+
+
+async def get_threads(_call: Call) -> Reply:
+    """Threads of the process, and their processor time. `user_s` and `system_s` since its start, `state` as the kernel
+    calls it (R runs, S waits, D waits for a disk), and `at`: the innermost functions, the last called first; empty
+    for a thread that is not Python's.
+    """
+    named = {thread.native_id: thread for thread in threading.enumerate()}
+    frames = sys._current_frames()  # the one way to see where other threads are
+    found: list[dict[str, Any]] = []
+    for task in sorted(TASKS.iterdir(), key=lambda path: int(path.name)):
+        try:
+            # The name, in parentheses, may have spaces in it.
+            name, _, rest = (task / "stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
+        except OSError:  # it has ended meanwhile
+            continue
+        words = rest.split()
+        thread = named.get(int(task.name))
+        frame = frames.get(thread.ident) if thread is not None and thread.ident is not None else None
+        at: list[str] = []
+        while frame is not None and len(at) < FRAMES_MAX:
+            at.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+            frame = frame.f_back
+        found.append(
+            {
+                "id": int(task.name),
+                "name": thread.name if thread is not None else name,
+                "state": words[0],
+                "user_s": round(int(words[11]) * TICK_S, 3),
+                "system_s": round(int(words[12]) * TICK_S, 3),
+                "at": at,
+            }
+        )
+    return reply(found)
+
+
+THREAD_ROUTES: Final = (Route("GET", "api/amqpd/threads", Role.ADMINISTRATOR, get_threads),)

@@ -8,26 +8,36 @@ from binascii import Error as Base64Error
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.vhost import exchanges
+from amqpd.broker.message import Message
+from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.publish.deduplication import History, Seen
+from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.publisher import Publisher
+from amqpd.broker.session import Session
+from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.vhost.pending import finished
-from amqpd.broker.message import Message
-from amqpd.broker.publish.history import History
-from amqpd.broker.publish.publisher import Publisher
-from amqpd.broker.publish.deduplication import Seen
-from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
-from amqpd.broker.publish.confirms import when_safe
-from amqpd.broker.session import Session
-from amqpd.management.request import CREATED, DEFAULT_EXCHANGE, NO_CONTENT, SESSION_NAME, BadRequest, Call, NotThere, Reply, Role, Unavailable, clean_name, reply
 from amqpd.management.connections import channel_details
-from amqpd.management.counted import EXCHANGE, settle
-from amqpd.management.listing import by_name, listing, one, plain
+from amqpd.management.listing import by_name, listing, one, plain, spans
+from amqpd.management.request import (
+    CREATED,
+    DEFAULT_EXCHANGE,
+    NO_CONTENT,
+    SESSION_NAME,
+    BadRequest,
+    Call,
+    NotThere,
+    Reply,
+    Role,
+    Unavailable,
+    clean_name,
+    reply,
+)
 from amqpd.management.router import Route
+from amqpd.management.stats import EXCHANGE, settle
 from amqpd.management.time_slice import Slices
-from amqpd.management.spans import spans
 from amqpd.protocol.properties import Properties, encode_properties
-from amqpd.routing.stateful import Deduplication
-from amqpd.routing.recent_history import RecentHistory
+from amqpd.routing.stateful import Deduplication, RecentHistory
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.exchange import Exchange
@@ -127,14 +137,14 @@ async def put_exchange(call: Call) -> Reply:
         call.flag("internal"),
         arguments,
     )
-    return CREATED if await finished(partial(exchanges.declare, vhost, asked)) else NO_CONTENT
+    return CREATED if await finished(partial(declare.declare_exchange, vhost, asked)) else NO_CONTENT
 
 
 async def delete_exchange(call: Call) -> Reply:
     """Deletes the exchange; if-unused=true where nothing is bound."""
     vhost = call.vhost()
     call.check(vhost.name, "configure", "exchange", call.params["exchange"])
-    await finished(partial(exchanges.delete, vhost, call.exchange(), call.query_flag("if-unused")))
+    await finished(partial(declare.delete_exchange, vhost, call.exchange(), call.query_flag("if-unused")))
     return NO_CONTENT
 
 

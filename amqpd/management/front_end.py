@@ -11,9 +11,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from amqpd import tls
-from amqpd.protocol_server import FrontEnd
 from amqpd.listeners import Listener, bound_socket
 from amqpd.management.unix_socket import NAME, unix_socket
+from amqpd.protocol_server import FrontEnd
 
 if TYPE_CHECKING:
     import socket
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from amqpd.broker.broker import Broker
-    from amqpd.management.server import AdminServer
-    from amqpd.management.server_control import ServerControl
-    from amqpd.management.cluster_gateway import Whole
     from amqpd.config import Settings
+    from amqpd.management.cluster_gateway import Whole
+    from amqpd.management.request import ServerControl
+    from amqpd.management.server import AdminServer
 
 log = logging.getLogger(__name__)
 

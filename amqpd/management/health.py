@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from amqpd.broker.message import NO_MESSAGE, Envelope, make_message
+from amqpd.broker.publish import router
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.message_view import NO_MESSAGE
-from amqpd.broker.publish import router
-from amqpd.management.request import BadRequest, Call, Reply, Role, reply
 from amqpd.management.certificates import expiring
 from amqpd.management.overview import listeners, this_node
+from amqpd.management.request import BadRequest, Call, Reply, Role, reply
 from amqpd.management.router import Route
 from amqpd.protocol.properties import NO_PROPERTIES
 
@@ -35,7 +34,7 @@ async def aliveness(call: Call) -> Reply:
     vhost = call.vhost()
     for kind in ("configure", "write", "read"):
         call.check(vhost.name, kind, "queue", ALIVENESS_QUEUE)
-    new = declare.declare(vhost, QueueDeclaration(ALIVENESS_QUEUE, False, False, False, {}))
+    new = declare.declare_queue(vhost, QueueDeclaration(ALIVENESS_QUEUE, False, False, False, {}))
     queue = vhost.queues[ALIVENESS_QUEUE]
     message = make_message(Envelope("", ALIVENESS_QUEUE), NO_PROPERTIES, b"test_message", False, None)
     delivered = False
@@ -43,7 +42,7 @@ async def aliveness(call: Call) -> Reply:
         destination.offer(message)
         delivered = queue.get(True) is not None or bool(queue.consumers)
     if new:
-        declare.delete(vhost, queue)
+        declare.delete_queue(vhost, queue)
     return _ok() if delivered else reply({"status": "failed", "reason": "the message did not come back"}, 503)
 
 
@@ -201,9 +200,7 @@ ROUTES: Final = (
         Role.MONITORING,
         check_leaders,
     ),
-    Route(
-        "GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/all-vhosts", Role.MONITORING, check_leaders
-    ),
+    Route("GET", f"{_CHECKS}/quorum-queues-without-elected-leaders/all-vhosts", Role.MONITORING, check_leaders),
     Route("GET", "api/health/checks/node-is-quorum-critical", Role.MONITORING, check_quorum),
     Route("GET", "api/health/checks/node-is-mirror-sync-critical", Role.MONITORING, check_quorum),
 )

@@ -6,32 +6,75 @@ keeps it). Nothing is noted on a message's way for it: what has left the logs is
 later copy may still tell of it.
 
 A request looks for LOOK_S, and the next goes on from `next`, queue by queue in the order of their names.
+
+Messages put into one queue as they were elsewhere: /amqpd/append/V/Q, for who moves a broker's queues here.
+
+A publish would go by an exchange, to other queues as well, or say another exchange and routing key than the message
+came by. Here both are the message's own, and it goes to that queue alone. Administrators only. RabbitMQ has no such
+route.
+
+The audit log over HTTP: /audit, for administrators. RabbitMQ has no such route.
+
+A page of records, oldest first. Which ones: `offset` and `since` say where it begins, `last` as many from the end;
+`until` ends it; `where` is a selector on the records' fields (docs/audit.md), `count` how many there are at most. More:
+ask again with `offset` of `next_offset`, until `ended`. Backwards: `last=100&before=OFFSET` are the hundred offsets
+below OFFSET, and there are older ones while `first_offset` of the page is above `start_offset` of the log.
+
+Delayed messages: /delayed, those of a vhost or an exchange, and one that is cancelled. RabbitMQ has no such routes.
+
+To look takes the read permission on the exchange, to cancel write: who may publish a message may take it back. What
+they say stays with the broker: bodies are not shown.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from typing import TYPE_CHECKING, Any, Final
+from base64 import b64decode
+from binascii import Error as NotBase64
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from amqpd.broker.queue.log_opener import opened
-from amqpd.broker.queue.reading import Reading
-from amqpd.broker.queue.replay import Section, SettledReading
-from amqpd.broker.jobs.browsing import READY, UNACKED
+from amqpd.broker.delayed.bucket import from_name
+from amqpd.broker.delayed.listing import Found, cancel, first
 from amqpd.broker.jobs.job import Conditions
-from amqpd.management.request import BadRequest, Call, Reply, Role, number, reply
+from amqpd.broker.jobs.jobs import READY, UNACKED, browse
+from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.publish.route import TAKEN, offer
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.queue.replay import Section, SettledReading
+from amqpd.broker.queue.scan import Reading
 from amqpd.management.connections import channel_name
+from amqpd.management.exchanges import COMMIT_WAIT_S
 from amqpd.management.listing import plain
+from amqpd.management.queue_jobs import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
+from amqpd.management.request import (
+    NO_CONTENT,
+    BadRequest,
+    Call,
+    NotAuthorised,
+    NotThere,
+    Reply,
+    Role,
+    Unavailable,
+    number,
+    reply,
+)
 from amqpd.management.router import Route
 from amqpd.management.time_slice import Slices
-from amqpd.management.queue_jobs import OFFSET_MAX, selector_of
-from amqpd.protocol.properties import headers_of
+from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, CodecError
+from amqpd.protocol.properties import headers_of, scan
+from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import Entry
+    from amqpd.broker.delayed.timing_wheel import Wheel
     from amqpd.broker.queue.queue import Queue
-    from amqpd.broker.queue.reading import Search
+    from amqpd.broker.queue.scan import Search
+    from amqpd.broker.vhost.vhost import VHost
     from amqpd.routing.selector import Selector
+
 
 LOOK_S: Final = 1.0
 FOUND_MAX: Final = 100
@@ -169,3 +212,203 @@ async def _holders(call: Call, queue: Queue, entries: list[Entry]) -> dict[int, 
 
 
 ROUTES: Final = (Route("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),)
+
+
+MESSAGES_MAX: Final = 1000
+
+
+async def append(call: Call) -> Reply:
+    """Appends a batch of records in Kafka's format, and counts them.
+    `{"count": N}` once all of them are as safe as the queue makes them. Raises: BadRequest, and none is taken;
+    Unavailable, and the first `count` in its text are, or nobody knows.
+    """
+    queue = call.queue()
+    items = call.given("messages")
+    if not isinstance(items, list) or len(items) > MESSAGES_MAX:
+        raise BadRequest(f"messages must be a list of {MESSAGES_MAX} at most")
+    slices = Slices()
+    messages: list[Message] = []
+    for item in items:
+        messages.append(_message(item, call.broker.message_size_max_bytes))
+        if slices.due:
+            await slices.rest()
+    if call.broker.alarm_reason:
+        raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
+    if not await opened(queue) or queue.gone():
+        raise Unavailable("the queue takes nothing now")
+    logs: list[QueueLog] = []
+    for count, message in enumerate(messages):
+        if offer([queue], message, logs) != TAKEN:
+            raise Unavailable(f"the queue did not take all of the messages: {count} of them are in it")
+    call.broker.turn.want()
+    if logs:
+        await _safe(call, logs)
+    return reply({"count": len(messages)})
+
+
+async def _safe(call: Call, logs: list[QueueLog]) -> None:
+    future: asyncio.Future[bool] = call.broker.loop.create_future()
+
+    def done(safe: bool) -> None:
+        if not future.done():
+            future.set_result(safe)
+
+    when_safe(call.broker.turn, logs, done)
+    try:
+        safe = await asyncio.wait_for(future, COMMIT_WAIT_S)
+    except TimeoutError:
+        raise Unavailable("the disk does not answer; the messages may or may not be kept") from None
+    if not safe:
+        raise Unavailable("the messages could not be written")
+
+
+def _message(item: Any, size_max: int) -> Message:
+    """Raises: BadRequest."""
+    if not isinstance(item, dict):
+        raise BadRequest("a message must be an object")
+    names: list[str] = []
+    for name in ("exchange", "routing_key"):
+        text = item.get(name)
+        if not isinstance(text, str) or len(text.encode("utf-8", "surrogateescape")) > SHORT_STRING_SIZE_BYTES_MAX:
+            raise BadRequest(f"{name} must be text of {SHORT_STRING_SIZE_BYTES_MAX} bytes at most")
+        names.append(text)
+    properties, body = _bytes(item, "properties"), _bytes(item, "body")
+    if len(body) > size_max:
+        raise BadRequest(f"message size {len(body)} is larger than the maximum {size_max}")
+    persistent = item.get("persistent")
+    if not isinstance(persistent, bool):
+        raise BadRequest("persistent must be true or false")
+    try:
+        info = scan(properties, 0, len(properties))
+    except CodecError as error:
+        raise BadRequest(f"properties: {error}") from None
+    return make_message(Envelope(names[0], names[1]), properties, body, persistent, info)
+
+
+def _bytes(item: dict[str, Any], name: str) -> bytes:
+    try:
+        return b64decode(item[name], validate=True)
+    except (KeyError, TypeError, ValueError, NotBase64):
+        raise BadRequest(f"{name} must be base64") from None
+
+
+APPEND_ROUTES: Final = (
+    Route("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True, messages=True),
+)
+
+
+async def get_audit(call: Call) -> Reply:
+    """Records of the audit log.
+    `lost`: records that could not be written, so far not made up for by one that says so."""
+    query = call.query
+    count = number("count", query.get("count", 100), 1, COUNT_MAX)
+    begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
+    begin_ms = time_ms(query.get("since"))
+    until_ms = time_ms(query["until"]) if "until" in query else OFFSET_MAX
+    selector = selector_of(query.get("where"))
+    queue = call.broker.audit.queue
+    if not await opened(queue):
+        raise Unavailable("the audit log cannot be read; the broker's log says more")
+    assert queue.store is not None  # a stream has one
+    before = number("before", query.get("before", OFFSET_MAX), 0, OFFSET_MAX)
+    end = min(before, queue.store.high_watermark)
+    if "last" in query:
+        begin = max(begin, end - number("last", query["last"], 1, OFFSET_MAX))
+    # Nothing in it was settled but from its start on, by retention.
+    start = queue.store.next_offset - queue.store.record_count
+    begin = max(begin, start)
+    page = await browse(queue, selector, count, begin, begin_ms)
+    slices = Slices()
+    records: list[dict[str, Any]] = []
+    ended = page.ended or page.next_offset >= before
+    for entry, _ in page.messages:
+        message = entry.message
+        assert message is not None  # what is read has its message
+        if message.logged_ms > until_ms or entry.offset >= before:
+            ended = True
+            break
+        records.append({"offset": entry.offset, **json.loads(message.body())})
+        if slices.due:
+            await slices.rest()
+    lost = call.broker.audit.lost_count
+    told = {"records": records, "next_offset": page.next_offset, "ended": ended, "lost": lost}
+    return reply({**told, "first_offset": begin, "start_offset": start})
+
+
+AUDIT_ROUTES: Final = (Route("GET", "api/audit", Role.ADMINISTRATOR, get_audit),)
+
+
+LIMIT: Final = 100
+LIMIT_MAX: Final = 10_000
+
+
+async def get_delayed(call: Call) -> Reply:
+    """Delayed messages that are due next: `limit` of them (100), of the exchange, or of all in the vhost that he may
+    read.
+    """
+    vhost = call.vhost()
+    limit = number("limit", call.query.get("limit", LIMIT), 1, LIMIT_MAX)
+    if "exchange" in call.params:
+        exchange = call.exchange()
+        call.check(vhost.name, "read", "exchange", exchange.name)
+        wheels = [wheel for wheel in call.broker.delays.of_vhost(vhost.name) if wheel.exchange == exchange.name]
+    else:
+        wheels = _allowed(call, vhost, "read")
+    slices = Slices()
+    items: list[dict[str, Any]] = []
+    for found in first(wheels, limit):
+        if found is not None:
+            items = [_delayed_item(vhost, each) for each in found]
+        elif slices.due:
+            await slices.rest()
+    return reply(items)
+
+
+def _allowed(call: Call, vhost: VHost, kind: Literal["read", "write"]) -> list[Wheel]:
+    found = []
+    for wheel in call.broker.delays.of_vhost(vhost.name):
+        try:
+            call.check(vhost.name, kind, "exchange", wheel.exchange)
+        except NotAuthorised:
+            continue
+        found.append(wheel)
+    return found
+
+
+def _delayed_item(vhost: VHost, found: Found) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "vhost": vhost.name,
+        "exchange": found.exchange,
+        "due": found.due_ms,
+        "published_to": found.published_to,
+        "routing_keys": found.routing_keys,
+        "payload_bytes": found.size_bytes,
+        "persistent": found.persistent,
+    }
+
+
+async def delete_delayed(call: Call) -> Reply:
+    """Cancels the delayed message; 204 when it will not be delivered, 404 where it is not there, or on its way to its
+    queues already."""
+    vhost = call.vhost()
+    name = call.params["id"]
+    try:
+        due_ms, message_number = from_name(name)
+    except ValueError:
+        raise BadRequest(f"'{name}' is no id of a delayed message") from None
+    slices = Slices()
+    for wheel in _allowed(call, vhost, "write"):
+        for found in cancel([wheel], due_ms, message_number):
+            if found:
+                return NO_CONTENT
+            if slices.due:
+                await slices.rest()
+    raise NotThere(f"no message '{name}' is delayed in vhost '{vhost.name}'")
+
+
+DELAYED_ROUTES: Final = (
+    Route("GET", "api/delayed/{vhost}", Role.MANAGEMENT, get_delayed),
+    Route("GET", "api/delayed/{vhost}/{exchange}", Role.MANAGEMENT, get_delayed),
+    Route("DELETE", "api/delayed/{vhost}/{id}", Role.MANAGEMENT, delete_delayed),
+)

@@ -1,21 +1,77 @@
-"""What `amqpctl` needs beyond RabbitMQ's API, under /api/amqpd: stop and start, closing connections."""
+"""What `amqpctl` needs beyond RabbitMQ's API, under /api/amqpd: stop and start, closing connections.
+
+Limits of memory and disk, alarms by hand, the clock, and what else may be changed until the next start.
+
+What is for good is a setting. For operators, and for clients' own test suites (`amqpctl eval`).
+
+What `amqpctl backup` asks of the broker: a copy of the metadata, which nobody else can read while it runs.
+
+It is written by the metadata's own thread, behind every change that was submitted before, to `.backup/metadata.sqlite`
+in the data directory; the rest of a backup is files that amqpctl reads by itself. rabbit: has nothing like it.
+
+The cluster: who is in it, who runs what, and vhosts that an operator wants elsewhere; a node by itself has none.
+
+Listeners that let nobody in for a while, and the connections of one user: what `amqpctl suspend_listeners`,
+`resume_listeners` and `close_all_user_connections` ask for.
+
+Maintenance: `amqpctl drain` and `revive`, and what a load balancer or Kubernetes asks without a password.
+
+Drained, a broker lets no client in and has closed the connections there were, after a grace in which they may go by
+themselves; it keeps its messages, the admin API stays, and so it is until `revive` or a start. rabbit:
+`rabbitmq-upgrade drain` closes them at once, with the same text, and forgets it at a restart.
+
+`/health/live`: the loop answers. `/health/ready`: clients can connect; 503 before the listeners are there, after
+`stop_app` and `suspend_listeners`, while it is drained, while it stops, and while a node of a cluster reaches neither
+Kafka nor another node. Neither says more than that.
+
+The settings read again, as SIGHUP does, for `amqpctl reload`.
+
+`amqpctl reset`: a broker as after its first start. Everything declared goes with its messages, every user too.
+
+The app has to be stopped, as in RabbitMQ, so nobody is connected. What stays: the settings, and the audit log, which
+then says who did it. A crash in the middle leaves some of it: the next `reset` ends it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.auth.internal_backend import Refused
-from amqpd.broker.vhost.pending import finished
+from amqpd.auth.internal_backend import AuthenticationRefused, NoSuchVhost
+from amqpd.broker.flow.alarms import REASONS
 from amqpd.broker.publish.firehose import trace
-from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.broker.vhost import vhosts
+from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
+from amqpd.broker.vhost.pending import finished
 from amqpd.management.connections import pid, reason, tell_forced
+from amqpd.management.definitions import DefinitionsError
+from amqpd.management.diagnostics import version_item
 from amqpd.management.queues import drop, purge
+from amqpd.management.request import (
+    NO_CONTENT,
+    ApiError,
+    BadRequest,
+    Call,
+    ClusterControl,
+    NoSuchNode,
+    NotMoved,
+    NotThere,
+    Reply,
+    Role,
+    Unavailable,
+    number,
+    reply,
+)
 from amqpd.management.router import Route
 from amqpd.management.time_slice import Slices
-from amqpd.management.status import version_item
+
+if TYPE_CHECKING:
+    from amqpd.connection.registry import Connections
+
 
 STOP_DELAY_S: Final = 0.05
 PACE_MAX: Final = 1_000_000
@@ -65,7 +121,7 @@ async def authenticate_user(call: Call) -> Reply:
     name = call.text("username")
     try:
         user = await call.broker.auth.authenticate(name, call.text("password").encode(), True)
-    except Refused:
+    except AuthenticationRefused:
         return reply({"authenticated": False, "user": name, "reason": "user authentication failed"})
     return reply({"authenticated": True, "user": user.name})
 
@@ -165,3 +221,383 @@ ROUTES: Final = (
     Route("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
     Route("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
 )
+
+
+BYTES_MAX: Final = (1 << 63) - 1
+CHANNEL_MAX: Final = 65535
+RELATIVE_MAX: Final = 1000.0
+USERS_MAX: Final = 1000
+
+
+async def memory_high_watermark(call: Call) -> Reply:
+    """Sets the memory alarm, above which publishers have to wait: a share of the memory, or bytes. Checked at once."""
+    alarms, fields = call.broker.alarms, call.fields()
+    if "bytes" in fields:
+        alarms.limit_memory_bytes(number("bytes", fields["bytes"], 1, BYTES_MAX))
+    else:
+        alarms.limit_memory_share(_fraction(call, "share", 1))
+    alarms.look()
+    return reply({"limit_bytes": alarms.memory_limit_bytes})
+
+
+async def disk_free_limit(call: Call) -> Reply:
+    """Sets the disk alarm, below which publishers have to wait: bytes, or a multiple of the memory there is. Checked
+    at once.
+    """
+    alarms, fields = call.broker.alarms, call.fields()
+    if "bytes" in fields:
+        limit_bytes = number("bytes", fields["bytes"], 0, BYTES_MAX)
+    else:
+        limit_bytes = int(alarms.memory_total_bytes * _fraction(call, "mem_relative", RELATIVE_MAX))
+    alarms.disk_free_limit_bytes = limit_bytes
+    alarms.look()
+    return reply({"limit_bytes": limit_bytes})
+
+
+def _fraction(call: Call, name: str, most: float) -> float:
+    """Raises: BadRequest."""
+    value = call.fields().get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
+        raise BadRequest(f"{name} is a number from 0 to {most:g}")
+    return float(value)
+
+
+async def set_alarm(call: Call) -> Reply:
+    """Raises an alarm by hand."""
+    call.broker.alarms.raise_by_hand(_kind(call))
+    return NO_CONTENT
+
+
+async def clear_alarm(call: Call) -> Reply:
+    """Over, unless memory or disk are low indeed."""
+    call.broker.alarms.clear_by_hand(_kind(call))
+    return NO_CONTENT
+
+
+def _kind(call: Call) -> str:
+    """Raises: NotThere."""
+    kind = call.params["name"]
+    if kind not in REASONS:
+        raise NotThere(f"there is no alarm '{kind}': memory or disk")
+    return kind
+
+
+def clock_state(call: Call) -> dict[str, Any]:
+    """Return whether a jump of the wall clock is held, by how much it is ahead, and for how long it is held."""
+    watch = call.broker.storage.clock_watch
+    return {
+        "state": "held" if watch.held else "steady",
+        "jump_s": watch.jump_ms / 1000,
+        "held_for_s": -(-watch.left_ms // 1000),
+    }
+
+
+async def get_clock(call: Call) -> Reply:
+    """Whether a jump of the wall clock is held; `jump_s` is below 0 when the clock went back."""
+    return reply(clock_state(call))
+
+
+async def accept_clock(call: Call) -> Reply:
+    """Accepts the wall clock as it is: retention, time to live and delays follow it now."""
+    watch = call.broker.storage.clock_watch
+    watch.accept()
+    watch.save()
+    return reply(clock_state(call))
+
+
+async def set_channel_max(call: Call) -> Reply:
+    """What connections that log in from now on are offered; 0: no limit."""
+    call.broker.channel_max = number("value", call.fields().get("value"), 0, CHANNEL_MAX)
+    return NO_CONTENT
+
+
+async def get_loopback_users(call: Call) -> Reply:
+    """Users who may log in from this machine only."""
+    return reply({"value": sorted(call.broker.auth.loopback_users)})
+
+
+async def set_loopback_users(call: Call) -> Reply:
+    """Who is let in from a loopback address only, from the next login on."""
+    value = call.fields().get("value")
+    if not isinstance(value, list) or len(value) > USERS_MAX or not all(isinstance(name, str) for name in value):
+        raise BadRequest(f"value is a list of at most {USERS_MAX} names")
+    call.broker.auth.loopback_users = frozenset(value)
+    return NO_CONTENT
+
+
+ALARM_ROUTES: Final = (
+    Route("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
+    Route("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
+    Route("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
+    Route("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
+    Route("GET", "api/amqpd/clock", Role.MONITORING, get_clock),
+    Route("PUT", "api/amqpd/clock", Role.ADMINISTRATOR, accept_clock),
+    Route("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
+    Route("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
+    Route("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),
+)
+
+
+FOLDER: Final = ".backup"
+METADATA: Final = "metadata.sqlite"
+
+
+class NotOurs(ApiError):
+    """The metadata are in a database that has backups of its own."""
+
+    status = 409
+    error = "other_database"
+
+
+async def copy_metadata(call: Call) -> Reply:
+    """The metadata as they are now -> `{data_dir, path}`; amqpctl has made the folder. Raises: NotOurs."""
+    broker = call.broker
+    if broker.settings.metadata.url:
+        raise NotOurs("the metadata are not in the data directory (metadata.url): back up that database beside it")
+    data_dir = broker.settings.data_dir.absolute()
+    path = data_dir / FOLDER / METADATA
+    broker.catalogue.stored_offsets.flush()
+    await finished(partial(broker.metadata.copy, path))
+    return reply({"data_dir": str(data_dir), "path": str(path)})
+
+
+BACKUP_ROUTES: Final = (Route("POST", "api/amqpd/backup_metadata", Role.ADMINISTRATOR, copy_metadata),)
+
+
+async def get_cluster(call: Call) -> Reply:
+    """Nodes of a cluster, and who serves what. `clustered` is false of a node by itself, which has nothing more to
+    tell."""
+    if call.cluster is None:
+        return reply({"clustered": False, "node": call.node})
+    found = call.cluster.status()
+    found["vhosts"] = [each for each in found["vhosts"] if call.may_see(each["name"])]
+    return reply({"clustered": True, **found})
+
+
+async def move_vhost(call: Call) -> Reply:
+    """Answers when the vhost is there, and names those that went along: all of its slot."""
+    name, node = call.text("vhost"), call.text("node")
+    try:
+        return reply({"vhosts": await _cluster(call).move(name, node), "node": node})
+    except NoSuchVhost as error:
+        raise NotThere(str(error)) from None
+    except NoSuchNode as error:
+        raise BadRequest(str(error)) from None
+    except NotMoved as error:
+        raise Unavailable(str(error)) from None
+
+
+async def rebalance(call: Call) -> Reply:
+    """Moves vhosts so that all nodes serve about as many. rabbit: leaders of queues; here vhosts, by slots. A node by
+    itself has nothing to even out.
+    """
+    if call.cluster is None:
+        return NO_CONTENT
+    return reply({"moves": await call.cluster.rebalance()})
+
+
+def _cluster(call: Call) -> ClusterControl:
+    """Raises: BadRequest."""
+    if call.cluster is None:
+        raise BadRequest("this broker runs as one node: it is in no cluster")
+    return call.cluster
+
+
+CLUSTER_ROUTES: Final = (
+    Route("GET", "api/amqpd/cluster", Role.MONITORING, get_cluster),
+    Route("POST", "api/amqpd/move_vhost", Role.ADMINISTRATOR, move_vhost),
+    Route("POST", "api/amqpd/rebalance", Role.ADMINISTRATOR, rebalance),
+)
+
+
+async def suspend(call: Call) -> Reply:
+    """Stops listening for AMQP clients; those connected stay. rabbit: the listeners are still told of, as they are to
+    come back. The admin API goes on: it has to hear so.
+    """
+    await call.server.suspend_listeners()
+    return NO_CONTENT
+
+
+async def resume(call: Call) -> Reply:
+    """Lets clients in again, after suspend_listeners."""
+    try:
+        await call.server.resume_listeners()
+    except OSError as error:
+        raise CannotListen(str(error)) from error
+    return NO_CONTENT
+
+
+async def close_user_connections(call: Call) -> Reply:
+    """Closes all connections of the user, and counts them.
+    rabbit: nobody of that name is no error. Cost: a look at every connection, in slices."""
+    name, why = call.text("username"), reason(call.text("reason", ""))
+    closed = 0
+    slices = Slices()
+    for connection in list(call.server.connections):
+        here = call.server.connections.by_name.get(connection.name) is connection
+        if here and connection.session.user.name == name:
+            tell_forced(call, connection, why)
+            connection.control.force(why)
+            closed += 1
+        if slices.due:
+            await slices.rest()
+    call.broker.turn.want()
+    return reply({"closed": closed})
+
+
+LISTENER_ROUTES: Final = (
+    Route("POST", "api/amqpd/suspend_listeners", Role.ADMINISTRATOR, suspend),
+    Route("POST", "api/amqpd/resume_listeners", Role.ADMINISTRATOR, resume),
+    Route("POST", "api/amqpd/close_user_connections", Role.ADMINISTRATOR, close_user_connections),
+)
+
+
+log = logging.getLogger(__name__)
+
+GRACE_MAX_S: Final = 3600.0
+LOOK_S: Final = 0.1
+DRAIN_S: Final = 120.0
+"""How long the vhosts of a node in a cluster may take to go elsewhere."""
+WHY: Final = "Node was put into maintenance mode"
+
+
+async def drain(call: Call) -> Reply:
+    """Takes the node out of service: no client gets in any more; who is in has `grace_s` to go and is closed then.
+    Answers when they are told so.
+    """
+    grace_s = call.fields().get("grace_s", 0)
+    if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s <= GRACE_MAX_S:
+        raise BadRequest(f"grace_s is a number of seconds from 0 to {GRACE_MAX_S:g}")
+    server = call.server
+    server.drained = True
+    await server.suspend_listeners()
+    log.info("drained: no client gets in; %d connections have %g s to go", len(server.connections.by_name), grace_s)
+    deadline = call.broker.loop.time() + grace_s
+    while _served(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(LOOK_S)
+    if not server.drained:  # a `revive` meanwhile
+        return reply({"closed": 0})
+    if call.cluster is not None:
+        try:
+            await call.cluster.drain(DRAIN_S)  # its vhosts, and with them their clients, go to other nodes
+        except NotMoved as error:
+            raise Unavailable(str(error)) from None
+    elsewhere = server.connections.elsewhere
+    closed = 0 if elsewhere is None else elsewhere.force_all(WHY)
+    slices = Slices()
+    for connection in list(server.connections):
+        if server.connections.by_name.get(connection.name) is connection:
+            tell_forced(call, connection, WHY)
+        connection.control.force(WHY)
+        closed += 1
+        if slices.due:
+            call.broker.turn.want()
+            await slices.rest()
+    call.broker.turn.want()
+    return reply({"closed": closed})
+
+
+def _served(connections: Connections) -> int:
+    """Clients of this node, those that another one serves among them."""
+    elsewhere = connections.elsewhere
+    return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
+
+
+async def revive(call: Call) -> Reply:
+    """Clients get in again, on the same ports."""
+    try:
+        await call.server.resume_listeners()
+    except OSError as error:
+        raise CannotListen(str(error)) from error
+    if call.cluster is not None:
+        call.cluster.undrain()
+    log.info("revived: clients get in again")
+    return NO_CONTENT
+
+
+async def live(_call: Call) -> Reply:
+    """The broker's loop answers."""
+    return reply({"status": "ok"})
+
+
+async def ready(call: Call) -> Reply:
+    """Clients can connect, else 503 with the reason."""
+    trouble = call.server.not_ready
+    return reply({"status": "failed", "reason": trouble}, 503) if trouble else reply({"status": "ok"})
+
+
+MAINTENANCE_ROUTES: Final = (
+    Route("GET", "health/live", Role.PUBLIC, live),
+    Route("GET", "health/ready", Role.PUBLIC, ready),
+    Route("POST", "api/amqpd/drain", Role.ADMINISTRATOR, drain),
+    Route("POST", "api/amqpd/revive", Role.ADMINISTRATOR, revive),
+)
+
+
+ASKED_BY: Final = "amqpctl reload"
+
+
+class CannotReload(ApiError):
+    """Settings: the broker goes on with what it had, all of it. Definitions: those of one file, all or nothing."""
+
+    status = 409
+    error = "cannot_reload"
+
+
+async def reload(call: Call) -> Reply:
+    """Reads the settings again. `{changed, waiting, imported}`: settings that are taken over, those that need a
+    restart, and the definitions that
+    were imported again. Cost: files are read, and for each TLS listener 5 ms. Raises: CannotReload, MetadataError.
+    """
+    found = call.server.reload(ASKED_BY)
+    if found.problem:
+        raise CannotReload(found.problem)
+    try:
+        imported = await call.server.reload_definitions(ASKED_BY)
+    except DefinitionsError as error:
+        raise CannotReload(f"the settings are taken over, the definitions are not: {error}") from error
+    return reply({"changed": found.changed, "waiting": found.waiting, "imported": imported or None})
+
+
+RELOAD_ROUTES: Final = (Route("POST", "api/amqpd/reload", Role.ADMINISTRATOR, reload),)
+
+
+class AppRuns(ApiError):
+    """What asks for a stopped app got a running one."""
+
+    status = 409
+    error = "app_running"
+
+
+async def reset(call: Call) -> Reply:
+    """Deletes everything, as before the first start. Raises: AppRuns; BadRequest of a node in a cluster."""
+    if call.cluster is not None:
+        raise BadRequest("the node is in a cluster, whose vhosts and users are not its own: it is not reset")
+    if call.server.app_running:
+        raise AppRuns("the app is running; stop it with amqpctl stop_app")
+    broker = call.broker
+    auth, first = broker.auth, broker.settings.default
+    log.warning("reset: all vhosts, users and messages go")
+    for vhost in list(broker.vhosts.values()):
+        if vhost.protected:
+            await finished(partial(vhosts.protect, vhost, False))
+        await finished(partial(vhosts.delete, broker.vhosts, vhost))
+    async with auth.changing:
+        for name, _ in broker.user_limits.all():
+            await finished(partial(broker.user_limits.declare, name, {}))
+    for name, _ in broker.global_parameters.all():
+        await finished(partial(broker.global_parameters.clear, name))
+    await finished(partial(broker.global_parameters.declare, CLUSTER_ID, json.loads(cluster_id_row().value)))
+    await finished(partial(vhosts.declare, broker.vhosts, first.vhost, "Default virtual host", (), "classic"))
+    for row in auth.users():
+        if row.name != first.user:
+            await auth.delete_user(row.name)
+    # The first user is replaced, not deleted: at no moment is there nobody who may log in. The vhosts took their
+    # permissions with them.
+    await auth.add_user(first.user, first.password.encode(), tags=first.tags, replace=True)
+    await auth.set_permissions(first.user, first.vhost, first.configure, first.write, first.read)
+    log.warning("reset: done, start_app serves clients again")
+    return NO_CONTENT
+
+
+RESET_ROUTES: Final = (Route("POST", "api/amqpd/reset", Role.ADMINISTRATOR, reset),)

@@ -1,29 +1,51 @@
-"""The broker as a whole: overview, and its listeners."""
+"""The broker as a whole: overview, and its listeners.
+
+The node: /nodes, and its memory. There is one.
+
+What RabbitMQ counts of Erlang's runtime is told where there is a counterpart: threads for processes, the collector's
+runs, context switches, what the process has read and written. Of Mnesia, and of a message store that is none here,
+nothing is told.
+
+How the broker is at this moment, for a page that looks every few seconds: alarms, what holds connections, how long
+syncs take and how late the loop is. And what the caller may do with one queue or exchange, so that nobody is offered
+what would be refused.
+
+Counts rise from the start on: who asks twice has what happened in between, by how long it took.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
+import resource
 import sys
+import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd import __version__
-from amqpd.broker.vhost.pending import finished
-from amqpd.broker.vhost.exchange_arguments import DELAYED_MESSAGE
-from amqpd.broker.vhost.parameters import CLUSTER_NAME, InvalidParameter
 from amqpd.broker.queue.log_opener import opened
-from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
+from amqpd.broker.vhost.exchange import DELAYED_MESSAGE
+from amqpd.broker.vhost.parameters import CLUSTER_NAME, InvalidParameter
+from amqpd.broker.vhost.pending import finished
+from amqpd.config.rabbitmq_conf import PART_OF_IT
 from amqpd.management.certificates import PROTOCOLS
-from amqpd.management.counted import CHANNEL, CHURN, LENGTHS, QUEUE, parted
-from amqpd.management.message_counts import unacked_apart
-from amqpd.management.listing import cut, one
+from amqpd.management.connections import HELD_BY, held_by
+from amqpd.management.listing import cut, listing, one, spans
+from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
+from amqpd.management.message_counts import sizes, unacked_apart
+from amqpd.management.node_admin import clock_state
+from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
 from amqpd.management.samples import POLICIES, Spans
+from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, numbers, parted
 from amqpd.management.time_slice import Slices
-from amqpd.management.spans import spans
 from amqpd.routing.registry import exchange_type_names
+from amqpd.storage.fsync_thread import BOUNDS_S
 
 if TYPE_CHECKING:
+    from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.vhost import VHost
 
 
@@ -189,4 +211,227 @@ ROUTES: Final = (
     Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
     Route("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
     Route("GET", "api/extensions", Role.MANAGEMENT, extensions),
+)
+
+
+_STATUS: Final = Path("/proc/self/status")
+THREADS_MAX: Final = Path("/proc/sys/kernel/threads-max")
+MEMORY_NAMES: Final = (
+    *("connection_readers", "connection_writers", "connection_channels", "connection_other", "queue_procs"),
+    *("queue_slave_procs", "quorum_queue_procs", "quorum_queue_dlx_procs", "stream_queue_procs"),
+    *("stream_queue_replica_reader_procs", "stream_queue_coordinator_procs", "plugins", "other_proc", "metrics"),
+    *("mgmt_db", "mnesia", "quorum_ets", "other_ets", "binary", "msg_index", "code", "atom", "other_system"),
+    *("allocated_unused", "reserved_unallocated", "metadata_store", "metadata_store_ets"),
+)
+
+
+def node_item(call: Call, memory: dict[str, Any] | None) -> dict[str, Any]:
+    """memory: by use, where the caller asks for it."""
+    broker = call.broker
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    version = broker.settings.product[1]
+    return {
+        "name": call.node,
+        "type": "disc",
+        "running": True,
+        "being_drained": call.server.drained,
+        "os_pid": str(os.getpid()),
+        "uptime": int((time.time() - broker.started_at) * 1000),
+        "processors": os.cpu_count(),
+        "run_queue": 0,
+        "mem_limit": broker.alarms.memory_limit_bytes,
+        "mem_alarm": "memory" in broker.alarms.raised,
+        "mem_calculation_strategy": "rss",
+        "disk_free_limit": broker.alarms.disk_free_limit_bytes,
+        "disk_free_alarm": "disk" in broker.alarms.raised,
+        "fd_total": files,
+        "sockets_total": files,
+        "proc_total": int(THREADS_MAX.read_text("ascii")),
+        "rates_mode": "basic",
+        "net_ticktime": 0,
+        "db_dir": str(broker.settings.data_dir),
+        "config_files": [],
+        "log_files": ["<stderr>"],
+        "enabled_plugins": sorted(PART_OF_IT),
+        "applications": [
+            {"name": "amqpd", "description": "AMQP 0-9-1 broker", "version": __version__},
+            # rabbit: clients look here for the version whose API this is
+            {"name": "rabbit", "description": broker.settings.product[0], "version": version},
+        ],
+        "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")],
+        "exchange_types": exchange_types(),
+        "contexts": contexts(call),
+        "clock": clock_state(call),
+        "partitions": [],
+        "cluster_links": [],
+        "platform": f"Python {platform.python_version()}",
+        **_counted(call),
+        **churn(call),
+        **({} if memory is None else {"memory": memory}),
+    }
+
+
+def _counted(call: Call) -> dict[str, Any]:
+    """What changes, with rates. rabbit: io_sync_avg_time is ms, of those of the last sweep."""
+    found = call.rates.details(call.rates.node, NODE, spans(call.query))
+    took, often = found.pop("io_sync_us_details")["rate"], found["io_sync_count_details"]["rate"]
+    del found["io_sync_us"]
+    average = round(took / often / 1000, 3) if often else 0.0
+    return {**found, "io_sync_avg_time": average, "io_sync_avg_time_details": {"rate": 0.0}}
+
+
+async def get_nodes(call: Call) -> Reply:
+    """The nodes: memory, disk, descriptors, alarms, rates."""
+    memory = await _asked_memory(call)
+    return await listing(call, [call], lambda each: node_item(each, memory), lambda _: call.node)
+
+
+async def get_node(call: Call) -> Reply:
+    """One node."""
+    this_node(call)
+    return one(call, node_item(call, await _asked_memory(call)))
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+async def memory_sizes(call: Call) -> dict[str, int]:
+    """Resident bytes by what they are for, in RabbitMQ's categories: program files (code), message bodies on their way
+    in (connection_readers) and in queues (binary), and all else (other_proc); the others are Erlang's.
+    """
+    bodies = await _queued_bytes(call)
+    status = numbers(_STATUS)
+    code = status.get("RssFile", 0)
+    total = code + status.get("RssAnon", 0) + status.get("RssShmem", 0)
+    readers = min(call.broker.unfinished_bodies.kept_bytes, total - code)
+    bodies = min(bodies, total - code - readers)
+    used = {
+        "connection_readers": readers,
+        "binary": bodies,
+        "code": code,
+        "other_proc": total - code - readers - bodies,
+    }
+    return {**dict.fromkeys(MEMORY_NAMES, 0), **used}
+
+
+async def _queued_bytes(call: Call) -> int:
+    """Bytes of message bodies that queues keep in memory. Cost: 2 us a queue, in slices."""
+    slices = Slices()
+    found = 0
+    for vhost in list(call.broker.vhosts.values()):
+        for queue in list(vhost.queues.values()):
+            if queue.opening is None and not queue.deleted:
+                found += sizes(queue)["message_bytes_ram"]
+            if slices.due:
+                await slices.rest()
+    return found
+
+
+async def _asked_memory(call: Call) -> dict[str, Any] | None:
+    return await _memory(call) if call.query_shows("memory") else None
+
+
+async def get_memory(call: Call) -> Reply:
+    """What its memory is used for, in bytes."""
+    this_node(call)
+    return reply({"memory": await _memory(call)})
+
+
+async def _memory(call: Call) -> dict[str, Any]:
+    found = await memory_sizes(call)
+    total = sum(found.values())
+    return {**found, "strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}
+
+
+async def get_relative_memory(call: Call) -> Reply:
+    """What its memory is used for, in per cent, rounded up."""
+    this_node(call)
+    found = await memory_sizes(call)
+    total = max(1, sum(found.values()))
+    shares: dict[str, int] = {name: -(-100 * size // total) for name, size in found.items()}
+    return reply({"memory": {**shares, "total": 100}})
+
+
+NODE_ROUTES: Final = (
+    Route("GET", "api/nodes", Role.MONITORING, get_nodes),
+    Route("GET", "api/nodes/{node}", Role.MONITORING, get_node),
+    Route("GET", "api/nodes/{node}/memory", Role.MONITORING, get_memory),
+    Route("GET", "api/nodes/{node}/memory/relative", Role.MONITORING, get_relative_memory),
+)
+
+
+FAILED_LOGS_MAX: Final = 20
+
+
+async def get_pulse(call: Call) -> Reply:
+    """Alarms, what holds connections, how long syncs took and how late the loop was."""
+    broker = call.broker
+    slices = Slices()
+    held = dict.fromkeys(HELD_BY.values(), 0)
+    for connection in list(call.server.connections):
+        for word in held_by(connection.gate.reasons):
+            held[word] += 1
+        if slices.due:
+            await slices.rest()
+    times, lag = broker.storage.sync_times, call.rates.loop_lag
+    failed = await _failed_logs(call, slices)
+    return reply(
+        {
+            "alarms": list(broker.alarms.raised.values()),
+            "failed_logs": [{"vhost": q.vhost_name, "name": q.name} for q in failed[:FAILED_LOGS_MAX]],
+            "failed_log_count": len(failed),
+            "app_running": call.server.app_running,
+            "held": held,
+            "unsynced_bytes": int(broker.storage.commits.unsynced_bytes),
+            "sync": _histogram(BOUNDS_S, times.by_time, times.total_s),
+            "loop_lag": _histogram(LAG_BOUNDS_S, lag.counts, lag.total_s),
+        }
+    )
+
+
+async def get_pulse_of(call: Call) -> Reply:
+    """The same of a node of a cluster, whichever node is asked."""
+    this_node(call)
+    return await get_pulse(call)
+
+
+async def _failed_logs(call: Call, slices: Slices) -> list[Queue]:
+    """The queues whose log takes nothing more. Cost: a step per queue, in slices."""
+    found: list[Queue] = []
+    for vhost in list(call.broker.vhosts.values()):
+        for queue in list(vhost.queues.values()):
+            if queue.store is not None and queue.store.failed:
+                found.append(queue)
+            if slices.due:
+                await slices.rest()
+    return found
+
+
+def _histogram(bounds_s: tuple[float, ...], counts: list[int], total_s: float) -> dict[str, Any]:
+    """counts: up to each bound, each by itself, and one more above the last."""
+    return {"bounds_s": list(bounds_s), "counts": list(counts), "total_s": total_s}
+
+
+async def get_rights(call: Call) -> Reply:
+    """Which permissions the caller has on the queue or exchange of the query, whether it is there or not."""
+    kinds = [kind for kind in ("queue", "exchange") if kind in call.query]
+    if len(kinds) != 1:
+        raise BadRequest("queue or exchange is needed, one of them")
+    vhost, name = call.vhost(), call.query[kinds[0]]
+    if kinds[0] == "exchange" and not name:
+        name = "amq.default"
+    caller, auth = call.caller, call.broker.auth
+    inside = call.may_enter(vhost.name)
+    return reply(
+        {
+            kind: inside and (caller.operator or auth.may(caller.user, vhost.name, kind, name))
+            for kind in ("configure", "write", "read")
+        }
+    )
+
+
+LIVE_STATUS_ROUTES: Final = (
+    Route("GET", "api/amqpd/pulse", Role.MONITORING, get_pulse),
+    Route("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_pulse_of),
+    Route("GET", "api/amqpd/rights/{vhost}", Role.MANAGEMENT, get_rights),
 )

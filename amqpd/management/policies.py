@@ -1,19 +1,50 @@
-"""Policies: /policies and /operator-policies, of all vhosts, of one, one of them."""
+"""Policies: /policies and /operator-policies, of all vhosts, of one, one of them.
+
+Runtime parameters: /parameters of components, per vhost; /global-parameters. In RabbitMQ parameters also make
+federation links and shovels; their lists are empty here.
+
+What a policy would do before it is set, or cleared: which queues and exchanges its pattern matches, which of them
+would obey it, what changes for them, and how many messages that costs. Nothing is set.
+
+The vhost's policies are put beside the one that is asked for in a table of their own, and every queue and exchange is
+asked what it would obey then (`policy_table.py`). What matches and yet does not obey is told with its reason: another
+policy comes first (`outranked`: its priority is higher, or the same and its name is before), or the queue's kind cannot
+follow all of it (`unsupported`). What obeys the policy of this name today and would not any more is `released`.
+
+RabbitMQ has no such route.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.vhost import policies
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost import parameters, policies
+from amqpd.broker.vhost.parameters import Component, InvalidParameter, Parameter, component_of
 from amqpd.broker.vhost.pending import finished
-from amqpd.broker.vhost.policy_keys import InvalidPolicy
-from amqpd.management.request import CREATED, NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, clean_name, key_missing
-from amqpd.management.listing import listing, one
+from amqpd.broker.vhost.policy_table import EXCHANGE, Effective, InvalidPolicy, Policy, PolicyTable
+from amqpd.management.listing import document, listing, one
+from amqpd.management.message_counts import unacked_apart
+from amqpd.management.request import (
+    CREATED,
+    NO_CONTENT,
+    BadRequest,
+    Call,
+    NotThere,
+    Reply,
+    Role,
+    clean_name,
+    key_missing,
+    number,
+)
 from amqpd.management.router import Route
+from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost.policy_table import Policy
+    from amqpd.broker.vhost.exchange import Exchange
+    from amqpd.broker.vhost.vhost import VHost
 
 
 def policy_item(policy: Policy) -> dict[str, Any]:
@@ -84,4 +115,282 @@ def _routes(path: str, operator: bool, role: Role) -> tuple[Route, ...]:
 ROUTES: Final = (
     *_routes("api/policies", False, Role.POLICYMAKER),
     *_routes("api/operator-policies", True, Role.ADMINISTRATOR),
+)
+
+
+def parameter_item(parameter: Parameter) -> dict[str, Any]:
+    """rabbit: in this order."""
+    return {
+        "value": parameter.value,
+        "vhost": parameter.vhost,
+        "component": parameter.component,
+        "name": parameter.name,
+    }
+
+
+def global_item(named: tuple[str, Any]) -> dict[str, Any]:
+    return {"name": named[0], "value": named[1]}
+
+
+async def get_parameters(call: Call) -> Reply:
+    """Runtime parameters, all or of one component."""
+    found = parameters.parameters(call.vhosts(), call.params.get("component", ""))
+    return await listing(call, found, parameter_item, lambda each: each.name)
+
+
+async def get_parameter(call: Call) -> Reply:
+    """One parameter."""
+    return one(call, parameter_item(_parameter(call)))
+
+
+async def put_parameter(call: Call) -> Reply:
+    """Sets the parameter; 201 for a new one, 204 for another value; 400 for an unknown component, or a wrong value."""
+    vhost = call.vhost()
+    name = clean_name(call.params["name"], "a parameter")
+    value = call.given("value")
+    try:
+        component = component_of(call.params["component"])
+        _check(call, component)
+        new = await finished(partial(component.declare, vhost, name, value))
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    return CREATED if new else NO_CONTENT
+
+
+async def delete_parameter(call: Call) -> Reply:
+    """Clears the parameter."""
+    found = _parameter(call)
+    component = component_of(found.component)
+    _check(call, component)
+    try:
+        await finished(partial(component.clear, call.vhost(), found.name))
+    except InvalidParameter as error:
+        raise BadRequest(str(error)) from None
+    return NO_CONTENT
+
+
+def _parameter(call: Call) -> Parameter:
+    found = parameters.find(call.vhost(), call.params["component"], call.params["name"])
+    if found is None:
+        raise NotThere(NotThere.text)
+    return found
+
+
+def _check(call: Call, component: Component) -> None:
+    if component.administrators:
+        call.require(Role.ADMINISTRATOR)
+
+
+async def get_global_parameters(call: Call) -> Reply:
+    """Global parameters."""
+    return await listing(call, call.broker.global_parameters.all(), global_item, lambda named: named[0])
+
+
+async def get_global_parameter(call: Call) -> Reply:
+    """One global parameter."""
+    name = call.params["name"]
+    _global(call, name)
+    return one(call, global_item((name, call.broker.global_parameters.get(name))))
+
+
+async def put_global_parameter(call: Call) -> Reply:
+    """Sets the global parameter."""
+    name = clean_name(call.params["name"], "a parameter")
+    value = call.given("value")
+    try:
+        new = await finished(partial(call.broker.global_parameters.declare, name, value))
+    except InvalidParameter as error:
+        raise BadRequest(str(error)) from None
+    return CREATED if new else NO_CONTENT
+
+
+async def delete_global_parameter(call: Call) -> Reply:
+    """Clears the global parameter."""
+    name = call.params["name"]
+    _global(call, name)
+    await finished(partial(call.broker.global_parameters.clear, name))
+    return NO_CONTENT
+
+
+def _global(call: Call, name: str) -> None:
+    if not call.broker.global_parameters.has(name):
+        raise NotThere(NotThere.text)
+
+
+async def get_federation_links(call: Call) -> Reply:
+    """Federation links, of which there are none."""
+    return await _none(call)
+
+
+async def get_shovels(call: Call) -> Reply:
+    """Shovels, of which there are none."""
+    return await _none(call)
+
+
+async def _none(call: Call) -> Reply:
+    """The empty list, or page. Raises: as `Call.vhost`."""
+    call.vhosts()
+    nothing: list[dict[str, Any]] = []
+    return await listing(call, nothing, dict, lambda item: str(item["name"]))
+
+
+_ONE: Final = "api/parameters/{component}/{vhost}/{name}"
+_GLOBAL: Final = "api/global-parameters"
+
+PARAMETER_ROUTES: Final = (
+    Route("GET", "api/parameters", Role.POLICYMAKER, get_parameters),
+    Route("GET", "api/parameters/{component}", Role.POLICYMAKER, get_parameters),
+    Route("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, get_parameters),
+    Route("GET", _ONE, Role.POLICYMAKER, get_parameter),
+    Route("PUT", _ONE, Role.POLICYMAKER, put_parameter),
+    Route("DELETE", _ONE, Role.POLICYMAKER, delete_parameter),
+    Route("GET", _GLOBAL, Role.POLICYMAKER, get_global_parameters),
+    Route("GET", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, get_global_parameter),
+    Route("PUT", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, put_global_parameter),
+    Route("DELETE", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, delete_global_parameter),
+    Route("GET", "api/federation-links", Role.MONITORING, get_federation_links),
+    Route("GET", "api/federation-links/{vhost}", Role.MONITORING, get_federation_links),
+    Route("GET", "api/shovels", Role.MONITORING, get_shovels),
+    Route("GET", "api/shovels/{vhost}", Role.MONITORING, get_shovels),
+)
+
+
+COUNT: Final = 100
+COUNT_MAX: Final = 1000
+
+APPLIED, OUTRANKED, UNSUPPORTED, RELEASED = "applied", "outranked", "unsupported", "released"
+
+
+class Preview:
+    """What is found, thing by thing. count: how many are shown; policy: what is to be set, None: it is cleared."""
+
+    def __init__(self, name: str, operator: bool, policy: Policy | None, count: int) -> None:
+        self.name = name
+        self.operator = operator
+        self.policy = policy
+        self.count = count
+        self.matched = {"queues": 0, "exchanges": 0}
+        self.whys = dict.fromkeys((APPLIED, OUTRANKED, UNSUPPORTED, RELEASED), 0)
+        self.changed = {"queues": 0, "exchanges": 0}
+        self.over_length = 0
+        self.shorter_ttl = 0
+        self.expiring = 0
+        self.items: list[dict[str, Any]] = []
+        self.found_count = 0
+
+    async def look(self, vhost: VHost, slices: Slices) -> None:
+        """At each queue and exchange there is. Cost: 1 us a policy and thing."""
+        table = await _table(vhost, self.name, self.operator, self.policy, slices)
+        for thing in vhost.things():
+            if not thing.deleted:
+                await self._look_at(vhost, table, thing)
+            if slices.due:
+                await slices.rest()
+
+    async def _look_at(self, vhost: VHost, table: PolicyTable, thing: Queue | Exchange) -> None:
+        is_queue = isinstance(thing, Queue)
+        kind = thing.kind if is_queue else EXCHANGE
+        before, after = vhost.policies.obeyed_by(thing), table.effective(kind, thing.name)
+        why = self._why(kind, thing.name, before, after)
+        if not why:
+            return
+        things = "queues" if is_queue else "exchanges"
+        self.matched[things] += why != RELEASED
+        self.whys[why] += 1
+        item: dict[str, Any] = {"kind": "queue" if is_queue else "exchange", "name": thing.name, "type": thing.kind}
+        item |= {"why": why, "holds": after.operator_policy if self.operator else after.policy}
+        item |= {"before": dict(before.definition), "after": dict(after.definition)}
+        if isinstance(thing, Queue):
+            await opened(thing)
+            item |= {"messages": thing.ready_count + unacked_apart(thing), "consumers": len(thing.consumers)}
+        if before.definition != after.definition:
+            self.changed[things] += 1
+            if isinstance(thing, Queue):
+                item |= self._costs(thing, before, after)
+        self.found_count += 1
+        if len(self.items) < self.count:
+            self.items.append(item)
+
+    def _why(self, kind: str, name: str, before: Effective, after: Effective) -> str:
+        """Empty: the policy has nothing to do with it."""
+        was, holds = (before.operator_policy, after.operator_policy) if self.operator else (before.policy, after.policy)
+        if self.policy is not None:
+            if self.policy.matches(kind, name):
+                return APPLIED if holds == self.name else OUTRANKED
+            if kind != EXCHANGE and self.policy.pattern.matches(name) and self._is_for_queues():
+                return UNSUPPORTED
+        return RELEASED if was == self.name else ""
+
+    def _is_for_queues(self) -> bool:
+        return self.policy is not None and self.policy.row.apply_to in ("queues", "all")
+
+    def _costs(self, queue: Queue, before: Effective, after: Effective) -> dict[str, Any]:
+        """What it loses by other rules: messages over a length, which go at once; those whose time to live gets
+        shorter, which may; and the queue itself, where nobody uses it."""
+        old, new = before.rules(queue.kind, queue.arguments), after.rules(queue.kind, queue.arguments)
+        over: int = 0
+        if new.drops_head:
+            over = max(0, queue.ready_count - new.length_max) if new.length_max >= 0 else 0
+            if 0 <= new.length_bytes_max < queue.ready_bytes:
+                # As many as the bytes that are too many are on an average.
+                many = queue.ready_count * (queue.ready_bytes - new.length_bytes_max)
+                over = max(over, -(-many // queue.ready_bytes))
+        sooner = queue.ready_count if new.ttl_ms >= 0 and (old.ttl_ms < 0 or new.ttl_ms < old.ttl_ms) else 0
+        unused = not queue.consumers and new.expires_ms >= 0 and (old.expires_ms < 0 or new.expires_ms < old.expires_ms)
+        self.over_length += over
+        self.shorter_ttl += sooner
+        self.expiring += unused
+        return {"over_length": over, "shorter_ttl": sooner, "expires_unused": unused}
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "matched": self.matched,
+            **self.whys,
+            "changed": self.changed,
+            "messages_over_length": self.over_length,
+            "messages_with_shorter_ttl": self.shorter_ttl,
+            "unused_queues_that_expire": self.expiring,
+            "items": self.items,
+            "items_left_out": self.found_count - len(self.items),
+        }
+
+
+async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None, slices: Slices) -> PolicyTable:
+    """The vhost's policies as they would be."""
+    there = [each for kind in (False, True) for each in vhost.policies.all(kind)]
+    kept = [each for each in there if (each.row.name, each.row.operator) != (name, operator)]
+    table = PolicyTable()
+    for each in (*kept, *(() if policy is None else (policy,))):
+        table.put(each)
+        if slices.due:
+            await slices.rest()
+    return table
+
+
+async def preview(operator: bool, call: Call) -> Reply:
+    """What the policy of the body would do: what it matches, what changes there, and how many messages go."""
+    vhost = call.vhost()
+    fields = call.fields()
+    name = clean_name(call.text("name"), "a policy")
+    count = number("count", fields.get("count", COUNT), 0, COUNT_MAX)
+    policy: Policy | None = None
+    if call.flag("clear"):
+        if vhost.policies.get(name, operator) is None:
+            raise NotThere(f"no policy '{name}' in vhost '{vhost.name}'")
+    else:
+        value: dict[str, Any] = {"priority": 0, **{key: fields[key] for key in policies.FIELDS if key in fields}}
+        try:
+            policy = policies.checked(vhost.name, name, value, operator)
+        except InvalidPolicy as error:
+            raise BadRequest(str(error)) from None
+    found = Preview(name, operator, policy, count)
+    await found.look(vhost, Slices())
+    return await document(found.told())
+
+
+PREVIEW_ROUTES: Final = (
+    Route("POST", "api/amqpd/policies/{vhost}/preview", Role.POLICYMAKER, partial(preview, False), quiet=True),
+    Route(
+        "POST", "api/amqpd/operator-policies/{vhost}/preview", Role.ADMINISTRATOR, partial(preview, True), quiet=True
+    ),
 )

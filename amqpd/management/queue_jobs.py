@@ -10,18 +10,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.queue.log_opener import opened
-from amqpd.broker.jobs.browsing import browse
 from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, Request
-from amqpd.management.request import DEFAULT_EXCHANGE, BadRequest, Call, NotThere, Reply, Role, number, reply
+from amqpd.broker.jobs.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, Request, browse
+from amqpd.broker.queue.log_opener import opened
 from amqpd.management.queues import message_item
+from amqpd.management.request import DEFAULT_EXCHANGE, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.router import Route
 from amqpd.management.time_slice import Slices
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX
-from amqpd.routing.errors import BadSelector
+from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import EVERYTHING, Selector, parse
-from amqpd.routing.selector_hint import hint
+from amqpd.routing.selector_parser import hint
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import Entry

@@ -1,4 +1,10 @@
-"""Queues: /queues, one queue, its bindings, its contents; and /queues/V/Q/get, which takes messages out to be seen."""
+"""Queues: /queues, one queue, its bindings, its contents; and /queues/V/Q/get, which takes messages out to be seen.
+
+What named consumers of a stream have stored: /queues/V/Q/offsets. RabbitMQ has no such route.
+
+To look, to set and to delete takes the read permission on the queue, as to consume does: whoever may read under a name
+may say how far it has come.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +12,50 @@ from base64 import b64encode
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from amqpd.broker.consume import refuse_of_streams
+from amqpd.broker.queue.grouped_queue import GroupedQueue
+from amqpd.broker.queue.log_opener import opened
+from amqpd.broker.stats import QUEUE_COUNTERS
 from amqpd.broker.vhost import declare as declarations
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.pending import finished
 from amqpd.broker.vhost.policy_table import NONE
-from amqpd.broker.consume import refuse_of_streams
-from amqpd.broker.stats import QUEUE_COUNTERS
-from amqpd.broker.queue.grouped_queue import GroupedQueue
-from amqpd.broker.queue.log_opener import opened
-from amqpd.channel.counters import had_by_queue
+from amqpd.channel.channel import had_by_queue
 from amqpd.channel.consumer import ChannelConsumer, Deliveries
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import by_source, show
-from amqpd.management.request import CREATED, NO_CONTENT, SESSION_NAME, BadRequest, Call, NotThere, Reply, Role, clean_name, key_missing, number, reply
 from amqpd.management.connections import channel_details, connection_details, consumer_item, idle
-from amqpd.management.counted import LENGTHS, QUEUE, lengths, parted
+from amqpd.management.listing import by_name, columns, listing, one, plain, spans
 from amqpd.management.message_counts import head_timestamp, sizes
-from amqpd.management.listing import by_name, columns, listing, one, plain
-from amqpd.management.stats import DELIVERED
+from amqpd.management.request import (
+    CREATED,
+    NO_CONTENT,
+    SESSION_NAME,
+    BadRequest,
+    Call,
+    NotThere,
+    Reply,
+    Role,
+    clean_name,
+    key_missing,
+    number,
+    reply,
+)
 from amqpd.management.router import Route
+from amqpd.management.stats import DELIVERED, LENGTHS, QUEUE, lengths, parted
 from amqpd.management.time_slice import Slices
-from amqpd.management.spans import spans
 from amqpd.protocol.properties import decode_properties
+from amqpd.storage.acks.retained import retained_of
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.acks.retained import retained_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from amqpd.broker.consumer import Entry
     from amqpd.broker.queue.queue import Queue
+    from amqpd.broker.vhost.consumer_offsets import StoredOffset
+
 
 GET_COUNT_MAX: Final = 1000
 GET_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -286,7 +305,7 @@ async def put_queue(call: Call) -> Reply:
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     asked = QueueDeclaration(name, durable, False, auto_delete, arguments)
-    new = await finished(partial(declarations.declare, vhost, asked))
+    new = await finished(partial(declarations.declare_queue, vhost, asked))
     call.broker.catalogue.queue_declared_count += 1
     return CREATED if new else NO_CONTENT
 
@@ -302,9 +321,9 @@ async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int
     """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
     queue.prepare()
     vhost = call.vhost()
-    declarations.check_deletable(vhost, queue, if_unused, if_empty)
+    declarations.check_queue_deletable(vhost, queue, if_unused, if_empty)
     call.broker.turn.want()
-    return await finished(partial(declarations.delete, vhost, queue))
+    return await finished(partial(declarations.delete_queue, vhost, queue))
 
 
 async def purge_queue(call: Call) -> Reply:
@@ -448,4 +467,74 @@ ROUTES: Final = (
     Route("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
     Route("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
     Route("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True, messages=True),
+)
+
+
+async def get_offsets(call: Call) -> Reply:
+    """Stored offsets of a stream, by consumers' names."""
+    queue, store = await _stream(call)
+    stored = list(call.broker.catalogue.stored_offsets.of(queue.id).items())
+    return await listing(call, stored, partial(_item, store), lambda each: each[0])
+
+
+async def get_offset(call: Call) -> Reply:
+    """How far the consumer of that name has come."""
+    queue, store = await _stream(call)
+    name = call.params["name"]
+    stored = call.broker.catalogue.stored_offsets.of(queue.id).get(name)
+    if stored is None:
+        raise _unknown(queue, name)
+    return reply(_item(store, (name, stored)))
+
+
+async def put_offset(call: Call) -> Reply:
+    """Sets where the consumer of that name goes on.
+    `offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
+    queue, store = await _stream(call)
+    name = clean_name(call.params["name"], "a consumer")
+    offset = number("offset", call.given("offset"), 0, store.next_offset)
+    offsets = call.broker.catalogue.stored_offsets
+    if not offsets.admit(queue.id, name):
+        raise BadRequest(f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers")
+    await finished(partial(offsets.set, queue.id, name, offset))
+    return NO_CONTENT
+
+
+async def delete_offset(call: Call) -> Reply:
+    """Removes a stored offset."""
+    queue, _ = await _stream(call)
+    name = call.params["name"]
+    if not await finished(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):
+        raise _unknown(queue, name)
+    return NO_CONTENT
+
+
+def _item(store: QueueLog, each: tuple[str, StoredOffset]) -> dict[str, Any]:
+    """lag: from it to the end of the log. time: when it was written, ms since 1970; null while it is not."""
+    name, stored = each
+    lag = max(0, store.next_offset - stored.offset)
+    return {"name": name, "offset": stored.offset, "lag": lag, "time": stored.time_ms or None}
+
+
+def _unknown(queue: Queue, name: str) -> NotThere:
+    return NotThere(f"no offset of a consumer '{name}' is stored for queue '{queue.name}'")
+
+
+async def _stream(call: Call) -> tuple[Queue, QueueLog]:
+    vhost = call.vhost()
+    call.check(vhost.name, "read", "queue", call.params["queue"])
+    queue = call.queue()
+    vhost.check_exclusive(queue, None)
+    if queue.kind != "stream" or queue.store is None:
+        raise BadRequest(f"queue '{queue.name}' in vhost '{vhost.name}' is not a stream")
+    await opened(queue)
+    queue.store.recover()
+    return queue, queue.store
+
+
+STREAM_OFFSET_ROUTES: Final = (
+    Route("GET", "api/queues/{vhost}/{queue}/offsets", Role.MANAGEMENT, get_offsets),
+    Route("GET", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, get_offset),
+    Route("PUT", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, put_offset),
+    Route("DELETE", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, delete_offset),
 )

@@ -5,6 +5,12 @@ every handler shares: does the vhost exist and may the caller know of it, may th
 Permissions are the same patterns as on AMQP; a caller from the unix socket is the operator and passes.
 
 A name that may not be seen and a name that does not exist look the same to a caller without the monitoring tag.
+
+What the admin API may do with the cluster that its node is of: `call.cluster`, None where it is of none.
+
+What the admin API sees and may do of the server it is part of; `amqpd.server` fills it.
+
+The server composes the packages and so knows this one; the other way round goes through what is handed over here.
 """
 
 from __future__ import annotations
@@ -13,20 +19,23 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from amqpd.auth.internal_backend import User
 from amqpd.auth.permissions import Kind, TopicKind
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
+    from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.broker.queue.queue import Queue
-    from amqpd.management.cluster_control import ClusterControl
-    from amqpd.management.stats import Rates
-    from amqpd.management.server_control import ServerControl
+    from amqpd.config import Settings
+    from amqpd.connection.registry import Connections
+    from amqpd.listeners import Listener
     from amqpd.management.sessions import Sessions
+    from amqpd.management.stats import Rates
+    from amqpd.process import Reloaded
+
 
 DEFAULT_EXCHANGE: Final = "amq.default"
 SESSION_NAME: Final = "admin API"
@@ -380,3 +389,84 @@ def clean_name(name: str, what: str) -> str:
 
 def _name(vhost: VHost) -> str:
     return vhost.name
+
+
+class ClusterControl(Protocol):
+    """Of one node (amqpd/cluster/operations.py)."""
+
+    def status(self) -> dict[str, Any]:
+        """Who is in it, who runs which vhost, what a confirm promises: see `GET /api/amqpd/cluster`."""
+
+    async def move(self, vhost: str, node: str) -> list[str]:
+        """The vhost's slot goes to that node. Returns the names of all vhosts of the slot, when they are there.
+
+        Raises: NoSuchNode, NoSuchVhost, NotMoved; MetadataError.
+        """
+
+    async def rebalance(self) -> dict[str, str]:
+        """Slots with vhosts go from nodes with many to nodes with few, whoever is connected. Returns vhost -> node, of
+        those that are to move. Raises: MetadataError.
+        """
+
+    async def drain(self, timeout_s: float) -> None:
+        """All that the node runs goes to others; returns when it has gone. Raises: NotMoved."""
+
+    def undrain(self) -> None:
+        """It may run vhosts again."""
+
+
+class NoSuchNode(Exception):
+    """No node of that name is in the cluster."""
+
+
+class NotMoved(Exception):
+    """It has not come to that in time; it may yet."""
+
+
+class ServerControl(Protocol):
+    """One broker process, as handlers have it. drained: between `amqpctl drain` and `revive`."""
+
+    drained: bool
+
+    @property
+    def latest(self) -> Settings:
+        """The settings that were read last: those of the start, with what a reload has taken over."""
+
+    @property
+    def connections(self) -> Connections:
+        """The AMQP connections."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """What is listened on now, by all front ends."""
+
+    @property
+    def app_running(self) -> bool:
+        """Whether clients can connect: False between `stop_app` and `start_app`."""
+
+    @property
+    def not_ready(self) -> str:
+        """Why clients cannot connect now; empty when they can."""
+
+    async def stop_app(self) -> None:
+        """`amqpctl stop_app`: the ports close, clients are told to go. Returns when they are gone, in 3 s at most."""
+
+    async def start_app(self) -> None:
+        """`amqpctl start_app`: on the same ports again. Raises: OSError when one is taken."""
+
+    async def suspend_listeners(self) -> None:
+        """`amqpctl suspend_listeners`: clients no longer get in; those that are in stay."""
+
+    async def resume_listeners(self) -> None:
+        """`amqpctl resume_listeners`: they get in again. Raises: OSError when a port is taken."""
+
+    def reload(self, asked_by: str) -> Reloaded:
+        """`amqpctl reload`: the settings are read again, as by SIGHUP. Reads files: some milliseconds."""
+
+    async def reload_definitions(self, asked_by: str) -> str:
+        """Likewise, behind it: the file or directory that was imported again, "" for none. Raises: DefinitionsError,
+        MetadataError.
+        """
+
+    def stop(self) -> None:
+        """Asks for a clean end of the process; returns at once."""

@@ -8,6 +8,10 @@ it arrives), handler, reply. Errors become RabbitMQ's JSON in one place. What a 
 that happens is a bug, with a traceback in the log.
 
 aiohttp serves on the broker's loop; long answers are made in slices (`listing`).
+
+The door of the admin API: connections, before there is a request.
+
+An address may have so many, and a first request comes within HEADER_WAIT_S or its connection goes.
 """
 
 from __future__ import annotations
@@ -25,31 +29,41 @@ from urllib.parse import parse_qsl, urlsplit
 
 from aiohttp import web
 
-from amqpd.auth.internal_backend import NoSuchUser, NoSuchVhost, Refused, User
+from amqpd.auth.internal_backend import AuthenticationRefused, AuthError, NoSuchUser, NoSuchVhost, User
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.auth.user_rows import AuthError
-from amqpd.broker.audit import Request
-from amqpd.broker.record import REQUEST
-from amqpd.broker.vhost.pending import OnItsWay
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.audit import REQUEST, Request
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.events import ACTOR, CLI, ORIGIN
 from amqpd.broker.queue.log_opener import opening_over
+from amqpd.broker.vhost.pending import OnItsWay
 from amqpd.connection import peer_certificate
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.management.routes import ROUTES
-from amqpd.management.json_body import form, parsed, read_body
-from amqpd.management.request import ApiError, AppIsStopped, BadRequest, Call, Caller, Forbidden, NotAuthorised, NotThere, Reply, Role, Unavailable, to_json
-from amqpd.management.door import HEADERS, Door, peer_address
-from amqpd.management.file_response import FileRange
-from amqpd.management.metrics_routes import OPEN_ROUTES
-from amqpd.management.page_sessions import PAGE_HEADER, check_header
-from amqpd.management.stats import Rates
-from amqpd.management.router import Route, Router
-from amqpd.management.sessions import FILE, Sessions, token_of
-from amqpd.management.time_slice import release
-from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.management.cluster_gateway import SESSION_DIGEST, SESSION_PATH, Asked, Whole, asked
+from amqpd.management.collectors import OPEN_ROUTES
+from amqpd.management.file_response import FileRange
+from amqpd.management.json_body import form, parsed, read_body
+from amqpd.management.request import (
+    ApiError,
+    AppIsStopped,
+    BadRequest,
+    Call,
+    Caller,
+    Forbidden,
+    NotAuthorised,
+    NotThere,
+    Reply,
+    Role,
+    Unavailable,
+    to_json,
+)
+from amqpd.management.router import Route, Router
+from amqpd.management.routes import ROUTES
+from amqpd.management.sessions import FILE, Sessions, token_of
+from amqpd.management.stats import Rates
+from amqpd.management.time_slice import release
+from amqpd.management.ui import PAGE_HEADER, check_header
+from amqpd.management.unix_socket import BACKLOG, NAME
 from amqpd.protocol.field_table import CodecError
 from amqpd.storage.metadata.store import MetadataError
 from amqpd.tls import HANDSHAKE_S
@@ -58,9 +72,129 @@ if TYPE_CHECKING:
     import ssl
 
     from amqpd.broker.broker import Broker
-    from amqpd.management.server_control import ServerControl
+    from amqpd.management.request import ServerControl
+
 
 log = logging.getLogger(__name__)
+
+KEEPALIVE_S: Final = 75.0
+HEADER_WAIT_S: Final = 10.0
+# How long the rest of a refused body is read and thrown away, so that its sender gets to see the answer.
+LINGER_S: Final = 2.0
+CONNECTIONS_PER_PEER_MAX: Final = 256
+# A crowd that is turned away is worth a line now and then, not one each.
+TELL_EVERY_S: Final = 60.0
+HEADERS: Final = {
+    "Server": "amqpd",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Headers of every answer."""
+
+
+class Handler(web.RequestHandler):
+    """One connection. What is no HTTP ends it, and must not keep it: the error's frames have the connection, the
+    connection's last message has the error, and the collector hardly ever comes.
+    """
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer without aiohttp's page, which shows what the client sent, and aiohttp's name in a header."""
+        try:
+            super().handle_error(request, status, exc, message)
+            found = BadRequest("the request is not HTTP") if status < 500 else ApiError("the server's log says more")
+            body = to_json({"error": found.error, "reason": found.reason}).encode()
+            answer = web.Response(status=status, body=body, headers={**HEADERS, "Content-Type": "application/json"})
+            answer.force_close()
+            return answer
+        finally:
+            if exc is not None:
+                exc.__traceback__ = None
+
+
+class Door(web.Server):
+    """Where connections come in: so many from one address, and the first request within HEADER_WAIT_S."""
+
+    def __init__(self, handler: Any) -> None:
+        super().__init__(
+            handler,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=LINGER_S,
+            logger=_protocol_log(),
+            auto_decompress=False,
+        )
+        self._first: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+        self._peers: dict[web.RequestHandler, str] = {}
+        self._counts: dict[str, int] = {}
+        self._told_at = -TELL_EVERY_S
+
+    def __call__(self) -> web.RequestHandler:
+        return Handler(self, loop=asyncio.get_running_loop(), **self._kwargs)
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        loop = asyncio.get_running_loop()
+        peer = peer_address(transport)
+        count = self._counts.get(peer, 0) + 1
+        self._counts[peer] = count
+        self._peers[handler] = peer
+        if peer and count > CONNECTIONS_PER_PEER_MAX:
+            # Not from within: aiohttp goes on with a connection that it takes for open.
+            loop.call_soon(transport.abort)
+            if loop.time() - self._told_at >= TELL_EVERY_S:
+                self._told_at = loop.time()
+                log.warning("admin API: %s has %d connections, more are closed", peer, CONNECTIONS_PER_PEER_MAX)
+            return
+        self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
+
+    def asked(self, handler: web.RequestHandler) -> None:
+        """A request has arrived: the connection is in use."""
+        timer = self._first.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self.asked(handler)
+        peer = self._peers.pop(handler, None)
+        if peer is not None:
+            left = self._counts[peer] - 1
+            if left:
+                self._counts[peer] = left
+            else:
+                del self._counts[peer]
+        super().connection_lost(handler, exc)
+
+
+def peer_address(transport: asyncio.BaseTransport | None) -> str:
+    """The other end's address; empty for a unix socket."""
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+
+def _protocol_log() -> logging.Logger:
+    """What aiohttp says of requests that are no HTTP: a line each, no traceback for what a client sent."""
+    logger = log.getChild("protocol")
+    logger.addFilter(_without_traceback)
+    return logger
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info is not None:
+        record.msg, record.args = "not HTTP: %s", (repr(record.exc_info[1])[:200],)
+        record.exc_info = None
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+    return True
+
 
 WRITE_WAIT_S: Final = 60.0
 SHUTDOWN_S: Final = 1.0
@@ -204,9 +338,7 @@ class AdminServer:
             response.force_close()
         return response
 
-    async def _reply(
-        self, request: web.BaseRequest, by: Asked | None, router: Router
-    ) -> Reply | web.StreamResponse:
+    async def _reply(self, request: web.BaseRequest, by: Asked | None, router: Router) -> Reply | web.StreamResponse:
         path, _, query_text = request.raw_path.partition("?")
         ORIGIN.set(None)
         if not path.startswith("/"):
@@ -306,7 +438,7 @@ class AdminServer:
             else:
                 name, password = await _login_form(request) if route.login_form else _credentials(request)
                 user = await auth.authenticate(name, password, is_loopback(peer), peer)
-        except Refused as refused:
+        except AuthenticationRefused as refused:
             log.warning("admin API: login from %s refused: %s", peer, refused.reason)
             self._login(name, peer, refused.reason, shown)
             await asyncio.sleep(auth.failures.delay_s(peer, name))
@@ -323,7 +455,7 @@ class AdminServer:
             check_header(request.headers)
         try:
             return Caller(self._broker.auth.vouched(name, is_loopback(peer)), False)
-        except Refused:
+        except AuthenticationRefused:
             return None  # a user of loopback addresses alone, from elsewhere
 
     def _shown(self, request: web.BaseRequest) -> dict[str, Any]:

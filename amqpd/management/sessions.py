@@ -14,8 +14,8 @@ everywhere at once. While that node is away its sessions open nothing, and users
 
 Another site's page can do nothing with it. The cookie is SameSite=Strict, so requests that another site makes come
 without it; a change by cookie wants a header besides (`Amqpd-Page`), which a form cannot send and a foreign script may
-not; and Origin and Sec-Fetch-Site are checked as for every change (`server.py`). Over HTTPS the cookie is Secure and has
-the prefix __Host-. Its name ends with the port, as browsers keep one jar for all ports of a host: two brokers on a
+not; and Origin and Sec-Fetch-Site are checked as for every change (`server.py`). Over HTTPS the cookie is Secure and
+has the prefix __Host-. Its name ends with the port, as browsers keep one jar for all ports of a host: two brokers on a
 machine do not log each other out.
 """
 

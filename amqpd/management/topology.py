@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.queue import Queue
 from amqpd.channel.consumer import ChannelConsumer
-from amqpd.management.request import Call, Reply, Role, number, to_json
-from amqpd.management.counted import EXCHANGE, QUEUE, lengths
 from amqpd.management.listing import Body
+from amqpd.management.request import Call, Reply, Role, number, to_json
 from amqpd.management.router import Route
+from amqpd.management.stats import EXCHANGE, QUEUE, lengths
 from amqpd.management.time_slice import Slices
 
 if TYPE_CHECKING:
+    from amqpd.broker.stats import Passed
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.broker.passed import Passed
 
 COUNT: Final = 500
 COUNT_MAX: Final = 2000

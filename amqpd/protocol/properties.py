@@ -19,7 +19,20 @@ from typing import Final, NamedTuple, final
 
 from mypy_extensions import i64
 
-from amqpd.protocol.field_table import NUMBERED, SENDER_SELECTED, CodecError, decode_table, encode_entry, encode_table, field_end, read_u16, read_u32, read_u64, shortstr, survey_table
+from amqpd.protocol.field_table import (
+    NUMBERED,
+    SENDER_SELECTED,
+    CodecError,
+    decode_table,
+    encode_entry,
+    encode_table,
+    field_end,
+    read_u16,
+    read_u32,
+    read_u64,
+    shortstr,
+    survey_table,
+)
 
 CONTENT_TYPE: Final = 0x8000
 CONTENT_ENCODING: Final = 0x4000

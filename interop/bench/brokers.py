@@ -170,9 +170,7 @@ class Amqpd(Started):
 
     def _spawn(self, *options: str) -> subprocess.Popen[bytes]:
         command = [self.python, "-P", *self.program, "--data-dir", str(self.data_dir), "--amqp.host", self.host]
-        return self.spawn(
-            [*command, "--amqp.port", str(self.port), "--http.port", "0", *options], self._environment()
-        )
+        return self.spawn([*command, "--amqp.port", str(self.port), "--http.port", "0", *options], self._environment())
 
     def start(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

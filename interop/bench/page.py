@@ -234,9 +234,9 @@ class Client:
         for every_s, paths in ASKED.values():
             began_s, at_s = cpu_s(pid), time.monotonic()
             for _ in range(ROUNDS):
-                size_bytes += sum(
-                    len(self.ask("GET", path.format(node=node, queue=QUEUE))) for path in paths
-                ) / (ROUNDS * every_s)
+                size_bytes += sum(len(self.ask("GET", path.format(node=node, queue=QUEUE))) for path in paths) / (
+                    ROUNDS * every_s
+                )
             used_s = cpu_s(pid) - began_s - idle * (time.monotonic() - at_s)
             cpu_ms += used_s * 1000 / (ROUNDS * every_s)
             requests += len(paths) / every_s

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.auth.user_rows import bootstrap
-from amqpd.storage.queue_json import describe
+from amqpd.auth.internal_backend import bootstrap
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.store import BindingRow, Metadata, Put, QueueRow, Row, UserRow, VhostRow, random_id
+from amqpd.storage.queue_json import describe
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
 

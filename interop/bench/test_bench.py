@@ -353,9 +353,7 @@ def test_the_guard_knows_a_slow_processor_from_a_dear_message() -> None:
 @pytest.mark.parametrize(
     ("cost", "busy", "code", "said"), [(0.9, 1.5, 0, "good"), (1.3, 0, 1, "DEARER"), (1.3, 1.5, 2, "CANNOT TELL")]
 )
-def test_the_guard_answers(
-    cost: float, busy: float, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_guard_answers(cost: float, busy: float, code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     record: guard.Record = {"recorded": "2026-01-02", "costs": {"S1": 1.0, "S3": 1.0}, "reference_ms": 10.0}
     assert guard.judge(record, guard.Costs(guard.CPU_TIME, {"S1": [1.0], "S3": [cost]}, [10.0], [busy])) == code
     assert said in capsys.readouterr().out

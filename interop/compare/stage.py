@@ -236,11 +236,7 @@ def keys(found: Any, path: str = "") -> list[str]:
         return [key for one in found for key in keys(one, f"{path}[]")]
     if not isinstance(found, dict):
         return []
-    return [
-        key
-        for name, one in found.items()
-        for key in [f"  {path}.{name}", *keys(one, f"{path}.{name}")]
-    ]
+    return [key for name, one in found.items() for key in [f"  {path}.{name}", *keys(one, f"{path}.{name}")]]
 
 
 def picked(row: Any, show: tuple[str, ...]) -> Any:

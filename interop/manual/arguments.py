@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from amqpd.broker.vhost.exchange_arguments import ROWS as EXCHANGE_ROWS
 from amqpd.broker.queue.argument_checks import IGNORED
 from amqpd.broker.queue.arguments import ROWS as QUEUE_ROWS
 from amqpd.broker.queue.consumer_arguments import CONSUMER_ROWS
 from amqpd.broker.queue.types import KINDS
+from amqpd.broker.vhost.exchange import ROWS as EXCHANGE_ROWS
 from amqpd.routing.registry import BUILT_IN
 from interop.manual.markdown import MADE, cell, code, codes, table
 
@@ -92,7 +92,13 @@ def text() -> str:
         table(
             ("argument", "kinds of queue", "policy", "compared", "meaning"),
             [
-                (code(row.name), _distinct(_kinds(row.kinds)), code(row.policy), "yes" if row.compared else "", cell(row.meaning))
+                (
+                    code(row.name),
+                    _distinct(_kinds(row.kinds)),
+                    code(row.policy),
+                    "yes" if row.compared else "",
+                    cell(row.meaning),
+                )
                 for row in obeyed
             ],
         )

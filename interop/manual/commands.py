@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from amqpd.cli.options import BY_LONG, GENERAL, Option
 from amqpd.cli.command import GROUPS, Command
 from amqpd.cli.commands import COMMANDS
+from amqpd.cli.options import BY_LONG, GENERAL, Option
 from interop.manual.markdown import MADE, cell, code, codes, table
 
 HEAD = """\

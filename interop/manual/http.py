@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from amqpd.management.routes import ROUTES
-from amqpd.management.request import Role
 from amqpd.management.openapi import kind, summary
+from amqpd.management.request import Role
+from amqpd.management.routes import ROUTES
 from interop.manual.markdown import MADE, cell, table
 
 HEAD = """\

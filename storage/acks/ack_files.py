@@ -13,10 +13,10 @@ import os
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
-from amqpd.storage.sync_job import JobPart
+from amqpd.storage.acks import ack_set
 from amqpd.storage.filesystem import APPEND, FileSystem, OpenFile, Reserve
 from amqpd.storage.log.segment import REWRITE_FROM, Segment
-from amqpd.storage.acks import ack_set
+from amqpd.storage.sync_job import JobPart
 
 logger = logging.getLogger(__name__)
 

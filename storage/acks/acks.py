@@ -17,9 +17,9 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.storage.loop_log import TurnLog
-from amqpd.storage.log.log import Log
 from amqpd.storage.acks.ack_set import tally
+from amqpd.storage.log.log import Log
+from amqpd.storage.loop_log import TurnLog
 
 _NONE: Final[set[int]] = set()
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead

@@ -20,12 +20,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from amqpd.storage.acks import replay_file
+from amqpd.storage.acks.ack_set import SettledSet
 from amqpd.storage.fsync_thread import Task
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.queue_log import LogFailed
-from amqpd.storage.acks import replay_file
-from amqpd.storage.acks.ack_set import SettledSet
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +44,7 @@ class Rewind:
     segment's. count, size_bytes: how many were, and of their bodies. error: why nothing was taken back; None: it was.
     """
 
-    def __init__(
-        self, store: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]
-    ) -> None:
+    def __init__(self, store: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]) -> None:
         self.taken: dict[int, SettledSet] = {}
         self.body_bytes: dict[int, int] = {}
         self.count = 0

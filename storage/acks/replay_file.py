@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import SettledSet, encode_entry
-from amqpd.storage.acks.settled_reader import Entry, SettledFile
+from amqpd.storage.acks.ack_set import Entry, SettledFile, SettledSet, encode_entry
 
 NAME: Final = "rewind"
 

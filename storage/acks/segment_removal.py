@@ -5,7 +5,7 @@ A sealed segment whose messages are all settled goes once its settlements are sy
 with the job after, which first syncs the directory: a power cut that brought back the log without the settlements would
 bring back the messages.
 
-A segment that is held back for an export (hold.py), or retained (retained.py), stays until it is not.
+A segment that is held back for an export (retained.py), or retained (retained.py), stays until it is not.
 
 Where the log's policy says so (logs that keep: somebody may be reading them just now) the `.log` and its indexes are
 first renamed `.deleted`, and removed when the delay is over. A start of the broker removes what it finds so named.
@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 from amqpd.storage.log import checkpoint
 
 if TYPE_CHECKING:
-    from amqpd.storage.sync_job import JobPart
+    from amqpd.storage.acks.retained import Hold, Retention
     from amqpd.storage.log.segment import Segment
-    from amqpd.storage.acks.hold import Hold
-    from amqpd.storage.acks.retained import Retention
+    from amqpd.storage.sync_job import JobPart
 
 DELETED = ".deleted"
 

@@ -7,6 +7,16 @@ noted in `unsynced`, handed to the committer by `collect`, and comes back throug
 Invariants: bytes behind `Segment.size` of a log file are never read and are cut off before more is appended. A file
 whose sync failed is never synced or appended to again. A segment is removed only by a job that has synced what settled
 it, and only when it is sealed; the active one is sealed early when all in it is settled, so that it can go.
+
+What of a log waits for a sync: its files, the names of new ones, and what may be written once those are safe.
+
+The log notes it here as it writes; `collect` moves it into the log's part of the next job (commit/job.py). A file that
+is noted has `dirty` set, so that it stands here once.
+
+How far a log is safe (its high watermark), and the small mapped file that tells readers outside.
+
+What is below the watermark was synced, with all that settles it; readers outside (exports, Kafka's tools) read no
+further. They may be told later than is true, never more.
 """
 
 from __future__ import annotations
@@ -14,20 +24,203 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable
+from typing import Final, final
 
-from amqpd.storage.sync_job import JobPart
-from amqpd.storage.filesystem import FileSystem, Reserve
-from amqpd.storage.retention_policy import RetentionPolicy
+from mypy_extensions import i64
+
+from amqpd.storage.acks import ack_set
+from amqpd.storage.acks.ack_files import FULL, PASSING, SettledFiles
+from amqpd.storage.acks.segment_removal import Removals
+from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.producer_state import Producers, snapshot_path
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.log.unsynced import Unsynced
-from amqpd.storage.log.watermark import HighWatermark
-from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.segment_removal import Removals
-from amqpd.storage.acks.ack_files import FULL, PASSING, SettledFiles
+from amqpd.storage.retention_policy import RetentionPolicy
+from amqpd.storage.sync_job import JobPart
+
+SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may wait for the kernel to write them
+
+
+@final
+class Unsynced:
+    """What of one log was written and waits for the next job to sync it.
+
+    files: `.log` files that were written to. settled: `.settled` files. closed: some were closed before they were
+    synced (`Log.shed`). directories: with new names. paths: of small files, closed already.
+    checkpoints: (path, text), written when all of that is safe.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[OpenFile] = []
+        self.settled: list[OpenFile] = []
+        self.closed: bool = False
+        self.directories: list[str] = []
+        self.paths: list[str] = []
+        self.checkpoints: list[tuple[str, bytes]] = []
+        self._spilled: i64 = 0  # bytes of a log that is not durable, since its last sync
+        self._spilled_due: bool = False  # the next job syncs them
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something; checkpoints alone wait for the next that there is."""
+        return bool(self.files or self.settled or self.closed or self.directories or self.paths)
+
+    def note(self, file: OpenFile) -> None:
+        """A `.log` file was written to."""
+        if not file.dirty:
+            file.dirty = True
+            self.files.append(file)
+
+    def note_settled(self, file: OpenFile) -> None:
+        """A `.settled` file was."""
+        if not file.dirty:
+            file.dirty = True
+            self.settled.append(file)
+
+    def note_directory(self, directory: str) -> None:
+        """There is a new name in it."""
+        if directory not in self.directories:
+            self.directories.append(directory)
+
+    def spilled(self, size: i64) -> i64:
+        """Notes `size` bytes written to a log that need not last. Returns how many the next job syncs, mostly none.
+
+        Nothing is promised of them. But the kernel stops whoever writes when too much waits for the disk, and that
+        would be the loop; so the committer takes the disk's time, and publishers are held as for any unsynced bytes.
+        """
+        self._spilled += size
+        if self._spilled < SPILL_SYNC_SIZE:
+            return 0
+        size = self._spilled
+        self._spilled = 0
+        self._spilled_due = True
+        return size
+
+    def collect(self, part: JobPart, settled_too: bool, durable: bool, failed: bool) -> None:
+        """Moves it into `part`, `.settled` files only when `settled_too`. durable, failed: of the log."""
+        spilled = self._spilled_due
+        self._spilled_due = False
+        if failed or not durable:
+            if failed or not spilled:  # a failed log's files are not synced again, lest a success be believed
+                for file in self.files + self.settled:
+                    file.dirty = False
+                self.files.clear()
+                self.settled.clear()
+            self.closed = False
+            self.directories = []
+            self.paths = []
+        part.closed = self.closed
+        self.closed = False
+        files = self.files[:]
+        self.files.clear()
+        if settled_too or self.directories or self.checkpoints:
+            files += self.settled
+            self.settled.clear()
+        for file in files:
+            file.dirty = False
+            file.pins += 1
+        part.files = files
+        part.directories = self.directories
+        part.paths = self.paths
+        part.checkpoints = self.checkpoints
+        self.directories = []
+        self.paths = []
+        self.checkpoints = []
+
+    def forget_file(self, file: OpenFile) -> None:
+        """It is about to be closed, unsynced: another one stands for it."""
+        if file.dirty:
+            (self.files if file in self.files else self.settled).remove(file)
+
+    def drop_closed_files(self) -> None:
+        """Some were removed, and closed, whatever had been written to them meanwhile."""
+        for waiting in (self.files, self.settled):
+            waiting[:] = [file for file in waiting if file.fd >= 0]
+
+    def shed_files(self, closed: bool) -> None:
+        """All files are about to be closed. closed: the next job has to sync the disk for them."""
+        for waiting in (self.files, self.settled):
+            for file in waiting:
+                file.dirty = False
+                self.closed = closed
+            waiting.clear()
+
+    def forget_files(self) -> None:
+        """All files are closed, and nobody will sync them."""
+        self.files.clear()
+        self.settled.clear()
+        self.closed = False
+
+    def forget_names(self) -> None:
+        """Nor the rest."""
+        self.directories = []
+        self.paths = []
+        self.checkpoints = []
+
 
 logger = logging.getLogger(__name__)
+
+
+@final
+class HighWatermark:
+    """The high watermark of one log, and the mapped file that tells it. offset: the high watermark."""
+
+    def __init__(self, filesystem: FileSystem, directory: str) -> None:
+        self.offset: i64 = 0
+        self._filesystem: FileSystem = filesystem
+        self._directory: str = directory
+        self._published: i64 = 0
+        self._file: MappedBytes | None = None
+
+    @property
+    def unpublished(self) -> bool:
+        """Whether readers outside do not yet know it."""
+        return self.offset > self._published
+
+    @property
+    def mapped(self) -> bool:
+        """Whether the file is open, which takes a descriptor."""
+        return self._file is not None
+
+    def begin(self, offset: i64) -> None:
+        """Recovery has found it; the file is as good as told."""
+        self.offset = offset
+        self._published = offset
+
+    def publish(self, there: bool) -> None:
+        """Tells readers outside. there: the log has files for them. Cost: a page fault and, at the next sync, a page
+        and an inode more: as much as a write.
+        """
+        self._published = self.offset
+        if not there:
+            return
+        try:
+            file = self._file
+            if file is None:
+                file = self._file = self._map(f"{self._directory}/{checkpoint.HIGH_WATERMARK}")
+                self._filesystem.open_file_count += 1
+            file[0 : checkpoint.HIGH_WATERMARK_SIZE] = checkpoint.encode_high_watermark(self.offset)
+            if self._filesystem.crowded:
+                self.close()
+        except OSError as error:  # readers outside then see an older end; nothing in here depends on it
+            logger.warning("high watermark of %s: %s", self._directory, error)
+
+    def _map(self, path: str) -> MappedBytes:
+        try:
+            return self._filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
+        except OSError as error:
+            if not self._filesystem.room_after(error):
+                raise
+            return self._filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
+
+    def close(self) -> None:
+        """The file is opened again on demand."""
+        file = self._file
+        if file is not None:
+            file.close()
+            self._file = None
+            self._filesystem.open_file_count -= 1
+
 
 INDEX_ENTRIES_MIN = 16  # so many new ones are written together, fewer when the segment is sealed or the broker stops
 

@@ -10,7 +10,7 @@ no look-up. Who wants each batch in an object of its own (`cuts_out`) has it cut
 large it is read by itself: its header, which says how much, and then what the checksum covers, which nobody copies.
 
 Who must not wait for the disk asks `at_hand` before each `cursor`: what is not in the page cache is fetched by another
-thread (readahead.py), in ranges of 4 MiB, and while one is read the next one is fetched.
+thread (worker.py), in ranges of 4 MiB, and while one is read the next one is fetched.
 """
 
 from __future__ import annotations
@@ -25,13 +25,20 @@ from librt.strings import read_i64_be
 from mypy_extensions import i64
 
 from amqpd.storage.filesystem import OpenFile
-from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, LENGTH_OVERHEAD, BatchCursor, BatchHeader, checked, crc_fits
-from amqpd.storage.log.compression import plain
-from amqpd.storage.log.decoder import RecordDecoder
+from amqpd.storage.log.batch import (
+    CRC_START,
+    HEADER_SIZE,
+    LENGTH_OVERHEAD,
+    BatchCursor,
+    BatchHeader,
+    checked,
+    crc_fits,
+    plain,
+)
 from amqpd.storage.log.log import Log
-from amqpd.storage.readahead import RANGE_SIZE, FileRange, ReadAhead
-from amqpd.storage.log.record import BadRecord
+from amqpd.storage.log.record import BadRecord, RecordDecoder
 from amqpd.storage.log.segment import Segment
+from amqpd.storage.worker import RANGE_SIZE, FileRange, ReadAhead
 
 logger = logging.getLogger(__name__)
 

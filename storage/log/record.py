@@ -10,13 +10,24 @@ header order and skips names it does not know, since other programs may write th
 
 Nothing here keeps state; nothing here is trusted to be well formed: `decode` raises BadRecord, and IndexError never
 leaves.
+
+Records of one log, one after the other: as objects (`RecordDecoder.read`), or as places in the bytes they stand in
+(`RecordDecoder.place`).
+
+Those that follow each other with the same key and headers have the same objects for them: nothing is decoded or copied
+twice but the body, and of a place not even that.
+
+Records as places in the bytes they were read from: what who only passes bodies on reads of a log.
+
+A record is four words of eight bytes in one piece of memory: offset, time, where its body stands, and the number of its
+`Alike`, which says what it shares with the records around it. Nothing is cut out, and no object is made for a record.
 """
 
 from __future__ import annotations
 
 from typing import Final, final
 
-from librt.strings import BytesWriter, read_i64_be
+from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
 # Read, not written as numbers: a literal over 62 bits is an object to mypyc, and unpacked each time it is used.
@@ -223,7 +234,7 @@ class Record:
         self.body: bytes = body
         self.persistent: bool = persistent
         self.delivery_count: i64 = 0
-        self.tombstone: bool = False  # its value is null: see cleaner.py
+        self.tombstone: bool = False  # its value is null: see compaction.py
 
 
 def record_stop(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
@@ -315,3 +326,295 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
     if value_bytes < 0:
         record.tombstone = True
     return record
+
+
+_PLACE_SIZE: Final[i64] = 32
+
+
+@final
+class Alike:
+    """What records share that follow each other: the bytes they stand in, and what is not their body."""
+
+    def __init__(self, data: bytes, exchange: bytes, routing_key: bytes, properties: bytes, persistent: bool) -> None:
+        self.data: Final[bytes] = data
+        self.exchange: Final[bytes] = exchange
+        self.routing_key: Final[bytes] = routing_key
+        self.properties: Final[bytes] = properties
+        self.persistent: Final[bool] = persistent
+
+
+@final
+class Places:
+    """Records in the order of their offsets; whole, and not to be changed, once `close` was called.
+
+    next_offset: where the next reading goes on. waiting: as `Fetch.waiting`.
+    """
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+        self.alikes: list[Alike] = []
+        self.next_offset: i64 = -1
+        self.waiting: bool = False
+        self._writer: BytesWriter | None = BytesWriter()
+        self._packed: bytes = _NO_BYTES
+        self._last: Alike | None = None
+
+    def add(
+        self,
+        offset: i64,
+        timestamp_ms: i64,
+        body_start: i64,
+        body_size: i64,
+        data: bytes,
+        exchange: bytes,
+        routing_key: bytes,
+        properties: bytes,
+        persistent: bool,
+    ) -> None:
+        """One more. body_size: -1 for a null body. Equal parts are to be the same objects. Cost: some 10 ns."""
+        last = self._last
+        if (
+            last is None
+            or properties is not last.properties
+            or data is not last.data
+            or routing_key is not last.routing_key
+            or exchange is not last.exchange
+            or persistent != last.persistent
+        ):
+            last = Alike(data, exchange, routing_key, properties, persistent)
+            self._last = last
+            self.alikes.append(last)
+        writer = self._writer
+        assert writer is not None  # it is not closed
+        number: i64 = len(self.alikes)
+        write_i64_le(writer, offset)
+        write_i64_le(writer, timestamp_ms)
+        write_i64_le(writer, body_start << 32 | (body_size + 1))
+        write_i64_le(writer, number - 1)
+        self.count += 1
+
+    def add_record(self, record: Record) -> None:
+        """One more, which stands in the bytes of its own body."""
+        size: i64 = -1 if record.tombstone else len(record.body)
+        self.add(
+            record.offset,
+            record.timestamp_ms,
+            0,
+            size,
+            record.body,
+            record.exchange,
+            record.routing_key,
+            record.properties,
+            record.persistent,
+        )
+
+    def close(self, next_offset: i64, waiting: bool) -> None:
+        """All are in it."""
+        writer = self._writer
+        assert writer is not None  # it is closed once
+        self._packed = writer.getvalue()
+        self._writer = None
+        self._last = None
+        self.next_offset = next_offset
+        self.waiting = waiting
+
+    def offset(self, index: i64) -> i64:
+        return read_i64_le(self._packed, index * _PLACE_SIZE)
+
+    def timestamp_ms(self, index: i64) -> i64:
+        return read_i64_le(self._packed, index * _PLACE_SIZE + 8)
+
+    def body_start(self, index: i64) -> i64:
+        """Where its body begins in the bytes of its `Alike`."""
+        return read_i64_le(self._packed, index * _PLACE_SIZE + 16) >> 32
+
+    def body_size(self, index: i64) -> i64:
+        """In bytes; -1 for a null body."""
+        return (read_i64_le(self._packed, index * _PLACE_SIZE + 16) & 0xFFFF_FFFF) - 1
+
+    def alike_number(self, index: i64) -> i64:
+        """Which of `alikes` it is like."""
+        return read_i64_le(self._packed, index * _PLACE_SIZE + 24)
+
+    def body(self, index: i64) -> bytes:
+        """Empty for a null one. Cost: a copy."""
+        start = self.body_start(index)
+        size = self.body_size(index)
+        return self.alikes[self.alike_number(index)].data[start : start + size] if size > 0 else _NO_BYTES
+
+    def index_of(self, offset: i64) -> i64:
+        """The first record of this offset or a later one. Cost: a bisection."""
+        low: i64 = 0
+        high: i64 = self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.offset(middle) < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+def places_of(records: list[Record], next_offset: i64, waiting: bool) -> Places:
+    """The same for records that are objects already."""
+    places = Places()
+    for record in records:
+        places.add_record(record)
+    places.close(next_offset, waiting)
+    return places
+
+
+_KEPT_SIZE_MAX: Final[i64] = 1024
+# What a record counts beside its body and properties where bytes are counted.
+RECORD_OVERHEAD_BYTES: Final[i64] = 64
+
+
+@final
+class RecordDecoder:
+    """Decodes the records of one log. Where only the properties differ from those before, only they are cut out."""
+
+    def __init__(self) -> None:
+        # Of the record before: what it has before its body's length and behind its body, and what that means.
+        self._before: bytes = _NO_BYTES
+        self._behind: bytes = _NO_BYTES
+        # What stands between body and properties; empty where they are not the last header, as this program has them.
+        self._middle: bytes = _NO_BYTES
+        self._exchange: bytes = _NO_BYTES
+        self._key: bytes = _NO_BYTES
+        self._properties: bytes = _NO_BYTES
+
+    def read(self, data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:
+        """As `read_record`. Cost: about 100 ns where the parts are the ones before, of which 50 are the body's copy."""
+        before = self._before
+        before_size: i64 = len(before)
+        start: i64 = position + before_size
+        size: i64 = 0
+        if before_size > 0 and start < end and data[position:start] == before:
+            size, start = read_varint(data, start)
+            body_end: i64 = start + size
+            behind = self._behind
+            if size >= 0 and behind and end - body_end == len(behind) and data[body_end:end] == behind:
+                return Record(
+                    offset, timestamp_ms, self._exchange, self._key, self._properties, data[start:body_end], persistent
+                )
+            middle = self._middle
+            properties_start: i64 = body_end + len(middle)
+            if size >= 0 and middle and properties_start < end and data[body_end:properties_start] == middle:
+                size, properties_start = read_varint(data, properties_start)
+                if size >= 0 and properties_start + size == end:
+                    properties = self._next_properties(data, body_end, properties_start, end)
+                    return Record(
+                        offset, timestamp_ms, self._exchange, self._key, properties, data[start:body_end], persistent
+                    )
+        record = read_record(data, position, end, offset, timestamp_ms, persistent)
+        self._remember(data, position, end, record)
+        return record
+
+    def place(
+        self,
+        data: bytes,
+        position: i64,
+        end: i64,
+        offset: i64,
+        timestamp_ms: i64,
+        persistent: bool,
+        places: Places,
+    ) -> i64:
+        """As `read`, but adds where its body stands to `places`. Returns the bytes that it counts.
+
+        Cost: about 30 ns where its parts are the ones before, whatever the size of its body. Raises: BadRecord.
+        """
+        before = self._before
+        before_size: i64 = len(before)
+        start: i64 = position + before_size
+        size: i64 = 0
+        if before_size > 0 and start < end and stands_at(data, position, before):
+            size, start = read_varint(data, start)
+            body_end: i64 = start + size
+            behind = self._behind
+            behind_size: i64 = len(behind)
+            if size >= 0 and behind_size > 0 and end - body_end == behind_size and stands_at(data, body_end, behind):
+                places.add(
+                    offset, timestamp_ms, start, size, data, self._exchange, self._key, self._properties, persistent
+                )
+                properties_size: i64 = len(self._properties)
+                return size + properties_size + RECORD_OVERHEAD_BYTES
+            middle = self._middle
+            properties_start: i64 = body_end + len(middle)
+            if size >= 0 and middle and properties_start < end and stands_at(data, body_end, middle):
+                properties_size, properties_start = read_varint(data, properties_start)
+                if properties_size >= 0 and properties_start + properties_size == end:
+                    properties = self._next_properties(data, body_end, properties_start, end)
+                    places.add(
+                        offset, timestamp_ms, start, size, data, self._exchange, self._key, properties, persistent
+                    )
+                    return size + properties_size + RECORD_OVERHEAD_BYTES
+        record = read_record(data, position, end, offset, timestamp_ms, persistent)
+        self._remember(data, position, end, record)
+        size, start = read_varint(data, position)
+        if size > 0:
+            start += size
+        size, start = read_varint(data, start)
+        if size < 0:
+            size = -1
+        places.add(
+            offset,
+            timestamp_ms,
+            start,
+            size,
+            data,
+            record.exchange,
+            record.routing_key,
+            record.properties,
+            persistent,
+        )
+        properties_size = len(record.properties)
+        return (size if size > 0 else 0) + properties_size + RECORD_OVERHEAD_BYTES
+
+    def _remember(self, data: bytes, position: i64, end: i64, record: Record) -> None:
+        """Its parts, for those like it that follow."""
+        size: i64 = 0
+        key_size: i64 = 0
+        start: i64 = 0
+        body_end: i64 = 0
+        key_size, start = read_varint(data, position)
+        start += key_size
+        size, body_end = read_varint(data, start)
+        body_end += size
+        if key_size >= 0 and size >= 0 and (start - position) + (end - body_end) <= _KEPT_SIZE_MAX:
+            self._before = data[position:start]
+            self._behind = data[body_end:end]
+            self._exchange = record.exchange
+            self._key = record.routing_key
+            self._properties = record.properties
+            middle = before_properties(record.exchange)
+            self._middle = middle if self._behind.startswith(middle) else _NO_BYTES
+
+    def _next_properties(self, data: bytes, body_end: i64, start: i64, end: i64) -> bytes:
+        """Those in [start, end); the object of the record before where they are the same."""
+        properties = data[start:end]
+        if properties == self._properties:
+            self._behind = data[body_end:end]  # it may be so from here on
+            return self._properties
+        self._behind = _NO_BYTES
+        self._properties = properties if end - start <= _KEPT_SIZE_MAX else _NO_BYTES
+        return properties
+
+
+def stands_at(data: bytes, position: i64, part: bytes) -> bool:
+    """Whether `part` stands in `data` there. Cost: 1 ns for 8 bytes; a slice would be an object."""
+    size: i64 = len(part)
+    if position < 0 or position + size > len(data):
+        return False
+    at: i64 = 0
+    while at + 8 <= size:
+        if read_i64_le(data, position + at) != read_i64_le(part, at):
+            return False
+        at += 8
+    if at < size and size >= 8:  # the last eight, some of them once more
+        return read_i64_le(data, position + size - 8) == read_i64_le(part, size - 8)
+    while at < size:
+        if data[position + at] != part[at]:
+            return False
+        at += 1
+    return True

@@ -16,8 +16,7 @@ A transaction goes as a whole, as does a batch: the log may end before the offse
 from __future__ import annotations
 
 from amqpd.storage.log import checkpoint
-from amqpd.storage.log.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader
-from amqpd.storage.log.compression import plain
+from amqpd.storage.log.batch import HEADER_SIZE, TRANSACTIONAL, BatchHeader, plain
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, read_offset_delta, record_stop, value_size
 from amqpd.storage.log.segment import Segment

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from amqpd.storage.metadata.store import Done, MetadataState
     from amqpd.storage.metadata.rows import Change, Row
+    from amqpd.storage.metadata.store import Done, MetadataState
 
 
 class MetadataKeeper(Protocol):

@@ -1,8 +1,8 @@
 """What the broker keeps besides messages: the tables that its rows (rows.py) live in.
 
 This module is the one definition of the schema. A row is a NamedTuple whose fields are its columns; `TABLES` adds
-each column's kind, the key, and whose deletion takes the row along. Two modules read it: sqlite.py (standard library,
-at start) and core.py (SQLAlchemy, every write, and every database that is not our own SQLite file).
+each column's kind, the key, and whose deletion takes the row along. Two modules read it: store.py (standard library,
+at start) and store.py (SQLAlchemy, every write, and every database that is not our own SQLite file).
 
 Values in the database are plain: text, integers (booleans are 0 and 1) and bytes. Three kinds are converted here:
 a word list is a JSON array; a routing key is bytes, because AMQP does not promise that it is UTF-8 (in Python it is a
@@ -50,6 +50,7 @@ NAME_LENGTH: Final = 255
 
 Plain: TypeAlias = str | int | bytes
 """A value as the database sees it."""
+
 
 class Kind(IntEnum):
     """What a column holds."""

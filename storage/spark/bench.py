@@ -39,18 +39,17 @@ import pyarrow as pa
 
 from amqpd.protocol.field_table import encode_table
 from amqpd.protocol.properties import Properties, encode_properties
+from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.spark import decode
-from amqpd.storage.spark.arrow import Decoder, headers_map
+from amqpd.storage.spark.arrow import Decoder, PartReader, headers_map
 from amqpd.storage.spark.columns import BASE
-from amqpd.storage.spark.direct import write_task
 from amqpd.storage.spark.files import DirectorySource
 from amqpd.storage.spark.job import ExportOptions, Job
 from amqpd.storage.spark.offsets import batch_parts
 from amqpd.storage.spark.options import parse
 from amqpd.storage.spark.plan import Snapshot
-from amqpd.storage.spark.read import PartReader
 from amqpd.storage.spark.session import spark_session
-from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.spark.targets import write_task
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:

@@ -1,20 +1,29 @@
 """The export job: batch after batch of a queue's log, each once, whatever is killed in between.
 
 A batch is a range of offsets of each selected queue. It is read through `format("amqp")`, narrowed by `where`, and
-given to the target (targets.py); the ledger (checkpoint.py) knows what is done. A rerun first finds out what became of the
-batch that was under way, then goes on.
+given to the target (targets.py); the ledger (checkpoint.py) knows what is done. A rerun first finds out what became of
+the batch that was under way, then goes on.
 
 Queues that are declared with `x-export: NAME`, NAME being this job's `name`, are read whole, what consumers have
 settled included, and the broker is told after each batch how far it went. Other queues give what is not settled: what
 consumers take between two runs is never exported, and that is no loss.
+
+Tells the broker how far an exporter has come, so that it may give up what it held back for it (storage/settle).
+
+A broker that runs is asked through its admin API: `url` as the source's, or the unix socket in the data directory. When
+none runs there, the file is written, and the broker finds it at its next start. A commit that does not arrive costs
+disk space, nothing else: the next one says more.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
+import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,22 +31,86 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
+from amqpd.storage.acks.retained import file_name
 from amqpd.storage.spark import offsets
-from amqpd.storage.spark.columns import BASE, COLUMNS, TIMES, chosen
-from amqpd.storage.spark.files import QueueName
-from amqpd.storage.spark.hold_commit import CommitFailed, commit
-from amqpd.storage.spark.java import CannotRunSpark
 from amqpd.storage.spark.checkpoint import Ledger
+from amqpd.storage.spark.columns import BASE, COLUMNS, TIMES, chosen
+from amqpd.storage.spark.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.spark.options import NoSuchQueue, parse
 from amqpd.storage.spark.plan import DataLoss, Part, Snapshot
+from amqpd.storage.spark.session import CannotRunSpark
 from amqpd.storage.spark.targets import Database, Delta, Files, Target, TargetError, file_label
-from amqpd.storage.acks.hold import file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from amqpd.storage.spark.direct import Written
+    from amqpd.storage.spark.targets import Written
+
+
+SOCKET = "amqpctl.sock"
+TIMEOUT_S = 10.0
+
+
+class CommitFailed(Exception):
+    """The broker was not told; the text says why."""
+
+
+def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
+    """Offsets below `offset` of that incarnation are exported under `name`. Raises: CommitFailed."""
+    body = json.dumps({"name": name, "offset": offset, "id": queue.id}).encode()
+    path = f"/api/amqpd/exports/{quote(queue.vhost, safe='')}/{quote(queue.queue, safe='')}"
+    headers = {"Content-Type": "application/json"}
+    try:
+        if isinstance(source, BrokerSource):
+            _post(source.connection(TIMEOUT_S), path, body, {**headers, **source.credentials()})
+            return
+        place = Path(queue.place)
+        connection = _unix(place.parents[3] / SOCKET) if len(place.parents) > 3 else None
+        if connection is not None:
+            _post(connection, path, body, headers)
+        else:
+            from amqpd.storage.acks.retained import write_offset
+
+            write_offset(place, name, offset)
+    except (OSError, http.client.HTTPException, SourceError) as error:
+        raise CommitFailed(f"the broker was not told of the commit: {str(error) or type(error).__name__}") from error
+
+
+def _unix(path: Path) -> http.client.HTTPConnection | None:
+    """A connection to a data directory's broker; None when none runs."""
+    connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(TIMEOUT_S)
+    directory = -1
+    try:
+        # Through an open directory, as a longer path than 107 bytes does not fit into a socket's address.
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        made.connect(f"/proc/self/fd/{directory}/{path.name}")
+    except (FileNotFoundError, ConnectionRefusedError):
+        made.close()
+        return None
+    except OSError:
+        made.close()
+        raise
+    finally:
+        if directory >= 0:
+            os.close(directory)
+    connection.sock = made
+    return connection
+
+
+def _post(connection: http.client.HTTPConnection, path: str, body: bytes, headers: dict[str, str]) -> None:
+    try:
+        connection.request("POST", path, body, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
+    if answer.status >= 300:
+        raise CommitFailed(f"the broker answered {answer.status}: {text[:200].decode('utf-8', 'replace')}")
+
 
 logger = logging.getLogger(__name__)
 
@@ -415,7 +488,7 @@ class Job:
 
     def to_parquet(self, spans: list[Span], directory: str, by: tuple[str, ...]) -> list[Written]:
         """The batch, written by the tasks that read it."""
-        from amqpd.storage.spark.direct import write_parquet
+        from amqpd.storage.spark.targets import write_parquet
 
         spark = self._session()
         parts = self._parts(spans, PART_BYTES)

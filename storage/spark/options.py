@@ -32,10 +32,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from amqpd.storage.spark.arrow import BATCH_ROWS
 from amqpd.storage.spark.columns import chosen
 from amqpd.storage.spark.files import DESCRIPTION, DirectorySource, LogSource, QueueName
 from amqpd.storage.spark.plan import SPLIT_BYTES
-from amqpd.storage.spark.read import BATCH_ROWS
 
 EARLIEST = -2
 LATEST = -1
@@ -108,9 +108,7 @@ class ReadOptions:
         missing = set(self.names) - {queue.queue for queue in queues}
         if missing:
             names = ", ".join(map(repr, sorted(missing)))
-            raise NoSuchQueue(
-                f"no durable queue {names} with messages in vhost '{self.vhost}'{self.source.unseen}"
-            )
+            raise NoSuchQueue(f"no durable queue {names} with messages in vhost '{self.vhost}'{self.source.unseen}")
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
@@ -161,7 +159,7 @@ def _source(given: Mapping[str, str]) -> LogSource:
             raise BadOption(f"{', '.join(_TLS)} go with url")
         assert path is not None
         return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
-    from amqpd.storage.spark.remote import BrokerSource, TlsFiles
+    from amqpd.storage.spark.files import BrokerSource, TlsFiles
 
     ca, certificate, key = (given.get(name, "") for name in _TLS)
     if key and not certificate:

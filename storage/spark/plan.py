@@ -7,11 +7,11 @@ ones, in a log that is compacted: a cleaning leaves nothing of a segment whose e
 so what is missing below the first dirty offset counts as such; and lost ones.
 
 `.index` and `.timeindex` only say where to begin looking. They are never synced and may be wrong: a part names the
-batch it expects at its position, and a reader that does not find it walks from the segment's beginning (read.py). So
+batch it expects at its position, and a reader that does not find it walks from the segment's beginning (arrow.py). So
 planning with them gives the same records as a full scan, only sooner.
 
-While the cleaner puts a new segment in the place of old ones (compaction.py), it is called `.log.swap`; from the moment it
-has that name it stands for all in its range, whichever of the old files are still there.
+While the cleaner puts a new segment in the place of old ones (compaction.py), it is called `.log.swap`; from the moment
+it has that name it stands for all in its range, whichever of the old files are still there.
 
 What is settled is decided here, once, and travels with the part as bits: a task that Spark runs twice gives the same
 rows twice. Transient messages count while the broker that took them lives; those of an earlier life do not.
@@ -23,14 +23,13 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from amqpd.storage.spark.files import LogFiles, QueueName
-from amqpd.storage.cleaner import CLEANER_OFFSET, decode_clean_offsets
+from amqpd.storage.acks import ack_set
+from amqpd.storage.acks.ack_set import SettledFile, told_end, totals_of
+from amqpd.storage.compaction import CLEANER_OFFSET, decode_clean_offsets
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
-from amqpd.storage.log.index import OffsetIndex, TimeIndex
-from amqpd.storage.log.segment import segment_name
-from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.settled_reader import SettledFile, told_end, totals_of
+from amqpd.storage.log.segment import OffsetIndex, TimeIndex, segment_name
+from amqpd.storage.spark.files import LogFiles, QueueName
 
 logger = logging.getLogger(__name__)
 

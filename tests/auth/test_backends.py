@@ -11,11 +11,32 @@ from typing import Any
 
 import pytest
 
-from amqpd.auth.internal_backend import AuthChange, BackendContext, InternalBackend, NoSuchUser, NoSuchVhost, Refused, User, UserExists
+from amqpd.auth.internal_backend import (
+    AuthChange,
+    AuthenticationRefused,
+    BackendContext,
+    InternalBackend,
+    InvalidUser,
+    NoSuchUser,
+    NoSuchVhost,
+    User,
+    UserExists,
+    bootstrap,
+)
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.auth.user_rows import InvalidUser, bootstrap
-from amqpd.storage.metadata.store import Delete, Metadata, MetadataError, PermissionRow, Put, TopicPermissionRow, UserRow, VhostRow, WriteFailed, random_id
+from amqpd.storage.metadata.store import (
+    Delete,
+    Metadata,
+    MetadataError,
+    PermissionRow,
+    Put,
+    TopicPermissionRow,
+    UserRow,
+    VhostRow,
+    WriteFailed,
+    random_id,
+)
 
 GUEST_HASH = hash_password(b"guest")
 GUEST = User("guest", ("administrator",))
@@ -84,7 +105,7 @@ async def house(tmp_path: Path) -> AsyncIterator[House]:
 async def login(house: House, name: str, password: bytes) -> bool:
     try:
         user = await house.backend.authenticate(name, password, True)
-    except Refused:
+    except AuthenticationRefused:
         return False
     assert user.name == name
     return True
@@ -109,7 +130,7 @@ def counted_checks(house: House, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_login(house: House) -> None:
     assert await house.backend.authenticate("guest", b"guest", True) == GUEST
     for name, password in [("guest", b"Guest"), ("Guest", b"guest"), ("\udcff", b"x"), ("guest", b""), ("", b"")]:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(AuthenticationRefused) as refused:
             await house.backend.authenticate(name, password, True)
         assert repr(name) in refused.value.reason
         assert "Guest'" not in refused.value.reason or name == "Guest"  # no password in the log
@@ -117,7 +138,7 @@ async def test_login(house: House) -> None:
 
 async def test_guest_comes_from_loopback_only(house: House) -> None:
     await house.backend.authenticate("guest", b"guest", True)  # also with a verified password at hand
-    with pytest.raises(Refused, match="loopback"):
+    with pytest.raises(AuthenticationRefused, match="loopback"):
         await house.backend.authenticate("guest", b"guest", False)
     await house.backend.add_user("far", b"away")
     assert (await house.backend.authenticate("far", b"away", False)).name == "far"
@@ -131,13 +152,13 @@ async def test_whom_a_certificate_names_needs_no_password(house: House) -> None:
     assert not await login(house, "anna", b"")
     assert house.backend.vouched("anna", False) == User("anna", ("management",))
     assert house.backend.vouched("guest", True) == GUEST
-    with pytest.raises(Refused, match="loopback"):
+    with pytest.raises(AuthenticationRefused, match="loopback"):
         house.backend.vouched("guest", False)
     for stranger in ("Anna", "anna\0", ""):
-        with pytest.raises(Refused, match="invalid credentials"):
+        with pytest.raises(AuthenticationRefused, match="invalid credentials"):
             house.backend.vouched(stranger, True)
     await house.backend.delete_user("anna")
-    with pytest.raises(Refused, match="invalid credentials"):
+    with pytest.raises(AuthenticationRefused, match="invalid credentials"):
         house.backend.vouched("anna", True)
 
 
@@ -193,7 +214,9 @@ async def test_a_user_who_changes_during_the_login_is_refused(
         return right
 
     monkeypatch.setattr(house.backend._passwords, "verify", verify_then_change)
-    with pytest.raises(Refused, match="deleted during the login" if change == "delete" else "invalid credentials"):
+    with pytest.raises(
+        AuthenticationRefused, match="deleted during the login" if change == "delete" else "invalid credentials"
+    ):
         await house.backend.authenticate("u", b"old", True)
     monkeypatch.undo()
     assert not await login(house, "u", b"old")
@@ -472,7 +495,7 @@ async def test_bootstrap(tmp_path: Path) -> None:
     metadata = Metadata("", tmp_path, asyncio.get_running_loop().call_soon_threadsafe)
     state = metadata.open(lambda: bootstrap("boss", "pässword", "first"))
     backend = InternalBackend(BackendContext(metadata, state, {"first"}.__contains__, {"boss"}))
-    with pytest.raises(Refused, match="loopback"):
+    with pytest.raises(AuthenticationRefused, match="loopback"):
         await backend.authenticate("boss", "pässword".encode(), False)
     boss = await backend.authenticate("boss", "pässword".encode(), True)
     assert boss == User("boss", ("administrator",))

@@ -11,30 +11,26 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.vhost import bindings, exchanges, declare
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.exchange import Exchange
-from amqpd.broker.vhost.vhost import VHost
+from amqpd.broker.consumer import Destination
 from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.destination import Destination
-from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.queue_services import BrokerHost
-from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.message_view import MessageView
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.jobs.jobs import Jobs
+from amqpd.broker.message import Envelope, Message, MessageView, make_message
 from amqpd.broker.publish import router
-from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.publish.dead_letter import DeadLetters
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue import log_opener
-from amqpd.broker.queue.counted import outgoing
-from amqpd.broker.queue.log_opening import Opening
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.log_opener import SLICE_S, Opener
-from amqpd.broker.queue.pump_retries import PumpRetries
-from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.windows import Windows
-from amqpd.broker.jobs.jobs import Jobs
+from amqpd.broker.queue.log_opener import SLICE_S, Opener, PumpRetries
+from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.queue.queue import Queue, outgoing
+from amqpd.broker.queue.services import Windows
+from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.exchange import Exchange
+from amqpd.broker.vhost.vhost import Catalogue, VHost
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.store import VhostRow
@@ -121,9 +117,7 @@ class Room:
         self.windows = Windows()
         self.republisher = Republisher(self.turn, self.timers, self._soon.append)
         self.dead_letters = DeadLetters(self.republisher, self.vhosts)
-        self.delays = Delays(
-            self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon.append
-        )
+        self.delays = Delays(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon.append)
         self.pump_retries = PumpRetries(self._call_later)
         host = BrokerHost(
             "/",
@@ -147,7 +141,7 @@ class Room:
     def expire(self, queue: Queue) -> None:
         """What the broker does for x-expires."""
         self.expired.append(queue.name)
-        declare.delete(self.vhost, queue)
+        declare.delete_queue(self.vhost, queue)
 
     def _call_later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
         self._later.append((self.clock.monotonic() + delay_s, partial(call, *args)))
@@ -191,20 +185,20 @@ class Room:
     def declare(self, asked: QueueDeclaration) -> Queue:
         """The queue that was there, or is made."""
         done: list[object] = []
-        declare.declare(self.vhost, asked, done.append)
+        declare.declare_queue(self.vhost, asked, done.append)
         assert done == [None]
         return self.vhost.queues[asked.name]
 
     def exchange(self, name: str, kind: str) -> Exchange:
         """A durable one."""
-        exchanges.declare(self.vhost, ExchangeDeclaration(name, kind, True, False, False, {}))
+        declare.declare_exchange(self.vhost, ExchangeDeclaration(name, kind, True, False, False, {}))
         return self.vhost.exchanges[name]
 
     def bind(self, exchange: str, queue: Queue, key: str = "") -> None:
-        bindings.bind(self.vhost, self.vhost.exchanges[exchange], queue, key, {})
+        declare.bind(self.vhost, self.vhost.exchanges[exchange], queue, key, {})
 
     def delete(self, queue: Queue) -> int:
-        return declare.delete(self.vhost, queue)
+        return declare.delete_queue(self.vhost, queue)
 
     def restart(self, *, down_ms: int = 0) -> None:
         """A kill: nothing is flushed but what the turns wrote. Both clocks go on, the monotonic one from anywhere."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqpd.broker.vhost import bindings, exchanges
-from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.delayed.timing_wheel import Wheel
+from amqpd.broker.vhost import declare as bindings
+from amqpd.broker.vhost import declare as exchanges
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
 
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 
@@ -17,7 +18,7 @@ def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **a
     if kind == "x-delayed-message":
         table.setdefault("x-delayed-type", "fanout")
     done: list[object] = []
-    exchanges.declare(room.vhost, ExchangeDeclaration(name, kind, True, False, False, table), done.append)
+    exchanges.declare_exchange(room.vhost, ExchangeDeclaration(name, kind, True, False, False, table), done.append)
     assert done == [None]
     if name not in room.vhost.queues:
         room.queue(name)
@@ -53,7 +54,7 @@ def restart(room: Any, down_ms: int = 0, clean: bool = False, turns: bool = True
         room.storage.close(clean=True)
     room.restart(down_ms=down_ms)
     for name, kind, arguments in known:
-        exchanges.declare(room.vhost, ExchangeDeclaration(name, kind, True, False, False, dict(arguments)))
+        exchanges.declare_exchange(room.vhost, ExchangeDeclaration(name, kind, True, False, False, dict(arguments)))
     for source, destination, key in bound:
         to = room.vhost.queues.get(destination) or room.vhost.exchanges[destination]
         bindings.bind(room.vhost, room.vhost.exchanges[source], to, key, {})

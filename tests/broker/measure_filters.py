@@ -105,9 +105,7 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     last = count - 1
     red = "colour = 'red'"
-    backlog(
-        "log, each message's headers its own", count, red, lambda n: Properties(headers=headers_of(n, last)), 4096
-    )
+    backlog("log, each message's headers its own", count, red, lambda n: Properties(headers=headers_of(n, last)), 4096)
     backlog(
         "log, headers alike",
         count,

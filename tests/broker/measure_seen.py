@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publish.exchange_state import SeenRows
 from amqpd.broker.publish.deduplication import Note, Seen, Store
+from amqpd.broker.publish.exchange_state import SeenRows
 from amqpd.storage.metadata.store import SeenCacheRow
 
 sys.path.insert(0, str(Path(__file__).parent))

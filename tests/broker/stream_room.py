@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from amqpd.broker import consume
 from amqpd.broker.consumer import Consumer, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.queue import joining
+from amqpd.broker.queue import queue as joining
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import StreamReader

@@ -20,9 +20,7 @@ def declare(room: Any, kind: str, name: str = "source") -> Any:
 
 
 def run(room: Any, jobs: Jobs, verb: str, source: Any, selector: str = "", **more: Any) -> Job:
-    job = jobs.begin(
-        Request(verb, room.vhost, source, selector=parse(selector) if selector else None, **more)
-    )
+    job = jobs.begin(Request(verb, room.vhost, source, selector=parse(selector) if selector else None, **more))
     room.turns()
     return job
 

@@ -8,8 +8,7 @@ from amqpd.broker import consume
 from amqpd.broker.consumer import Consumer, Entry
 from amqpd.broker.message import Message
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
-from amqpd.broker.queue.joining import leave
-from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.queue import Queue, leave
 
 
 class Taker(Consumer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from amqpd.cluster.waits import StoreWaits
+from amqpd.cluster.node import StoreWaits
 
 
 def test_raised_where_it_lasts_and_over_at_half() -> None:

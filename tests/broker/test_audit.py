@@ -12,10 +12,23 @@ from typing import Any
 import pytest
 
 from amqpd.broker import audit as audits
-from amqpd.broker.audit import DIRECT_MAX, WAITING_MAX, Audit, Request
-from amqpd.broker.record import LOST, RULES, Record, Where, fields_of, message_of
-from amqpd.broker.repeats import SOURCES_MAX, SWEEP_MAX, USERS_MAX, Repeats
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.audit import (
+    DIRECT_MAX,
+    LOST,
+    RULES,
+    SOURCES_MAX,
+    SWEEP_MAX,
+    USERS_MAX,
+    WAITING_MAX,
+    Audit,
+    Record,
+    Repeats,
+    Request,
+    Where,
+    fields_of,
+    message_of,
+)
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.events import ACTOR, CLI, INTERNAL, ORIGIN, Events
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import decode_properties

@@ -6,8 +6,7 @@ import pytest
 
 from amqpd.broker.consumer import Entry
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
-from amqpd.broker.publish.dead_letters import HELD_MAX
-from amqpd.broker.publish.dead_letter import REDELIVERED, Dresser, address, is_cycle, with_death
+from amqpd.broker.publish.dead_letter import HELD_MAX, REDELIVERED, Dresser, address, is_cycle, with_death
 from amqpd.broker.publish.republisher import RETRY_MS
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.log.record import Record

@@ -11,7 +11,7 @@ import pytest
 from amqpd.broker.vhost.pending import CallbackFailed, Coming, Declared, Name
 from amqpd.channel.replies import Answer
 from amqpd.errors import InternalError
-from amqpd.protocol.commands import QueueDelete
+from amqpd.protocol.methods import QueueDelete
 from amqpd.storage.metadata.store import Delete, Put, QueueRow, WriteFailed
 
 NAME = Name("/", "queue", "q")

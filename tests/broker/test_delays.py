@@ -8,12 +8,26 @@ from typing import Any
 import pytest
 from delay_room import DAY, HOUR, MINUTE, SECOND, declare, later, leap, restart
 
-from amqpd.broker.vhost import exchanges
+from amqpd.broker.delayed.bucket import (
+    LEVEL_COUNT,
+    REACH,
+    due_ms,
+    due_of,
+    from_name,
+    keys_of,
+    name_of,
+    number_of,
+    obeyed,
+    parse_name,
+    place_below,
+    place_of,
+    shift,
+    with_delay,
+    without_delay,
+)
+from amqpd.broker.vhost import declare as exchanges
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
-from amqpd.broker.vhost.exchange_arguments import delays_of
-from amqpd.broker.delayed.bucket import LEVEL_COUNT, REACH, parse_name, place_below, place_of, shift
-from amqpd.broker.delayed.due import due_ms, obeyed
-from amqpd.broker.delayed.stored import due_of, from_name, keys_of, name_of, number_of, with_delay, without_delay
+from amqpd.broker.vhost.exchange import delays_of
 from amqpd.errors import CommandInvalid, PreconditionFailed
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
@@ -96,9 +110,11 @@ class TestPlaces:
                 work = start - (8 << shift(level - 1))
                 for due in (start, start + (1 << shift(level)) - 1):
                     assert place_of(due, work, LEVEL_COUNT - 1).level < level
-                    assert place_below(due, work, level).level == level - 1 or level == 1 or place_below(
-                        due, work, level
-                    ).level < level
+                    assert (
+                        place_below(due, work, level).level == level - 1
+                        or level == 1
+                        or place_below(due, work, level).level < level
+                    )
 
     def test_a_backlog_keeps_its_place_in_time(self) -> None:
         assert place_below(1 << 40, 1 << 41, 3) == (2, 1 << 40 >> shift(2))
@@ -111,7 +127,7 @@ class TestPlaces:
 class TestDeclare:
     def declare(self, room: Any, kind: str = "x-delayed-message", **arguments: object) -> None:
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
-        exchanges.declare(room.vhost, ExchangeDeclaration("d", kind, True, False, False, table))
+        exchanges.declare_exchange(room.vhost, ExchangeDeclaration("d", kind, True, False, False, table))
 
     @pytest.mark.parametrize(
         "kind", ["direct", "fanout", "topic", "headers", "x-jms-topic", "x-random", "x-recent-history"]
@@ -230,7 +246,7 @@ class TestDelay:
         at_once = room.queue("at once")
         room.bind("first", at_once)
         declare(room)
-        from amqpd.broker.vhost import bindings
+        from amqpd.broker.vhost import declare as bindings
 
         bindings.bind(room.vhost, room.vhost.exchanges["first"], room.vhost.exchanges["later"], "", {})
         later(room, 100, b"x", exchange="first")
@@ -242,7 +258,7 @@ class TestDelay:
         assert (got.body, got.exchange, got.headers) == (b"x", "first", {"x-delay": -100})
 
     def test_one_behind_the_other_delay_it_once(self, room: Any) -> None:
-        from amqpd.broker.vhost import bindings
+        from amqpd.broker.vhost import declare as bindings
 
         declare(room)
         declare(room, "second")
@@ -338,9 +354,7 @@ class TestBuckets:
 
 def directories(room: Any) -> list[str]:
     return sorted(
-        each.name
-        for each in Path(room.data_dir).glob("vhosts/v1/delays/*/*")
-        if each.is_dir() and any(each.iterdir())
+        each.name for each in Path(room.data_dir).glob("vhosts/v1/delays/*/*") if each.is_dir() and any(each.iterdir())
     )
 
 
@@ -468,7 +482,7 @@ class TestDrop:
         wheel = declare(room)
         for delay in (100, HOUR, DAY):
             later(room, delay, b"x")
-        exchanges.delete(room.vhost, room.vhost.exchanges["later"], False)
+        exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
         assert (wheel.count(), wheel.works.tally.dropped) == (0, 3)
         leap(room, 2 * DAY)
         assert room.vhost.queues["later"].ready_count == 0
@@ -490,7 +504,7 @@ class TestDrop:
         asked: list[tuple[list[str], Any]] = []
         monkeypatch.setattr(room.storage.departures, "rename", lambda chain, done: asked.append((chain, done)))
         answers: list[object] = []
-        exchanges.delete(room.vhost, exchange, False, answers.append)
+        exchanges.delete_exchange(room.vhost, exchange, False, answers.append)
         room.turns()
         ((chain, renamed),) = asked
         assert (chain, answers) == (room.storage.delay_chain(wheel.vhost_id, wheel.folder), [])
@@ -500,7 +514,7 @@ class TestDrop:
     def test_a_policy_that_ends_lets_them_come(self, room: Any) -> None:
         from amqpd.broker.vhost import policies
 
-        exchanges.declare(room.vhost, ExchangeDeclaration("plain", "fanout", True, False, False, {}))
+        exchanges.declare_exchange(room.vhost, ExchangeDeclaration("plain", "fanout", True, False, False, {}))
         room.queue("plain")
         room.bind("plain", room.vhost.queues["plain"])
         value = {"pattern": "plain", "definition": {"delayed-message": True}, "priority": 0}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from delay_room import HOUR, MINUTE, declare, later, leap, restart
 
+from amqpd.broker.delayed.bucket import due_of, number_of
 from amqpd.broker.delayed.listing import cancel
-from amqpd.broker.delayed.stored import due_of, number_of
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.simulation import SimulatedFileSystem
 

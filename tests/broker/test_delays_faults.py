@@ -12,7 +12,7 @@ import pytest
 from delay_room import MINUTE, declare, later, leap, restart
 from test_delays_crash import taken
 
-from amqpd.broker.vhost import exchanges
+from amqpd.broker.vhost import declare as exchanges
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.simulation import SimulatedFileSystem
 
@@ -89,7 +89,7 @@ def test_two_directories_of_one_exchange(make_room: Callable[..., Any], caplog: 
     declare(room)
     later(room, 20 * MINUTE, b"old")
     filesystem.fault = lambda name, path: OSError(errno.EIO, "") if name == "rename" and "/delays/" in path else None
-    exchanges.delete(room.vhost, room.vhost.exchanges["later"], False)
+    exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
     room.turns()
     filesystem.fault = None
     declare(room)
@@ -109,7 +109,7 @@ def test_two_directories_of_one_exchange(make_room: Callable[..., Any], caplog: 
     later(room, 400 * MINUTE, b"never")
     wheel = room.vhost.exchanges["later"].wheel
     assert wheel.count() == 2
-    exchanges.delete(room.vhost, room.vhost.exchanges["later"], False)
+    exchanges.delete_exchange(room.vhost, room.vhost.exchanges["later"], False)
     room.turns()
     declare(room)
     restart(room)

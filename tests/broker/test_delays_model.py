@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from profiles import examples
 
-from amqpd.broker.vhost import exchanges
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.delayed.listing import cancel, first
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.vhost import declare as exchanges
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.simulation import SimulatedFileSystem
 
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def exchange_goes(self, name: str) -> None:
-        exchanges.delete(self.room.vhost, self.room.vhost.exchanges[name], False)
+        exchanges.delete_exchange(self.room.vhost, self.room.vhost.exchanges[name], False)
         self.room.turns()
         self.waiting[name].clear()
         declare(self.room, name)

@@ -10,9 +10,9 @@ from profiles import examples
 from amqpd._build import is_compiled
 from amqpd.broker.consumer import NO_ARGUMENTS, Consumer
 from amqpd.broker.message import TTL_MS_MAX, expiration_ms
-from amqpd.broker.publish.dead_letters import BEHIND_BYTES, HELD_MAX
-from amqpd.broker.queue.expiry import SLICE_COUNT, SLICE_MS
+from amqpd.broker.publish.dead_letter import BEHIND_BYTES, HELD_MAX
 from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.expiry import SLICE_COUNT, SLICE_MS
 
 STEPS = st.lists(
     st.one_of(
@@ -215,7 +215,6 @@ class TestBacklog:
         room.advance(60)
         assert queue.ready_count == 0
         assert queue.store.record_count == 0
-
 
     @pytest.mark.parametrize("days", [1, -1])
     def test_a_clock_that_jumps_makes_nothing_old(self, room, days: int) -> None:

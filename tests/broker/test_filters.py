@@ -6,10 +6,9 @@ import pytest
 from colours import BLUE, RED, publish, texts
 from taker import Taker, take
 
-from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import FilteredOrder
-from amqpd.broker.queue.filters import FILTERS_MAX
 from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.fifo import FifoOrder
+from amqpd.broker.queue.filtered import FILTERS_MAX, FilteredOrder
 from amqpd.errors import PreconditionFailed
 
 

@@ -8,10 +8,9 @@ from itertools import pairwise
 from colours import BLUE, RED, publish, texts
 from taker import take
 
-from amqpd.broker.flow import scans
-from amqpd.broker.queue.filtered import RANGE_MIN
-from amqpd.broker.queue.filters import PUMP_COUNT_MAX
+from amqpd.broker.flow import loop_turn
 from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, RANGE_MIN
 
 
 class TestLog:
@@ -102,7 +101,7 @@ class TestLog:
         assert texts(red.got) == "r5000"
         steps = [after - before for before, after in pairwise(looked)]
         assert 10 < len(steps) < 200
-        assert max(steps) <= scans.SLICE_MS * scans.LOOK_COUNT
+        assert max(steps) <= loop_turn.SLICE_MS * loop_turn.LOOK_COUNT
 
     def test_what_others_have_unacked_is_passed_in_slices_too(self, room) -> None:
         queue = room.queue("q")
@@ -121,7 +120,7 @@ class TestLog:
             looked.append(cursor.position)
             room.turn.run()
         assert texts(blue.got) == "b1000"
-        assert max(after - before for before, after in pairwise(looked)) <= scans.SLICE_MS * scans.LOOK_COUNT
+        assert max(after - before for before, after in pairwise(looked)) <= loop_turn.SLICE_MS * loop_turn.LOOK_COUNT
 
     def test_others_are_served_meanwhile(self, room) -> None:
         slow = room.queue("q")

@@ -145,9 +145,7 @@ class FilterMachine(TakerMachine):
             except AssertionError as error:  # the pump's caller would take it for a bug of the broker
                 self.wrong = self.wrong or error
 
-        taker = take(
-            self.room, self.queue, wanted, credit, priority=priority, no_ack=no_ack, turn=False, when_got=got
-        )
+        taker = take(self.room, self.queue, wanted, credit, priority=priority, no_ack=no_ack, turn=False, when_got=got)
         if taker not in self.unacked:
             self.join(taker)
         self.rest()
@@ -253,4 +251,3 @@ class FilterMachine(TakerMachine):
 
 def test_filters_beside_a_naive_twin(memory_room) -> None:
     beside_a_twin(FilterMachine, memory_room, EXAMPLES)
-

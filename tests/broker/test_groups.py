@@ -9,11 +9,11 @@ import pytest
 from taker import Taker, take
 
 from amqpd.broker import consume
-from amqpd.broker.flow import scans
+from amqpd.broker.flow import loop_turn
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.queue.group_key import GroupKey, is_group_by
 from amqpd.broker.queue.grouped_log import KEPT_COUNT
 from amqpd.broker.queue.grouped_queue import GroupedQueue
+from amqpd.broker.queue.message_groups import GroupKey, is_group_by
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties, scan
 from amqpd.storage.log.record import Record
@@ -193,9 +193,7 @@ class TestWhatComesBack:
 class TestWhatEnds:
     def test_dead_letters_in_order(self, room) -> None:
         room.queue("dead")
-        queue = room.queue(
-            "q", x_group_by="header:group", x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
-        )
+        queue = room.queue("q", x_group_by="header:group", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         one = take(room, queue, credit=1)
         publish(room, "abab")
         for _ in range(4):
@@ -310,7 +308,7 @@ class TestBacklogs:
         two = take(room, queue, credit=1, turn=False)
         assert queue.grouped.behind
         before = queue.grouped.cold_offset
-        assert before < scans.LOOK_COUNT * (scans.SLICE_MS + 2) + 1000
+        assert before < loop_turn.LOOK_COUNT * (loop_turn.SLICE_MS + 2) + 1000
         room.turns()
         assert queue.grouped.cold_offset == 3000
         assert not two.got
@@ -346,7 +344,6 @@ class TestBacklogs:
             assert queue.grouped.hot_count <= 2 * window + KEPT_COUNT * len(queue.grouped.groups) + 1000
         assert done == sent
         assert not queue.grouped.groups
-
 
     def test_ten_thousand_groups_over_fifty_consumers(self, room) -> None:
         """With a consumer killed now and then: order in each group, nobody idle, a window of memory."""

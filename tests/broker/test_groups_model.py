@@ -19,8 +19,8 @@ from taker import Taker, take
 from taker_model import TakerMachine, beside_a_twin
 
 from amqpd.broker.message import Message
-from amqpd.broker.queue.filter_cursor import Judge
-from amqpd.broker.queue.grouped_search import GroupedSearch
+from amqpd.broker.queue.filtered import Judge
+from amqpd.broker.queue.scan import GroupedSearch
 from amqpd.protocol.properties import decode_properties
 
 EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", examples(80)))

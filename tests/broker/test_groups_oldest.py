@@ -10,8 +10,8 @@ import pytest
 from taker import Taker, take
 
 from amqpd.broker.message import Message
-from amqpd.broker.queue.filter_cursor import Judge
-from amqpd.broker.queue.grouped_search import GroupedSearch
+from amqpd.broker.queue.filtered import Judge
+from amqpd.broker.queue.scan import GroupedSearch
 
 
 class One(Judge):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from amqpd.broker.queue.level_index import CHUNK_SIZE, LevelIndex
+from amqpd.broker.queue.priority import CHUNK_SIZE, LevelIndex
 
 
 def fill(room, queue, count: int, levels: int, seed: int = 7) -> list[bytes]:

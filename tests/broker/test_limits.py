@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queue.counted import outgoing
+from amqpd.broker.queue.queue import outgoing
 
 
 def deaths(got) -> list[tuple]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.message_view import MessageView
+from amqpd.broker.message import Envelope, MessageView, make_message
 from amqpd.protocol.properties import NO_PROPERTIES, Properties, encode_properties, scan
 from amqpd.routing import selector_fields as fields
 from amqpd.routing.selector import parse
@@ -37,7 +36,7 @@ def test_every_field_has_its_number() -> None:
     for number, value in enumerate(FULL):
         if number != 2:
             assert view.field(number) == value
-    assert view.field(fields.EXCHANGE) == "orders" and view.field(fields.ROUTING_KEY) == "eu.new"
+    assert view.field(fields.EXCHANGE) == "orders" and view.field(fields.ROUTING_KEY_FIELD) == "eu.new"
     assert Properties._fields[fields.CLUSTER_ID] == "cluster_id" and Properties._fields[fields.TYPE] == "type"
     for properties in (Properties(), Properties(delivery_mode=2), Properties(headers={})):
         bare = view_of(properties)

@@ -15,7 +15,19 @@ import pytest
 from amqpd.broker.vhost.pending import Declared, Name, OnItsWay
 from amqpd.protocol.field_table import encode_table
 from amqpd.server import Server
-from amqpd.storage.metadata.store import BindingRow, ExchangeRow, MetadataState, ParameterRow, PermissionRow, PolicyRow, Put, QueueRow, StoredOffsetRow, VhostRow, WriteFailed
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    ExchangeRow,
+    MetadataState,
+    ParameterRow,
+    PermissionRow,
+    PolicyRow,
+    Put,
+    QueueRow,
+    StoredOffsetRow,
+    VhostRow,
+    WriteFailed,
+)
 from amqpd.testing import embedded
 
 NOTHING = MetadataState("", False, *([] for _ in range(17 - 1)))

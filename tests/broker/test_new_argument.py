@@ -9,9 +9,9 @@ from amqpd.broker.consumer import Source
 from amqpd.broker.message import Message
 from amqpd.broker.queue.argument_checks import Row, is_natural, non_negative
 from amqpd.broker.queue.arguments import ROWS, compare, compared_names, rules_of, validate
+from amqpd.broker.queue.config import Admission
 from amqpd.broker.queue.services import QueueHost
 from amqpd.broker.queue.types import CLASSIC
-from amqpd.broker.queue.config import Admission
 from amqpd.errors import PreconditionFailed
 
 NAME = "x-body-size-max"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue

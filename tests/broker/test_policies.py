@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.vhost import policies, policy_keys
+from amqpd.broker.vhost import policies, policy_table
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
-from amqpd.broker.vhost.exchanges import declare as declare_exchange
-from amqpd.broker.vhost.patterns import compile_names
-from amqpd.broker.vhost.policy_keys import InvalidPolicy, unsupported
+from amqpd.broker.vhost.declare import declare_exchange
+from amqpd.broker.vhost.policy_table import InvalidPolicy, compile_names, unsupported
 
 MAX = {"max-length": 2}
 FILLED = 6000
@@ -84,21 +83,21 @@ class TestPatterns:
 
 class TestKeys:
     def test_those_that_operators_have_are_rabbitmqs(self) -> None:
-        assert set(policy_keys.keys(operator=True)) >= {
+        assert set(policy_table.keys(operator=True)) >= {
             "expires", "message-ttl", "max-length", "max-length-bytes", "max-in-memory-length", "max-in-memory-bytes",
             "delivery-limit", "overflow", "queue-version", "target-group-size",
         }  # fmt: skip
 
     def test_those_of_rabbitmq_4_are_there(self) -> None:
         """Those of 4.0 to 4.3 that 3.10.8 does not have."""
-        assert set(policy_keys.keys()) >= {
+        assert set(policy_table.keys()) >= {
             "consumer-timeout", "consumer-disconnected-timeout", "target-group-size", "filter-field-names",
             "stream-filter-size-bytes", "delayed-retry-type", "delayed-retry-min", "delayed-retry-max",
         }  # fmt: skip
 
     def test_those_of_rabbitmq_are_there(self) -> None:
         """`rabbit_policies`, `rabbit_mirror_queue_misc` and `rabbit_queue_location_validator` of 3.10.8."""
-        assert set(policy_keys.keys()) >= {
+        assert set(policy_table.keys()) >= {
             "alternate-exchange", "dead-letter-exchange", "dead-letter-routing-key", "dead-letter-strategy",
             "message-ttl", "expires", "max-length", "max-length-bytes", "max-in-memory-length", "max-in-memory-bytes",
             "queue-mode", "queue-version", "overflow", "delivery-limit", "queue-leader-locator", "ha-mode", "ha-params",

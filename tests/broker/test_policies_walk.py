@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from test_policies import MAX, put
 
-from amqpd.broker.vhost import policies, walk
+from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.limits import SLICE_COUNT
+from amqpd.broker.vhost import policies, policy_table
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.pending import OnItsWay
-from amqpd.broker.queue.limits import SLICE_COUNT
-from amqpd.broker.queue.config import Rules
 
 FILLED = 6000
 
@@ -57,7 +57,9 @@ class TestWalk:
         """Where each takes 0.6 of a slice, a slice has two."""
         queues = self.many(room, 100)
         looks = itertools.count()  # at a clock on which time goes by from look to look
-        monkeypatch.setattr(walk, "time", SimpleNamespace(perf_counter=lambda: next(looks) * 0.6 * walk.SLICE_S))
+        monkeypatch.setattr(
+            policy_table, "time", SimpleNamespace(perf_counter=lambda: next(looks) * 0.6 * policy_table.SLICE_S)
+        )
         answered = self.declare(room, 5)
         obeyed = [0]
         while room._soon:

@@ -14,8 +14,7 @@ from profiles import examples
 
 from amqpd.broker.vhost import policies
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.exchanges import declare as declare_exchange
-from amqpd.broker.vhost.exchanges import delete as delete_exchange
+from amqpd.broker.vhost.declare import declare_exchange, delete_exchange
 
 LOWEST = {"message-ttl", "expires", "max-length", "max-length-bytes", "delivery-limit"}
 SUPPORTED = {

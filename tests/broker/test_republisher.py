@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.message_view import NO_MESSAGE
+from amqpd.broker.message import NO_MESSAGE, Envelope, make_message
 from amqpd.broker.publish import router
-from amqpd.broker.publish.origin import Dressed, Origin
-from amqpd.broker.publish.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX
+from amqpd.broker.publish.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
 from amqpd.broker.queue import log_opener
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.log.record import RecordRoute

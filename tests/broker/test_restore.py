@@ -10,8 +10,17 @@ import pytest
 
 from amqpd.broker.vhost.recovery import Findings, reconcile
 from amqpd.protocol.field_table import encode_table
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    Delete,
+    DeleteBindings,
+    MetadataState,
+    PermissionRow,
+    Put,
+    QueueRow,
+    VhostRow,
+)
 from amqpd.storage.queue_json import DESCRIPTION, Description, describe, read_description
-from amqpd.storage.metadata.store import BindingRow, Delete, DeleteBindings, MetadataState, PermissionRow, Put, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
 
 ARGUMENTS = encode_table({"x-max-priority": 5, "x-dead-letter-exchange": "d"})

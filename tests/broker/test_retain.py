@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.vhost import policies
-from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.broker.vhost.policy_keys import InvalidPolicy
-from amqpd.broker.vhost.policy_keys import check as check_policy
 from amqpd.broker.queue.arguments import rules_of, validate
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost import policies
+from amqpd.broker.vhost.declaration import QueueDeclaration
+from amqpd.broker.vhost.policy_table import InvalidPolicy
+from amqpd.broker.vhost.policy_table import check as check_policy
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.acks.retained import Retained, retained_of
 

@@ -6,8 +6,8 @@ import pytest
 from taker import take
 
 from amqpd.broker.queue.arguments import ROWS, merged, rules_of, validate
+from amqpd.broker.queue.config import levels_of, retry_rule
 from amqpd.broker.queue.delayed_retry import HELD_BYTES_MAX
-from amqpd.broker.queue.retry_rule import levels_of, retry_rule
 from amqpd.errors import PreconditionFailed
 
 MINUTE_MS = 60_000

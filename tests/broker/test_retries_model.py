@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from profiles import examples
 
+from amqpd.broker.queue.config import retry_rule
 from amqpd.broker.queue.delayed_retry import Retries
-from amqpd.broker.queue.retry_rule import retry_rule
 
 EXAMPLES = int(os.environ.get("RETRY_EXAMPLES", examples(60)))
 KINDS: dict[str, dict[str, object]] = {

@@ -6,7 +6,7 @@ import pytest
 from test_other_log import MemoryLog, ShyLog, over
 from test_retries import ALL, KINDS, counts, fail
 
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.queue import log_opener
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.errors import ResourceError

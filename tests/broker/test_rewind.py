@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from taker import take
 
+from amqpd.broker.jobs.job import Job
+from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import FilteredOrder
 from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBits
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import parse
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.queue.filtered import FilteredOrder
-from amqpd.broker.queue.replay import Rewinding
 from amqpd.broker.jobs.job import Job
 from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.queue.filtered import FilteredOrder
+from amqpd.broker.queue.replay import Rewinding
 from amqpd.routing.selector import parse
 
 COUNT = 40

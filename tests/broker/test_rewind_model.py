@@ -32,9 +32,7 @@ class RewindMachine(RuleBasedStateMachine):
     make_room: Any = None
     tmp_path_factory: Any = None
 
-    @initialize(
-        window=st.sampled_from([2, 5, 1000]), retain=st.sampled_from(["1h", 1 << 20]), share=st.integers(0, 3)
-    )
+    @initialize(window=st.sampled_from([2, 5, 1000]), retain=st.sampled_from(["1h", 1 << 20]), share=st.integers(0, 3))
     def begin(self, window: int, retain: object, share: int) -> None:
         self.room = type(self).make_room(type(self).tmp_path_factory.mktemp("rewind"))
         self.room.queue("q", x_retain=retain)

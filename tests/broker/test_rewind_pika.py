@@ -93,9 +93,7 @@ def drain(broker: BrokerProcess) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-queue-type": "quorum"}, {"x-max-priority": 4}])
-def test_they_come_again_in_their_order(
-    own_broker: BrokerProcess, acked: Acked, arguments: dict[str, object]
-) -> None:
+def test_they_come_again_in_their_order(own_broker: BrokerProcess, acked: Acked, arguments: dict[str, object]) -> None:
     acked(arguments)
     job = ended(own_broker, begin(own_broker, offset=0, where="n >= 100"))
     assert (job["done"], job["from_offset"], job["left"]) == (COUNT - 100, 0, {})

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from amqpd.broker.consumer import Entry
-from amqpd.broker.queue.counted import outgoing
-from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.config import PLAIN, Rules
+from amqpd.broker.queue.queue import Queue, outgoing
 
 pytestmark = pytest.mark.parametrize("durable", [True, False])
 

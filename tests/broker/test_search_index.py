@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from taker import Taker, take
 
-from amqpd.broker.queue.grouped_search import GroupedSearch
-from amqpd.broker.queue.scan import LevelSearch
 from amqpd.broker.jobs.job import Conditions
+from amqpd.broker.queue.scan import GroupedSearch, LevelSearch
 from amqpd.routing.selector import parse
 
 KINDS = {"groups": {"x_group_by": "header:group"}, "levels": {"x_max_priority": 3}}

@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination
 from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.publish.history import HISTORY_BYTES_MAX, History
-from amqpd.broker.publish.deduplication import ID_BYTES_MAX, Note, Seen, id_of
+from amqpd.broker.publish.deduplication import HISTORY_BYTES_MAX, ID_BYTES_MAX, History, Note, Seen, id_of
 from amqpd.protocol.properties import Properties, encode_properties, scan
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.publish.origin import Origin, Pending
-from amqpd.broker.publish.settling import SLICE_COUNT_MAX, SLICE_MS, STEP_COUNT, Settling
+from amqpd.broker.publish.republisher import ACK_SLICE_COUNT_MAX, SLICE_MS, STEP_COUNT, Origin, Pending, Settling
 
 
 class Told(Origin):
@@ -60,7 +59,7 @@ def test_a_few_at_once(room: Any, settling: Settling, soon: list[Callable[[], No
 
 def test_many_in_slices_by_number(room: Any, settling: Settling, soon: list[Callable[[], None]]) -> None:
     told = Told(room)
-    count = 5 * SLICE_COUNT_MAX // 2
+    count = 5 * ACK_SLICE_COUNT_MAX // 2
     settling.add(Pending(told, 7, 7 + count - 1, 1, None))
     settling.work()
     slices = [len(told.offsets)]
@@ -70,7 +69,7 @@ def test_many_in_slices_by_number(room: Any, settling: Settling, soon: list[Call
     while soon:
         run(soon)
         slices.append(len(told.offsets) - sum(slices))
-    assert slices == [SLICE_COUNT_MAX, SLICE_COUNT_MAX, count - 2 * SLICE_COUNT_MAX]
+    assert slices == [ACK_SLICE_COUNT_MAX, ACK_SLICE_COUNT_MAX, count - 2 * ACK_SLICE_COUNT_MAX]
     assert told.offsets == list(range(7, 7 + count))
 
 

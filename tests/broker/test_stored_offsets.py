@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from amqpd.broker.vhost import declare
-from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.consumer_offsets import NAMES_MAX, PART_MAX, WRITE_S, StoredOffsets
+from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, StoredOffsetRow, WriteFailed
 from amqpd.storage.simulation import SimulatedClock
 
@@ -245,10 +245,10 @@ class TestQueueGone:
 
     def test_it_goes_with_its_queue(self, room: Any) -> None:
         stored = room.catalogue.stored_offsets
-        declare.declare(room.vhost, QueueDeclaration("q", True, False, False, {}))
+        declare.declare_queue(room.vhost, QueueDeclaration("q", True, False, False, {}))
         queue = room.vhost.queues["q"]
         stored.admit(queue.id, "reader")
         stored.put(queue.id, "reader", 3)
         assert stored.get(queue.id, "reader") == 3
-        declare.delete(room.vhost, queue)
+        declare.delete_queue(room.vhost, queue)
         assert stored.of(queue.id) == {}

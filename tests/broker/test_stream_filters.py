@@ -10,17 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.broker.flow.scans import LOOK_COUNT, SLICE_MS
+from amqpd.broker.flow.loop_turn import LOOK_COUNT, SLICE_MS
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.stream import SHARE_COUNT, StreamOrder
 from amqpd.broker.queue.stream_filter import RecordView, StreamFilter
-from amqpd.broker.queue.stream_order import StreamOrder
-from amqpd.broker.queue.stream import SHARE_COUNT
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.selector import parse
-from amqpd.storage.log.places import Alike
+from amqpd.storage.log.record import Alike
 
 from .stream_room import Reader
 from .stream_room import read as read_from

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from amqpd.broker.vhost import bindings, exchanges
-from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.broker.queue.arguments import merged, rules_of, validate
-from amqpd.broker.queue.compaction import SEGMENT_AGE_MS, is_tombstone
+from amqpd.broker.queue.config import SEGMENT_AGE_MS, is_tombstone
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.stream_order import retention_of
+from amqpd.broker.queue.stream import retention_of
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import ExchangeDeclaration
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.log.batch import CODECS, BatchHeader
@@ -126,8 +126,8 @@ class TestTombstones:
 def test_the_last_of_each_key_stays(room) -> None:
     """Readers see the gaps: one that is in the middle goes on, one that comes later begins behind what is gone."""
     queue = stream(room, x_compact=True, x_compression="zstd", x_stream_max_segment_size_bytes=64 * 1024)
-    exchanges.declare(room.vhost, ExchangeDeclaration("keys", "topic", True, False, False, {}))
-    bindings.bind(room.vhost, room.vhost.exchanges["keys"], queue, "#", {})
+    declare.declare_exchange(room.vhost, ExchangeDeclaration("keys", "topic", True, False, False, {}))
+    declare.bind(room.vhost, room.vhost.exchanges["keys"], queue, "#", {})
     draw = random.Random(3)
     latest: dict[bytes, int] = {}
     for offset in range(600):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queue import stream_slices
+from amqpd.broker.queue import stream as stream_slices
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.stream_start import INTERVAL_MS_MAX, interval_ms
+from amqpd.broker.stream_message import INTERVAL_MS_MAX, interval_ms
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import decode_properties
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.stream_order import SEGMENT_SIZE_BYTES_MIN
+from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MIN
 from amqpd.storage.simulation import SimulatedFileSystem
 
 from .stream_room import LARGE, Reader, read

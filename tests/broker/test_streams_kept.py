@@ -8,9 +8,7 @@ import pytest
 
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.stream_order import SEGMENT_SIZE_BYTES_MIN, StreamOrder, retention_of
-from amqpd.broker.queue.stream import StreamReader
-from amqpd.broker.queue.stream_slices import Slices
+from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MIN, Slices, StreamOrder, StreamReader, retention_of
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.retention import retain
 

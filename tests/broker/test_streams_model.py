@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
 
-from amqpd.broker.queue.stream_order import SEGMENT_SIZE_BYTES_MIN
+from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MIN
 
 from .conftest import Room
 from .stream_room import Reader, finish, leave, read

@@ -8,10 +8,9 @@ import pytest
 from surgery_room import KINDS, declare, fill, got, run
 from taker import take
 
-from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import FilteredOrder
-from amqpd.broker.queue.filters import FILTERS_MAX
 from amqpd.broker.jobs.jobs import RUNNING_COUNT_MAX, Jobs, Request
+from amqpd.broker.queue.fifo import FifoOrder
+from amqpd.broker.queue.filtered import FILTERS_MAX, FilteredOrder
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from surgery_room import KINDS, declare, fill, got, run
 
-from amqpd.broker.jobs import targets
 from amqpd.broker.jobs import job as job_module
+from amqpd.broker.jobs import targets
 from amqpd.broker.jobs.job import WAIT_MS
 from amqpd.broker.jobs.jobs import Jobs, Request
 

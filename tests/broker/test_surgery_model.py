@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
 
-from amqpd.broker.queue import reading
 from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.queue import scan
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse
 
 EXAMPLES = int(os.environ.get("SURGERY_EXAMPLES", examples(60)))
 COLOURS = ("red", "green", "blue")
 WHERE = {"": set(COLOURS), "colour = 'red'": {"red"}, "colour <> 'red'": {"green", "blue"}, "colour = 'black'": set()}
-assert reading.SLICE_MS > 0
+assert scan.SLICE_MS > 0
 
 
 class SurgeryMachine(RuleBasedStateMachine):
@@ -186,7 +186,7 @@ class SurgeryMachine(RuleBasedStateMachine):
     def read(self, queue: Any, ready_only: bool = False) -> list[int]:
         from amqpd.broker.jobs.job import Conditions
 
-        search = reading.Reading(queue, Conditions(None, None), int, ready_only)
+        search = scan.Reading(queue, Conditions(None, None), int, ready_only)
         entries: list[Any] = []
         slow, self.room.clock.per_look_ms = self.room.clock.per_look_ms, 0
         for _ in range(1000):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.destination import NotOpenYet
-from amqpd.broker.publish import unasked
-from amqpd.broker.publish.unasked import WAITING_MAX, Unasked
+from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.publish import firehose
+from amqpd.broker.publish.firehose import WAITING_MAX, Unasked
 from amqpd.errors import ResourceError
 
 
@@ -38,9 +38,9 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         for each in queues:
             each.got.append(message)
 
-    monkeypatch.setattr(unasked, "prepare", prepare)
-    monkeypatch.setattr(unasked, "offer", offer)
-    monkeypatch.setattr(unasked, "when_open", lambda _queues, done: found.append(done))
+    monkeypatch.setattr(firehose, "prepare", prepare)
+    monkeypatch.setattr(firehose, "offer", offer)
+    monkeypatch.setattr(firehose, "when_open", lambda _queues, done: found.append(done))
     return found
 
 

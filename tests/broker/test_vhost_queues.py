@@ -53,6 +53,6 @@ def test_exclusive_queues_are_known_by_their_connection(room) -> None:
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine1", "mine2"]
     room.delete(vhost.queues["mine1"])
     assert [queue.name for queue in vhost.exclusive_queues(mine)] == ["mine0", "mine2"]
-    declare.delete_all(vhost, vhost.exclusive_queues(mine))
+    declare.delete_queues(vhost, vhost.exclusive_queues(mine))
     assert vhost.exclusive_queues(mine) == []
     assert list(vhost._exclusive) == [theirs], "nothing is kept of a connection without queues"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queue.windows import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, Window, Windows
+from amqpd.broker.queue.services import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, Window, Windows
 
 
 def queues(count: int) -> list[Window]:

@@ -6,8 +6,8 @@ import pytest
 
 from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, Source
 from amqpd.broker.flow.timers import TICK_MS, Timers
-from amqpd.channel import overdue
-from amqpd.channel.overdue import TICK_MS_MAX, TICKS, Overdue
+from amqpd.channel import consumer as overdue
+from amqpd.channel.consumer import TICK_MS_MAX, TICKS, Overdue
 from amqpd.channel.unacked import LATE_MAX, Unacked
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.clock_watch import ClockWatch
@@ -211,4 +211,3 @@ class TestLateAnswers:
         channel.unacked.take_late(channel.queue, consumer)
         assert not channel.unacked.was_late(10)
         assert channel.unacked.was_late(11)
-

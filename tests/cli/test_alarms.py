@@ -30,9 +30,7 @@ DISK, MEMORY = "/api/amqpd/disk_free_limit", "/api/amqpd/memory_high_watermark"
         ),
     ],
 )
-def test_limits(
-    broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], body: dict[str, object], said: str
-) -> None:
+def test_limits(broker: FakeBroker, ctl: Ctl, given: tuple[str, ...], body: dict[str, object], said: str) -> None:
     path = DISK if given[0] == "set_disk_free_limit" else MEMORY
     broker.answers["PUT", path] = (200, {"limit_bytes": 1})
     assert ctl(*given) == (0, f"Setting {said} ...\n", "")
@@ -131,7 +129,7 @@ def test_eval_of_the_environment(broker: FakeBroker, ctl: Ctl) -> None:
         "application:set_env(rabbit, channel_max, 5). 1.",
         "application:set_env(rabbit, channel_max, -5).",
         "rabbit_alarm:set_alarm({{resource_limit, cpu, node()}, []}).",
-        ' {ok, V} = application:get_env(rabbit, loopback_users), V.',
+        " {ok, V} = application:get_env(rabbit, loopback_users), V.",
         'application:set_env(rabbit, loopback_users, [<<"a\\"b">>]).',
     ],
 )

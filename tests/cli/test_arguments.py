@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.cli.options import FORMATTERS, check_options, parse, where
 from amqpd.cli.errors import UsageError
+from amqpd.cli.options import FORMATTERS, check_options, parse, where
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import pytest
 from fake_broker import Ctl, FakeBroker
 
-from amqpd.cli import audit
+from amqpd.cli import diagnostics
 
 AUDIT = ("GET", "/api/audit")
 
@@ -40,7 +40,7 @@ def following(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     def follow(*answers: tuple[int, Any]) -> Naps:
         broker.answers[AUDIT] = answers[0]
         naps = Naps(broker, *answers[1:])
-        monkeypatch.setattr(audit, "time", naps)
+        monkeypatch.setattr(diagnostics, "time", naps)
         return naps
 
     return follow
@@ -50,17 +50,15 @@ def asked(broker: FakeBroker) -> list[dict[str, list[str]]]:
     return [parse_qs(each.path.partition("?")[2]) for each in broker.asked]
 
 
-def test_what_comes_is_shown_until_it_is_stopped(
-    broker: FakeBroker, ctl: Ctl, following: Callable[..., Naps]
-) -> None:
+def test_what_comes_is_shown_until_it_is_stopped(broker: FakeBroker, ctl: Ctl, following: Callable[..., Naps]) -> None:
     naps = following(page("a", "b", begin=7), page(begin=9), page("c", begin=9), page("d", begin=10))
     result = ctl("-q", "audit_log", "--follow", "event", "name")
     rows = ["event\tname", *(f"queue.deleted\t{name}" for name in "abcd")]
     assert (result.code, result.out.splitlines()) == (0, rows)
-    assert naps.slept_s == [audit.FOLLOW_S] * 4
+    assert naps.slept_s == [diagnostics.AUDIT_FOLLOW_S] * 4
     queries = asked(broker)
     assert [each.get("offset") for each in queries] == [None, ["9"], ["9"], ["10"]]
-    assert [each.get("last") for each in queries] == [[str(audit.SHOWN_COUNT)], None, None, None]
+    assert [each.get("last") for each in queries] == [[str(diagnostics.SHOWN_COUNT)], None, None, None]
 
 
 def test_pages_that_are_full_follow_at_once(broker: FakeBroker, ctl: Ctl, following: Callable[..., Naps]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_broker import Ctl, FakeBroker
 
-from amqpd.cli import threads, watching
+from amqpd.cli import diagnostics
 
 POLICIES: list[dict[str, Any]] = [
     {"vhost": "/", "name": "caps", "pattern": "^q", "apply-to": "all", "definition": {"max-length": 5}, "priority": 0},
@@ -63,7 +63,7 @@ def test_without_any(broker: FakeBroker, ctl: Ctl) -> None:
 
 
 def test_events(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "FOLLOW_S", 0.0)
+    monkeypatch.setattr(diagnostics, "FOLLOW_S", 0.0)
     events = [{"event": "queue.created", "name": "q"}, {"event": "user.created", "name": "u"}]
     answers = iter([{"position": 7, "lost": 0, "events": []}, {"position": 9, "lost": 2, "events": events}])
     last = {"position": 9, "lost": 0, "events": []}
@@ -87,7 +87,7 @@ def thread(number: int, name: str, state: str, at: list[str], user_s: float = 0.
 
 
 def test_stuck_threads(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "PAUSE_S", 0.0)
+    monkeypatch.setattr(diagnostics, "PAUSE_S", 0.0)
     broker.answers["GET", "/api/amqpd/threads"] = (
         200,
         [
@@ -109,8 +109,8 @@ def test_thread_stats(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([[thread(1, "MainThread", "R", [], 10.0)], [thread(1, "MainThread", "R", [], 10.5)]])
     times = iter([100.0, 101.0])
     monkeypatch.setattr("amqpd.cli.client.Client.get", lambda _self, _path: next(answers))
-    monkeypatch.setattr(threads.time, "monotonic", lambda: next(times))
-    monkeypatch.setattr(threads.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(diagnostics.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(diagnostics.time, "sleep", lambda _seconds: None)
     assert ctl("-s", "runtime_thread_stats", "--sample-interval", "1").out == "MainThread\t50.0\t0.0\t50.0\n"
     assert ctl("runtime_thread_stats", "--sample-interval", "0").code == 64
 

@@ -11,8 +11,20 @@ from fake_broker import Ctl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cli.encryption import CIPHERS, HASHES, Undecipherable, decrypt, encrypt
-from amqpd.cli.erlang_terms import Atom, NotATerm, Term, packed, parse, printed, unpacked
+from amqpd.cli.encryption import (
+    CIPHERS,
+    HASHES,
+    Atom,
+    NotATerm,
+    Term,
+    Undecipherable,
+    decrypt,
+    encrypt,
+    packed,
+    parse,
+    printed,
+    unpacked,
+)
 
 TERMS = st.recursive(
     st.integers(-(1 << 70), 1 << 70)

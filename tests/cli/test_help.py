@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from fake_broker import Ctl
 
-from amqpd.cli.options import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
 from amqpd.cli.command import GROUPS
 from amqpd.cli.commands import COMMANDS
-from amqpd.cli.elsewhere import ELSEWHERE, NOTHING_TO_DO, ONE_NODE
-from amqpd.cli.plugins import COMMANDS as PLUGIN_COMMANDS
+from amqpd.cli.help import ELSEWHERE, NOTHING_TO_DO, ONE_NODE
+from amqpd.cli.options import BY_LONG, GENERAL, PLUGINS, SPECIFIC, check_options, parse
+from amqpd.cli.rabbitmq_compat import PLUGIN_COMMANDS
 
 MANUAL = Path(__file__).parents[2] / "docs" / "amqpctl.md"
 ASKED_FOR = (

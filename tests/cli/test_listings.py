@@ -7,7 +7,7 @@ import pytest
 from fake_broker import Ctl, FakeBroker
 
 from amqpd.cli.commands import COMMANDS
-from amqpd.cli.super_streams import LISTS
+from amqpd.cli.streams import LISTS
 
 QUEUES = [
     {

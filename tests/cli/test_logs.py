@@ -12,9 +12,9 @@ import pytest
 from fake_broker import Ctl
 
 from amqpd.protocol.properties import Properties, encode_properties
+from amqpd.storage.acks.retained import Hold, Losses
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.acks.hold import Hold, Losses
 from amqpd.storage.storage import Storage
 
 with warnings.catch_warnings():

@@ -59,9 +59,7 @@ def target(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def read_all(broker: BrokerProcess, vhost: str, queue: str) -> list[tuple[str, str, bytes, pika.BasicProperties]]:
-    connection = pika.BlockingConnection(
-        pika.ConnectionParameters("127.0.0.1", broker.amqp_port, virtual_host=vhost)
-    )
+    connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", broker.amqp_port, virtual_host=vhost))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=100)
     found = []

@@ -135,9 +135,5 @@ def test_global_parameters(broker: FakeBroker, ctl: Ctl) -> None:
     assert broker.asked[0].body == {"value": {"a": 1}}
     assert ctl("clear_global_parameter", "g") == (0, 'Clearing global runtime parameter "g" ...\n', "")
     assert ctl("-q", "clear_global_parameter", "none") == (69, "", "Error:\nParameter does not exist\n")
-    assert ctl("list_global_parameters").out == (
-        'Listing global runtime parameters ...\nname\tvalue\ng\t{"a":null}\n'
-    )
-    assert ctl("list_global_parameters", "--formatter", "json").out == (
-        '[\n{"name":"g","value":"{\\"a\\":null}"}\n]\n'
-    )
+    assert ctl("list_global_parameters").out == ('Listing global runtime parameters ...\nname\tvalue\ng\t{"a":null}\n')
+    assert ctl("list_global_parameters", "--formatter", "json").out == ('[\n{"name":"g","value":"{\\"a\\":null}"}\n]\n')

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from fake_broker import Ctl
 
-from amqpd.cli.elsewhere import ELSEWHERE
-from amqpd.cli.tools import TOOLS
+from amqpd.cli.help import ELSEWHERE
+from amqpd.cli.main import TOOLS
 from interop.compare.commands_3_13 import NAMES
 
 HEARD = Path(__file__).parents[1] / "samples" / "rabbitmq-3.10.8-commands.txt"

@@ -22,8 +22,10 @@ def test_browse(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["GET", f"{QUEUE}/messages"] = (200, page)
     assert ctl("browse_queue", "-p", "shop", "a/b") == (
         0,
-        ("Browsing queue a/b in vhost shop ...\noffset\ttime\tstate\trouting_key\tpayload_bytes\tpayload\n"
-        "7\t1700000000000\tready\tk\t2\thi\n"),
+        (
+            "Browsing queue a/b in vhost shop ...\noffset\ttime\tstate\trouting_key\tpayload_bytes\tpayload\n"
+            "7\t1700000000000\tready\tk\t2\thi\n"
+        ),
         "",
     )
     assert broker.asked[0].path.endswith("?count=100")

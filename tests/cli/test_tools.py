@@ -12,10 +12,9 @@ import pytest
 from fake_broker import Ctl, FakeBroker, Result
 
 from amqpd.cli.command import GROUPS
-from amqpd.cli.main import run
-from amqpd.cli.plugins import BUILT_IN
+from amqpd.cli.main import ALIASES, TOOLS, run, tool_of
+from amqpd.cli.rabbitmq_compat import BUILT_IN
 from amqpd.cli.shell import TOOLS as SHELL_TOOLS
-from amqpd.cli.tools import ALIASES, TOOLS, tool_of
 
 
 def tool(program: str, *arguments: str, directory: Path | None = None) -> Result:

@@ -109,9 +109,7 @@ def hosts(network: kafka_hosts.Network) -> list[kafka_hosts.Host]:
 
 
 @pytest.fixture(scope="module")
-def far_brokers(
-    network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[kafka_rig.Kafka]:
+def far_brokers(network: kafka_hosts.Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[kafka_rig.Kafka]:
     """On hosts of their own."""
     with kafka_rig.Kafka(tmp_path_factory.mktemp("kafka"), 3, hosts=network.hosts[:3]) as cluster:
         yield cluster

@@ -20,8 +20,8 @@ from collections import Counter
 from typing import Any, Self
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.storage.log.batch import BatchHeader
 from amqpd.kafka.requests import WANTED
+from amqpd.storage.log.batch import BatchHeader
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
@@ -144,6 +144,7 @@ class FakeKafka:
 
     async def start(self, number: int) -> None:
         """That broker listens, where it did before."""
+
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
@@ -276,9 +277,7 @@ class FakeKafka:
             ]
             code = 0 if held is not None else UNKNOWN_TOPIC
             topics.append(of_topic(error_code=code, name=asked.name, is_internal=False, partitions=partitions))
-        return MetadataResponse(
-            throttle_time_ms=0, brokers=brokers, cluster_id="fake", controller_id=1, topics=topics
-        )
+        return MetadataResponse(throttle_time_ms=0, brokers=brokers, cluster_id="fake", controller_id=1, topics=topics)
 
     async def _answer_2(self, me: int, request: Any) -> Any:
         of_topic = ListOffsetsResponse.ListOffsetsTopicResponse

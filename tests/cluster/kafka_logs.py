@@ -12,14 +12,13 @@ from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import open_connection
+from amqpd.kafka.partition import Partition
 from amqpd.kafka.producer import KafkaProducer, any_metadata
+from amqpd.kafka.requests import Fetched, FetchPlace, ProducerId, decode_fetch, encode_fetch
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import Replica
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch, crc_fits
 from amqpd.storage.log.record import Record, RecordRoute, read_offset_delta, record_stop
-from amqpd.kafka.fetch import Fetched, FetchPlace, decode_fetch, encode_fetch
-from amqpd.kafka.partition import Partition
-from amqpd.kafka.requests import ProducerId
 from amqpd.storage.storage import Storage
 
 with warnings.catch_warnings():
@@ -69,9 +68,7 @@ def append(log: LocalLog, *bodies: bytes, persistent: bool = True) -> None:
 
 def on_disk(directory: str | Path) -> list[bytes]:
     """The batches in the segments of a log or of a partition of Kafka's."""
-    return [
-        batch for path in sorted(Path(directory).glob("*.log")) for batch in split_batches(path.read_bytes())
-    ]
+    return [batch for path in sorted(Path(directory).glob("*.log")) for batch in split_batches(path.read_bytes())]
 
 
 def split_batches(data: bytes) -> list[bytes]:
@@ -157,9 +154,7 @@ async def fetch(access: KafkaAccess, topic: str, partition: int, offset: int = 0
     connection = await open_connection(access, *metadata.brokers[leader])
     try:
         place = FetchPlace(topic.encode(), partition, offset, size_max)
-        data = await connection.ask(
-            lambda number: encode_fetch(BytesWriter(), number, b"test", 500, size_max, [place])
-        )
+        data = await connection.ask(lambda number: encode_fetch(BytesWriter(), number, b"test", 500, size_max, [place]))
     finally:
         await connection.close()
     code, (found,) = decode_fetch(data)

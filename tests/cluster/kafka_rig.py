@@ -257,9 +257,7 @@ class Kafka:
         properties = str(broker.directory / "server.properties")
         java_command = _java_command("kafka.Kafka", properties, java_options=self.java_options)
         command = [*_ends_with_us(), *broker.host.prefix, *java_command]
-        broker.process = subprocess.Popen(
-            command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL
-        )
+        broker.process = subprocess.Popen(command, stdout=broker.log, stderr=broker.log, stdin=subprocess.DEVNULL)
         if wait:
             self.wait_until_there()
 
@@ -377,12 +375,16 @@ class Kafka:
         properties = broker.directory / "server.properties"
         text = "".join(f"{name}={value}\n" for name, value in self._properties(broker).items())
         properties.write_text(text, "utf-8")
-        scram = [] if self.secure is None else [
-            argument
-            for user, password in self.secure.users.items()
-            for kind in ("SCRAM-SHA-256", "SCRAM-SHA-512")
-            for argument in ("--add-scram", f"{kind}=[name={user},password={password}]")
-        ]
+        scram = (
+            []
+            if self.secure is None
+            else [
+                argument
+                for user, password in self.secure.users.items()
+                for kind in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+                for argument in ("--add-scram", f"{kind}=[name={user},password={password}]")
+            ]
+        )
         run_java("kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", str(properties), *scram)
 
     def _properties(self, broker: Broker) -> dict[str, str]:

@@ -22,8 +22,8 @@ from nodes_load import Load
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.producer import any_metadata
+from amqpd.kafka.producer_state import HEADER
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.kafka.barrier import HEADER
 
 LONG: Final = bool(os.environ.get("TEST_CLUSTER_LONG"))
 VHOSTS: Final = ("red", "green", "blue")

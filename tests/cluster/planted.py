@@ -17,15 +17,15 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from amqpd.kafka import group
-from amqpd.cluster import node, placement, ownership
-from amqpd.kafka.connection import KafkaConnection
-from amqpd.cluster.peer_link import NotReached
-from amqpd.cluster.slot_logs import Place, SlotLogs
-from amqpd.kafka.producer import KafkaProducer
-from amqpd.cluster.proxy import Relays
+from amqpd.cluster import node, ownership, placement
 from amqpd.cluster.ownership import Takeovers
+from amqpd.cluster.peer_link import NotReached
+from amqpd.cluster.proxy import Relays
+from amqpd.cluster.slot_logs import Place, SlotLogs
+from amqpd.kafka import group
 from amqpd.kafka.admin import Topics
+from amqpd.kafka.connection import KafkaConnection
+from amqpd.kafka.producer import KafkaProducer
 from amqpd.storage.log.appender import Replica
 
 SEND_LATER_S: Final = 0.5

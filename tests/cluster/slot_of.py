@@ -10,21 +10,20 @@ from typing import Any
 
 from fake_kafka import FakeKafka
 
-from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.metadata import Brokers
-from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.metadata import assigning
-from amqpd.cluster.own_places import marks_of
-from amqpd.cluster.placement import Placement, TopicMaker
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
-from amqpd.kafka.consumer import KafkaReader
-from amqpd.cluster.reading_rows import read_rows
+from amqpd.cluster.ownership import read_rows
+from amqpd.cluster.placement import Placement, TopicMaker, marks_of
 from amqpd.cluster.row_codec import SlotChange
+from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.slot_rows import SlotRows
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.consumer import KafkaReader
+from amqpd.kafka.metadata import Brokers
+from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
+from amqpd.kafka.requests import ProducerId
 from amqpd.storage.metadata.rows import QueueRow, VhostRow
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.kafka.partition import UNKNOWN, Partition
-from amqpd.kafka.requests import ProducerId
 from amqpd.storage.storage import Storage
 
 META, SETTLED = "amqpd.shop.meta", "amqpd.shop.settled"

@@ -8,9 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.kafka.assignment import Member, Peer, assign, decode_member, decode_peers, encode_member, encode_peers, refusals
-from amqpd.kafka.group import Assignor
-from amqpd.cluster.preamble import secret_mark
+from amqpd.cluster.peer_link import secret_mark
+from amqpd.kafka.group import (
+    Assignor,
+    Member,
+    Peer,
+    assign,
+    decode_member,
+    decode_peers,
+    encode_member,
+    encode_peers,
+    refusals,
+)
 
 SLOTS = 16
 

@@ -31,8 +31,18 @@ from librt.strings import BytesWriter
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.producer import init_producer_id
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.batch import COMPRESSION, LOG_APPEND_TIME, TRANSIENT, BatchHeader, ClosedBatch, close_batch
-from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
+from amqpd.storage.log.batch import (
+    COMPRESSION,
+    GZIP,
+    LOG_APPEND_TIME,
+    LZ4,
+    SNAPPY,
+    TRANSIENT,
+    ZSTD,
+    BatchHeader,
+    ClosedBatch,
+    close_batch,
+)
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import Record
 
@@ -71,9 +81,7 @@ def records_of(log: LocalLog) -> list[Record]:
     return list(log.cursor.read(0, 1 << 30).records)
 
 
-async def test_a_stored_batch_is_what_kafka_has(
-    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
-) -> None:
+async def test_a_stored_batch_is_what_kafka_has(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
     create_topic(kafka.bootstrap, topic)
     held = await init_producer_id(access, topic)
     logs = Logs(tmp_path)
@@ -108,9 +116,7 @@ async def test_a_stored_batch_is_what_kafka_has(
     assert await read_with_aiokafka(access, topic, 0, len(wanted)) == wanted
 
 
-async def test_what_waited_is_stored_as_one(
-    kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path
-) -> None:
+async def test_what_waited_is_stored_as_one(kafka: Kafka, access: KafkaAccess, topic: str, tmp_path: Path) -> None:
     """The messages are ours; batches that are compressed, or in parts, are too. Times are those of what was sent."""
     create_topic(kafka.bootstrap, topic)
     logs = Logs(tmp_path)

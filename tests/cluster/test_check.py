@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from kafka_rig import Kafka, Secure, free_ports, missing, need
 
 from amqpd.cluster import check
-from amqpd.kafka.config import KafkaAccess
 from amqpd.cluster.check import wait_for_kafka
+from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaLost
 
 SECRET = "the old pond, a frog jumps in"

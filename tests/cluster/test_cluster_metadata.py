@@ -11,13 +11,12 @@ import pytest
 from fake_kafka import FakeKafka
 from slot_of import META, SETTLED, FakeTopics, Slot, topic_name, until
 
-from amqpd.auth.internal_backend import AuthChange, BackendContext, InternalBackend, Refused
+from amqpd.auth.internal_backend import AuthChange, AuthenticationRefused, BackendContext, InternalBackend
 from amqpd.auth.passwords import ARGON2ID
 from amqpd.cluster import metadata
-from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.metadata import ClusterMetadata
 from amqpd.cluster.row_codec import SlotChange, changes_from_json, changes_to_json
-from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
+from amqpd.cluster.state import ClusterState, Owner
 from amqpd.storage.metadata.rows import (
     Change,
     Delete,
@@ -31,6 +30,7 @@ from amqpd.storage.metadata.rows import (
     UserRow,
     VhostRow,
 )
+from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 
 SLOTS = 4
 VHOST = VhostRow("/", "v" * 32)
@@ -298,7 +298,7 @@ async def test_a_user_made_on_one_node_logs_in_on_the_other(nodes: tuple[Node, N
     await a.auth.set_tags("ann", ["monitoring"])
     await a.auth.set_topic_permissions("ann", "/", "amq.topic", "^x", "^y")
     await b.node.state.caught_up()
-    with pytest.raises(Refused):
+    with pytest.raises(AuthenticationRefused):
         await b.auth.authenticate("ann", b"secret", True, "")
     assert (await b.auth.authenticate("ann", b"other", True, "")).tags == ("monitoring",)
     assert b.auth.topic_limited(user, "/", "amq.topic")

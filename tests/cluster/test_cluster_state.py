@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fake_kafka import FakeKafka
 
+from amqpd.cluster.row_codec import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
+from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.cluster.state import ClusterState, Owner, free_slot
 from amqpd.kafka.connection import KafkaLost
-from amqpd.cluster.row_table import ALL_TABLES, RowTable
-from amqpd.cluster.row_codec import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
-from amqpd.storage.metadata.store import MetadataError
+from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch
 from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, UserRow, VhostRow
-from amqpd.kafka.keyed_records import Keyed, keyed_batch
+from amqpd.storage.metadata.store import MetadataError
 
 SLOTS = 4
 META = "amqpd.shop.meta"
@@ -32,7 +32,7 @@ class Cluster:
         kafka.create(META, SLOTS)
 
     def raw(self, slot: int, *records: tuple[bytes, bytes | None]) -> None:
-        batch = keyed_batch([Keyed(*each) for each in records], 0, 1_700_000_000_000, 7, 0, 0)
+        batch = keyed_batch([KeyedRecord(*each) for each in records], 0, 1_700_000_000_000, 7, 0, 0)
         self.kafka.append(META, slot, batch.header + batch.records)
 
     def write(self, *changes: SlotChange) -> int:

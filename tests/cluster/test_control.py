@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cluster.operations import evened
+from amqpd.cluster.api_gateway import parts, together
 from amqpd.cluster.node import ClusterNode
+from amqpd.cluster.operations import evened
 from amqpd.cluster.row_codec import WISH, PutNote
-from amqpd.cluster.spread import parts, together
 from amqpd.management.request import BadRequest
 
 

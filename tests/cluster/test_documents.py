@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cluster import documents
-from amqpd.cluster.documents import encoded, parsed, written
+from amqpd.cluster import peer_http
+from amqpd.cluster.peer_http import encoded, parsed, written
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -33,11 +33,11 @@ def through(work: Coroutine[Any, Any, Any]) -> Any:
 @given(VALUES, st.sampled_from([None, 1]))
 def test_in_parts_it_is_the_same(value: object, indent: int | None) -> None:
     text = json.dumps(value, indent=indent).encode()
-    documents_at_once, documents.AT_ONCE = documents.AT_ONCE, 0  # type: ignore[misc]
+    documents_at_once, peer_http.AT_ONCE = peer_http.AT_ONCE, 0  # type: ignore[misc]
     try:
         assert through(parsed(text)) == value
     finally:
-        documents.AT_ONCE = documents_at_once  # type: ignore[misc]
+        peer_http.AT_ONCE = documents_at_once  # type: ignore[misc]
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_written_and_sent(value: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("text", ["", "[1", "[1}", '{"a" 1}', '{"a":1', "[1] 2", "nothing"])
 async def test_what_is_no_json(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "AT_ONCE", -1)
+    monkeypatch.setattr(peer_http, "AT_ONCE", -1)
     with pytest.raises(ValueError):
         await parsed(text.encode())
 

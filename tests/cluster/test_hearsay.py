@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from amqpd.cluster import preamble as words
-from amqpd.kafka.config import KafkaAccess
+from amqpd.cluster import peer_link as words
+from amqpd.cluster.peer_link import Connector, Identity, InnerDoor, identity, welcome
+from amqpd.cluster.peer_server import CUT_OFF, Frames, Hearsay
 from amqpd.cluster.state import ClusterState, Owner
-from amqpd.cluster.forward import Frames
-from amqpd.cluster.peer_server import CUT_OFF, Hearsay
-from amqpd.cluster.identity import Identity, identity
-from amqpd.cluster.peer_link import Connector, InnerDoor, welcome
 from amqpd.cluster.view import Node, View
+from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.requests import ProducerId
 
 SECRET = b"the old pond, a frog jumps in"

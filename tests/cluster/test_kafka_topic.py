@@ -19,9 +19,9 @@ from amqpd_nodes import NodeFailed, Nodes
 from kafka_logs import create_topic, delete_topic
 from kafka_rig import Kafka
 
-from amqpd.broker.vhost import kafka_topic
-from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.queue import arguments as queue_arguments
+from amqpd.broker.vhost import cluster_checks
+from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import decode_properties
 
@@ -85,9 +85,7 @@ def test_a_stock_consumer_reads_what_is_published(
     name = f"{topic}.shop.orders"
     channel.exchange_declare("sales", "topic", durable=True)
     for kind, queue in (("classic", "q"), ("stream", "s")):
-        channel.queue_declare(
-            queue, durable=True, arguments={"x-queue-type": kind, "x-kafka-topic": f"{name}.{kind}"}
-        )
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, "x-kafka-topic": f"{name}.{kind}"})
         channel.queue_bind(queue, "sales", "eu.#")
     for number in range(5):
         properties = pika.BasicProperties(content_type="text/plain", headers={"n": number}, message_id=f"id-{number}")
@@ -107,9 +105,7 @@ def test_a_stock_consumer_reads_what_is_published(
     channel.queue_declare("q", durable=True, arguments={"x-kafka-topic": f"{name}.again"})
 
 
-def test_the_program_of_the_manual(
-    kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str
-) -> None:
+def test_the_program_of_the_manual(kafka: Kafka, node: Nodes, connect: Callable[[Nodes], Any], topic: str) -> None:
     name = f"{topic}.shop.manual"
     text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text("utf-8")
     asked, program = (
@@ -214,7 +210,7 @@ def test_a_node_without_kafka_has_none() -> None:
     vhost: Any = SimpleNamespace(name="/", catalogue=SimpleNamespace(own_topics=None))
     asked = QueueDeclaration("q", True, False, False, arguments={"x-kafka-topic": "orders"})
     with pytest.raises(PreconditionFailed, match="there is no Kafka: this is no node of a cluster"):
-        kafka_topic.check(vhost, asked)
+        cluster_checks.check(vhost, asked)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "a/b", "x" * 250, 5])

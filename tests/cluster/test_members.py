@@ -11,8 +11,7 @@ import pytest
 
 from amqpd.kafka import group as module
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.assignment import Member
-from amqpd.kafka.group import Assignor, Members
+from amqpd.kafka.group import Assignor, Member, Members
 
 SLOTS = 6
 

@@ -13,14 +13,14 @@ from typing import Any
 import aiormq
 import pytest
 
-from amqpd.cluster import lease, ownership
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
+from amqpd.cluster import ownership
+from amqpd.cluster.ownership import OwnedSlot
 from amqpd.cluster.row_codec import WISH, PutNote
 from amqpd.cluster.storage import ClusterStorage
-from amqpd.cluster.ownership import OwnedSlot
-from amqpd.server import Server
 from amqpd.kafka.partition import UNKNOWN
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
 from amqpd.kafka.requests import ProducerId
+from amqpd.server import Server
 from amqpd.testing import embedded
 
 
@@ -92,7 +92,7 @@ async def test_queues_wait_while_kafka_does_not_answer_and_go_on_behind_that(tmp
 
 
 async def test_an_idle_slot_keeps_its_lease(tmp_path, kafka, topic, monkeypatch) -> None:
-    monkeypatch.setattr(lease, "LOOK_S", 0.05)
+    monkeypatch.setattr(ownership, "LOOK_S", 0.05)
     async with a_node(tmp_path, kafka, topic) as server:
         owned = slot_of(server)
         assert server.node is not None

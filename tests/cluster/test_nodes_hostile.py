@@ -23,10 +23,9 @@ from kafka_rig import Kafka
 from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note, owner_of, topics_of
 from quickclient import Gone, connect, field_table, shortstr
 
-from amqpd.cluster import preamble as words
+from amqpd.cluster import peer_link as words
+from amqpd.cluster.peer_link import Connector, peer_context
 from amqpd.kafka.config import KafkaAccess
-from amqpd.cluster.identity import peer_context
-from amqpd.cluster.peer_link import Connector
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -125,9 +125,7 @@ async def deleted_and_declared(nodes: Nodes, rounds: int, kills: int) -> None:
                     await queue.go()
                     await started(nodes, victim)
                 else:
-                    late = await connect(
-                        nodes[victim].amqp[1], vhost="red", patience_s=300, properties=HEARS_CANCEL
-                    )
+                    late = await connect(nodes[victim].amqp[1], vhost="red", patience_s=300, properties=HEARS_CANCEL)
                     nodes.pause(victim)
                     late.publish("", "anew", PERSISTENT, b"0;late")
                     assert queue.link is not None

@@ -1,6 +1,6 @@
 """Upgrading node by node, as docs/cluster.md tells it: from the amqpd of another environment to this one, under load.
 
-    TEST_CLUSTER_BEFORE=/older/bin/python .venv/bin/python -P -m pytest -m on_demand tests/cluster/test_nodes_upgrade.py
+TEST_CLUSTER_BEFORE=/older/bin/python .venv/bin/python -P -m pytest -m on_demand tests/cluster/test_nodes_upgrade.py
 """
 
 from __future__ import annotations

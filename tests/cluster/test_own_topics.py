@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.cluster import own_topics
-from amqpd.cluster.own_topics import NodeTopics
+from amqpd.cluster import placement
+from amqpd.cluster.placement import NodeTopics
 from amqpd.kafka.producer import KafkaRefused
 
 
@@ -27,7 +27,7 @@ async def none(_: object) -> dict[str, object]:
 
 async def test_what_nobody_asks_for_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client that has declared the queue is gone when Kafka answers."""
-    monkeypatch.setattr(own_topics, "SAID_S", 0.02)
+    monkeypatch.setattr(placement, "SAID_S", 0.02)
     found = await said(none, "orders")
     assert found._said == {"orders": ""}
     await asyncio.sleep(0.1)

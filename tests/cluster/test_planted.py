@@ -12,15 +12,15 @@ import pytest
 from aiokafka.conn import AIOKafkaConnection
 from planted import FAULTS
 
-from amqpd.kafka import group
-from amqpd.cluster import node, placement, ownership
-from amqpd.kafka.connection import KafkaConnection
+from amqpd.cluster import node, ownership, placement
+from amqpd.cluster.ownership import Takeovers
+from amqpd.cluster.proxy import Relays
 from amqpd.cluster.slot_logs import SlotLogs
+from amqpd.kafka import group
+from amqpd.kafka.admin import Topics
+from amqpd.kafka.connection import KafkaConnection
 from amqpd.kafka.group import Members
 from amqpd.kafka.producer import KafkaProducer
-from amqpd.cluster.proxy import Relays
-from amqpd.cluster.ownership import Takeovers
-from amqpd.kafka.admin import Topics
 
 MODULES: tuple[Any, ...] = (group, node, placement, ownership)
 CLASSES: tuple[Any, ...] = (KafkaConnection, KafkaProducer, Members, Relays, SlotLogs, Takeovers, Topics)

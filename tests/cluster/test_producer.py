@@ -29,8 +29,8 @@ from tcp_proxy import FROM_BROKER, TO_BROKER, TcpProxy
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaLost, open_connection
 from amqpd.kafka.producer import KafkaRefused, init_producer_id
-from amqpd.storage.local_log import LocalLog
 from amqpd.kafka.requests import ProducerId
+from amqpd.storage.local_log import LocalLog
 
 BATCHES = 12
 CUTS = 40

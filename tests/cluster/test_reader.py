@@ -17,14 +17,12 @@ from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaLost
-from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
 from amqpd.kafka.consumer import Followed, Follower, KafkaReader, read
-from amqpd.kafka.records import Keyed, keyed_records
-from amqpd.storage.log.batch import BatchHeader, close_batch
-from amqpd.kafka.keyed_records import Keyed as KeyedRecord
-from amqpd.kafka.keyed_records import keyed_batch
+from amqpd.kafka.keyed_records import KeyedRecord, StoredRecord, keyed_batch, keyed_records
 from amqpd.kafka.partition import UNKNOWN
+from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
 from amqpd.kafka.requests import EARLIEST
+from amqpd.storage.log.batch import BatchHeader, close_batch
 
 
 def image(*records: tuple[bytes, bytes | None], sequence: int = 0) -> bytes:
@@ -43,7 +41,7 @@ def emptied(offsets: int) -> bytes:
     return bytes(header)
 
 
-def keyed(batches: list[bytes]) -> list[Keyed]:
+def keyed(batches: list[bytes]) -> list[StoredRecord]:
     return [record for batch in batches for part in keyed_records(batch) for record in part]
 
 
@@ -54,25 +52,25 @@ async def fake() -> AsyncIterator[FakeKafka]:
         yield kafka
 
 
-async def everything(access: KafkaAccess, number: int, start: int, end: int) -> list[Keyed]:
+async def everything(access: KafkaAccess, number: int, start: int, end: int) -> list[StoredRecord]:
     return keyed([batch async for batch in read(access, "t", number, start, end)])
 
 
-def fill(fake: FakeKafka, number: int, count: int) -> list[Keyed]:
+def fill(fake: FakeKafka, number: int, count: int) -> list[StoredRecord]:
     """One to three records a batch."""
     random_ = random.Random(number)
-    found: list[Keyed] = []
+    found: list[StoredRecord] = []
     while len(found) < count:
         records = [(b"k%d" % random_.randrange(9), b"v" * random_.randrange(300)) for _ in range(random_.randint(1, 3))]
         at = fake.append("t", number, image(*records))
-        found += [Keyed(at + index, *each) for index, each in enumerate(records)]
+        found += [StoredRecord(at + index, *each) for index, each in enumerate(records)]
     return found
 
 
 class TestRecords:
     def test_there_and_back(self) -> None:
         records = [(b"k", b"v"), (b"", b""), (b"gone", None), ("ü".encode(), bytes(range(256)) * 40)]
-        assert keyed([image(*records)]) == [Keyed(index, *each) for index, each in enumerate(records)]
+        assert keyed([image(*records)]) == [StoredRecord(index, *each) for index, each in enumerate(records)]
 
     def test_many_in_parts(self) -> None:
         records = [(b"%d" % each, b"x" * 1000) for each in range(2000)]
@@ -210,7 +208,7 @@ class Taken:
     """A follower, and what it has been given."""
 
     def __init__(self, access: KafkaAccess) -> None:
-        self.got: dict[int, list[Keyed]] = {}
+        self.got: dict[int, list[StoredRecord]] = {}
         self.follower = Follower(access, self.take)
 
     async def take(self, followed: Followed, batch: bytes) -> None:
@@ -265,7 +263,7 @@ class TestFollower:
     async def test_over_whatever_passes(self, fake: FakeKafka, taken: Taken) -> None:
         random_ = random.Random(17)
         followed = [taken.follower.follow("t", number) for number in range(4)]
-        expected: dict[int, list[Keyed]] = {number: [] for number in range(4)}
+        expected: dict[int, list[StoredRecord]] = {number: [] for number in range(4)}
         for turn in range(40):
             number = random_.randrange(4)
             expected[number] += fill(fake, number, 3)
@@ -293,7 +291,7 @@ class TestFollower:
         fake.create("later", 1)
         fake.append("later", 0, image((b"k", b"v")))
         await reaching
-        assert taken.got == {0: [Keyed(0, b"k", b"v")]}
+        assert taken.got == {0: [StoredRecord(0, b"k", b"v")]}
 
     async def test_a_log_that_has_lost_its_front(self, fake: FakeKafka, taken: Taken) -> None:
         expected = fill(fake, 0, 30)
@@ -303,7 +301,7 @@ class TestFollower:
         assert taken.got == {}
         fake.append("t", 0, image((b"k", b"v")))
         await taken.follower.caught_up([followed])
-        assert taken.got == {0: [Keyed(len(expected), b"k", b"v")]}
+        assert taken.got == {0: [StoredRecord(len(expected), b"k", b"v")]}
 
     async def test_left(self, fake: FakeKafka, taken: Taken) -> None:
         followed = taken.follower.follow("t", 0)
@@ -380,7 +378,7 @@ class TestRealKafka:
             max_compaction_lag_ms="100",
             segment_ms="100",
         )
-        got: list[Keyed] = []
+        got: list[StoredRecord] = []
 
         async def take(_: Followed, batch: bytes) -> None:
             got.extend(keyed([batch]))

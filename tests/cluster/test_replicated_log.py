@@ -14,19 +14,19 @@ from kafka_logs import KafkaTopicPartition as TopicPartition
 from kafka_rig import Kafka, missing, need
 from test_topics import options_for, settings_of
 
-from amqpd.kafka.config import KafkaAccess
+from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.slot_logs import Place, SlotLogs
-from amqpd.kafka.producer import KafkaProducer, init_producer_id, take_over
-from amqpd.kafka.consumer import KafkaReader
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.kafka.admin import compacted_rules
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.consumer import KafkaReader
+from amqpd.kafka.partition import UNKNOWN
+from amqpd.kafka.producer import KafkaProducer, init_producer_id, take_over
+from amqpd.kafka.requests import ProducerId
+from amqpd.storage.acks.ack_set import SETTLED
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import LogFailed, QueueLog
-from amqpd.cluster.replicated_log import ReplicatedLog
-from amqpd.kafka.partition import UNKNOWN
-from amqpd.kafka.requests import ProducerId
-from amqpd.storage.acks.ack_set import SETTLED
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 PROPERTIES = b"\x10\x00\x02"

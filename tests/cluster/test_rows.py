@@ -13,10 +13,19 @@ from hypothesis import strategies as st
 from profiles import examples
 from sqlalchemy.exc import SQLAlchemyError
 
+from amqpd.cluster.row_codec import (
+    Foreign,
+    Newer,
+    PutNote,
+    RowKey,
+    changes_from_json,
+    changes_to_json,
+    decode_key,
+    decode_row,
+    encode_row,
+    note_key,
+)
 from amqpd.cluster.row_table import ALL_TABLES, CLUSTER_TABLES, SLOT_TABLES, RowTable
-from amqpd.cluster.row_codec import Foreign, Newer, PutNote, RowKey, changes_from_json, changes_to_json, decode_key, decode_row, encode_row, note_key
-from amqpd.storage.metadata.core import CoreStore
-from amqpd.storage.metadata.store import MetadataState, WriteFailed, _state
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Change,
@@ -39,6 +48,7 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 from amqpd.storage.metadata.schema import TABLES
+from amqpd.storage.metadata.store import CoreStore, MetadataState, WriteFailed, _state
 
 ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
 ROWS: tuple[Row, ...] = (
@@ -146,9 +156,7 @@ def test_the_same_rows_as_in_the_database(store: CoreStore, submissions: list[li
             assert len(keys) == len(set(keys))
             records.update(asked)
             records.update(along)
-        of_database = sorted(
-            ((type(row).__name__, row) for found in store.rows().values() for row in found), key=repr
-        )
+        of_database = sorted(((type(row).__name__, row) for found in store.rows().values() for row in found), key=repr)
         assert held(table) == of_database
     assert held(replayed(records)) == of_database
     assert list(table.adrift()) == []

@@ -12,12 +12,12 @@ from kafka_logs import Producer
 
 from amqpd.kafka import connection as connections
 from amqpd.kafka import producer as producers
-from amqpd.kafka.producer import any_metadata, init_producer_id, take_over
 from amqpd.kafka.consumer import Followed, Follower, KafkaReader
-from amqpd.storage.log.batch import BatchHeader, ClosedBatch
-from amqpd.kafka.keyed_records import Keyed, keyed_batch
+from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch
 from amqpd.kafka.partition import UNKNOWN, Partition
+from amqpd.kafka.producer import any_metadata, init_producer_id, take_over
 from amqpd.kafka.requests import ProducerId
+from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 
 FIND_COORDINATOR = 10
 GIVEN_S = 15
@@ -35,7 +35,7 @@ def soon(monkeypatch: pytest.MonkeyPatch, fake: FakeKafka) -> None:
 
 def batch(held: ProducerId, offset: int) -> ClosedBatch:
     """The one behind the barrier at `offset`."""
-    return keyed_batch([Keyed(b"key", b"value")], offset, 1_700_000_000_000, held.producer_id, held.epoch, 1)
+    return keyed_batch([KeyedRecord(b"key", b"value")], offset, 1_700_000_000_000, held.producer_id, held.epoch, 1)
 
 
 async def opened(producer: Producer, fake: FakeKafka) -> tuple[Partition, ProducerId]:

@@ -12,28 +12,27 @@ from kafka_logs import create_topic
 from kafka_rig import Kafka
 from slot_of import META, OTHER, SETTLED, TOPIC, VHOST, Slot, Take, answered, held, queue, topic_name, until
 
-from amqpd.cluster import own_places
-from amqpd.kafka import producer
-from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost
-from amqpd.kafka.options import ClusterOptions
+from amqpd.cluster import placement
 from amqpd.cluster.placement import READY_MIN, STEP
-from amqpd.kafka.producer import KafkaRefused, init_producer_id
-from amqpd.kafka.consumer import read
+from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.row_codec import OWN_TOPIC
 from amqpd.cluster.storage import ClusterStorage, Placed
-from amqpd.kafka.admin import Topics
+from amqpd.kafka import producer
+from amqpd.kafka.admin import ClusterOptions, Topics
+from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.consumer import read
+from amqpd.kafka.producer import KafkaRefused, init_producer_id
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import WriteFailed
 from amqpd.storage.metadata.rows import (
     Delete,
     ExchangeRow,
     Put,
     StoredOffsetRow,
 )
-from amqpd.cluster.replicated_log import ReplicatedLog
+from amqpd.storage.metadata.store import WriteFailed
 
 
 class TestPlaces:
@@ -304,7 +303,7 @@ class TestOwnTopics:
         self, fake: FakeKafka, take: Take, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Else nobody could ever have one of that name again."""
-        monkeypatch.setattr(own_places, "RETRY_S", 0.02)
+        monkeypatch.setattr(placement, "RETRY_S", 0.02)
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS))])
         slot.topics.failing += [KafkaLost("away")] * 3  # type: ignore[attr-defined]
@@ -393,9 +392,9 @@ async def _refusing(_vhost_id: str, _partitions: int) -> int:
 
 
 def _message(body: bytes) -> Any:
-    from amqpd.kafka.keyed_records import Keyed
+    from amqpd.kafka.keyed_records import KeyedRecord
 
-    return Keyed(b"", body)
+    return KeyedRecord(b"", body)
 
 
 class TestRealKafka:
@@ -442,9 +441,7 @@ class TestRealKafka:
                 await slot.close()
 
 
-async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(
-    fake: FakeKafka, take: Take, tmp_path: Path
-) -> None:
+async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(fake: FakeKafka, take: Take, tmp_path: Path) -> None:
     """What it has of the later epoch goes behind what is on the way of the one before: a copy of that would be refused,
     and end the slot.
     """

@@ -12,10 +12,9 @@ from fake_kafka import FakeKafka
 from librt.strings import BytesWriter
 from slot_of import META, VHOST, Take, answered, held, queue, until
 
-from amqpd.kafka.records import keyed_records
 from amqpd.cluster.row_table import RowTable
+from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, keyed_records
 from amqpd.storage.log.batch import close_batch
-from amqpd.storage.metadata.store import MetadataError, WriteFailed
 from amqpd.storage.metadata.rows import (
     BindingRow,
     Delete,
@@ -26,8 +25,7 @@ from amqpd.storage.metadata.rows import (
     StoredOffsetRow,
 )
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.kafka.keyed_records import Keyed as KeyedRecord
-from amqpd.kafka.keyed_records import keyed_batch
+from amqpd.storage.metadata.store import MetadataError, WriteFailed
 
 
 def rows_of(table: RowTable) -> set[object]:

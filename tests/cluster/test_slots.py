@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from amqpd.cluster import slots as module
-from amqpd.kafka.connection import KafkaLost
 from amqpd.cluster.outages import Outages
-from amqpd.kafka.producer import KafkaRefused
 from amqpd.cluster.slots import Slots
+from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.producer import KafkaRefused
 
 
 class Slot:

@@ -15,12 +15,12 @@ from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.pending import finished
 from amqpd.cluster.api_gateway import Gather
 from amqpd.cluster.view import Node
-from amqpd.management.routes import ROUTES
-from amqpd.management.request import Call, Caller, Reply
-from amqpd.management.stats import Rates
-from amqpd.management.router import Route
-from amqpd.server import Server
 from amqpd.config import load
+from amqpd.management.request import Call, Caller, Reply
+from amqpd.management.router import Route
+from amqpd.management.routes import ROUTES
+from amqpd.management.stats import Rates
+from amqpd.server import Server
 
 TWO = Node("two@host", "127.0.0.1", 1, "f")
 ROUTE = next(route for route in ROUTES if route.path == "api/amqpd/definitions/difference")
@@ -77,9 +77,9 @@ async def test_each_node_says_what_an_import_would_do_there(tmp_path) -> None:
     one, two = started(tmp_path / "one"), started(tmp_path / "two")
     try:
         here, there = (QueueDeclaration(name, True, False, False, {}) for name in ("here", "there"))
-        await finished(partial(declare.declare, one.broker.vhosts["/"], here))
+        await finished(partial(declare.declare_queue, one.broker.vhosts["/"], here))
         await finished(partial(vhosts.declare, two.broker.vhosts, "eu", "", [], "classic"))
-        await finished(partial(declare.declare, two.broker.vhosts["eu"], there))
+        await finished(partial(declare.declare_queue, two.broker.vhosts["eu"], there))
         found = await difference((one, two), DOCUMENT)
         assert found["possible"]
         assert found["counts"]["queues"] == {"new": 2, "changed": 0, "same": 2, "kept": 0}

@@ -11,13 +11,13 @@ from kafka_logs import Logs, append, create_topic, fetch_all, take
 from kafka_rig import Kafka, missing, need
 
 from amqpd.kafka.config import KafkaAccess
+from amqpd.kafka.partition import UNKNOWN, Partition
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
+from amqpd.kafka.producer_state import HEADER
+from amqpd.kafka.requests import ProducerId
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.appender import Replica
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.kafka.barrier import HEADER
-from amqpd.kafka.partition import UNKNOWN, Partition
-from amqpd.kafka.requests import ProducerId
 
 PARTITIONS = 4
 
@@ -29,9 +29,7 @@ class Owner:
         self.topic = topic
         self.logs = logs
         self.name = name
-        self.kafka = KafkaProducer(
-            access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=lambda _: None
-        )
+        self.kafka = KafkaProducer(access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=lambda _: None)
         self.partitions: list[Partition] = []
         self.written: list[LocalLog] = []
         self.held: ProducerId
@@ -119,9 +117,7 @@ async def test_an_owner_that_was_stopped_stores_nothing_more(
         assert int(BatchHeader(batches[-1], 0).base_offset) == ends[number]
 
 
-async def test_only_the_barrier_fences(
-    kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]
-) -> None:
+async def test_only_the_barrier_fences(kafka: Kafka, access: KafkaAccess, topic: str, owners: Iterator[Owner]) -> None:
     """A partition that was left out goes on taking what the owner before sends."""
     create_topic(kafka.bootstrap, topic, PARTITIONS)
     before = await next(owners).take()
@@ -176,9 +172,7 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
 
 
 @pytest.mark.parametrize("known", ["its epoch", "the epoch before", ""])
-async def test_a_producer_id_that_kafka_has_forgotten(
-    forgetful: Kafka, topic: str, tmp_path: Path, known: str
-) -> None:
+async def test_a_producer_id_that_kafka_has_forgotten(forgetful: Kafka, topic: str, tmp_path: Path, known: str) -> None:
     """The id that comes then fences nobody who has the old one: so the barrier is written under that one, too. The
     epoch before is known of an owner who had just got his next one.
     """

@@ -13,11 +13,10 @@ from kafka_logs import create_topic
 from kafka_rig import Kafka, free_ports, missing, need
 
 from amqpd.kafka import admin
+from amqpd.kafka.admin import ClusterOptions, Topics, TopicUnfit, compacted_rules, queue_rules
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaLost, KafkaUnfit
-from amqpd.kafka.options import ClusterOptions
 from amqpd.kafka.producer import KafkaRefused
-from amqpd.kafka.admin import Topics, TopicUnfit, compacted_rules, queue_rules
 
 
 @pytest.fixture
@@ -153,9 +152,7 @@ async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: Cluster
         await topics_.delete_own(name, 5)
         await topics_.make_own(name, 5)
         assert await topics_.lost_own({name: 5}) == {}
-        assert await topics_.lost_own({name: 6}) == {
-            name: "its topic is another one now: somebody has made it anew"
-        }
+        assert await topics_.lost_own({name: 6}) == {name: "its topic is another one now: somebody has made it anew"}
         await topics_.delete_own(name, 6)
         assert name in await topics_.describe([name])
         await topics_.delete_own(name, 5)
@@ -197,9 +194,7 @@ async def test_nothing_is_made_by_being_asked_for(obliging: Kafka, topic: str) -
         await nodes.prepare()
 
 
-async def test_only_what_is_asked_for_is_answered(
-    kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_what_is_asked_for_is_answered(kafka: Kafka, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand vhosts in Kafka a queue more must not read all of their partitions. It holds, too, what is asked
     of aiokafka beside what its documentation has.
     """

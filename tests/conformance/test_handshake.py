@@ -230,9 +230,7 @@ RUNNING: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("row", RUNNING.values(), ids=RUNNING.keys())
-def test_methods_of_the_handshake_on_a_running_connection(
-    broker: Broker, fresh: Peer, row: Row
-) -> None:
+def test_methods_of_the_handshake_on_a_running_connection(broker: Broker, fresh: Peer, row: Row) -> None:
     say, end, rabbit = row
     if rabbit:
         ours_only(broker, rabbit)

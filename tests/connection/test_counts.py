@@ -6,7 +6,7 @@ import pamqp.commands as spec
 from memory_broker import MemoryBroker
 from served import Served, publishes
 
-from amqpd.channel.counters import CHANNEL_COUNTERS, channel_counts
+from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts
 
 
 def test_who_had_left_and_is_timed_out_is_counted_once() -> None:

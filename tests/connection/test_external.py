@@ -28,10 +28,10 @@ from cryptography.x509.name import _ASN1Type
 from cryptography.x509.oid import NameOID, ObjectIdentifier
 from pika.credentials import ExternalCredentials
 
-from amqpd.auth.internal_backend import Refused
+from amqpd.auth.internal_backend import AuthenticationRefused
+from amqpd.config import AuthSettings
 from amqpd.connection import peer_certificate
 from amqpd.management.certificates import decoded
-from amqpd.config import AuthSettings
 from amqpd.testing import BrokerProcess
 
 CN, ORG, OU = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME, NameOID.ORGANIZATIONAL_UNIT_NAME
@@ -59,7 +59,7 @@ NAMES: dict[str, tuple[Subject, str, str]] = {
     "plain": (named((ORG, "shop"), (CN, "anna")), "CN=anna,O=shop", "anna"),
     "escapes": (
         named((ORG, '#a;b<c>"d\\e+f=g'), (CN, " anna, of the shop ")),
-        "CN=\\ anna\\, of the shop\\ ,O=\\#a\\;b\\<c\\>\\\"d\\\\e\\+f=g",
+        'CN=\\ anna\\, of the shop\\ ,O=\\#a\\;b\\<c\\>\\"d\\\\e\\+f=g',
         " anna, of the shop ",
     ),
     "utf-8": (
@@ -94,9 +94,7 @@ class Authority:
     def builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(self.name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
-        return builder.not_valid_before(NOW - dt.timedelta(days=1)).not_valid_after(
-            NOW + dt.timedelta(days=30)
-        )
+        return builder.not_valid_before(NOW - dt.timedelta(days=1)).not_valid_after(NOW + dt.timedelta(days=30))
 
     def signed(self, builder: x509.CertificateBuilder) -> bytes:
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -231,20 +229,20 @@ def test_alternative_names(authority: Authority) -> None:
         "one.example", "two.example", "m@example.org", "spiffe://a/b",
     ]  # fmt: skip
     assert of("ip") == "fd00::9"  # better than RabbitMQ, whose users would be called by sixteen bytes
-    with pytest.raises(Refused, match="no name found"):
+    with pytest.raises(AuthenticationRefused, match="no name found"):
         of("dns", 2)
     # What OpenSSL tells of an address that has neither 4 nor 16 bytes.
     auth = AuthSettings(ssl_cert_login_from="subject_alternative_name", ssl_cert_login_san_type="ip")
-    with pytest.raises(Refused, match="address is none: '<invalid>'"):
+    with pytest.raises(AuthenticationRefused, match="address is none: '<invalid>'"):
         peer_certificate.user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
 
 
 @pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])
 def test_no_name(authority: Authority, how: Any) -> None:
     shown = decoded(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
-    with pytest.raises(Refused, match="no name found"):
+    with pytest.raises(AuthenticationRefused, match="no name found"):
         peer_certificate.user_name(shown, AuthSettings(ssl_cert_login_from=how))
-    with pytest.raises(Refused, match="connection peer presented no TLS"):
+    with pytest.raises(AuthenticationRefused, match="connection peer presented no TLS"):
         peer_certificate.user_name({}, AuthSettings(ssl_cert_login_from=how))
 
 

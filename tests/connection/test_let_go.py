@@ -26,15 +26,15 @@ import pytest
 import trustme
 import uvloop
 
-from amqpd.server import Server
 from amqpd.config import load
+from amqpd.server import Server
 
 HEADER = b"AMQP\x00\x00\x09\x01"
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x00\x00"
 WITHIN_S = 60.0
 # Where everything belongs to some connection; and of the others what a connection owns alone.
-ROOMS = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.door", "uvloop.loop.SSL")
+ROOMS = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.server", "uvloop.loop.SSL")
 OWNED = {"TCPTransport", "Expiry", "Lease", "SSLObject", "RequestHandler"}
 
 
@@ -111,9 +111,7 @@ class Client:
     def start(self, password: str = "guest") -> Client:
         capabilities = {"authentication_failure_close": True}
         self.socket.sendall(HEADER)
-        self.say(
-            spec.Connection.StartOk({"capabilities": capabilities}, "PLAIN", f"\0guest\0{password}"), channel=0
-        )
+        self.say(spec.Connection.StartOk({"capabilities": capabilities}, "PLAIN", f"\0guest\0{password}"), channel=0)
         return self
 
     def open(self) -> Client:

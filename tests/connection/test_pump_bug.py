@@ -10,7 +10,7 @@ import pytest
 from memory_broker import MemoryBroker
 from served import Served, publishes
 
-from amqpd.broker.queue.pump_retries import FIRST_S, RETRY_S_MAX
+from amqpd.broker.queue.log_opener import FIRST_S, RETRY_S_MAX
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_one_queues_bug_hurts_no_other(house: MemoryBroker, caplog: pytest.LogCa
         again(*arguments)
     assert delays == [FIRST_S, 2, 4, 8, 16, RETRY_S_MAX]
     assert bug.times == 0
-    told = [record for record in caplog.records if record.name == "amqpd.broker.queue.pump_retries"]
+    told = [record for record in caplog.records if record.name == "amqpd.broker.queue.log_opener"]
     assert [record.exc_info is not None for record in told] == [True, False, False, False, False, False]
     assert "queue 'bad' in vhost '/': a bug of the broker" in told[0].getMessage()
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.loop_turn import LOOK_READS, SMALL_READ_BYTES, Confirmer, Turn
+from amqpd.broker.flow.timers import Timers
 from amqpd.broker.publish.confirms import when_safe
 from amqpd.storage.clock_watch import ClockWatch
+from amqpd.storage.filesystem import Clock
 from amqpd.storage.group_commit import CommitCycle
 from amqpd.storage.loop_log import StoreContext
-from amqpd.storage.filesystem import Clock
 from amqpd.storage.queue_log import QueueLog
 
 

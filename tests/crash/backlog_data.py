@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amqpd.auth.user_rows import bootstrap
+from amqpd.auth.internal_backend import bootstrap
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.store import Metadata, Put, QueueRow

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from amqpd.__main__ import main
-from amqpd.storage.metadata.core import CoreStore
 from amqpd.storage.metadata.rows import Change
+from amqpd.storage.metadata.store import CoreStore
 
 _write = CoreStore.write
 _switch = Path(sys.argv.pop(1))

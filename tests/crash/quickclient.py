@@ -284,9 +284,7 @@ class Link(asyncio.Protocol):
     async def qos(self, prefetch: int, timeout_s: float = 0.0) -> None:
         await self.ask(method(0x003C000A, struct.pack(">IHB", 0, prefetch, 0)), 0x003C000B, timeout_s=timeout_s)
 
-    async def consume(
-        self, queue: str, *, no_ack: bool = False, tag: str = "c", table: bytes = EMPTY_TABLE
-    ) -> None:
+    async def consume(self, queue: str, *, no_ack: bool = False, tag: str = "c", table: bytes = EMPTY_TABLE) -> None:
         bits = bytes([no_ack << 1])
         await self.ask(method(0x003C0014, b"\x00\x00" + shortstr(queue) + shortstr(tag) + bits + table), 0x003C0015)
 

@@ -13,8 +13,7 @@ from states_disk import Disk, Image
 from amqpd.broker import consume
 from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry
 from amqpd.broker.message import Message
-from amqpd.broker.queue.counted import outgoing
-from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.queue import Queue, outgoing
 
 CREDIT: Final = 2
 MARGIN_MS: Final = 5000

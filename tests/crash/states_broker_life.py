@@ -10,15 +10,14 @@ from states_broker_ledger import ASKED, NONE, SAFE, WRITTEN, Place, Sent
 from states_broker_process import VHOST, Process
 from states_ledger import Violation
 
-from amqpd.broker.vhost import bindings, exchanges, declare
-from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.consumer import Entry, NotOpenYet
 from amqpd.broker.delayed.listing import cancel, first
-from amqpd.broker.consumer import Entry
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.jobs.jobs import Request
 from amqpd.broker.message import Message
 from amqpd.broker.publish.route import Route
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.jobs.jobs import Request
+from amqpd.broker.vhost import declare
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.routing.selector import parse
 
@@ -34,7 +33,7 @@ class BrokerLife(Process):
         """One that is durable; as it is where it is there."""
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         if name not in self.vhost.queues:
-            declare.declare(self.vhost, QueueDeclaration(name, True, False, False, table), _done)
+            declare.declare_queue(self.vhost, QueueDeclaration(name, True, False, False, table), _done)
             self.turns()
         if "x-group-by" in table:
             self.ledger.groups.add(name)
@@ -43,10 +42,10 @@ class BrokerLife(Process):
         """One that is durable, with a queue bound to it; as it is where it is there."""
         table = {key.replace("_", "-"): value for key, value in arguments.items()}
         if name not in self.vhost.exchanges:
-            exchanges.declare(self.vhost, ExchangeDeclaration(name, kind, True, False, False, table), _done)
+            declare.declare_exchange(self.vhost, ExchangeDeclaration(name, kind, True, False, False, table), _done)
             self.turns()
         if not self.vhost.exchanges[name].bindings:
-            bindings.bind(self.vhost, self.vhost.exchanges[name], self.vhost.queues[queue], "", {})
+            declare.bind(self.vhost, self.vhost.exchanges[name], self.vhost.queues[queue], "", {})
             self.turns()
 
     def delete_exchange(self, name: str) -> None:
@@ -70,7 +69,7 @@ class BrokerLife(Process):
                 for place in each.places.values():
                     place.left = SAFE
 
-        exchanges.delete(self.vhost, self.vhost.exchanges[name], False, gone)
+        declare.delete_exchange(self.vhost, self.vhost.exchanges[name], False, gone)
         self.turns()
         assert all(place.left == SAFE for each in going for place in each.places.values())
 

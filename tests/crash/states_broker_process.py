@@ -19,27 +19,38 @@ from states_ledger import Violation
 from states_pace import SETTLE_MS
 
 from amqpd.auth.internal_backend import User
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.loader import load
-from amqpd.broker.vhost.recovery import reconcile
-from amqpd.broker.vhost.vhosts import VHosts
-from amqpd.broker.delayed.delayed_messages import Delays
 from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.timers import Timers
+from amqpd.broker.delayed.delayed_messages import Delays
 from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.queue_services import BrokerHost
-from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.jobs.jobs import Jobs
+from amqpd.broker.publish.confirms import Unconfirmed
+from amqpd.broker.publish.dead_letter import DeadLetters
 from amqpd.broker.publish.exchange_state import KeptOnLoop
 from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.publish.republisher import Republisher
-from amqpd.broker.publish.confirms import Unconfirmed
-from amqpd.broker.queue.log_opener import Opener
-from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.log_opener import Opener, PumpRetries
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.windows import Windows
+from amqpd.broker.queue.services import Windows
+from amqpd.broker.queue_services import BrokerHost
 from amqpd.broker.session import Session
-from amqpd.broker.jobs.jobs import Jobs
-from amqpd.storage.metadata.store import BindingRow, Change, Delete, DeleteBindings, ExchangeRow, MetadataState, QueueRow, Row, SeenCacheRow, SeenRow, VhostRow
+from amqpd.broker.vhost.loader import load
+from amqpd.broker.vhost.recovery import reconcile
+from amqpd.broker.vhost.vhost import Catalogue
+from amqpd.broker.vhost.vhosts import VHosts
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    Change,
+    Delete,
+    DeleteBindings,
+    ExchangeRow,
+    MetadataState,
+    QueueRow,
+    Row,
+    SeenCacheRow,
+    SeenRow,
+    VhostRow,
+)
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

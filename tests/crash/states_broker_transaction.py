@@ -9,13 +9,13 @@ from states_broker_ledger import ASKED, SAFE, Place, Sent
 from states_broker_life import BrokerLife
 from states_ledger import Violation
 
-from amqpd.channel import on_tx
-from amqpd.channel.channel import Channel
+from amqpd.channel import handlers
 from amqpd.channel.basic import ACK
+from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelOwner, ChannelState
 from amqpd.errors import HardError, SoftError
-from amqpd.protocol.commands import TxCommit, TxSelect
+from amqpd.protocol.methods import TxCommit, TxSelect
 from amqpd.protocol.properties import Properties, encode_properties
 
 PERSISTENT = encode_properties(Properties(delivery_mode=2, headers={"n": 0}))
@@ -72,7 +72,7 @@ class Committed:
     def commit(self) -> None:
         """It is on its way; the turn goes on."""
         life, channel = self._life, self.channel
-        on_tx.select(channel, TxSelect())
+        handlers.tx_select(channel, TxSelect())
         transaction: Any = channel.transaction
         number = self.sent[0].transaction
         for sent in self.sent:
@@ -87,7 +87,7 @@ class Committed:
             (place,) = sent.places.values()
             sent.over, sent.acked_in = True, number
             place.left, place.asked_ms = ASKED, 0
-        on_tx.commit(channel, TxCommit())
+        handlers.tx_commit(channel, TxCommit())
 
     def _answered(self) -> None:
         self._life.ledger.version += 1

@@ -8,9 +8,8 @@ from states_disk import Disk, Image
 from states_ledger import Found, Ledger, Outcome, Rows, Violation
 from states_life import QUEUES, Life, body_of
 
-from amqpd.storage.queue_json import DESCRIPTION, read_description
 from amqpd.storage.acks.segment_removal import DELETED
-from amqpd.storage.survey import survey
+from amqpd.storage.queue_json import DESCRIPTION, read_description, survey
 
 
 def _stored(disk: Disk, queue: str) -> frozenset[int]:

@@ -22,10 +22,10 @@ from states_disk import Disk
 from states_ledger import KEY, Ledger, Message, Outcome, Rows, Violation, removable
 from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
 
-from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.retention import trim
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.retention import trim
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from states_ledger import Violation
 from states_life import Life, body_of
 
-from amqpd.broker.vhost.pending import Done
 from amqpd.broker.vhost.consumer_offsets import WRITE_S, StoredOffsets
-from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
+from amqpd.broker.vhost.pending import Done
+from amqpd.storage.log.batch import GZIP, LZ4, SNAPPY, ZSTD
 from amqpd.storage.metadata.store import Change, Put, StoredOffsetRow, WriteFailed
 from amqpd.storage.queue_log import Cursor, Fetch
+from amqpd.storage.retention_policy import RetentionPolicy
 
 SIZE_MAX = 2000
 CODECS = (0, GZIP, SNAPPY, LZ4, ZSTD)

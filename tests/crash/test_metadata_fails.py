@@ -27,9 +27,7 @@ class Failing:
     def __init__(self, directory: Path) -> None:
         self.switch = directory / "metadata-fails"
         script = str(Path(__file__).with_name("failing_metadata.py"))
-        self.process = BrokerProcess(
-            directory / "data", command=[sys.executable, "-P", script, str(self.switch)]
-        )
+        self.process = BrokerProcess(directory / "data", command=[sys.executable, "-P", script, str(self.switch)])
 
     def fails(self, step: Callable[[BlockingChannel], object]) -> None:
         """`step` while nothing can be written; it is answered with 506."""

@@ -24,8 +24,8 @@ from states_pace import AHEAD_MAX, Timers
 from states_search import Search
 from states_workloads import WORKLOADS
 
-from amqpd.storage.directory_removal import Departures
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
+from amqpd.storage.directory_removal import Departures
 
 
 @pytest.fixture(autouse=True)

@@ -17,14 +17,14 @@ from states_disk import Disk
 from states_ledger import Violation
 
 from amqpd.broker.publish.exchange_state import SeenRows
-from amqpd.channel import on_tx
+from amqpd.channel import handlers
+from amqpd.channel.basic import settle_collected
 from amqpd.channel.channel import Channel
 from amqpd.channel.tx_commit import answer
-from amqpd.channel.basic import settle_collected
+from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
+from amqpd.storage.acks.replay import Rewind
 from amqpd.storage.directory_removal import Departures
 from amqpd.storage.metadata.store import Change
-from amqpd.storage.acks.replay import Rewind
-from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +175,6 @@ class SettlesAtOnce:
 
 
 def test_acks_before_the_publishes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_tx, "Commit", SettlesAtOnce)
+    monkeypatch.setattr(handlers, "Commit", SettlesAtOnce)
     with pytest.raises(AssertionError, match="was acked by transaction"):
         walk("transactions over three", 2)

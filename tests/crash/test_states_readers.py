@@ -12,9 +12,9 @@ from states_search import Search
 from states_workloads import WORKLOADS
 
 from amqpd.broker.vhost.consumer_offsets import StoredOffsets
-from amqpd.storage.retention import trim
 from amqpd.storage.metadata.store import StoredOffsetRow
 from amqpd.storage.queue_log import Cursor, Fetch
+from amqpd.storage.retention import trim
 
 
 @pytest.fixture(autouse=True)

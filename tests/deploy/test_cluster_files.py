@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from amqpd.cli.commands import COMMANDS
-from amqpd.kafka.options import options_of
-from amqpd.management.routes import ROUTES
-from amqpd.management.request import Role
 from amqpd.config import load, rows
 from amqpd.config.rabbitmq_env import VARIABLES, WITH_FILE
+from amqpd.kafka.admin import options_of
+from amqpd.management.request import Role
+from amqpd.management.routes import ROUTES
 
 yaml = pytest.importorskip("yaml", reason="needs the extra `all-tests`, which make test-all installs")
 

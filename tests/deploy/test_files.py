@@ -21,10 +21,10 @@ import pika
 import pytest
 
 from amqpd.cli.commands import COMMANDS
-from amqpd.management.routes import ROUTES
-from amqpd.management.request import Role
 from amqpd.config import Settings, load, rows
 from amqpd.config.rabbitmq_env import VARIABLES, WITH_FILE
+from amqpd.management.request import Role
+from amqpd.management.routes import ROUTES
 from amqpd.testing import BrokerProcess
 
 yaml = pytest.importorskip("yaml", reason="needs the extra `all-tests`, which make test-all installs")

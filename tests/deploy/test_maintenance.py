@@ -16,7 +16,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from amqpd.notify import Notifier
+from amqpd.process import Notifier
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 AS_SERVICE = [

@@ -8,11 +8,11 @@ import pages
 import pytest
 
 from amqpd.cli.commands import COMMANDS
-from amqpd.cli.elsewhere import ELSEWHERE
-from amqpd.management.routes import ROUTES
+from amqpd.cli.help import ELSEWHERE
+from amqpd.config import rows
 from amqpd.management.request import ApiError
 from amqpd.management.router import Router
-from amqpd.config import rows
+from amqpd.management.routes import ROUTES
 
 NAMES = [name for name in pages.names() if not name.endswith(("compatibility.md", "rabbitmq-conf.md"))]
 """Those two are of RabbitMQ's names, and have tests of their own."""

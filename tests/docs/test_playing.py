@@ -42,24 +42,26 @@ def test_what_is_wrong_is_found(text: str, tmp_path: Path) -> None:
 
 def test_what_is_right_is_done(tmp_path: Path) -> None:
     player = play(
-        "".join([
-            fence("sh", "amqpctl -q add_vhost shop; amqpctl -q set_permissions -p shop guest '.*' '.*' '.*'"),
-            fence("sh", "amqpctl -qs list_vhosts | sort"),
-            fence("text", "/\nshop", "prints"),
-            fence("http", 'PUT /api/queues/shop/orders\n\n{"durable": true}'),
-            fence("http", "GET /api/queues/shop/orders"),
-            fence("json", '{"name": "orders", "arguments": "..."}', "answers"),
-            fence("python", "X = 4", "file: exchange_state.py"),
-            fence("python", "import kept, os\nprint('x is', kept.X, 'at', os.environ['AMQP_URL'])"),
-            fence("text", "x is 3 at ...", "prints, numbers at least"),
-            fence("sh", "reboot", "not run: it would"),
-            fence("sql", "SELECT 1 + 1"),
-            fence("text", "2", "prints"),
-            fence("sh", "touch beside", "background"),
-            fence("sh", "until [ -e beside ]; do sleep 0.01; done"),
-            fence("toml", "[amqp]\nport = 5673"),
-            fence("ini", "listeners.tcp.default = 5673"),
-        ]),
+        "".join(
+            [
+                fence("sh", "amqpctl -q add_vhost shop; amqpctl -q set_permissions -p shop guest '.*' '.*' '.*'"),
+                fence("sh", "amqpctl -qs list_vhosts | sort"),
+                fence("text", "/\nshop", "prints"),
+                fence("http", 'PUT /api/queues/shop/orders\n\n{"durable": true}'),
+                fence("http", "GET /api/queues/shop/orders"),
+                fence("json", '{"name": "orders", "arguments": "..."}', "answers"),
+                fence("python", "X = 4", "file: exchange_state.py"),
+                fence("python", "import kept, os\nprint('x is', kept.X, 'at', os.environ['AMQP_URL'])"),
+                fence("text", "x is 3 at ...", "prints, numbers at least"),
+                fence("sh", "reboot", "not run: it would"),
+                fence("sql", "SELECT 1 + 1"),
+                fence("text", "2", "prints"),
+                fence("sh", "touch beside", "background"),
+                fence("sh", "until [ -e beside ]; do sleep 0.01; done"),
+                fence("toml", "[amqp]\nport = 5673"),
+                fence("ini", "listeners.tcp.default = 5673"),
+            ]
+        ),
         tmp_path,
     )
     assert [(block.text, reason) for block, reason in player.skipped] == [("reboot\n", "it would")]
@@ -67,15 +69,17 @@ def test_what_is_right_is_done(tmp_path: Path) -> None:
 
 def test_a_file_that_no_later_block_uses_is_found(tmp_path: Path) -> None:
     player = play(
-        "".join([
-            fence("python", "X = 4", "file: imported.py"),
-            fence("python", "X = 4", "file: named.py"),
-            fence("toml", "[amqp]", "file: read.toml"),
-            fence("python", "X = 4", "file: unused.py"),
-            fence("toml", "[amqp]", "file: unread.toml"),
-            fence("python", "import imported"),
-            fence("sh", "python named.py; amqpd --check-config --config read.toml"),
-        ]),
+        "".join(
+            [
+                fence("python", "X = 4", "file: imported.py"),
+                fence("python", "X = 4", "file: named.py"),
+                fence("toml", "[amqp]", "file: read.toml"),
+                fence("python", "X = 4", "file: unused.py"),
+                fence("toml", "[amqp]", "file: unread.toml"),
+                fence("python", "import imported"),
+                fence("sh", "python named.py; amqpd --check-config --config read.toml"),
+            ]
+        ),
         tmp_path,
     )
     assert [each.split()[1] for each in player.unused()] == ["unused.py", "unread.toml"]

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from amqpd.storage.spark.files import LogFiles, LogSource, QueueName
-from amqpd.storage.spark.plan import Part, Snapshot
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
+from amqpd.storage.spark.files import LogFiles, LogSource, QueueName
+from amqpd.storage.spark.plan import Part, Snapshot
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -177,9 +177,8 @@ class Lake:
         return list(self.read(options, offsets.batch_parts(options)))
 
     def read(self, options: ReadOptions, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-        from amqpd.storage.spark.arrow import Decoder
+        from amqpd.storage.spark.arrow import Decoder, PartReader
         from amqpd.storage.spark.columns import COLUMNS
-        from amqpd.storage.spark.read import PartReader
 
         for part in parts:
             with ExitStack() as stack:
@@ -227,7 +226,7 @@ def make_lake() -> Callable[..., Lake]:
 def needs_spark() -> None:
     """Skips the test, or fails it where TEST_REQUIRE_SPARK is set, unless Spark can run."""
     try:
-        from amqpd.storage.spark.java import prepare
+        from amqpd.storage.spark.session import prepare
 
         prepare()
     except Exception as error:

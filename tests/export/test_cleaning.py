@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
 from amqpd.storage.spark import offsets
 from amqpd.storage.spark.plan import DataLoss
-from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
-from amqpd.storage.log.record import RecordRoute
 
 KEYS = 7
 

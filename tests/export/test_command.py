@@ -13,9 +13,9 @@ pytest.importorskip("pyspark")
 from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
-from amqpd.storage.spark import java
+from amqpd.storage.spark import session
 from amqpd.storage.spark.job import ExportOptions, Job, without_password
-from amqpd.storage.spark.publisher import Publisher, Target
+from amqpd.storage.spark.sink import Publisher, Target
 
 pytestmark = pytest.mark.external
 
@@ -62,8 +62,8 @@ def test_what_is_not_there(written, tmp_path):
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])
 def test_a_missing_package_is_named(module, monkeypatch, tmp_path):
-    real = java.find_spec
-    monkeypatch.setattr(java, "find_spec", lambda name: None if name == module else real(name))
+    real = session.find_spec
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == module else real(name))
     code, text = call("--to", str(tmp_path / "lake"), "--queue", "q")
     assert (code, text.partition(" -m ")[0]) == (
         69, f"Error:\nthe export needs the package {module}: {sys.executable}"

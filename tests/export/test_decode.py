@@ -16,14 +16,12 @@ from librt.strings import BytesWriter
 
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-
-from amqpd.storage.spark.arrow import Decoder
-from amqpd.storage.spark.bench import celery_headers
-from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, Borders, scan
-from amqpd.storage.spark.columns import BASE, COLUMNS
-from amqpd.storage.spark.fields import text_of
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.record import RecordRoute, varint, write_record
+from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.bench import celery_headers
+from amqpd.storage.spark.columns import BASE, COLUMNS
+from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, Borders, scan, text_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

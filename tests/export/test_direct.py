@@ -10,10 +10,10 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from amqpd.storage.spark.direct import spread, write_task
 from amqpd.storage.spark.offsets import batch_parts
 from amqpd.storage.spark.options import ReadOptions
 from amqpd.storage.spark.plan import DataLoss
+from amqpd.storage.spark.targets import spread, write_task
 
 
 def test_the_files_hold_the_rows_for_any_reader(lake: Any, tmp_path: Path) -> None:

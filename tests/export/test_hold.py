@@ -9,13 +9,11 @@ import pika
 import pytest
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.files import DirectorySource
-from amqpd.storage.spark.hold_commit import CommitFailed, commit
-from amqpd.storage.spark.job import ExportOptions, Job
+from amqpd.storage.acks import retained
+from amqpd.storage.spark.files import BrokerSource, DirectorySource
+from amqpd.storage.spark.job import CommitFailed, ExportOptions, Job, commit
 from amqpd.storage.spark.plan import DataLoss
-from amqpd.storage.spark.publisher import Publisher, Target
-from amqpd.storage.spark.remote import BrokerSource
-from amqpd.storage.acks import hold
+from amqpd.storage.spark.sink import Publisher, Target
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 
@@ -132,13 +130,13 @@ def test_a_damaged_file_keeps_everything(held, caplog):
 
 
 def test_what_a_job_writes_where_no_broker_runs(tmp_path):
-    hold.write_offset(tmp_path, "nightly", 5)  # nothing is kept: nothing to write
+    retained.write_offset(tmp_path, "nightly", 5)  # nothing is kept: nothing to write
     assert list(tmp_path.iterdir()) == []
     path = tmp_path / "export-nightly.offset"
-    path.write_bytes(hold._encode(0, 77))
-    hold.write_offset(tmp_path, "nightly", 5)
-    hold.write_offset(tmp_path, "nightly", 3)
-    assert hold._decode(path.read_bytes(), path.name) == (5, 77)
+    path.write_bytes(retained._encode(0, 77))
+    retained.write_offset(tmp_path, "nightly", 5)
+    retained.write_offset(tmp_path, "nightly", 3)
+    assert retained._decode(path.read_bytes(), path.name) == (5, 77)
 
 
 # -- with a broker

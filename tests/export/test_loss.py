@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.spark import offsets
 from amqpd.storage.spark.plan import DataLoss
-from amqpd.storage.log.batch import BatchHeader
 
 
 def filled(make_lake: Callable[..., Any], count: int = 120, segment_size_bytes: int = 60_000) -> Any:

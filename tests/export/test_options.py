@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from amqpd.storage.spark.columns import BASE, COLUMNS, UnknownColumn, ddl
-from amqpd.storage.spark.files import DirectorySource, SourceError
+from amqpd.storage.spark.files import BrokerSource, DirectorySource, SourceError
 from amqpd.storage.spark.offsets import batch_parts
 from amqpd.storage.spark.options import EARLIEST, LATEST, BadOption, NoSuchQueue, parse
-from amqpd.storage.spark.remote import BrokerSource
 
 AT = {"path": "/data", "queue": "q"}
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.publisher import Publisher, PublishError, Target
+from amqpd.storage.spark.sink import Publisher, PublishError, Target
 
 
 @pytest.fixture

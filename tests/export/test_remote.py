@@ -15,10 +15,9 @@ import pika
 import pytest
 
 from amqpd.storage.spark import offsets
-from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.arrow import Decoder, PartReader
 from amqpd.storage.spark.files import SourceError
 from amqpd.storage.spark.options import NoSuchQueue, parse
-from amqpd.storage.spark.read import PartReader
 from amqpd.testing import BrokerProcess, Vhost
 
 COUNT = 3000
@@ -192,9 +191,7 @@ def test_a_vhost_that_may_not_be_entered(broker: BrokerProcess) -> None:
     assert ask(broker, LOG, user=name)[0] == 401
 
 
-def test_a_queue_deleted_between_planning_and_reading(
-    amqpd_broker: BrokerProcess, amqpd_vhost: Vhost
-) -> None:
+def test_a_queue_deleted_between_planning_and_reading(amqpd_broker: BrokerProcess, amqpd_vhost: Vhost) -> None:
     def declare(fill: Callable[[Any], None]) -> None:
         connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
         channel = connection.channel()

@@ -10,10 +10,9 @@ import pika
 import pytest
 import trustme
 
-from amqpd.storage.spark.files import QueueName, SourceError
-from amqpd.storage.spark.hold_commit import CommitFailed, commit
+from amqpd.storage.spark.files import BrokerSource, QueueName, SourceError, TlsFiles
+from amqpd.storage.spark.job import CommitFailed, commit
 from amqpd.storage.spark.options import BadOption, parse
-from amqpd.storage.spark.remote import BrokerSource, TlsFiles
 from amqpd.testing import BrokerProcess
 
 

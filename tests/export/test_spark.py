@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.retention_policy import RetentionPolicy
 
 pytestmark = pytest.mark.external
 
@@ -207,13 +207,13 @@ def test_a_processing_time_trigger_follows_the_queue(spark: Any, written: Any, t
 def test_tasks_write_parquet_by_themselves(
     spark: Any, written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from amqpd.storage.spark import direct
-    from amqpd.storage.spark.direct import write_parquet
+    from amqpd.storage.spark import targets
     from amqpd.storage.spark.offsets import batch_parts
     from amqpd.storage.spark.options import parse
+    from amqpd.storage.spark.targets import write_parquet
 
     options = parse({"path": written.data_dir, "queue": "tasks", "splitBytes": "200000", "includeHeaders": "true"})
-    monkeypatch.setattr(direct, "TASK_BYTES_MIN", 1000)
+    monkeypatch.setattr(targets, "TASK_BYTES_MIN", 1000)
     files = write_parquet(spark, options, batch_parts(options), str(tmp_path / "out"))
     assert len(files) == 2 and sum(each.rows for each in files) == 4000
     mine = spark.read.parquet(str(tmp_path / "out"))

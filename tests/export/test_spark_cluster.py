@@ -44,8 +44,7 @@ spark.stop()
 
 class Cluster:
     def __init__(self, directory: Path) -> None:
-        from amqpd.storage.spark.java import prepare
-        from amqpd.storage.spark.session import QUICK_JVM
+        from amqpd.storage.spark.session import QUICK_JVM, prepare
 
         prepare()
         import pyspark

@@ -58,7 +58,7 @@ spark.stop()
 @pytest.mark.skipif(find_spec("pyspark_amqp") is None, reason="Spark finds an installed amqpd only")
 def test_an_ordinary_session_of_a_script_run_by_path(needs_spark: None, written: Any, tmp_path: Path) -> None:
     """The path has another python3, as in cron."""
-    from amqpd.storage.spark.java import installed_java, shim
+    from amqpd.storage.spark.session import installed_java, shim
 
     (tmp_path / "count.py").write_text(ORDINARY)
     environ = {name: os.environ[name] for name in ("HOME", "TMPDIR", "LANG") if name in os.environ}

@@ -25,18 +25,27 @@ from typing import Any
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from amqpd.auth.passwords import hash_password
-from amqpd.broker.delayed.bucket import new_name, place_of
-from amqpd.broker.delayed.stored import due_of, keys_of, number_of, with_delay
+from amqpd.broker.delayed.bucket import due_of, keys_of, new_name, number_of, place_of, with_delay
 from amqpd.protocol.field_table import encode_table
-from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.batch import NO_PRODUCER
+from amqpd.storage.log.batch import GZIP, LZ4, NO_PRODUCER, SNAPPY, ZSTD
 from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
-from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, ZSTD
 from amqpd.storage.log.producer_state import Producer
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import BindingRow, ExchangeRow, Metadata, PermissionRow, Put, QueueRow, Row, StoredOffsetRow, UserRow, VhostRow
 from amqpd.storage.metadata.rows import SeenCacheRow, SeenRow, UserLimitsRow
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    ExchangeRow,
+    Metadata,
+    PermissionRow,
+    Put,
+    QueueRow,
+    Row,
+    StoredOffsetRow,
+    UserRow,
+    VhostRow,
+)
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

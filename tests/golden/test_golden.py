@@ -19,6 +19,7 @@ import pytest
 
 import amqpd.storage.log.checkpoint as checkpoint_module
 from amqpd.cli.main import run
+from amqpd.storage.acks.ack_set import HEADER, encode_entry
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.checkpoint import (
     FORMAT_VERSION,
@@ -27,7 +28,6 @@ from amqpd.storage.log.checkpoint import (
     check_format,
     encode_format,
 )
-from amqpd.storage.acks.ack_set import HEADER, encode_entry
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
 

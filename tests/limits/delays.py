@@ -1,10 +1,10 @@
 """Figures of delayed messages: `python -P tests/limits/delays.py [COUNT [BODY_BYTES]]`, compiled, on a quiet machine.
 
-    memory   COUNT (1,000,000) messages with delays of 5 minutes to 10 hours: what the broker's resident memory grows by
-    due      2,000 messages a second with delays of 0.5 to 5 s, beside a publisher that sends to a plain durable queue
-             as fast as it is confirmed: how late they come to their consumer
-    flood    100,000 due at one millisecond: how long the loop is held (processor time of one iteration), and when the
-             last one has come
+memory   COUNT (1,000,000) messages with delays of 5 minutes to 10 hours: what the broker's resident memory grows by
+due      2,000 messages a second with delays of 0.5 to 5 s, beside a publisher that sends to a plain durable queue
+         as fast as it is confirmed: how late they come to their consumer
+flood    100,000 due at one millisecond: how long the loop is held (processor time of one iteration), and when the
+         last one has come
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ async def run() -> None:
     size = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     with tempfile.TemporaryDirectory() as directory:
         notes = Path(directory) / "notes"
-        command = [sys.executable, "-P", str(FOLDER / "held.py"), str(notes)]
+        command = [sys.executable, "-P", str(FOLDER / "connections.py"), str(notes)]
         with BrokerProcess(Path(directory) / "data", command=command) as broker:
             if count:
                 await memory(broker, count, size)

@@ -2,7 +2,7 @@
 
 The segments are dropped from the page cache, then one consumer takes everything while the witness of
 `test_misbehaviour.py` publishes and gets back 100 messages a second on a queue of its own. What the loop itself reads
-then is in the page cache: another thread has fetched it (storage/readahead.py).
+then is in the page cache: another thread has fetched it (storage/worker.py).
 """
 
 from __future__ import annotations

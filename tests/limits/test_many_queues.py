@@ -36,9 +36,7 @@ async def test_a_burst_to_more_queues_than_descriptors(tmp_path: Path, limit: in
 
         link.on_confirm = answered
         for number in range(count):  # durable, no-wait
-            link.write(
-                method(0x0032000A, b"\0\0" + shortstr(f"many-{number}") + b"\x12" + b"\0\0\0\0")
-            )
+            link.write(method(0x0032000A, b"\0\0" + shortstr(f"many-{number}") + b"\x12" + b"\0\0\0\0"))
         await link.declare_queue("last")
         await link.confirm_select()
         for number in range(count):

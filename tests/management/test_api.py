@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.management.routes import ROUTES
 from amqpd.management.request import TAGS, MethodNotAllowed, NotThere, Role
 from amqpd.management.router import Route, Router
+from amqpd.management.routes import ROUTES
 
 MANUAL = Path(__file__).parents[2] / "docs" / "admin-api.md"
 STOPPING = {

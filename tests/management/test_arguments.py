@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.vhost import exchange_arguments, policy_keys
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.broker.queue.argument_checks import IGNORED, Row
+from amqpd.broker.vhost import exchange, policy_table
 from amqpd.management.arguments import known_arguments
 
-ROWS: dict[str, Row] = {**queue_arguments.ROWS, **exchange_arguments.ROWS}
+ROWS: dict[str, Row] = {**queue_arguments.ROWS, **exchange.ROWS}
 ITEMS = {each["name"]: each for each in known_arguments()}
 # Text arguments take a form of their own.
 TEXTS = {"x-max-age": "7D", "x-retain": "3D", "x-delayed-retry-levels": "1m,5m"}
@@ -38,8 +38,8 @@ def test_each_argument_with_an_effect_is_offered(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item["policy"]])
 def test_a_policy_takes_what_a_form_offers(name: str) -> None:
     key = ITEMS[name]["policy"]
-    assert policy_keys.keys()[key["name"]].accepts(sample(name, key))
-    assert (key["name"] in policy_keys.keys(operator=True)) == key["operator"]
+    assert policy_table.keys()[key["name"]].accepts(sample(name, key))
+    assert (key["name"] in policy_table.keys(operator=True)) == key["operator"]
 
 
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if item["of"] == "queue"])

@@ -18,9 +18,8 @@ import pika.exceptions
 import pytest
 
 from amqpd.storage.spark import offsets
-from amqpd.storage.spark.arrow import Decoder
+from amqpd.storage.spark.arrow import Decoder, PartReader
 from amqpd.storage.spark.options import parse
-from amqpd.storage.spark.read import PartReader
 from amqpd.testing import BrokerProcess
 
 

@@ -8,12 +8,10 @@ from pathlib import Path
 import pika
 import pytest
 
-from amqpd.broker.vhost.pending import finished
 from amqpd.broker.vhost.parameters import CLUSTER_NAME
+from amqpd.broker.vhost.pending import finished
+from amqpd.management.definitions import Report, definitions_of, read
 from amqpd.management.request import BadRequest
-from amqpd.management.definitions import definitions_of
-from amqpd.management.definitions_document import read
-from amqpd.management.definitions_report import Report
 from amqpd.testing import BrokerProcess, embedded
 
 

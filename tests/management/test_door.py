@@ -13,9 +13,9 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from amqpd.management import door as doors
 from amqpd.management import server
-from amqpd.management.door import Door
+from amqpd.management import server as doors
+from amqpd.management.server import Door
 from amqpd.management.unix_socket import unix_socket
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -10,8 +10,8 @@ import pika
 import pytest
 
 from amqpd.broker.events import Event, Events
-from amqpd.management import event_stream
-from amqpd.management.event_stream import ANSWER_MAX, COUNT_MAX, IDLE_S, Watch
+from amqpd.management import diagnostics
+from amqpd.management.diagnostics import ANSWER_MAX, COUNT_MAX, IDLE_S, Watch
 from amqpd.testing import BrokerProcess
 
 
@@ -64,7 +64,7 @@ def test_the_last_of_them_are_kept() -> None:
 def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
     now = 1000.0
-    monkeypatch.setattr(event_stream.time, "monotonic", lambda: now)
+    monkeypatch.setattr(diagnostics.time, "monotonic", lambda: now)
     watch = Watch(loop.events)
     now += IDLE_S
     loop.tell("a")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from amqpd.management import time_slice
-from amqpd.management.request import BadRequest
 from amqpd.management.listing import CHUNK_BYTES, document, listing, plain
+from amqpd.management.request import BadRequest
 from amqpd.protocol.field_table import Timestamp
 
 
@@ -64,7 +64,6 @@ class TestSlices:
         assert json.loads(b"".join((await document(given)).body)) == given
         other.cancel()
         assert turns >= len(ITEMS)
-
 
     async def test_large_answers_come_in_chunks(self):
         reply = await listing(Asked(), ITEMS, lambda each: each, lambda each: each["name"])

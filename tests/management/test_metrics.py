@@ -20,9 +20,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from amqpd.management import prometheus
+from amqpd.management.collectors import DETAILED_GROUPS
 from amqpd.management.loop_lag import BOUNDS_S, LoopLag
-from amqpd.management.metrics_routes import DETAILED_GROUPS
-from amqpd.management.text import Family, Sheet, labels
+from amqpd.management.prometheus import Family, Sheet, labels
 from amqpd.management.time_slice import Slices
 from amqpd.testing import BrokerProcess
 from interop.compare.metrics import HEARD, LABELS_LESS, LABELS_MORE, MISSING

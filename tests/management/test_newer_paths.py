@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pika
 
-from amqpd.management.routes import ROUTES
 from amqpd.management.router import Router
+from amqpd.management.routes import ROUTES
 
 
 def test_queues_with_all_details(api, v, channel):

@@ -103,9 +103,7 @@ async def test_a_log_that_cannot_be_opened(tmp_path: Path, method: str, path: st
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/metrics/per-object", "/metrics/detailed?family=queue_coarse_metrics"])
-async def test_a_scrape_does_not_wait_for_every_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+async def test_a_scrape_does_not_wait_for_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Queues that it has no time to open are counted, and are in no sum; it leaves them to later scrapes."""
     async with embedded(tmp_path) as server:
         vhost, logs = server.broker.vhosts["/"], [SlowLog() for _ in range(3)]

@@ -45,9 +45,10 @@ def test_messages_that_go_are_counted_and_then_go(api, v, channel) -> None:
     assert found["messages_over_length"] == 4
     assert found["messages_with_shorter_ttl"] == 15
     assert found["unused_queues_that_expire"] == 3
-    assert preview(api, v, {"name": "p", "pattern": ".", "definition": {"max-length-bytes": 35}})[
-        "messages_over_length"
-    ] == 2 * 4
+    assert (
+        preview(api, v, {"name": "p", "pattern": ".", "definition": {"max-length-bytes": 35}})["messages_over_length"]
+        == 2 * 4
+    )
     api.done("PUT", f"/api/policies/{v}/p", body)
     assert {each["name"]: each["messages"] for each in api.get(f"/api/queues/{v}")} == {"a": 5, "b": 5, "keeps": 1}
 

@@ -11,11 +11,10 @@ import pytest
 
 from amqpd.cluster.api_gateway import _add
 from amqpd.management import stats as rates_module
+from amqpd.management.listing import check_list, spans
 from amqpd.management.request import BadRequest
-from amqpd.management.counted import QUEUE
-from amqpd.management.stats import IDLE_AFTER_S
 from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, Spans, details
-from amqpd.management.spans import check_list, spans
+from amqpd.management.stats import IDLE_AFTER_S, QUEUE
 
 
 class TestSpans:
@@ -72,7 +71,11 @@ class TestHistory:
     def test_it_goes_on_from_the_last_sweep_to_now(self):
         history = History(1000.0, 0, (0,))
         assert shown(history.moments(Span(20, 5), 1021.0, (210,))) == [
-            (1020, 210), (1015, 150), (1010, 100), (1005, 50), (1000, 0),
+            (1020, 210),
+            (1015, 150),
+            (1010, 100),
+            (1005, 50),
+            (1000, 0),
         ]
 
     def test_where_nothing_was_sampled_is_a_gap(self):
@@ -81,7 +84,11 @@ class TestHistory:
         history.add(1500.0, (60,))
         history.add(1505.0, (110,))
         assert shown(history.moments(Span(510, 5), 1510.0, (160,))) == [
-            (1510, 160), (1505, 110), (1500, 60), (1005, 50), (1000, 0),
+            (1510, 160),
+            (1505, 110),
+            (1500, 60),
+            (1005, 50),
+            (1000, 0),
         ]
 
     @pytest.mark.parametrize(
@@ -279,7 +286,7 @@ def rates_of(tmp_path):
     """Rates over a catalogue of one queue, of which only counters are asked."""
     from amqpd.broker.stats import ChannelTotals, Ended, VhostCounts
     from amqpd.management.stats import Rates
-    from amqpd.storage.sync_times import SyncTimes
+    from amqpd.storage.fsync_thread import SyncTimes
 
     class Queue(SimpleNamespace):
         __hash__ = object.__hash__

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from amqpd.management.routes import ROUTES
 from amqpd.management.openapi import openapi, summary
+from amqpd.management.routes import ROUTES
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from amqpd.management.routes import ROUTES
-from amqpd.management.openapi import openapi
-from amqpd.management.schemas import Schemas
 from amqpd.management.api_types import ANSWERS
+from amqpd.management.openapi import Schemas, openapi
+from amqpd.management.routes import ROUTES
 
 DESCRIPTION = openapi(ROUTES)
 KINDS: dict[str, tuple[type, ...]] = {

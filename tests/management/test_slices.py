@@ -17,20 +17,32 @@ from typing import Any
 import pytest
 
 from amqpd.auth.internal_backend import User
-from amqpd.broker.vhost import declare as declarations
-from amqpd.broker.vhost.bindings import bind
-from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.pending import Name, OnItsWay
-from amqpd.broker.vhost.exchanges import declare as declare_exchange
 from amqpd.broker.session import Session
-from amqpd.management import bindings, definitions, definitions_difference, definitions_import, exchanges, log_files, overview, policies, policy_preview, queues, time_slice, topology, users, vhosts
+from amqpd.broker.vhost import declare as declarations
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.declare import bind, declare_exchange
+from amqpd.broker.vhost.pending import Name, OnItsWay
+from amqpd.config import load
+from amqpd.management import (
+    bindings,
+    definitions,
+    definitions_import,
+    exchanges,
+    log_files,
+    overview,
+    policies,
+    queues,
+    time_slice,
+    topology,
+    users,
+    vhosts,
+)
+from amqpd.management import collectors as metrics
 from amqpd.management.json_body import parse
 from amqpd.management.request import ApiError, Call, Caller
-from amqpd.management import metrics_routes as metrics
 from amqpd.management.stats import Rates
 from amqpd.management.time_slice import release
 from amqpd.server import Server
-from amqpd.config import load
 
 FEW = 600
 MANY = 100_000
@@ -66,7 +78,7 @@ def declare(server: Server, count: int) -> None:
         declare_exchange(vhost, ExchangeDeclaration(f"x{number}", "fanout", False, False, False, {}))
     for number in range(count):
         name = f"q{(number * 7919) % count}"
-        declarations.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        declarations.declare_queue(vhost, QueueDeclaration(name, False, False, False, {}))
         bind(vhost, vhost.exchanges["amq.topic"], vhost.queues[name], f"a.{number}", {})
 
 
@@ -110,10 +122,10 @@ HANDLERS = {
     "topology": lambda server: topology.get_topology(call(server, V, count="2000")),
     "a search in the topology": lambda server: topology.get_topology(call(server, V, name="amq.topic")),
     "exports": lambda server: log_files.get_all_exports(call(server)),
-    "a policy's preview": lambda server: policy_preview.preview(
+    "a policy's preview": lambda server: policies.preview(
         False, call(server, V, {"name": "p", "pattern": "^q", "definition": {"max-length": 5}})
     ),
-    "an import's difference": lambda server: definitions_difference.post_difference(
+    "an import's difference": lambda server: definitions_import.post_difference(
         call(server, {}, {"queues": [{"vhost": "/", "name": f"q{number}"} for number in range(FEW)]})
     ),
     "bulk delete": lambda server: users.bulk_delete(call(server, {}, {"users": ["guest"] * FEW})),
@@ -156,11 +168,11 @@ async def test_exclusive_queues_that_end_while_they_are_listed(server, monkeypat
     for turns in range(20):
         session = Session(server.broker, vhost, User("o"), "mine", ("127.0.0.1", 1))
         for number in range(5):
-            declarations.declare(vhost, QueueDeclaration(f"q{number}", False, True, False, {}, session))
+            declarations.declare_queue(vhost, QueueDeclaration(f"q{number}", False, True, False, {}, session))
         answer = asyncio.ensure_future(queues.get_queues(call(server)))
         for _ in range(turns):
             await asyncio.sleep(0)
-        declarations.delete_all(vhost, vhost.exclusive_queues(session))
+        declarations.delete_queues(vhost, vhost.exclusive_queues(session))
         items = json.loads(b"".join((await answer).body))
         assert all(item["exclusive"] for item in items)
         shown.add(sum("owner_pid_details" in item for item in items))

@@ -10,16 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from amqpd.auth.internal_backend import User
-from amqpd.broker.vhost import exchanges, declare
-from amqpd.broker.vhost.bindings import bind
+from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.declare import bind
 from amqpd.cluster.api_gateway import _add
+from amqpd.config import load
 from amqpd.management.request import Call, Caller
-from amqpd.management.counted import QUEUE, READERS
-from amqpd.management.stats import Rates, Sample
+from amqpd.management.stats import QUEUE, READERS, Rates, Sample
 from amqpd.management.topology import get_topology
 from amqpd.server import Server
-from amqpd.config import load
 
 
 def links(found: Any) -> list[tuple[str, str, str]]:
@@ -158,7 +157,7 @@ async def test_of_a_cluster_a_link_leads_to_its_own_nodes_queue(tmp_path) -> Non
         server = Server(settings, asyncio.get_running_loop())
         server.load()
         vhost = server.broker.vhosts["/"]
-        declare.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        declare.declare_queue(vhost, QueueDeclaration(name, False, False, False, {}))
         bind(vhost, vhost.exchanges["amq.topic" if number else "amq.direct"], vhost.queues[name], "k", {})
         answer = await get_topology(Asked(server, f"{name}@host"))
         body = answer.body or b""
@@ -177,12 +176,12 @@ async def test_a_link_between_exchanges_has_a_rate(tmp_path) -> None:
     vhost = server.broker.vhosts["/"]
     call = Asked(server, "one@host")
     for name, in_per_s in (("in", 10.0), ("shop", 0.0), ("lake", 1.0)):
-        exchanges.declare(vhost, ExchangeDeclaration(name, "topic", False, False, False, {}))
+        declare.declare_exchange(vhost, ExchangeDeclaration(name, "topic", False, False, False, {}))
         call.rates._samples[vhost.exchanges[name]] = Sample((0, 0), (in_per_s, 0.0), 0.0)
     bind(vhost, vhost.exchanges["in"], vhost.exchanges["shop"], "eu.#", {})
     bind(vhost, vhost.exchanges["shop"], vhost.exchanges["lake"], "#", {})
     for name, source, in_per_s in (("eu", "shop", 4.0), ("all", "lake", 5.0)):
-        declare.declare(vhost, QueueDeclaration(name, False, False, False, {}))
+        declare.declare_queue(vhost, QueueDeclaration(name, False, False, False, {}))
         queue = vhost.queues[name]
         bind(vhost, vhost.exchanges[source], queue, "#", {})
         counts = READERS[QUEUE](queue)

@@ -17,12 +17,12 @@ import pamqp.frame
 import pamqp.header
 
 from amqpd.broker.broker import Broker
+from amqpd.config import Settings
+from amqpd.connection.closing import CLOSED
 from amqpd.connection.connection import Connection
-from amqpd.connection.registry import Connections
 from amqpd.connection.interfaces import Control
 from amqpd.connection.interfaces import Wire as WireBase
-from amqpd.connection.closing import CLOSED
-from amqpd.config import Settings
+from amqpd.connection.registry import Connections
 from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage

@@ -14,12 +14,22 @@ from memory_broker import AllowAll, Client, MemoryBroker, NoControl, StillLoop
 
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import Findings, Report
-from amqpd.connection.registry import Connections
-from amqpd.connection.interfaces import Control
-from amqpd.connection.closing import CLOSED
 from amqpd.config import Settings
-from amqpd.storage.metadata.store import BindingRow, Change, DeleteBindings, MetadataState, Put, Row, VhostRow, WriteFailed, _state
+from amqpd.connection.closing import CLOSED
+from amqpd.connection.interfaces import Control
+from amqpd.connection.registry import Connections
 from amqpd.storage.metadata.schema import TABLE_OF, TABLES
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    Change,
+    DeleteBindings,
+    MetadataState,
+    Put,
+    Row,
+    VhostRow,
+    WriteFailed,
+    _state,
+)
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 

@@ -11,8 +11,8 @@ from program_choices import Watched
 
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import Findings, Report
-from amqpd.connection.registry import Connections
 from amqpd.config import Settings
+from amqpd.connection.registry import Connections
 from amqpd.storage.metadata.store import Change, VhostRow
 from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage

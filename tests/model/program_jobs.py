@@ -16,9 +16,8 @@ from program_routing import SELECTORS
 from program_twin import NUMBERS
 
 from amqpd.broker.flow.timers import TICK_MS
-from amqpd.broker.jobs.browsing import browse
 from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Request
+from amqpd.broker.jobs.jobs import Request, browse
 from amqpd.routing.selector import parse
 
 SOURCE = ("x-source-queue", "x-source-offset", "x-source-redelivered")

@@ -19,9 +19,9 @@ from program_transactions import Transactor
 from program_twin import Twin
 from programs import Op
 
-from amqpd.broker.vhost import policies
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.flow.timers import TICK_MS
+from amqpd.broker.vhost import policies
 
 NUMBERED = 3
 """The channel of producers that number what they send."""

@@ -12,7 +12,7 @@ import pamqp.commands as spec
 import pytest
 from memory_broker import Client, MemoryBroker
 
-from amqpd.channel import on_tx
+from amqpd.channel import handlers
 
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x10\x00\x01"
@@ -23,7 +23,7 @@ FULL = {"x-max-length": 2, "x-overflow": "reject-publish"}
 @pytest.fixture(params=["one turn", "slices"])
 def house(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBroker]:
     if request.param == "slices":
-        monkeypatch.setattr(on_tx, "SMALL_COUNT", 0)
+        monkeypatch.setattr(handlers, "SMALL_COUNT", 0)
     house = MemoryBroker()
     house.broker.alarms.look = lambda: None  # type: ignore[method-assign]  # this disk is no file system
     yield house

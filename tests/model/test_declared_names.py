@@ -9,9 +9,9 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
-from amqpd.broker.vhost import bindings
-from amqpd.broker.message_view import NO_MESSAGE
+from amqpd.broker.message import NO_MESSAGE
 from amqpd.broker.publish import router
+from amqpd.broker.vhost import declare as bindings
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.metadata.store import BindingRow, Put
 

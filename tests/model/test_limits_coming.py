@@ -9,11 +9,11 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
-from amqpd.broker.vhost import limits, declare
+from amqpd.broker.vhost import declare, limits
+from amqpd.broker.vhost.batch import Transaction
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.limits import InvalidLimits
 from amqpd.broker.vhost.parameters import find
-from amqpd.broker.vhost.batch import Transaction
 from amqpd.errors import PreconditionFailed
 
 
@@ -108,11 +108,11 @@ def test_a_transaction_counts_what_it_brings(room: DeclaredHouse, dry: bool) -> 
     draft = transaction.draft("/")
     assert draft is not None
     limits.declare(draft, "limits", {"max-queues": 2})
-    declare.declare(draft, durable("a"))
-    declare.declare(draft, durable("b"))
-    assert not declare.declare(draft, durable("a"))
+    declare.declare_queue(draft, durable("a"))
+    declare.declare_queue(draft, durable("b"))
+    assert not declare.declare_queue(draft, durable("a"))
     with pytest.raises(PreconditionFailed, match=r"queue limit in vhost '/' \(2\) is reached"):
-        declare.declare(draft, durable("c"))
+        declare.declare_queue(draft, durable("c"))
     assert draft.queue_count() == 2
     if dry:
         assert room.vhost.queue_count() == 0
@@ -130,7 +130,7 @@ def test_an_abandoned_transaction_counts_no_more(room: DeclaredHouse) -> None:
     transaction = Transaction(room.broker.vhosts, False)
     draft = transaction.draft("/")
     assert draft is not None
-    declare.declare(draft, durable("a"))
+    declare.declare_queue(draft, durable("a"))
     transaction.abandon()
     assert room.vhost.queue_count() == 0
 

@@ -37,7 +37,6 @@ COUNT = examples(300)
 SEED = int(os.environ.get("TEST_PROGRAMS_SEED", "1"))
 
 
-
 @pytest.fixture(autouse=True)
 def choices_are_seen() -> Iterator[None]:
     with watching():

@@ -11,9 +11,9 @@ from memory_broker import Client, MemoryBroker, User
 from amqpd.broker.broker import Broker
 from amqpd.broker.flow.loop_turn import Turn
 from amqpd.broker.message import Message
-from amqpd.broker.publish.publisher import Publisher
-from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
 from amqpd.broker.publish.confirms import Unconfirmed, when_safe
+from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.session import Session
 from amqpd.errors import AccessRefused, NotFound, PreconditionFailed

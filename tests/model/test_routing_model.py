@@ -11,9 +11,9 @@ from profiles import examples
 
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.routed import Routed
+from amqpd.routing.message_exchange import Routed
 from amqpd.routing.selector import parse
-from amqpd.routing.trie import Trie
+from amqpd.routing.topic import Trie
 
 DESTINATIONS = st.sampled_from(["q1", "q2", "q3"])
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.routing import selector_ast as nodes
-from amqpd.routing.errors import BadSelector
+from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import Selector, parse
-from amqpd.routing.selector_like import LOOSE_CHARACTERS_MAX, pattern_of
+from amqpd.routing.selector_ast import LOOSE_CHARACTERS_MAX, pattern_of
 
 # -- the twin ----------------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import pamqp.commands as spec
 import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
-from amqpd.broker.vhost import bindings, exchanges, declare, vhosts
+from amqpd.broker.vhost import declare, vhosts
+from amqpd.broker.vhost.batch import Draft, Transaction
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.vhost.pending import OnItsWay
-from amqpd.broker.vhost.batch import Draft, Transaction
 from amqpd.errors import AccessRefused, PreconditionFailed
 
 DECLARE = spec.Queue.Declare(queue="q", durable=True)
@@ -52,8 +52,8 @@ def declare_all(transaction: Transaction, vhost: str = "/", *, durable: bool = T
     """Exchange x, queue q, and a binding between the two."""
     draft = transaction.draft(vhost)
     assert draft is not None
-    assert exchanges.declare(draft, ExchangeDeclaration("x", "direct", durable, False, False, {}))
-    assert declare.declare(draft, QueueDeclaration("q", durable, False, False, {}))
+    assert declare.declare_exchange(draft, ExchangeDeclaration("x", "direct", durable, False, False, {}))
+    assert declare.declare_queue(draft, QueueDeclaration("q", durable, False, False, {}))
     bind(draft)
     return draft
 
@@ -61,7 +61,7 @@ def declare_all(transaction: Transaction, vhost: str = "/", *, durable: bool = T
 def bind(draft: Draft) -> None:
     source, destination = draft.find_exchange("x"), draft.find_queue("q")
     assert source is not None and destination is not None
-    bindings.bind(draft, source, destination, "k", {})
+    declare.bind(draft, source, destination, "k", {})
 
 
 def committed(transaction: Transaction) -> list[BaseException | None]:
@@ -149,11 +149,11 @@ def test_a_dry_run_finds_what_is_wrong_and_holds_nothing(room: Room) -> None:
     draft = declare_all(transaction)
     assert room.held() == []
     with pytest.raises(PreconditionFailed, match="inequivalent arg 'durable' for queue 'q'"):
-        declare.declare(draft, QueueDeclaration("q", False, False, False, {}))
+        declare.declare_queue(draft, QueueDeclaration("q", False, False, False, {}))
     with pytest.raises(AccessRefused):
-        declare.declare(draft, QueueDeclaration("amq.q", True, False, False, {}))
+        declare.declare_queue(draft, QueueDeclaration("amq.q", True, False, False, {}))
     with pytest.raises(PreconditionFailed, match="inequivalent arg 'type' for exchange 'x'"):
-        exchanges.declare(draft, ExchangeDeclaration("x", "fanout", True, False, False, {}))
+        declare.declare_exchange(draft, ExchangeDeclaration("x", "fanout", True, False, False, {}))
     assert not room.metadata.waiting and "q" not in room.vhost.queues
     declare_all(room.transaction())
 
@@ -191,9 +191,9 @@ def test_an_end_that_goes_before_the_commit_is_told(room: Room) -> None:
     transaction = room.transaction()
     draft = transaction.draft("/")
     assert draft is not None
-    bindings.bind(draft, room.vhost.exchanges["amq.direct"], queue, "k", {})
+    declare.bind(draft, room.vhost.exchanges["amq.direct"], queue, "k", {})
     assert transaction.gone() is None
-    declare.delete(room.vhost, queue)
+    declare.delete_queue(room.vhost, queue)
     assert transaction.gone() is queue
 
 
@@ -215,9 +215,9 @@ def test_an_end_that_goes_behind_the_commit_takes_its_binding_with_it(room: Room
     next(steps)
     next(steps)
     old = room.vhost.queues["q"]
-    declare.delete(room.vhost, old)
+    declare.delete_queue(room.vhost, old)
     room.commit()
-    declare.declare(room.vhost, QueueDeclaration("q", True, False, False, {}))
+    declare.declare_queue(room.vhost, QueueDeclaration("q", True, False, False, {}))
     while room.metadata.waiting:
         room.commit()
     assert room.vhost.queues["q"] is not old

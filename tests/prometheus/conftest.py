@@ -39,7 +39,6 @@ def configuration(target: str) -> str:
     return OFTEN + block[1].replace("127.0.0.1:15692", target)
 
 
-
 def tool(name: str) -> str:
     """The path of prometheus or promtool. Skips where there is none, unless that is forbidden."""
     found = shutil.which(name)

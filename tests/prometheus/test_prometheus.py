@@ -90,7 +90,7 @@ OPERATOR_RULES = {
     f"* on (instance) {NODE}",
     "LowDiskWatermarkPredicted, limit": f"rabbitmq_disk_space_available_limit_bytes * on (instance) {NODE}",
     "QueueIsGrowing": f"avg_over_time(rabbitmq_detailed_queue_messages[10m]) * on (instance) {CLUSTER}",
-    "QueueHasNoConsumers": "(((rabbitmq_detailed_queue_consumers{vhost=\"/\", queue=~\".*\"} == 0) + "
+    "QueueHasNoConsumers": '(((rabbitmq_detailed_queue_consumers{vhost="/", queue=~".*"} == 0) + '
     "rabbitmq_detailed_queue_messages) > 0) * on (instance, job) group_left(rabbitmq_cluster) rabbitmq_identity_info",
 }
 

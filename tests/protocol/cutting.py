@@ -19,8 +19,8 @@ import pamqp.header
 from hypothesis import strategies as st
 
 from amqpd.errors import FrameError, HardError, PreconditionFailed, SoftError, UnexpectedFrame
-from amqpd.protocol.frame_parser import Assembler
 from amqpd.protocol.frame import CommandSink
+from amqpd.protocol.frame_parser import Assembler
 
 PAYLOAD_MAX = 120
 BODY_MAX = 700

@@ -13,7 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.protocol.field_table import SENDER_SELECTED, CodecError, Timestamp, decode_table, encode_entry, encode_table, field_end, longstr, shortstr, survey_table, validate_table
+from amqpd.protocol.field_table import (
+    SENDER_SELECTED,
+    CodecError,
+    Timestamp,
+    decode_table,
+    encode_entry,
+    encode_table,
+    field_end,
+    longstr,
+    shortstr,
+    survey_table,
+    validate_table,
+)
 
 names = st.text(max_size=30)
 common = (

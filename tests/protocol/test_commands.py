@@ -12,13 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amqpd.errors import REPLY_TEXT_SIZE_BYTES_MAX, FrameError
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 from amqpd.protocol.field_table import CodecError
-from amqpd.protocol.commands import Command, MethodSyntaxError, UnknownMethod, decode, encode, frame, method_name
-from amqpd.protocol.plans import read_arguments, write_arguments
+from amqpd.protocol.methods import (
+    Command,
+    MethodSyntaxError,
+    UnknownMethod,
+    decode,
+    encode,
+    frame,
+    method_name,
+    read_arguments,
+    write_arguments,
+)
 
 COMMANDS = get_args(Command)
-PLANS = {row[2]: row[3] for row in commands._CATALOGUE}
+PLANS = {row[2]: row[3] for row in methods._CATALOGUE}
 RESERVED = "HNZB"
 short_names = st.text("abcxyz019-_.:@#,/+ ", max_size=20)
 tables = st.dictionaries(
@@ -46,7 +55,7 @@ def commands_of(kind):
 
 
 any_command = st.sampled_from(COMMANDS).flatmap(commands_of)
-KNOWN_TO_PAMQP = [kind for kind in COMMANDS if commands.method_id(kind()) in pamqp.commands.INDEX_MAPPING]
+KNOWN_TO_PAMQP = [kind for kind in COMMANDS if methods.method_id(kind()) in pamqp.commands.INDEX_MAPPING]
 every_method_of_pamqp = pytest.mark.parametrize("kind", KNOWN_TO_PAMQP, ids=lambda kind: kind.__name__)
 deprecated_too = pytest.mark.filterwarnings("ignore:This command is deprecated:DeprecationWarning")
 
@@ -57,7 +66,7 @@ def with_pamqp_names(command) -> dict[str, object]:
     fields = command._asdict()
     renamed = {}
     for name, value in fields.items():
-        if isinstance(command, commands.ExchangeDeclare) or name != "type":
+        if isinstance(command, methods.ExchangeDeclare) or name != "type":
             name = PAMQP_NAMES.get(name, name)
         renamed[name] = value.decode() if isinstance(value, bytes) else value
     return renamed
@@ -69,7 +78,7 @@ def test_round_trip(command):
     again = decode(payload)
     assert type(again) is type(command)
     assert again == command
-    assert int.from_bytes(payload[:4], "big") == commands.method_id(command)
+    assert int.from_bytes(payload[:4], "big") == methods.method_id(command)
 
 
 @deprecated_too
@@ -81,7 +90,7 @@ def test_pamqp_reads_what_is_encoded(kind, data, channel):
     whole = frame(channel, command)
     consumed, found_channel, method = pamqp.frame.unmarshal(whole)
     assert (consumed, found_channel) == (len(whole), channel)
-    assert method.index == commands.method_id(command)
+    assert method.index == methods.method_id(command)
     for name, value in with_pamqp_names(command).items():
         found = getattr(method, name)
         if isinstance(value, str) and isinstance(found, bytes):
@@ -95,7 +104,7 @@ def test_pamqp_reads_what_is_encoded(kind, data, channel):
 @given(data=st.data())
 def test_what_pamqp_encodes_is_read(kind, data):
     command = data.draw(commands_of(kind))
-    method = pamqp.commands.INDEX_MAPPING[commands.method_id(command)](**with_pamqp_names(command))
+    method = pamqp.commands.INDEX_MAPPING[methods.method_id(command)](**with_pamqp_names(command))
     whole = pamqp.frame.marshal(method, 7)
     again = decode(whole[7:-1])
     assert type(again) is type(command)
@@ -103,14 +112,14 @@ def test_what_pamqp_encodes_is_read(kind, data):
 
 
 def test_every_method_of_pamqp_is_here_under_its_name():
-    numbers = {row[0] for row in commands._CATALOGUE}
-    assert len(numbers) == len(commands._CATALOGUE) == len(COMMANDS)
-    assert {row[2] for row in commands._CATALOGUE} == set(COMMANDS)
+    numbers = {row[0] for row in methods._CATALOGUE}
+    assert len(numbers) == len(methods._CATALOGUE) == len(COMMANDS)
+    assert {row[2] for row in methods._CATALOGUE} == set(COMMANDS)
     for number, method in pamqp.commands.INDEX_MAPPING.items():
         name = method_name(number)
         assert name.replace(".", "").replace("-", "") == method.name.replace(".", "").lower()
-        assert getattr(commands, name.upper().replace(".", "_").replace("-", "_")) == number
-    assert numbers - set(pamqp.commands.INDEX_MAPPING) == {commands.ACCESS_REQUEST, commands.ACCESS_REQUEST_OK}
+        assert getattr(methods, name.upper().replace(".", "_").replace("-", "_")) == number
+    assert numbers - set(pamqp.commands.INDEX_MAPPING) == {methods.ACCESS_REQUEST, methods.ACCESS_REQUEST_OK}
     assert method_name(60 << 16 | 99) == "60.99"
 
 
@@ -126,46 +135,46 @@ def test_plans_fit_the_fields():
         "L": "bytes",
         "M": "str",
     }
-    for number, name, kind, plan in commands._CATALOGUE:
+    for number, name, kind, plan in methods._CATALOGUE:
         hints = [hint.__forward_arg__ for hint in kind.__annotations__.values()]
         assert hints == [types.get(letter, "Table") for letter in plan if letter not in RESERVED], name
-        assert number in vars(commands).values()
+        assert number in vars(methods).values()
 
 
 EXACT = [
     (
-        commands.QueueDeclare("sales[eu]", durable=True, no_wait=True, arguments={"x-max-length": 5}),
+        methods.QueueDeclare("sales[eu]", durable=True, no_wait=True, arguments={"x-max-length": 5}),
         b"\x00\x32\x00\x0a\x00\x00\x09sales[eu]\x12\x00\x00\x00\x12\x0cx-max-lengthI\x00\x00\x00\x05",
     ),
-    (commands.QueueDeclareOk("sales[eu]", 2, 1), b"\x00\x32\x00\x0b\x09sales[eu]\x00\x00\x00\x02\x00\x00\x00\x01"),
+    (methods.QueueDeclareOk("sales[eu]", 2, 1), b"\x00\x32\x00\x0b\x09sales[eu]\x00\x00\x00\x02\x00\x00\x00\x01"),
     (
-        commands.ExchangeDeclare("e" * 128, "topic", internal=True),
+        methods.ExchangeDeclare("e" * 128, "topic", internal=True),
         b"\x00\x28\x00\x0a\x00\x00\x80" + b"e" * 128 + b"\x05topic\x08\x00\x00\x00\x00",
     ),
     (
-        commands.ExchangeDelete("é", if_unused=True, no_wait=True),
+        methods.ExchangeDelete("é", if_unused=True, no_wait=True),
         b"\x00\x28\x00\x14\x00\x00\x02\xc3\xa9\x03",
     ),
     (
-        commands.BasicPublish("x" * 255, "k\udcff", mandatory=True),
+        methods.BasicPublish("x" * 255, "k\udcff", mandatory=True),
         b"\x00\x3c\x00\x28\x00\x00\xff" + b"x" * 255 + b"\x02k\xff\x01",
     ),
     (
-        commands.BasicDeliver("[tag]", 2**64 - 1, True, "x[1]", "k"),
+        methods.BasicDeliver("[tag]", 2**64 - 1, True, "x[1]", "k"),
         b"\x00\x3c\x00\x3c\x05[tag]\xff\xff\xff\xff\xff\xff\xff\xff\x01\x04x[1]\x01k",
     ),
-    (commands.BasicAck(2**64 - 1, True), b"\x00\x3c\x00\x50\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
-    (commands.BasicNack(1, False, True), b"\x00\x3c\x00\x78\x00\x00\x00\x00\x00\x00\x00\x01\x02"),
-    (commands.BasicGetEmpty(), b"\x00\x3c\x00\x48\x00"),
-    (commands.ChannelOpenOk(), b"\x00\x14\x00\x0b\x00\x00\x00\x00"),
-    (commands.ConnectionOpen("/"), b"\x00\x0a\x00\x28\x01/\x00\x00"),
+    (methods.BasicAck(2**64 - 1, True), b"\x00\x3c\x00\x50\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
+    (methods.BasicNack(1, False, True), b"\x00\x3c\x00\x78\x00\x00\x00\x00\x00\x00\x00\x01\x02"),
+    (methods.BasicGetEmpty(), b"\x00\x3c\x00\x48\x00"),
+    (methods.ChannelOpenOk(), b"\x00\x14\x00\x0b\x00\x00\x00\x00"),
+    (methods.ConnectionOpen("/"), b"\x00\x0a\x00\x28\x01/\x00\x00"),
     (
-        commands.ConnectionStartOk({}, "PLAIN", b"\x00guest\x00\xff", "en_US"),
+        methods.ConnectionStartOk({}, "PLAIN", b"\x00guest\x00\xff", "en_US"),
         b"\x00\x0a\x00\x0b\x00\x00\x00\x00\x05PLAIN\x00\x00\x00\x08\x00guest\x00\xff\x05en_US",
     ),
-    (commands.AccessRequest("/data", False, True, True, True, True), b"\x00\x1e\x00\x0a\x05/data\x1e"),
-    (commands.AccessRequestOk(101), b"\x00\x1e\x00\x0b\x00\x65"),
-    (commands.TxSelect(), b"\x00\x5a\x00\x0a"),
+    (methods.AccessRequest("/data", False, True, True, True, True), b"\x00\x1e\x00\x0a\x05/data\x1e"),
+    (methods.AccessRequestOk(101), b"\x00\x1e\x00\x0b\x00\x65"),
+    (methods.TxSelect(), b"\x00\x5a\x00\x0a"),
 ]
 
 
@@ -178,19 +187,19 @@ def test_exact_bytes(command, payload):
 
 
 def test_frame_around_a_payload():
-    assert frame(0x0102, commands.BasicAck(3)) == (
+    assert frame(0x0102, methods.BasicAck(3)) == (
         b"\x01\x01\x02\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x00\x03\x00\xce"
     )
 
 
 def test_reserved_arguments_may_hold_anything():
-    assert decode(b"\x00\x32\x00\x1e\xff\xff\x01q\x01") == commands.QueuePurge("q", True)
-    assert decode(b"\x00\x0a\x00\x28\x01/\x02\xff\xfe\x01") == commands.ConnectionOpen("/")
-    assert decode(b"\x00\x14\x00\x0a\x01\xff") == commands.ChannelOpen()
+    assert decode(b"\x00\x32\x00\x1e\xff\xff\x01q\x01") == methods.QueuePurge("q", True)
+    assert decode(b"\x00\x0a\x00\x28\x01/\x02\xff\xfe\x01") == methods.ConnectionOpen("/")
+    assert decode(b"\x00\x14\x00\x0a\x01\xff") == methods.ChannelOpen()
 
 
 def test_bits_that_mean_nothing_are_passed_over():
-    assert decode(b"\x00\x3c\x00\x5a\x00\x00\x00\x00\x00\x00\x00\x01\xfe") == commands.BasicReject(1, False)
+    assert decode(b"\x00\x3c\x00\x5a\x00\x00\x00\x00\x00\x00\x00\x01\xfe") == methods.BasicReject(1, False)
 
 
 def test_more_than_eight_bits_take_a_second_octet():
@@ -264,7 +273,7 @@ def test_names_and_tables_that_are_wrong(payload):
 
 
 def test_names_with_nul_are_left_to_the_channel():
-    assert decode(b"\x00\x32\x00\x1e\x00\x00\x03a\x00b\x00") == commands.QueuePurge("a\x00b")
+    assert decode(b"\x00\x32\x00\x1e\x00\x00\x03a\x00b\x00") == methods.QueuePurge("a\x00b")
 
 
 def test_arguments_nested_too_deep():
@@ -275,13 +284,13 @@ def test_arguments_nested_too_deep():
         decode(b"\x00\x32\x00\x0a\x00\x00\x01q\x00" + table)
 
 
-@given(st.sampled_from(sorted(row[0] for row in commands._CATALOGUE)), st.binary(max_size=60))
+@given(st.sampled_from(sorted(row[0] for row in methods._CATALOGUE)), st.binary(max_size=60))
 def test_any_arguments_are_decoded_or_refused(number, arguments):
     try:
         command = decode(number.to_bytes(4, "big") + arguments)
     except MethodSyntaxError:
         return
-    assert commands.method_id(command) == number
+    assert methods.method_id(command) == number
     assert decode(encode(command)) == command
 
 
@@ -299,14 +308,14 @@ def test_damaged_methods_are_decoded_or_refused(command, draw):
 @pytest.mark.parametrize(
     "command",
     [
-        commands.QueueDeclare("q" * 256),
-        commands.QueueDeclareOk("q", 2**32, 0),
-        commands.BasicAck(-1),
-        commands.ConnectionClose(2**16),
-        commands.ConnectionStart(256),
-        commands.ConnectionStart(server_properties={"a": object()}),
-        commands.QueueDeclare(5),
-        commands.QueuePurgeOk("5"),
+        methods.QueueDeclare("q" * 256),
+        methods.QueueDeclareOk("q", 2**32, 0),
+        methods.BasicAck(-1),
+        methods.ConnectionClose(2**16),
+        methods.ConnectionStart(256),
+        methods.ConnectionStart(server_properties={"a": object()}),
+        methods.QueueDeclare(5),
+        methods.QueuePurgeOk("5"),
     ],
     ids=lambda command: f"{command!r:.50}",
 )

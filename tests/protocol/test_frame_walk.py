@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.protocol import commands
-from amqpd.protocol.frame_walk import FrameWalk
+from amqpd.protocol import methods
+from amqpd.protocol.frame import FrameWalk
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -38,11 +38,11 @@ def test_what_passes_is_whole_frames_and_all_of_them(frames: list[bytes], sizes:
 
 
 def test_a_close_is_seen() -> None:
-    for command in (commands.ConnectionClose(320, "gone"), commands.ConnectionCloseOk()):
+    for command in (methods.ConnectionClose(320, "gone"), methods.ConnectionCloseOk()):
         walk = FrameWalk(4096)
-        walk.take(commands.frame(0, commands.ConnectionOpenOk()) + frame(3, 1, b"\x00\x0a\x00\x32"))
+        walk.take(methods.frame(0, methods.ConnectionOpenOk()) + frame(3, 1, b"\x00\x0a\x00\x32"))
         assert not walk.closed
-        walk.take(commands.frame(0, command))
+        walk.take(methods.frame(0, command))
         assert walk.closed
 
 

@@ -20,8 +20,8 @@ from cutting import (
     raw_frame,
 )
 
-from amqpd.protocol.frame_parser import Assembler
 from amqpd.protocol.frame import CommandSink
+from amqpd.protocol.frame_parser import Assembler
 
 
 def big_stream(size: int) -> bytes:

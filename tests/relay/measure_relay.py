@@ -20,7 +20,7 @@ from pathlib import Path
 from relay_rig import Rig
 from test_held import opened_at, publish
 
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -34,9 +34,9 @@ def used_s(pid: int) -> float:
 def run(rig: Rig, node: str, count: int, size: int, queue: str) -> tuple[float, dict[str, float]]:
     """Seconds, and processor seconds of each node."""
     with opened_at(rig, node) as publisher, opened_at(rig, node) as consumer:
-        publisher.sendall(commands.frame(1, commands.QueueDeclare(queue=queue)))
+        publisher.sendall(methods.frame(1, methods.QueueDeclare(queue=queue)))
         publisher.recv(4096)
-        consumer.sendall(commands.frame(1, commands.BasicConsume(queue=queue, consumer_tag="c", no_ack=True)))
+        consumer.sendall(methods.frame(1, methods.BasicConsume(queue=queue, consumer_tag="c", no_ack=True)))
         consumer.recv(4096)
         batch = publish(queue, bytes(size)) * 100
         one = 7 + 2 + 2 + 2 + 8 + 1 + 1 + len(queue) + 1  # basic.deliver: tag "c", no exchange

@@ -24,15 +24,15 @@ from amqpd.__main__ import main
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.pending import finished
 from amqpd.broker.vhost.vhosts import declare
-from amqpd.cluster.front_end import InnerFrontEnd
 from amqpd.cluster.metadata import NotOwner
+from amqpd.cluster.peer_server import InnerFrontEnd
 from amqpd.cluster.row_codec import SlotChange
 from amqpd.cluster.view import Node, View
-from amqpd.connection.server import AmqpFrontEnd
-from amqpd.protocol_server import FrontEnd, Guest
-from amqpd.management.request import Unavailable
-from amqpd.management.front_end import AdminFrontEnd
 from amqpd.config import Settings
+from amqpd.connection.server import AmqpFrontEnd
+from amqpd.management.front_end import AdminFrontEnd
+from amqpd.management.request import Unavailable
+from amqpd.protocol_server import FrontEnd, Guest
 from amqpd.storage.metadata.store import PermissionRow, Put, UserRow, WriteFailed
 
 LOOK_S = 0.02

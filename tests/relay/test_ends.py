@@ -16,7 +16,7 @@ from pika.exceptions import ConnectionClosedByBroker, ProbableAccessDeniedError
 from relay_rig import Rig, connections, wait_until
 
 from amqpd.connection.channel_zero import HEADER
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 
 
 @pytest.fixture
@@ -225,9 +225,9 @@ def handshake(sock: Any, vhost: str = "v") -> None:
     """As far as connection.open."""
     sock.sendall(HEADER)
     sock.recv(4096)
-    ok = commands.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US")
-    sock.sendall(commands.frame(0, ok))
+    ok = methods.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US")
+    sock.sendall(methods.frame(0, ok))
     sock.recv(4096)
     sock.sendall(
-        commands.frame(0, commands.ConnectionTuneOk(0, 131072, 0)) + commands.frame(0, commands.ConnectionOpen(vhost))
+        methods.frame(0, methods.ConnectionTuneOk(0, 131072, 0)) + methods.frame(0, methods.ConnectionOpen(vhost))
     )

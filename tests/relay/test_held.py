@@ -17,7 +17,7 @@ from pika.credentials import ExternalCredentials
 from relay_rig import Rig, connections, wait_until
 
 from amqpd.connection.channel_zero import HEADER
-from amqpd.protocol import commands
+from amqpd.protocol import methods
 from amqpd.testing import BrokerProcess
 
 MIB = 1 << 20
@@ -41,12 +41,12 @@ def opened_at(rig: Rig, node: str, vhost: str = "v") -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", rig[node].amqp_port), timeout=60)
     sock.sendall(HEADER)
     sock.recv(4096)
-    sock.sendall(commands.frame(0, commands.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US")))
+    sock.sendall(methods.frame(0, methods.ConnectionStartOk({}, "PLAIN", b"\0guest\0guest", "en_US")))
     sock.recv(4096)
     sock.sendall(
-        commands.frame(0, commands.ConnectionTuneOk(0, 131072, 0))
-        + commands.frame(0, commands.ConnectionOpen(vhost))
-        + commands.frame(1, commands.ChannelOpen())
+        methods.frame(0, methods.ConnectionTuneOk(0, 131072, 0))
+        + methods.frame(0, methods.ConnectionOpen(vhost))
+        + methods.frame(1, methods.ChannelOpen())
     )
     answers = b""
     while len(answers) < 13 + 16:
@@ -56,7 +56,7 @@ def opened_at(rig: Rig, node: str, vhost: str = "v") -> socket.socket:
 
 def publish(queue: str, body: bytes) -> bytes:
     """Frames of one message."""
-    method = commands.frame(1, commands.BasicPublish("", queue))
+    method = methods.frame(1, methods.BasicPublish("", queue))
     header = (60).to_bytes(2, "big") + bytes(2) + len(body).to_bytes(8, "big") + bytes(2)
     frames = [method, b"\x02\0\x01" + len(header).to_bytes(4, "big") + header + b"\xce"]
     for start in range(0, len(body), 131_064):
@@ -73,12 +73,12 @@ def test_a_client_that_does_not_read(rig: Rig) -> None:
     for _ in range(400):
         channel.basic_publish("", "much", bytes(MIB), pika.BasicProperties(delivery_mode=2))
     with opened(rig) as sock:  # what the first one takes of malloc stays with it, 20 MiB
-        sock.sendall(commands.frame(1, commands.BasicConsume(queue="much", consumer_tag="c", no_ack=True)))
+        sock.sendall(methods.frame(1, methods.BasicConsume(queue="much", consumer_tag="c", no_ack=True)))
         read(sock, 64 * MIB)
     wait_until(lambda: len(connections(rig, "b")) == 1, "it is gone")
     before = {name: resident(rig[name]) for name in "ab"}
     with opened(rig) as sock:
-        sock.sendall(commands.frame(1, commands.BasicConsume(queue="much", consumer_tag="c", no_ack=True)))
+        sock.sendall(methods.frame(1, methods.BasicConsume(queue="much", consumer_tag="c", no_ack=True)))
         steady(rig)
         grown = {name: resident(rig[name]) - before[name] for name in "ab"}
         assert grown["a"] < 8 * MIB, grown
@@ -111,7 +111,7 @@ def test_an_owner_that_does_not_read(rig: Rig) -> None:
     """An alarm holds publishers: what one has sent behind it waits in his own socket."""
     before = {name: resident(rig[name]) for name in "ab"}
     with opened(rig) as sock:
-        sock.sendall(commands.frame(1, commands.QueueDeclare(queue="held")))
+        sock.sendall(methods.frame(1, methods.QueueDeclare(queue="held")))
         sock.recv(4096)
         rig["b"].api("PUT", "/api/amqpd/alarms/memory", {})
         try:

@@ -18,12 +18,20 @@ import pytest
 import uvloop
 from relay_rig import SECRET, Rig, wait_until
 
-from amqpd.cluster import preamble as words
-from amqpd.cluster.forward import forward
-from amqpd.cluster.identity import NAME, identity, peer_context
-from amqpd.cluster.peer_link import Connector, NotReached, Refused
+from amqpd.cluster import peer_link as words
 from amqpd.cluster.metadata import NotOwner
-from amqpd.cluster.preamble import BadPreamble, Client, Preamble
+from amqpd.cluster.peer_link import (
+    NAME,
+    BadPreamble,
+    Client,
+    Connector,
+    NotReached,
+    PeerRefused,
+    Preamble,
+    identity,
+    peer_context,
+)
+from amqpd.cluster.peer_server import forward
 from amqpd.cluster.proxy import Relays
 from amqpd.cluster.row_codec import PutNote
 from amqpd.storage.metadata.store import Put, UserRow, WriteFailed
@@ -110,7 +118,7 @@ class TestWhoIsANode:
         async def go() -> None:
             await connector.open(rig.node("b"), connector.preamble(words.LINK), asyncio.Protocol())
 
-        with pytest.raises(Refused, match="the secrets differ") as refused:
+        with pytest.raises(PeerRefused, match="the secrets differ") as refused:
             run(go)
         assert refused.value.answer == words.WRONG_SECRET
         assert rig["b"].says("the proof of its preamble is wrong")
@@ -131,7 +139,7 @@ class TestWhoIsANode:
         async def go() -> None:
             await connector.open(rig.node("b"), connector.preamble(words.AMQP, CLIENT), asyncio.Protocol())
 
-        with pytest.raises(Refused, match="no link"):
+        with pytest.raises(PeerRefused, match="no link"):
             run(go)
 
     def test_a_replayed_preamble(self, rig: Rig) -> None:

@@ -227,9 +227,7 @@ def test_a_node_away(tmp_path: Path) -> None:
         ("GET", "/api/exchanges/{}", None),
     ],
 )
-def test_a_vhost_that_its_owner_is_about_to_have_is_waited_for(
-    rig: Rig, method: str, path: str, body: object
-) -> None:
+def test_a_vhost_that_its_owner_is_about_to_have_is_waited_for(rig: Rig, method: str, path: str, body: object) -> None:
     """Its owner is known, and has not loaded it yet: as right behind the declaration of a vhost."""
     vhost = f"late {method} {path.split('/')[2]}".replace(" ", "-")
     rig.own(vhost, "b")

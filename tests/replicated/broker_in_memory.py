@@ -10,20 +10,18 @@ from typing import Any
 from kafka_in_memory import FakeKafka
 from slot_in_memory import Slot, queue_id
 
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.vhost import VHost
 from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.flow.timers import Timers
 from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publish.dead_letters import DeadLetters
+from amqpd.broker.publish.dead_letter import DeadLetters
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.log_opener import Opener
-from amqpd.broker.queue.pump_retries import PumpRetries
+from amqpd.broker.queue.log_opener import Opener, PumpRetries
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.windows import Windows
+from amqpd.broker.queue.services import Windows
+from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.vhost.vhost import Catalogue, VHost
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.metadata.store import VhostRow
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from librt.strings import BytesWriter
 
-from amqpd.kafka.producer import KafkaRefused
-from amqpd.storage.log.batch import BatchHeader, ClosedBatch
-from amqpd.storage.log.foreign import place
-from amqpd.kafka.barrier import barrier
 from amqpd.kafka.partition import UNKNOWN, Offered, Partition
+from amqpd.kafka.producer import KafkaRefused
+from amqpd.kafka.producer_state import barrier
 from amqpd.kafka.requests import ProducerId
+from amqpd.storage.log.appender import place
+from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 
 NOW_MS = 1_700_000_000_000
 

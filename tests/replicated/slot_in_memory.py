@@ -8,11 +8,11 @@ from typing import Any
 
 from kafka_in_memory import FakeKafka, FakeProducer
 
+from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import QueueLog
-from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 
 ROUTE = RecordRoute(b"orders", b"eu.new")

@@ -8,8 +8,8 @@ import pytest
 from kafka_in_memory import FakeKafka
 from slot_in_memory import TOPIC, Slot
 
-from amqpd.cluster import fronts
-from amqpd.cluster.fronts import Span
+from amqpd.cluster import slot_logs
+from amqpd.cluster.slot_logs import Span
 
 
 def test_bytes_from_the_head_on() -> None:
@@ -17,13 +17,13 @@ def test_bytes_from_the_head_on() -> None:
     for number in range(1000):
         span.add(number * 10, 10_000)
     assert span.size_bytes(0, 10_000) == 10_000_000
-    assert abs(span.size_bytes(5000, 10_000) - 5_000_000) <= fronts.MARK_BYTES
+    assert abs(span.size_bytes(5000, 10_000) - 5_000_000) <= slot_logs.MARK_BYTES
     assert span.size_bytes(10_000, 10_000) == 0
     assert span.due(10_000, 10_000)
     span.free(10_000, 10_000)
     assert not span.due(10_000, 10_000)
     span.add(10_000, 100)
-    assert span.size_bytes(10_000, 10_001) <= 100 + fronts.MARK_BYTES
+    assert span.size_bytes(10_000, 10_001) <= 100 + slot_logs.MARK_BYTES
     assert not span.due(10_001, 10_001)
 
 
@@ -46,7 +46,7 @@ async def test_freed_behind_what_was_told() -> None:
     assert await slot.logs.free_fronts(delete) == 1
     assert freed == [(TOPIC, {0: 6001})]
     assert await slot.logs.free_fronts(delete) == 0
-    assert slot.log.span_bytes < 400_000 + fronts.MARK_BYTES
+    assert slot.log.span_bytes < 400_000 + slot_logs.MARK_BYTES
     slot.log.settle_range(6001, 6400, 400_000)
     slot.sync()
     assert await slot.logs.free_fronts(delete) == 1
@@ -56,7 +56,7 @@ async def test_freed_behind_what_was_told() -> None:
 async def test_what_one_message_holds_back_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fronts, "WIDE_BYTES", 1 << 20)
+    monkeypatch.setattr(slot_logs, "WIDE_BYTES", 1 << 20)
     slot = await Slot(FakeKafka()).open()
     for _ in range(50):
         slot.append(*(b"x" * 1000 for _ in range(64)))

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.vhost import cluster_checks, policies
-from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.cluster_checks import REFUSED
-from amqpd.broker.vhost.policy_keys import InvalidPolicy
-from amqpd.broker.vhost.policy_keys import keys as policy_keys
 from amqpd.broker.queue import arguments as queue_arguments
+from amqpd.broker.vhost import cluster_checks, policies
+from amqpd.broker.vhost.cluster_checks import REFUSED
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
+from amqpd.broker.vhost.policy_table import InvalidPolicy
+from amqpd.broker.vhost.policy_table import keys as policy_keys
 from amqpd.errors import PreconditionFailed
 
 KINDS = {

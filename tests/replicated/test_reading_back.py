@@ -9,7 +9,7 @@ import pytest
 from kafka_in_memory import FakeKafka
 from slot_in_memory import SETTLED, TOPIC, Slot, owner
 
-from amqpd.cluster import reading_back
+from amqpd.cluster import slot_logs
 from amqpd.kafka.connection import KafkaLost
 
 
@@ -202,8 +202,8 @@ async def test_logs_that_nobody_uses_are_read_one_after_the_other() -> None:
 
 
 async def test_kafka_away_while_a_log_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading_back, "RETRY_S", 0.001)
-    monkeypatch.setattr(reading_back, "FILL_SIZE", 1000)
+    monkeypatch.setattr(slot_logs, "RETRY_S", 0.001)
+    monkeypatch.setattr(slot_logs, "FILL_SIZE", 1000)
     kafka, first = FakeKafka(), dict[int, int]()
     slot = await owner(kafka, first)
     for number in range(50):

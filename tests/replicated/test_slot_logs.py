@@ -11,10 +11,10 @@ from kafka_in_memory import FakeKafka
 from profiles import examples
 from slot_in_memory import SETTLED, TOPIC, Slot, owner, queue_id
 
+from amqpd.kafka.keyed_records import KeyedRecord, read_keyed
+from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.queue_log import LogFailed
-from amqpd.kafka.keyed_records import Keyed, read_keyed
-from amqpd.kafka.requests import ProducerId
 
 
 async def test_a_confirm_waits_for_the_answer() -> None:
@@ -66,7 +66,7 @@ async def test_a_queue_that_is_deleted_in_the_turn_of_a_publish() -> None:
     partition = slot.partitions[0]
     assert slot.logs.replica(partition).sequence == 2
     slot.producer.store_all()
-    slot.logs.write(partition, [Keyed(b"slot", None)])
+    slot.logs.write(partition, [KeyedRecord(b"slot", None)])
     slot.producer.store_all()
     sequences = [int(BatchHeader(batch, 0).base_sequence) for batch in kafka.stored[TOPIC, 0]]
     assert sequences == [0, 1, 2]

@@ -6,10 +6,10 @@ import pytest
 from kafka_in_memory import FakeKafka
 from slot_in_memory import PROPERTIES, ROUTE, TOPIC, Slot
 
-from amqpd.broker.destination import Versioned
+from amqpd.broker.consumer import Versioned
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.publish.route import Route
-from amqpd.channel.transaction import Transaction
+from amqpd.channel.channel import Transaction
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.prepared import Prepared

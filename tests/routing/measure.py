@@ -11,15 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from amqpd.routing import trie
-from amqpd.routing.hashing import ConsistentHash
+from amqpd.routing import topic
+from amqpd.routing.hashing import ConsistentHash, ModulusHash, Random
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.modulus_hash import ModulusHash
-from amqpd.routing.random_choice import Random
-from amqpd.routing.routed import Routed
+from amqpd.routing.message_exchange import Routed
 from amqpd.routing.selector import parse
-from amqpd.routing.trie import Trie
+from amqpd.routing.topic import Trie
 
 BINDING_COUNT = 10_000
 
@@ -160,7 +158,7 @@ def measure_choices() -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{trie.__file__.rpartition('/')[2]}\n")
+    sys.stdout.write(f"{topic.__file__.rpartition('/')[2]}\n")
     measure_topic()
     measure_plain_topic()
     measure_hostile_topic()

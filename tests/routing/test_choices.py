@@ -10,13 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.routing import looks
-from amqpd.routing.choice import mixed
-from amqpd.routing.errors import BadBinding
-from amqpd.routing.modulus_hash import ModulusHash
-from amqpd.routing.random_choice import LocalRandom, Random
-from amqpd.routing.routed import Routed
-from amqpd.routing.message_exchange import WholeMessage, label_of
+from amqpd.routing import base
+from amqpd.routing.base import BadBinding
+from amqpd.routing.hashing import LocalRandom, ModulusHash, Random, mixed
+from amqpd.routing.message_exchange import Routed, WholeMessage, label_of
 
 NONE = Routed("", {})
 
@@ -63,7 +60,7 @@ def test_modulus_hash_is_the_same_in_every_version() -> None:
         exchange.bind("", {}, f"q{number}")
     assert [goes(exchange, f"k{number}") for number in range(12)] == FROZEN
     assert exchange.match("k0", None) == {FROZEN[0]}
-    assert exchange.looks_at == looks.ROUTING_KEY
+    assert exchange.looks_at == base.ROUTING_KEY
     # rabbit: all keys are hashed, those of CC and BCC too
     assert len({goes(exchange, "k0", f"cc{number}") for number in range(100)}) == 9
 
@@ -75,7 +72,7 @@ def test_chance_is_asked_for_each_message() -> None:
     exchange = Random(iter([0.0, 0.5, 0.999999]).__next__)
     for name in "abc":
         exchange.bind("", {}, name)
-    assert exchange.looks_at == looks.CHANCE
+    assert exchange.looks_at == base.CHANCE
     assert [goes(exchange, "k", "cc") for _ in range(3)] == ["a", "b", "c"]
 
 

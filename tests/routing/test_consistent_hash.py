@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.routing import looks
+from amqpd.routing import base
+from amqpd.routing.base import BadBinding
 from amqpd.routing.hashing import ConsistentHash, weight_of
-from amqpd.routing.errors import BadBinding
-from amqpd.routing.routed import Routed
-from amqpd.routing.selector_fields import MESSAGE_ID, TIMESTAMP
+from amqpd.routing.message_exchange import Routed
 from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.selector_fields import MESSAGE_ID, TIMESTAMP
 
 KEYS = [f"order-{number}" for number in range(20_000)]
 
@@ -141,7 +141,7 @@ def test_nothing_bound() -> None:
 def test_a_header() -> None:
     exchange = made({f"q{number}": 1 for number in range(8)})
     exchange.configure({"hash-header": "customer"})
-    assert exchange.looks_at == looks.HEADERS
+    assert exchange.looks_at == base.HEADERS
 
     def by(*values: object) -> list[object]:
         return [exchange.route(["k"], Routed(f"k{value}", {"customer": value}))[0] for value in values]
@@ -157,7 +157,7 @@ def test_a_header() -> None:
 def test_a_property(name: str, number: int) -> None:
     exchange = made({f"q{n}": 1 for n in range(8)})
     exchange.configure({"hash-property": name})
-    assert exchange.looks_at == looks.PROPERTIES
+    assert exchange.looks_at == base.PROPERTIES
     assert len({exchange.route(["k"], Told(number, f"{n}"))[0] for n in range(200)}) == 8
     assert len({exchange.route([f"k{n}"], Told(number, None))[0] for n in range(50)}) == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqpd.routing.direct import Direct
+from amqpd.routing.direct_fanout import Direct
 
 
 def test_a_key_leads_to_what_is_bound_with_it() -> None:

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from amqpd.routing.errors import BadBinding
+from amqpd.routing.base import BadBinding
 from amqpd.routing.headers import Headers, erlang_float, type_name
 
 

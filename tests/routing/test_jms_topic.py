@@ -6,10 +6,9 @@ from itertools import product
 
 import pytest
 
-from amqpd.routing import selector_erlang
-from amqpd.routing.errors import BadBinding, BadSelector
+from amqpd.routing import selector_parser
+from amqpd.routing.base import HEADERS, ROUTING_KEY, BadBinding, BadSelector
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.looks import HEADERS, ROUTING_KEY
 from amqpd.routing.selector import parse
 from amqpd.routing.selector_ast import Condition
 
@@ -83,7 +82,7 @@ def test_bad_bindings(arguments: dict[str, object], error: str) -> None:
 
 
 def meaning(term: str) -> Condition:
-    return selector_erlang.tree(term)
+    return selector_parser.erlang_tree(term)
 
 
 @pytest.mark.parametrize(

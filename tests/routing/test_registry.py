@@ -7,14 +7,11 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from amqpd.routing import looks, registry
-from amqpd.routing.hashing import ConsistentHash
-from amqpd.routing.direct import Direct
-from amqpd.routing.errors import RoutingError, UnknownExchangeType
-from amqpd.routing.direct_fanout import Fanout
+from amqpd.routing import base, registry
+from amqpd.routing.base import RoutingError, UnknownExchangeType
+from amqpd.routing.direct_fanout import Direct, Fanout
+from amqpd.routing.hashing import ConsistentHash, LocalRandom, ModulusHash, Random
 from amqpd.routing.headers import Headers
-from amqpd.routing.modulus_hash import ModulusHash
-from amqpd.routing.random_choice import LocalRandom, Random
 from amqpd.routing.registry import exchange_type, exchange_type_names
 from amqpd.routing.topic import Topic
 
@@ -38,14 +35,14 @@ def guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
 @pytest.mark.parametrize(
     ("name", "expected", "looks_at"),
     [
-        ("direct", Direct, looks.ROUTING_KEY),
-        ("fanout", Fanout, looks.ROUTING_KEY),
-        ("topic", Topic, looks.ROUTING_KEY),
-        ("headers", Headers, looks.HEADERS),
-        ("x-consistent-hash", ConsistentHash, looks.ROUTING_KEY),
-        ("x-local-random", LocalRandom, looks.CHANCE),
-        ("x-modulus-hash", ModulusHash, looks.ROUTING_KEY),
-        ("x-random", Random, looks.CHANCE),
+        ("direct", Direct, base.ROUTING_KEY),
+        ("fanout", Fanout, base.ROUTING_KEY),
+        ("topic", Topic, base.ROUTING_KEY),
+        ("headers", Headers, base.HEADERS),
+        ("x-consistent-hash", ConsistentHash, base.ROUTING_KEY),
+        ("x-local-random", LocalRandom, base.CHANCE),
+        ("x-modulus-hash", ModulusHash, base.ROUTING_KEY),
+        ("x-random", Random, base.CHANCE),
     ],
 )
 def test_built_ins(name: str, expected: type, looks_at: int) -> None:
@@ -89,13 +86,13 @@ def test_a_guest_replaces_no_built_in(guests: list[EntryPoint], caplog: pytest.L
 
 def test_the_first_of_two_guests_serves(guests: list[EntryPoint], caplog: pytest.LogCaptureFixture) -> None:
     guests.append(EntryPoint("x-twice", "amqpd.routing.direct_fanout:Fanout", GROUP))
-    guests.append(EntryPoint("x-twice", "amqpd.routing.direct:Direct", GROUP))
+    guests.append(EntryPoint("x-twice", "amqpd.routing.direct_fanout:Direct", GROUP))
     assert isinstance(exchange_type("x-twice")(), Fanout)
-    assert "amqpd.routing.direct:Direct is ignored" in caplog.text
+    assert "amqpd.routing.direct_fanout:Direct is ignored" in caplog.text
 
 
 @pytest.mark.parametrize(
-    "value", ["no.such.module:Thing", "amqpd.routing.direct_fanout:Nothing", "amqpd.routing.trie:ONE_WORD"]
+    "value", ["no.such.module:Thing", "amqpd.routing.direct_fanout:Nothing", "amqpd.routing.topic:ONE_WORD"]
 )
 def test_a_broken_guest_is_logged_and_unknown(
     guests: list[EntryPoint], caplog: pytest.LogCaptureFixture, value: str

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from amqpd.routing import selector_fields as fields
-from amqpd.routing.errors import BadSelector
+from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import EVERYTHING, TEXT_SIZE_MAX, parse
 from amqpd.routing.selector_ast import Selectable
 
@@ -204,7 +204,7 @@ PROPERTIES: dict[int, object] = {
     fields.TYPE: "order",
     fields.APP_ID: "shop",
     fields.EXCHANGE: "orders",
-    fields.ROUTING_KEY: "eu.new",
+    fields.ROUTING_KEY_FIELD: "eu.new",
 }
 
 

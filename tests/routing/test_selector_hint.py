@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from amqpd.routing.selector import parse
-from amqpd.routing.selector_hint import hint
+from amqpd.routing.selector_parser import hint
 
 
 @pytest.mark.parametrize(

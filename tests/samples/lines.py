@@ -14,22 +14,21 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import quote, unquote, unquote_to_bytes
 
-from amqpd.auth.internal_backend import AuthChange, Refused
+from amqpd.auth.internal_backend import AuthChange, AuthenticationRefused
 from amqpd.broker import consume
 from amqpd.broker.broker import Broker
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, NotOpenYet, Source, within
 from amqpd.broker.listeners import Clients
-from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, Source, within
-from amqpd.broker.destination import NotOpenYet
 from amqpd.broker.message import Message
-from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.queue.log_opener import opening_over
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.session import Session
+from amqpd.broker.vhost.pending import OnItsWay
 from amqpd.errors import AmqpError, FrameError, NotAllowed, PreconditionFailed, ResourceError
-from amqpd.protocol_server import FrontEnd
 from amqpd.listeners import Listener, bound_sockets
+from amqpd.protocol_server import FrontEnd
 
 LINE_BYTES_MAX, CREDIT_MAX = 1 << 20, 1000
 PERSISTENT = b"\x10\x00\x02"
@@ -200,7 +199,7 @@ class Lines(FrontEnd, Clients):
             await client.work()
         except AmqpError as error:
             client.close(f"ERR {error.code} {error.text}")
-        except (ValueError, Refused, TimeoutError, ConnectionError):
+        except (ValueError, AuthenticationRefused, TimeoutError, ConnectionError):
             client.close("ERR 501 not this line, or not now")
         finally:
             self.clients.discard(client)

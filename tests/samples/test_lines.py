@@ -52,7 +52,7 @@ async def broker(path: Path, *names: str, **arguments: object) -> AsyncIterator[
         vhost = server.broker.vhosts["/"]
         for name in names:
             given = {key.replace("_", "-"): value for key, value in arguments.items()}
-            await finished(partial(declare.declare, vhost, QueueDeclaration(name, True, False, False, given)))
+            await finished(partial(declare.declare_queue, vhost, QueueDeclaration(name, True, False, False, given)))
         yield server
 
 
@@ -151,7 +151,7 @@ async def test_a_queue_that_is_deleted_ends_its_consumers(tmp_path: Path) -> Non
     async with broker(tmp_path, "q") as server, connected(server) as client:
         assert await client.ask("SUB q 1") == "OK"
         vhost = server.broker.vhosts["/"]
-        declare.delete(vhost, vhost.queues["q"])
+        declare.delete_queue(vhost, vhost.queues["q"])
         assert await client.hear() == "ERR 404 queue 'q' is gone"
 
 

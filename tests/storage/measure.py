@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import amqpd.storage.local_log
-from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.log.batch import CODECS
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
 
 COUNT = 200_000

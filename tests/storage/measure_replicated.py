@@ -1,6 +1,6 @@
 """What a request to Kafka and its answer cost, and a batch from its offer to the high watermark. Not a test:
 
-    python -P tests/storage/measure_replicated.py
+python -P tests/storage/measure_replicated.py
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Callable
 
 from librt.strings import BytesWriter
 
+from amqpd.kafka import requests
+from amqpd.kafka.partition import Partition, join
+from amqpd.kafka.producer_state import Producer, Producing
 from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.log.record import RecordRoute, write_record
-from amqpd.kafka import produce
-from amqpd.kafka.joining import join
-from amqpd.kafka.partition import Partition
-from amqpd.kafka.producer_state import Producer, Producing
 
 TOPIC = b"amqpd.orders.1"
 ROUNDS = 20_000
@@ -63,14 +62,14 @@ def told(name: str, call: Callable[[], object], rounds: int = ROUNDS) -> None:
 
 def main() -> None:
     writer = BytesWriter()
-    print(produce.__file__)
+    print(requests.__file__)
     for count in (1, 20):
-        topic = produce.TopicBatches(TOPIC)
+        topic = requests.TopicBatches(TOPIC)
         for number in range(count):
             topic.add(number, batch_at(5))
-        told(f"request of {count}", lambda topic=topic: produce.encode_produce(writer, 1, b"node-1", 1000, [topic]))  # type: ignore[misc]
+        told(f"request of {count}", lambda topic=topic: requests.encode_produce(writer, 1, b"node-1", 1000, [topic]))  # type: ignore[misc]
         data = answer(*range(count))
-        told(f"answer to {count}", lambda data=data: produce.decode_produce(data))  # type: ignore[misc]
+        told(f"answer to {count}", lambda data=data: requests.decode_produce(data))  # type: ignore[misc]
 
     apart = [of_records(10 * each, 10) for each in range(20)]
     told("20 batches of 10 as one", lambda: join(apart), 200)

@@ -7,7 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from amqpd.storage.metadata.store import BindingRow, Change, ExchangeRow, GlobalParameterRow, Metadata, MetadataState, ParameterRow, PermissionRow, PolicyRow, QueueRow, Row, SeenCacheRow, SeenRow, StoredOffsetRow, TopicPermissionRow, UserLimitsRow, UserRow, VhostRow
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    Change,
+    ExchangeRow,
+    GlobalParameterRow,
+    Metadata,
+    MetadataState,
+    ParameterRow,
+    PermissionRow,
+    PolicyRow,
+    QueueRow,
+    Row,
+    SeenCacheRow,
+    SeenRow,
+    StoredOffsetRow,
+    TopicPermissionRow,
+    UserLimitsRow,
+    UserRow,
+    VhostRow,
+)
 
 VHOST = VhostRow("/", "0" * 32)
 OTHER = VhostRow("shop", "1" * 32, "the 'shop'; DROP TABLE vhosts", ("a", "b,c"), "quorum")

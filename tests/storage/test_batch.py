@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
+from amqpd.storage.acks.ack_set import SettledSet
 from amqpd.storage.log import batch
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, ClosedBatch, body_size_bytes, close_batch, crc_fits
 from amqpd.storage.log.record import BadRecord, Record, RecordRoute, write_record
-from amqpd.storage.acks.ack_set import SettledSet
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.cleaner import OffsetMap, encode_clean_offsets, read_clean_offsets
-from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
-from amqpd.storage.retention import trim
+from amqpd.storage.compaction import OffsetMap, encode_clean_offsets, read_clean_offsets
 from amqpd.storage.log.record import RecordRoute
+from amqpd.storage.retention import trim
+from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, CleanerPolicy, RetentionPolicy
 from amqpd.storage.storage import Storage
 
 with warnings.catch_warnings():

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.fsync_thread import Committer, Task
 from amqpd.storage.sync_job import SyncJob
-from amqpd.storage.filesystem import Clock, FileSystem
 
 PATIENCE_S = 60.0
 FAR_S = 3600.0

@@ -24,12 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
 
-from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
-from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.log.compression import GZIP, LZ4, SNAPPY, UNPACKED_MAX, ZSTD, compress, decompress, plain
-from amqpd.storage.log.foreign import BadBatch
-from amqpd.storage.log.lookup import offset_at
+from amqpd.storage.log.appender import BadBatch
+from amqpd.storage.log.batch import GZIP, LZ4, SNAPPY, UNPACKED_MAX, ZSTD, BatchHeader, compress, decompress, plain
+from amqpd.storage.log.cursor import offset_at
 from amqpd.storage.log.record import BadRecord, RecordRoute
+from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.storage.fsync_thread import run_job
-from amqpd.storage.sync_job import JobPart, SyncJob
 from amqpd.storage.filesystem import APPEND, RESERVE_SIZE_BYTES, FileSystem, OpenFile, Reserve
+from amqpd.storage.fsync_thread import run_job
 from amqpd.storage.simulation import SimulatedFileSystem
+from amqpd.storage.sync_job import JobPart, SyncJob
 
 
 @pytest.fixture(params=["real", "simulated"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.log.foreign import BadBatch
+from amqpd.storage.log.appender import BadBatch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

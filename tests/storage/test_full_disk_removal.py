@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from amqpd.storage.fsync_thread import run_job
-from amqpd.storage.sync_job import JobPart, SyncJob
 from amqpd.storage.simulation import SimulatedFileSystem
+from amqpd.storage.sync_job import JobPart, SyncJob
 
 
 class FullUntilFreed(SimulatedFileSystem):

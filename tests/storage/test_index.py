@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.log.index import OffsetIndex, TimeIndex
+from amqpd.storage.log.segment import OffsetIndex, TimeIndex
 
 
 def test_offset_look_up() -> None:

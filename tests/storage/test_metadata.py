@@ -14,17 +14,34 @@ from pathlib import Path
 import pytest
 from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, Answers, all_rows, named, opened, post, write
 
-from amqpd.storage.metadata.core import CoreStore
-from amqpd.storage.metadata.store import BindingRow, Delete, DeleteBindings, Metadata, MetadataClosed, MetadataError, PermissionRow, Put, QueueRow, Row, SeenRow, StoredOffsetRow, TopicPermissionRow, UserLimitsRow, UserRow, VhostRow, WriteFailed, random_id
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.metadata.sqlite import SqliteStart
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    CoreStore,
+    Delete,
+    DeleteBindings,
+    Metadata,
+    MetadataClosed,
+    MetadataError,
+    PermissionRow,
+    Put,
+    QueueRow,
+    Row,
+    SeenRow,
+    SqliteStart,
+    StoredOffsetRow,
+    TopicPermissionRow,
+    UserLimitsRow,
+    UserRow,
+    VhostRow,
+    WriteFailed,
+    random_id,
+)
 
 OUTSIDE = [
     row
     for row in EVERY_ROW
-    if row is not VHOST
-    and getattr(row, "vhost", "shop") == "shop"
-    and not isinstance(row, StoredOffsetRow | SeenRow)
+    if row is not VHOST and getattr(row, "vhost", "shop") == "shop" and not isinstance(row, StoredOffsetRow | SeenRow)
 ]
 """What does not go with the vhost `/`: all but that vhost, and what lies in it, in a queue or an exchange of it."""
 

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from metadata_rows import VHOST, Answers, all_rows, named, opened
 from profiles import examples
 
-from amqpd.storage.metadata.store import BindingRow, Change, Delete, ExchangeRow, GlobalParameterRow, Put, QueueRow, Row, UserRow
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    Change,
+    Delete,
+    ExchangeRow,
+    GlobalParameterRow,
+    Put,
+    QueueRow,
+    Row,
+    UserRow,
+)
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 keys = st.one_of(names, st.binary(max_size=4).map(lambda key: key.decode("utf-8", "surrogateescape")))

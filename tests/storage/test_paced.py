@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.acks.ack_set import DELIVERED, SETTLED, SettledFile
+from amqpd.storage.acks.acks import AHEAD_MAX
+from amqpd.storage.fsync_thread import BOUNDS_ACKS_S
 from amqpd.storage.group_commit import POSTPONE_FROM
-from amqpd.storage.sync_times import BOUNDS_ACKS_S
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.checkpoint import HIGH_WATERMARK, decode_high_watermark
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.acks.ack_set import DELIVERED, SETTLED
-from amqpd.storage.acks.settled_reader import SettledFile
-from amqpd.storage.acks.acks import AHEAD_MAX
 
 TICK_MS = 50
 Call = Callable[[], None]

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.log.compression import ZSTD
-from amqpd.storage.log.places import Places
+from amqpd.storage.log.batch import ZSTD
 from amqpd.storage.log.reader import CHUNK_SIZE
-from amqpd.storage.log.record import Record, RecordRoute
+from amqpd.storage.log.record import Places, Record, RecordRoute
 from amqpd.storage.queue_log import Cursor
 
 ROUTES = [RecordRoute(b"ex", b"key"), RecordRoute(b"", b"other"), RecordRoute(b"ex", b"k" * 200)]

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.readahead import RANGE_SIZE
 from amqpd.storage.log.reader import CHUNK_SIZE
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.storage import Storage
+from amqpd.storage.worker import RANGE_SIZE
 
 ROUTE = RecordRoute(b"", b"tasks")
 SEGMENT_SIZE = 9 << 20

@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
-from amqpd.storage.log.decoder import RecordDecoder, stands_at
-from amqpd.storage.log.places import Places
 from amqpd.storage.log.record import (
     BadRecord,
+    Places,
     Record,
+    RecordDecoder,
     RecordRoute,
     read_offset_delta,
     read_record,
     read_varint,
     record_stop,
+    stands_at,
     value_size,
     varint,
     varint_size,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from amqpd.storage.acks.ack_set import HEADER, encode_entry
 from amqpd.storage.log.checkpoint import UnknownFormat, read_high_watermark
 from amqpd.storage.log.recovery import DamagedLog
-from amqpd.storage.acks.ack_set import HEADER, encode_entry
 
 
 def filled(house: Any, turns: int = 6, each: int = 3, size: int = 40) -> list[int]:

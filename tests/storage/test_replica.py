@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from amqpd.storage.log.appender import Replica
-from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.log.compression import ZSTD
+from amqpd.storage.log.batch import ZSTD, BatchHeader
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.log.record import RecordRoute
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from librt.strings import BytesWriter
 from profiles import examples
 
-from amqpd.storage.log.batch import ClosedBatch, close_batch
-from amqpd.kafka import fetch, produce, requests
+from amqpd.kafka import requests
 from amqpd.kafka.wire import BadAnswer, Reader, uvarint_size, write_uvarint
+from amqpd.storage.log.batch import ClosedBatch, close_batch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text
@@ -105,12 +105,12 @@ class TestRequests:
     def test_produce(self, wanted: dict[str, dict[int, tuple[int, int]]], timeout_ms: int) -> None:
         topics = []
         for name, partitions in wanted.items():
-            topic = produce.TopicBatches(name.encode())
+            topic = requests.TopicBatches(name.encode())
             for partition, (size, parts) in partitions.items():
                 topic.add(partition, closed(b"r" * size, [b"m" * 50] * parts))
             topics.append(topic)
-        parts = produce.encode_produce(BytesWriter(), ID, CLIENT, timeout_ms, topics)
-        message = asked(ProduceRequest, b"".join(parts), produce.VERSION)
+        parts = requests.encode_produce(BytesWriter(), ID, CLIENT, timeout_ms, topics)
+        message = asked(ProduceRequest, b"".join(parts), requests.PRODUCE_VERSION)
         assert (message.acks, message.timeout_ms, message.transactional_id) == (-1, timeout_ms, None)
         assert [each.name for each in message.topic_data] == list(wanted)
         for topic, read in zip(topics, message.topic_data, strict=True):
@@ -121,9 +121,9 @@ class TestRequests:
     @given(st.lists(st.tuples(names, st.integers(0, 9), int64s, int32s), max_size=6), int32s, int32s)
     @few
     def test_fetch(self, wanted: list[tuple[str, int, int, int]], wait_ms: int, size_max: int) -> None:
-        places = [fetch.FetchPlace(name.encode(), *rest) for name, *rest in sorted(wanted)]
-        data = fetch.encode_fetch(BytesWriter(), ID, CLIENT, wait_ms, size_max, places)
-        message = asked(FetchRequest, data, fetch.VERSION)
+        places = [requests.FetchPlace(name.encode(), *rest) for name, *rest in sorted(wanted)]
+        data = requests.encode_fetch(BytesWriter(), ID, CLIENT, wait_ms, size_max, places)
+        message = asked(FetchRequest, data, requests.FETCH_VERSION)
         assert (message.max_wait_ms, message.max_bytes, message.min_bytes) == (wait_ms, size_max, 1)
         assert (message.replica_id, message.session_id, message.session_epoch) == (-1, 0, -1)
         assert [
@@ -186,7 +186,7 @@ def produced(partitions: list[tuple[str, int, int, int, list[str | None], str | 
             )
         )
     responses = [kinds(name=name, partition_responses=each) for name, each in topics.items()]
-    return answer(ProduceResponse(responses=responses, throttle_time_ms=0), produce.VERSION)
+    return answer(ProduceResponse(responses=responses, throttle_time_ms=0), requests.PRODUCE_VERSION)
 
 
 def fetched(partitions: list[tuple[str, int, int, int, int, bytes | None]], aborted: int = 0) -> bytes:
@@ -208,7 +208,7 @@ def fetched(partitions: list[tuple[str, int, int, int, int, bytes | None]], abor
         )
     responses = [kinds(topic=name, partitions=each) for name, each in topics.items()]
     message = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=responses)
-    return answer(message, fetch.VERSION)
+    return answer(message, requests.FETCH_VERSION)
 
 
 def metadata() -> bytes:
@@ -234,9 +234,7 @@ def metadata() -> bytes:
         of_topic(error_code=0, name="orders", is_internal=False, partitions=partitions),
         of_topic(error_code=3, name="gone", is_internal=False, partitions=[]),
     ]
-    message = MetadataResponse(
-        throttle_time_ms=0, brokers=brokers, cluster_id="abc", controller_id=1, topics=topics
-    )
+    message = MetadataResponse(throttle_time_ms=0, brokers=brokers, cluster_id="abc", controller_id=1, topics=topics)
     return answer(message, 12)
 
 
@@ -248,14 +246,10 @@ def api_versions() -> bytes:
 
 
 coordinator = answer(
-    FindCoordinatorResponse(
-        throttle_time_ms=0, error_code=0, error_message=None, node_id=2, host="kafka2", port=9092
-    ),
+    FindCoordinatorResponse(throttle_time_ms=0, error_code=0, error_message=None, node_id=2, host="kafka2", port=9092),
     3,
 )
-producer_id = answer(
-    InitProducerIdResponse(throttle_time_ms=0, error_code=0, producer_id=4000, producer_epoch=12), 4
-)
+producer_id = answer(InitProducerIdResponse(throttle_time_ms=0, error_code=0, producer_id=4000, producer_epoch=12), 4)
 of_offsets = ListOffsetsResponse.ListOffsetsTopicResponse
 offsets = answer(
     ListOffsetsResponse(
@@ -283,11 +277,11 @@ BATCHES = [image(closed(b"r" * 90, [], base)) for base in (5, 8, 11)]
 ANSWERS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "produce": (
         produced([("a", 0, 0, 7, [], None), ("a", 3, 87, -1, ["bad", None], "worse"), ("b", 1, 0, 9, [], None)]),
-        produce.decode_produce,
+        requests.decode_produce,
     ),
     "fetch": (
         fetched([("a", 0, 0, 14, 5, b"".join(BATCHES)), ("a", 1, 1, -1, -1, None)], aborted=2),
-        lambda data: [each.batches() for each in fetch.decode_fetch(data)[1]],
+        lambda data: [each.batches() for each in requests.decode_fetch(data)[1]],
     ),
     "metadata": (metadata(), requests.decode_metadata),
     "versions": (api_versions(), requests.decode_api_versions),
@@ -316,7 +310,7 @@ class TestAnswers:
     @few
     def test_produce(self, partitions: list[tuple[str, int, int, int, list[str | None], str | None]]) -> None:
         ordered = sorted(partitions, key=lambda each: each[0])
-        read = produce.decode_produce(produced(ordered))
+        read = requests.decode_produce(produced(ordered))
         assert [(each.topic.decode(), each.partition, each.code, each.base_offset) for each in read] == [
             each[:4] for each in ordered
         ]
@@ -326,7 +320,7 @@ class TestAnswers:
 
     def test_fetch(self) -> None:
         data = fetched([("a", 0, 0, 14, 5, b"".join(BATCHES)), ("b", 1, 1, -1, -1, None)], aborted=1)
-        code, (first, second) = fetch.decode_fetch(data)
+        code, (first, second) = requests.decode_fetch(data)
         assert code == 0
         assert (first.topic, first.partition, first.high_watermark, first.log_start_offset) == (b"a", 0, 14, 5)
         assert first.batches() == BATCHES
@@ -334,7 +328,7 @@ class TestAnswers:
 
     def test_a_batch_that_kafka_has_cut_is_left(self) -> None:
         data = fetched([("a", 0, 0, 14, 5, b"".join(BATCHES)[:-1])])
-        assert fetch.decode_fetch(data)[1][0].batches() == BATCHES[:2]
+        assert requests.decode_fetch(data)[1][0].batches() == BATCHES[:2]
 
     def test_a_batch_that_compaction_has_emptied(self) -> None:
         """Kafka keeps the header of a producer's last batch, for its sequence."""
@@ -343,14 +337,14 @@ class TestAnswers:
         spans[23:27] = (2).to_bytes(4, "big")  # the offsets 14 to 16
         spans[17:21] = checksum(bytes(spans[21:])).to_bytes(4, "big")
         data = fetched([("a", 0, 0, 17, 5, BATCHES[0] + bytes(spans))])
-        assert fetch.decode_fetch(data)[1][0].batches() == [BATCHES[0], bytes(spans)]
+        assert requests.decode_fetch(data)[1][0].batches() == [BATCHES[0], bytes(spans)]
 
     @pytest.mark.parametrize("at", [16, 21, 30, 70])
     def test_a_wrong_checksum_is_told(self, at: int) -> None:
         broken = bytearray(BATCHES[0])
         broken[at] ^= 1
         with pytest.raises(BadAnswer):
-            fetch.decode_fetch(fetched([("a", 0, 0, 14, 5, bytes(broken))]))[1][0].batches()
+            requests.decode_fetch(fetched([("a", 0, 0, 14, 5, bytes(broken))]))[1][0].batches()
 
     def test_metadata(self) -> None:
         read = requests.decode_metadata(metadata())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.kafka.wire import BadAnswer
 from amqpd.kafka.correlation import Link
 from amqpd.kafka.requests import CORRELATION_MAX
+from amqpd.kafka.wire import BadAnswer
 
 
 def frame(number: int, body: bytes) -> bytes:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 from twin_kafka import NOT_LEADER, TIMED_OUT, TOO_LARGE, Run, batch_at, values_of
 
+from amqpd.kafka.partition import FULL_SIZE, JOINED_SIZE_MAX, UNKNOWN, Partition, goes_on, join
+from amqpd.kafka.producer_state import barrier
+from amqpd.kafka.wire import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, BadAnswer, code_of
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.kafka.barrier import barrier
-from amqpd.kafka.codes import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, code_of
-from amqpd.kafka.wire import BadAnswer
-from amqpd.kafka.joining import JOINED_SIZE_MAX, goes_on, join
-from amqpd.kafka.partition import FULL_SIZE, UNKNOWN, Partition
 
 SEEDS = 150
 STEPS = 500

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.clock_watch import ClockWatch
-from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, RetentionPolicy
-from amqpd.storage.retention import trim
-from amqpd.storage.maintenance import Upkeep
-from amqpd.storage.log.checkpoint import read_lines
 from amqpd.storage.acks.ack_set import SettledSet
+from amqpd.storage.clock_watch import ClockWatch
+from amqpd.storage.log.checkpoint import read_lines
+from amqpd.storage.maintenance import Upkeep
+from amqpd.storage.retention import trim
+from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, RetentionPolicy
 from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 
 HOUR = 3_600_000

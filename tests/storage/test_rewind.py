@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from amqpd._build import is_compiled
+from amqpd.storage.acks.ack_set import SettledSet
 from amqpd.storage.acks.replay import Rewind
 from amqpd.storage.acks.replay_file import by_segment, decode_rewind, encode_rewind, told_of
-from amqpd.storage.acks.ack_set import SettledSet
 
 BODY = b"." * 400
 

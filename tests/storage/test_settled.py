@@ -6,8 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.storage.acks.ack_set import BITS, BOOT, COUNT_MAX, ENTRY_SIZE, RETURNED, SETTLED, TALLY_BITS, SettledSet, encode_entry, tally
-from amqpd.storage.acks.settled_reader import SettledFile
+from amqpd.storage.acks.ack_set import (
+    BITS,
+    BOOT,
+    COUNT_MAX,
+    ENTRY_SIZE,
+    RETURNED,
+    SETTLED,
+    TALLY_BITS,
+    SettledFile,
+    SettledSet,
+    encode_entry,
+    tally,
+)
 
 RANGES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40)), max_size=80)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage import openings
+from amqpd.storage import storage as openings
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.log.recovery_state import PIECE_COUNT
+from amqpd.storage.log.recovery import PIECE_COUNT
 from amqpd.storage.storage import Storage
 
 ROUTE = RecordRoute(b"", b"q")
@@ -82,9 +82,7 @@ def told(store: LocalLog) -> tuple[object, ...]:
     return store.record_count, store.size_bytes, store.next_offset, store.delivered_mark, counts, records
 
 
-def test_in_slices_as_in_one_go(
-    written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_slices_as_in_one_go(written: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "SLICE_S", 0.0)
     turns = Turns()
     storage, store = start(written, tmp_path / "at once", turns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqpd.storage.sync_times import BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S, SyncTimes
+from amqpd.storage.fsync_thread import BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S, SyncTimes
 
 
 def test_a_value_on_a_bound_is_below_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.log.lookup import offset_at
+from amqpd.storage.log.cursor import offset_at
 
 START = 1_700_000_000_000
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from librt.strings import BytesWriter
 
-from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch, crc_fits
-from amqpd.storage.log.record import read_offset_delta, read_varint, record_stop, varint
 from amqpd.kafka.partition import Partition
 from amqpd.kafka.producer_state import Call, Producer, Producing
+from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch, crc_fits
+from amqpd.storage.log.record import read_offset_delta, read_varint, record_stop, varint
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

@@ -10,7 +10,7 @@ A wheel whose step raises what nobody expects, a bug of the broker, rests for FA
 FAILED_MS_MAX at most; the others turn on. The broker's log has the traceback once, and a line for every further try.
 
 On the disk: <vhost>/delays/<random id>/<bucket>/, an ordinary log each, a directory above them for each exchange, whose
-name stands in every queue.json. At the start copies whose parent is still there are thrown away (cascade.py), and
+name stands in every queue.json. At the start copies whose parent is still there are thrown away (bucket.py), and
 messages of an exchange that is not there any more, which was deleted or not durable, are dropped.
 """
 
@@ -25,14 +25,13 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.delayed.bucket import Named, parse_name
-from amqpd.broker.delayed.timing_wheel import Wheel
-from amqpd.broker.delayed.works import Turning, Works
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.delayed.timing_wheel import Turning, Wheel, Works
 from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.publish.republisher import Republisher
+from amqpd.storage.acks.segment_removal import DELETED
 from amqpd.storage.queue_json import DESCRIPTION, describe, read_description
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.acks.segment_removal import DELETED
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -179,11 +178,19 @@ class Delays(Works):
         doublings = wheel.failures if wheel.failures < 5 else 5
         rest_ms: i64 = min(FAILED_MS << doublings, FAILED_MS_MAX)
         if wheel.failures == 0:
-            log.error("delayed messages: a bug of the broker; next try in %g s", rest_ms / 1000, exc_info=error,
-                      extra=wheel.about())
+            log.error(
+                "delayed messages: a bug of the broker; next try in %g s",
+                rest_ms / 1000,
+                exc_info=error,
+                extra=wheel.about(),
+            )
         else:
-            log.error("delayed messages: the bug is still there (%r); next try in %g s", error, rest_ms / 1000,
-                      extra=wheel.about())
+            log.error(
+                "delayed messages: the bug is still there (%r); next try in %g s",
+                error,
+                rest_ms / 1000,
+                extra=wheel.about(),
+            )
         wheel.failures += 1
         wheel.rest_ms = self.timers.now_ms() + rest_ms
 

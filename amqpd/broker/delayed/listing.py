@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from heapq import heappush, heappushpop
 from typing import NamedTuple
 
-from amqpd.broker.delayed.bucket import READ_BYTES, Bucket
-from amqpd.broker.delayed.stored import due_of, keys_of, name_of, number_of
+from amqpd.broker.delayed.bucket import READ_BYTES, Bucket, due_of, keys_of, name_of, number_of
 from amqpd.broker.delayed.timing_wheel import Wheel
 from amqpd.storage.log.record import Record
 
@@ -117,6 +116,4 @@ def _found(wheel: Wheel, record: Record) -> Found | None:
     except ValueError:
         return None
     keys = keys_of(record.properties) or [record.routing_key.decode("utf-8", "replace")]
-    return Found(
-        due, number, wheel.exchange, record.exchange.decode(), keys, len(record.body), record.persistent
-    )
+    return Found(due, number, wheel.exchange, record.exchange.decode(), keys, len(record.body), record.persistent)

@@ -4,15 +4,19 @@ A message is appended to the log of the bucket that it belongs to (bucket.py), a
 is left to do comes with time, in pieces of a tenth of a millisecond to a few (`step`), the earliest first:
 
     open      logs of an earlier life, one after the other
-    descend   a bucket of level 1 or above: its messages go down (cascade.py)
+    descend   a bucket of level 1 or above: its messages go down (bucket.py)
     load      a bucket of level 0: the place of each message, by the millisecond that it is due at (`_slots`)
-    release   what is due goes to the republisher (release.py), in the order of those milliseconds, within one as they
+    release   what is due goes to the republisher (bucket.py), in the order of those milliseconds, within one as they
               came to their bucket; so many at a time as HELD_COUNT_MAX and HELD_BYTES_MAX say
     leave     a bucket whose time is over and of which nothing is left loses its directory
 
 Times are the wall clock's. It may be set: what is loaded stays loaded, where it goes back, and waits; where it goes
 forward all buckets whose time has come are worked off in their order, as after a start. No bucket is loaded ahead of
 its time while LOADED_MAX messages are.
+
+Where a message waits, as a destination: it is appended to the log of the bucket it belongs to.
+
+What the wheels of all exchanges share, and how they are made to turn.
 """
 
 from __future__ import annotations
@@ -20,24 +24,213 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final, final
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delayed.bucket import LEVEL_COUNT, READ_BYTES, Bucket, Place, new_name, place_of
-from amqpd.broker.delayed.cascade import Cascade
-from amqpd.broker.delayed.delayed import Delayed
-from amqpd.broker.delayed.due import due_ms, obeyed
-from amqpd.broker.delayed.release import Release
+from amqpd.broker.consumer import Destination
+from amqpd.broker.delay_hook import Delaying
+from amqpd.broker.delayed.bucket import (
+    LEVEL_COUNT,
+    READ_BYTES,
+    Bucket,
+    Cascade,
+    Place,
+    Release,
+    Tally,
+    due_ms,
+    due_of,
+    new_name,
+    obeyed,
+    place_of,
+    with_delay,
+)
 from amqpd.broker.delayed.slots import NEVER, Slots
-from amqpd.broker.delayed.stored import due_of
-from amqpd.broker.delayed.works import Countdown, Turning, Works
-from amqpd.broker.destination import Destination
-from amqpd.broker.message import make_message
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.message import Message, make_message
 from amqpd.broker.publish.republisher import Republisher
+from amqpd.protocol.field_table import CodecError
+from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.storage.queue_log import LogFailed, LogUnusable, QueueLog
+from amqpd.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost.vhost import VHost
+
+
+class Works:
+    """One per broker. vhosts: all there are, by name."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        turn: Turn,
+        timers: Timers,
+        republisher: Republisher,
+        vhosts: Mapping[str, VHost],
+    ) -> None:
+        self.storage = storage
+        self.turn = turn
+        self.timers = timers
+        self.republisher = republisher
+        self.vhosts = vhosts
+        self.tally = Tally()
+        self._number: i64 = 0
+
+    def busy(self, wheel: Turning) -> None:
+        """The wheel has something to do now: its `step` is called soon, until it says False."""
+        raise NotImplementedError
+
+    def gone(self, vhost: str, exchange: str) -> None:
+        """The exchange is deleted: its wheel is not used any more."""
+        raise NotImplementedError
+
+    def next_number(self) -> i64:
+        """Of a message: above all before it."""
+        number = self.timers.wall_ms() << 20
+        if number <= self._number:
+            number = self._number + 1
+        self._number = number
+        return number
+
+
+class Turning(Delaying):
+    """A wheel, as who makes it turn knows it, and who brings it messages. queued: it stands in `Works`' line. armed_ms:
+    when it is called next, by wall clock. failures: of its `step`, on end; it rests until rest_ms, monotonic.
+    """
+
+    def __init__(self, works: Works) -> None:
+        super().__init__()
+        self.works = works
+        self.queued = False
+        self.dropped = False
+        self.armed_ms: i64 = NEVER
+        self.failures: i64 = 0
+        self.rest_ms: i64 = 0
+        self._wake = Wake(self)
+
+    def taking(self, due: i64) -> Bucket:
+        """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
+        raise NotImplementedError
+
+    def took(self, bucket: Bucket, due: i64, offset: i64) -> None:
+        """The bucket has taken a message."""
+        raise NotImplementedError
+
+    def about(self) -> dict[str, object]:
+        """Fields that tell of it in the broker's log."""
+        raise NotImplementedError
+
+    def step(self) -> bool:
+        """Does a piece of what there is to do. False: nothing now."""
+        raise NotImplementedError
+
+    def rearm(self) -> None:
+        """Nothing can be done now, or the clock was set: it sees to it that it is called when something can."""
+        raise NotImplementedError
+
+    def arm(self, wall_ms: i64) -> None:
+        """It is called at that time, or before. Cost: a comparison where it is."""
+        if wall_ms < self.armed_ms and not self.dropped:
+            self.armed_ms = wall_ms
+            timers = self.works.timers
+            timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
+
+    def disarm(self) -> None:
+        """It is not called."""
+        self.armed_ms = NEVER
+        self.works.timers.cancel(self._wake)
+
+
+@final
+class Countdown:
+    """`done` is called when so many directories are gone."""
+
+    def __init__(self, count: i64, done: Callable[[], None]) -> None:
+        self._count = count
+        self._done = done
+
+    def one(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._done()
+
+
+@final
+class Wake(Timer):
+    """The wheel's next moment has come."""
+
+    def __init__(self, wheel: Turning) -> None:
+        super().__init__()
+        self.wheel = wheel
+
+    def fire(self) -> None:
+        wheel = self.wheel
+        wheel.armed_ms = NEVER
+        wheel.works.busy(wheel)
+
 
 log = logging.getLogger(__name__)
+
+
+@final
+class Delayed(Destination):
+    """Of the publishes that are due at one time under the same keys.
+
+    keys: None where a message has but its own. changes: of its headers.
+    """
+
+    def __init__(self, wheel: Turning, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
+        super().__init__()
+        self.durable = True
+        self.wheel = wheel
+        self.due_ms = due_ms
+        self.keys = keys
+        self.changes = changes
+        self._bucket: Bucket | None = None
+
+    def bucket(self) -> Bucket:
+        """The one that a message of now goes to; in a transaction, another than that of its publish. Raises: LogFailed."""
+        bucket = self._bucket
+        if bucket is None or not bucket.taking or bucket.store.failed:
+            bucket = self.wheel.taking(self.due_ms)
+            self._bucket = bucket
+        return bucket
+
+    def log(self) -> QueueLog | None:
+        bucket = self._bucket
+        if not self.wheel.dropped:
+            try:
+                bucket = self.bucket()
+            except LogFailed:
+                return None  # `offer` refuses it
+        return None if bucket is None else bucket.store
+
+    def gone(self) -> bool:
+        return self.wheel.dropped
+
+    def offer(self, message: Message) -> bool:
+        wheel = self.wheel
+        if wheel.dropped:
+            return False
+        try:
+            bucket = self.bucket()
+            store = bucket.store
+            number = wheel.works.next_number()
+            properties = with_delay(message.properties(), self.changes, self.due_ms, number, self.keys)
+            route = message.envelope.record_route()
+            parts = message.parts
+            if parts is not None and message.body_size > LARGE_BODY_BYTES:
+                offset = store.append_large(route, properties, parts, message.body_size, message.persistent)
+            else:
+                offset = store.append_parts(route, properties, message.body(), message.persistent)
+        except (LogFailed, CodecError) as error:
+            log.warning("a message cannot be delayed: %s", error, extra=wheel.about())
+            return False
+        wheel.took(bucket, self.due_ms, offset)
+        return True
+
 
 # On their way to their queues, of all wheels together: nothing more is released meanwhile.
 HELD_COUNT_MAX: Final = 8192

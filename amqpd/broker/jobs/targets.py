@@ -21,15 +21,14 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.vhost.vhost import VHost
-from amqpd.broker.destination import Destination
-from amqpd.broker.message import Envelope
-from amqpd.broker.message_view import PropertiesView
+from amqpd.broker.consumer import Destination
+from amqpd.broker.message import Envelope, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.queue.queue import Queue
+from amqpd.broker.vhost.vhost import VHost
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, Long, decode_table
 from amqpd.protocol.properties import scan, with_headers
-from amqpd.routing.looks import CHANCE, MEMORY
+from amqpd.routing.base import CHANCE, MEMORY
 
 REDRIVE_COUNT: Final = "x-redrive-count"
 DEATH_HEADERS: Final = ("x-death", "x-first-death-reason", "x-first-death-queue", "x-first-death-exchange")

@@ -15,19 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.timers import Timers
+from amqpd.broker.message import Message, MessageView
+from amqpd.broker.publish import router
+from amqpd.broker.publish.deduplication import History, Note, Seen, Store
+from amqpd.broker.publish.firehose import Unasked
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Binding, Exchange
 from amqpd.broker.vhost.exchange_state import Keeping
-from amqpd.broker.flow.timers import Timers
-from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.message import Message
-from amqpd.broker.message_view import MessageView
-from amqpd.broker.publish import router
-from amqpd.broker.publish.history import History
-from amqpd.broker.publish.deduplication import Note, Seen, Store
-from amqpd.broker.publish.unasked import Unasked
-from amqpd.broker.queue.queue import Queue
-from amqpd.routing.stateful import PERSISTENCE, SIZE, TTL, Deduplication
-from amqpd.routing.recent_history import LENGTH, LENGTH_DEFAULT, RecentHistory
+from amqpd.routing.stateful import LENGTH, LENGTH_DEFAULT, PERSISTENCE, SIZE, TTL, Deduplication, RecentHistory
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, SeenCacheRow, SeenRow, random_id
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.publish.offering import refuse, reserve
 from amqpd.broker.publish.confirms import when_safe
+from amqpd.broker.publish.route import refuse, reserve
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:

@@ -10,30 +10,80 @@ COUNT_MAX or BYTES_MAX are (the log says how many). Publishers are slowed down b
 Cost: none while it is off; on, 30 us a copy (compiled). With nobody bound to the exchange, next to none.
 
 Source: https://www.rabbitmq.com/docs/firehose; headers and their order measured on 3.10.8.
+
+The exchange `amq.rabbitmq.event`: what `Events` tells, as messages without a body.
+
+It is a topic exchange, durable and internal, of the vhost that the setting `event_exchange_vhost` names; there is none
+without. Whether anybody is bound to it is noted as bindings come and go, and nobody tells anything while nobody is.
+
+Messages of the broker's own that nobody waits for: copies of the firehose, events. Offered once, at most once.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.broker.vhost.pending import Done, unheard
-from amqpd.broker.vhost.exchange import Exchange
-from amqpd.broker.vhost.vhosts import tell
-from amqpd.broker.vhost.walk import Walk
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination, NotOpenYet, Tap
+from amqpd.broker.events import EVENT_EXCHANGE, Event, Events
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publish import router
-from amqpd.broker.publish.unasked import Unasked
+from amqpd.broker.publish.route import offer, prepare
+from amqpd.broker.queue.log_opener import when_open
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.tap import Tap
+from amqpd.broker.vhost.exchange import Binding, Exchange
+from amqpd.broker.vhost.pending import Done, unheard
+from amqpd.broker.vhost.policy_table import Walk
+from amqpd.broker.vhost.vhosts import tell
+from amqpd.errors import ResourceError
+from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
-from amqpd.routing.routed import Routed
+from amqpd.routing.message_exchange import Routed
+from amqpd.routing.registry import exchange_type
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
+
+
+WAITING_MAX: Final = 500
+"""Messages that wait for a queue to be opened: it is, before long, and further ones are lost."""
+
+
+class Unasked:
+    """want: asks for the end of a turn, which writes what was offered. lost_count: for its owner to tell and reset."""
+
+    def __init__(self, want: Callable[[], object]) -> None:
+        self.lost_count = 0
+        self._want = want
+        self._waiting_count = 0
+
+    def offer(self, destinations: list[Destination], message: Message) -> None:
+        there = [each for each in destinations if not each.gone()]
+        try:
+            prepare(there)
+        except NotOpenYet as error:
+            if self._waiting_count < WAITING_MAX:
+                self._waiting_count += 1
+                when_open(error.destinations, partial(self._opened, there, message))
+            else:
+                self.lost_count += 1
+        except ResourceError:
+            if len(there) > 1:  # one that cannot be opened does not keep it from the others
+                for each in there:
+                    self.offer([each], message)
+            else:
+                self.lost_count += 1
+        else:
+            offer(there, message, None)
+            self._want()
+
+    def _opened(self, destinations: list[Destination], message: Message) -> None:
+        self._waiting_count -= 1
+        self.offer(destinations, message)
+
 
 log = logging.getLogger(__name__)
 
@@ -191,3 +241,59 @@ def _copied_to(properties: Properties) -> list[object]:
     """The keys that CC names; BCC is nowhere any more."""
     copied = (properties.headers or {}).get("CC")
     return copied if isinstance(copied, list) else []
+
+
+class EventExchange(Exchange):
+    """It is heard from `start` on: what is loaded when the broker starts is no event."""
+
+    def __init__(self, events: Events, vhost: VHost) -> None:
+        super().__init__(EVENT_EXCHANGE, "topic", exchange_type("topic")(), True, False, True, {})
+        self._events = events
+        self._vhost = vhost
+        self._unasked = Unasked(vhost.queue_host.turn.want)
+        self._started = False
+        events.publish = self.publish
+
+    def start(self) -> None:
+        self._started = True
+        self._look()
+
+    def add(self, binding: Binding) -> None:
+        super().add(binding)
+        self._look()
+
+    def remove(self, binding: Binding) -> None:
+        super().remove(binding)
+        self._look()
+
+    def _look(self) -> None:
+        self._events.bind(self._started and bool(self.bindings))
+
+    def publish(self, event: Event) -> None:
+        """To whoever is bound. The queue of an event about itself may be gone by then."""
+        if self._vhost.deleted:
+            return
+        destinations = router.route(self._vhost, self, [event.key], Routed(event.key, event.headers))
+        if not destinations:
+            return
+        # rabbit: persistent; both the property in seconds and the header in milliseconds
+        fields = Properties(headers=event.headers, delivery_mode=2, timestamp=Timestamp(event.at_ms // 1000))
+        encoded = encode_properties(fields)
+        message = make_message(Envelope(EVENT_EXCHANGE, event.key), encoded, b"", True, scan(encoded, 0, len(encoded)))
+        self._unasked.offer(destinations, message)
+        self._events.lost_count += self._unasked.lost_count
+        self._unasked.lost_count = 0
+
+
+def add_event_exchange(events: Events, vhost: VHost) -> None:
+    """For a new vhost: it gets the exchange, if it is the one."""
+    if vhost.name == events.vhost_name:
+        vhost.exchanges[EVENT_EXCHANGE] = EventExchange(events, vhost)
+
+
+def start_events(events: Events, vhost: VHost | None) -> None:
+    """All is loaded, or the vhost has just been made: what happens from now on is told. vhost: the one; None: there is
+    none."""
+    exchange = None if vhost is None else vhost.exchanges.get(EVENT_EXCHANGE)
+    if isinstance(exchange, EventExchange):
+        exchange.start()

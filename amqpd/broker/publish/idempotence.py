@@ -1,8 +1,8 @@
 """Idempotent publishing: what a producer has numbered is in each queue once, however often it sends it.
 
 The headers are `x-producer-id` (0 to 2^63-1), `x-producer-epoch` (0 to 32767) and `x-sequence` (0 to 2^31-1), as
-Kafka's producers have them. Of each producer a queue knows the last that it has taken (storage/log/producer_state.py). A
-sequence at or below it is a copy: it goes nowhere, and its confirm waits until the first one is safe. A higher one is
+Kafka's producers have them. Of each producer a queue knows the last that it has taken (storage/log/producer_state.py).
+A sequence at or below it is a copy: it goes nowhere, and its confirm waits until the first one is safe. A higher one is
 taken, whatever is missing between: routing leaves gaps. A higher epoch begins anew, with any sequence; an older one is
 a producer that has been replaced, and refused (403). A sequence does not wrap: behind the last comes another epoch.
 
@@ -19,9 +19,8 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.destination import Destination
-from amqpd.broker.message import Message
-from amqpd.broker.message_view import MessageView
+from amqpd.broker.consumer import Destination
+from amqpd.broker.message import Message, MessageView
 from amqpd.broker.publish.route import Route
 from amqpd.broker.queue.queue import Queue
 from amqpd.errors import AccessRefused, PreconditionFailed

@@ -17,39 +17,114 @@ A route to more than WIDE_COUNT queues goes by a `Spread`, in slices.
 
 Routes are kept under the bytes of basic.publish, and each is valid while what it depends on keeps its version: a queue
 for the default exchange, else the exchange with all behind it. Permissions that change have `forget_routes` called.
+
+What a message's properties must be, where that has to be judged by their text.
+
+A publish comes here only with what a scan cannot decide (`Publisher._look_into`): who sends it, a time to live that is
+no plain number, routing keys in CC and BCC.
 """
 
 from __future__ import annotations
 
-from typing import Final, final
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.access import check, check_topic_keys, is_topic_limited
-from amqpd.broker.destination import NotOpenYet, Versioned
-from amqpd.broker.message import Envelope, Message, make_message, message_in_parts
-from amqpd.broker.message_view import NO_MESSAGE, MessageView
-from amqpd.broker.passed import Passed, Sent
+from amqpd.broker.consumer import NotOpenYet, Tap, Versioned
+from amqpd.broker.message import NO_MESSAGE, TTL_MS_MAX, Envelope, Message, MessageView, make_message, message_in_parts
 from amqpd.broker.publish import router
-from amqpd.broker.publish.checks import judge, needs_judging, sender_selected
-from amqpd.broker.publish.offering import TAKEN, offer
 from amqpd.broker.publish.idempotence import once_route
-from amqpd.broker.publish.route import KnownExchange, Route
-from amqpd.broker.session import Session
-from amqpd.broker.tap import Tap
-from amqpd.errors import (
-    AccessRefused,
-    AmqpError,
-    FrameError,
-    NotImplementedByBroker,
-    PreconditionFailed,
-    ResourceError,
-)
-from amqpd.protocol import commands
-from amqpd.protocol.field_table import CodecError, shortstr
+from amqpd.broker.publish.route import TAKEN, KnownExchange, Route, offer
+from amqpd.broker.queue.argument_checks import erlang_type
+from amqpd.broker.session import Session, check, check_topic_keys, is_topic_limited
+from amqpd.broker.stats import Passed, Sent
+from amqpd.errors import AccessRefused, AmqpError, FrameError, NotImplementedByBroker, PreconditionFailed, ResourceError
+from amqpd.protocol import methods
+from amqpd.protocol.field_table import CodecError, decode_table, shortstr
 from amqpd.protocol.frame import PROPERTIES_START
-from amqpd.protocol.properties import PropertyInfo, scan, with_reply_to, without_headers
-from amqpd.routing.looks import ROUTING_KEY
+from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan, with_reply_to, without_headers
+from amqpd.routing.base import ROUTING_KEY
+
+if TYPE_CHECKING:
+    from amqpd.auth.internal_backend import User
+
+
+# Sender-selected keys, CC and BCC together.
+KEYS_MAX: Final = 1000
+_INTEGER: Final = re.compile(rb"([+-]?\d+)(.*)", re.DOTALL)
+
+
+def needs_judging(info: PropertyInfo) -> bool:
+    """Whether `judge` has to look at them. Most messages say nothing that could be wrong."""
+    return (
+        info.user_id is not None
+        or info.sender_selected
+        or (info.expiration is not None and not 0 <= info.expiration_ms <= TTL_MS_MAX)
+        or (info.flags & DELIVERY_MODE != 0 and not 1 <= info.delivery_mode <= 2)
+    )
+
+
+def judge(user: User, info: PropertyInfo, properties: bytes) -> None:
+    """Raises: PreconditionFailed (406) for what this user's message must not say. info: what a scan found."""
+    if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
+        raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}")
+    if info.user_id is not None:
+        _check_user_id(user, info.user_id)
+    if info.expiration is not None:
+        check_expiration(info.expiration)
+    if info.sender_selected:
+        sender_selected(decode_table(properties, info.headers_start)[0])
+
+
+def _check_user_id(user: User, user_id: bytes) -> None:
+    if user_id != user.name.encode() and "impersonator" not in user.tags:
+        given = user_id.decode("utf-8", "replace")
+        raise PreconditionFailed(f"user_id property set to '{given}' but authenticated user was '{user.name}'")
+
+
+def check_expiration(text: bytes) -> int:
+    """Milliseconds. Raises: PreconditionFailed with RabbitMQ's words for what is not one."""
+    match = _INTEGER.match(text)
+    shown = text.decode("utf-8", "replace")
+    if match is None:
+        raise PreconditionFailed(f"invalid expiration '{shown}': no_integer")
+    if match[2]:
+        rest = match[2].decode("utf-8", "replace")
+        raise PreconditionFailed(f"invalid expiration '{shown}': {{leftover_string,\"{rest}\"}}")
+    number = int(match[1])
+    if number < 0:
+        raise PreconditionFailed(f"invalid expiration '{shown}': {{value_negative,{number}}}")
+    if number > TTL_MS_MAX:
+        raise PreconditionFailed(f"invalid expiration '{shown}': {{value_too_large,{number}}}")
+    return number
+
+
+def sender_selected(headers: Mapping[str, object]) -> list[str]:
+    """Routing keys of CC and BCC, each once. Raises: PreconditionFailed where they are no arrays, or name many."""
+    keys: list[str] = []
+    for name in ("CC", "BCC"):
+        value = headers.get(name)
+        if name not in headers:
+            continue
+        if not isinstance(value, list):
+            raise _unacceptable(name, value)
+        for key in value:
+            if isinstance(key, bytes):
+                keys.append(key.decode("utf-8", "surrogateescape"))
+            elif isinstance(key, str):
+                keys.append(key)
+            # rabbit: what is no text names no queue
+    distinct = list(dict.fromkeys(keys))
+    if len(distinct) > KEYS_MAX:
+        raise PreconditionFailed(f"CC and BCC name {len(distinct)} routing keys, at most {KEYS_MAX}")
+    return distinct
+
+
+def _unacceptable(name: str, value: object) -> PreconditionFailed:
+    return PreconditionFailed(f'invalid message: {{unacceptable_type_in_header,"{name}",{erlang_type(value)}}}')
+
 
 ROUTES_MAX: Final = 4096
 ROUTE_BYTES_MAX: Final = 1024 * 1024
@@ -301,8 +376,7 @@ class Publisher:
         return route
 
     def _make_route(self, method: bytes) -> Route:
-        """Decodes the method, checks permission and exchange, finds the queues. Raises 403, 404, 506, 540; NotOpenYet.
-        """
+        """Decodes the method, checks permission and exchange, finds the queues. Raises 403, 404, 506, 540; NotOpenYet."""
         name_end: i64 = 0
         exchange: bytes = b""
         route: Route | None = None
@@ -359,10 +433,10 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
     the same bytes again.
     """
     try:
-        command = commands.decode(method)
-    except commands.MethodSyntaxError as error:
+        command = methods.decode(method)
+    except methods.MethodSyntaxError as error:
         raise FrameError(error.text) from None
-    assert isinstance(command, commands.BasicPublish)  # the assembler has looked
+    assert isinstance(command, methods.BasicPublish)  # the assembler has looked
     if command.immediate:
         raise NotImplementedByBroker("immediate=true")
     vhost = session.vhost

@@ -19,6 +19,15 @@ Everything is published in a callback of the loop, never from within `add`: a qu
 until it has synced what there is. `stop` leaves what is not published at its source.
 
 Invariant: each `Pending` is in one of `line`, `_fresh`, `_waiting`, `_failed`, `_unopened`, `_settling`, or settled.
+
+Who has messages published once more (`Origin`), what they look like (`Dressed`), and each on its way (`Pending`).
+
+Of republisher.py, which says how they go together.
+
+Settles at their sources what is safe at its targets, in slices: one sync may make a hundred thousand safe at once.
+
+A slice comes with the sync; what is left has later turns of the loop. What the broker is stopped with is settled at
+once, as is all that comes then, so that nothing is published again after a clean stop.
 """
 
 from __future__ import annotations
@@ -29,29 +38,215 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.destination import Destination, NotOpenYet
-from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.consumer import Destination, NotOpenYet
 from amqpd.broker.flow.loop_turn import TURN_BYTES_MAX, Confirmer, Turn
-from amqpd.broker.message import Message, make_message, with_properties
-from amqpd.broker.publish.offering import FAILED, REFUSED, offer, prepare
-from amqpd.broker.publish.origin import STAYS, Dressed, Origin, Pending
-from amqpd.broker.publish.settling import Settling
+from amqpd.broker.flow.timers import Timer, Timers
+from amqpd.broker.message import Envelope, Message, make_message, with_properties
+from amqpd.broker.publish.route import FAILED, REFUSED, offer, prepare
 from amqpd.errors import ResourceError
+from amqpd.protocol.properties import PropertyInfo
 from amqpd.storage.queue_log import Cursor, QueueLog
+
+
+@final
+class Dressed:
+    """A message as it is published once more, without its body, and where to.
+
+    properties: flags and fields, encoded; info: what `scan` found in them.
+    """
+
+    def __init__(
+        self, envelope: Envelope, properties: bytes, info: PropertyInfo, destinations: list[Destination]
+    ) -> None:
+        self.envelope = envelope
+        self.properties = properties
+        self.info = info
+        self.destinations = destinations
+
+
+# What `Origin.dress` answers of a message that cannot go anywhere now: it is given back by `Origin.kept`.
+STAYS: Final = Dressed(Envelope("", ""), b"", PropertyInfo(0), [])
+
+
+@final
+class Went:
+    """How many messages of an origin, or of several that share it, were published once more, each once."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Origin:
+    """Where messages come from that are published once more, and what becomes of them: what a user subclasses.
+
+    Ranges of one origin that follow each other become one, so messages of one kind should share theirs. kind: of
+    message, as the broker's log tells of it ("dead-letter"). offset: of what is dressed just now, -1 if it has none;
+    again: whether an earlier try in this life may have brought it to some of its targets. went: how many of them were.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.offset: i64 = -1
+        self.again = False
+        self.went = Went()
+
+    def log(self) -> QueueLog | None:
+        """The log that offsets are of; None when nothing is in one. It is settled, and read for what is not in memory.
+
+        It has no message whose offset is below its start.
+        """
+        raise NotImplementedError
+
+    def lasts(self) -> bool:
+        """Whether that log outlives the broker, so that it has to keep a message until the targets are safe."""
+        return True
+
+    def gone(self) -> bool:
+        """The source is deleted: what is not published yet ends."""
+        return False
+
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
+        """What messages of this route share that are read from the log."""
+        return Envelope(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
+
+    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
+        """The message that becomes of one of this route and these properties; None: it goes nowhere, and is over;
+        STAYS: it goes nowhere now, and its source has it back (`kept`).
+
+        What is found out for one message may be kept for the rest of the slice (`Republisher.slice_number`).
+        """
+        raise NotImplementedError
+
+    def safe(self, first: i64, last: i64, size: i64) -> None:
+        """These offsets, ends included, are with their targets, or over: they need their source no longer and are
+        settled in its log. Called once for each offset, in any order.
+
+        size: bytes of each body.
+        """
+        store = self.log()
+        if store is not None:
+            offset = first
+            while offset <= last:
+                store.settle(offset, size)
+                offset += 1
+
+    def kept(self, offset: i64) -> None:
+        """Of this one `dress` has said STAYS: it is neither settled nor published again."""
+        raise NotImplementedError
+
+    def left(self, offset: i64, again: bool) -> None:
+        """The broker stops cleanly, and this message, which is in memory, stays where it was.
+
+        again: some of its targets may have it, and the next life publishes it again.
+        """
+
+    def refused(self, offset: i64) -> bool:
+        """A target does not take it, and would not. Whether its source has it back; else that is its end."""
+        return False
+
+    def waits(self, count: i64) -> None:
+        """So many more (1) or less (-1) wait that are in the log alone: it may not be given up meanwhile."""
+
+    def about(self) -> dict[str, object]:
+        """Fields that tell of it in the broker's log."""
+        return {}
+
+
+@final
+class Pending:
+    """One message on its way, or neighbours in one log.
+
+    first, last: offsets at the source, ends included; -1: a message that never had one. size: bytes of each body.
+    message: of a single one, where it is in memory; None: the log has it, as it has those of a longer range.
+    again_end: those below it were published before, to some of their targets at least.
+    """
+
+    def __init__(self, origin: Origin, first: i64, last: i64, size: i64, message: Message | None) -> None:
+        self.origin = origin
+        self.first = first
+        self.last = last
+        self.size = size
+        self.message = message
+        self.again_end: i64 = -1
+        # The logs that it was published to, while it is not safe there: whether the local ones are synced, and how many
+        # of the others have not answered.
+        self.targets: list[QueueLog] = []
+        self.synced = False
+        self.missing: i64 = 0
+        self.failed = False
+
+
+# How long a slice may take, looked at once per STEP_COUNT offsets, and how many it settles in any case.
+SLICE_MS: Final = 2
+STEP_COUNT: Final = 256
+ACK_SLICE_COUNT_MAX: Final = 8192
+
+
+@final
+class Settling:
+    """The republisher's. call_soon: calls a function in the next turn of the loop."""
+
+    def __init__(self, turn: Turn, timers: Timers, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._turn = turn
+        self._timers = timers
+        self._call_soon = call_soon
+        self._line: deque[Pending] = deque()
+        self._scheduled = False
+        self._stopped = False
+
+    def add(self, pending: Pending) -> None:
+        """It is safe. `work` settles it."""
+        self._line.append(pending)
+
+    def work(self) -> None:
+        """A slice."""
+        line = self._line
+        if not line:
+            return
+        timers = self._timers
+        begun_ms = timers.now_ms()
+        count: i64 = 0
+        while line and (self._stopped or (count < ACK_SLICE_COUNT_MAX and timers.now_ms() - begun_ms < SLICE_MS)):
+            end = count + STEP_COUNT
+            while line and count < end:
+                pending = line[0]
+                first = pending.first
+                last = first + STEP_COUNT - 1
+                if last >= pending.last:
+                    last = pending.last
+                    line.popleft()
+                pending.first = last + 1
+                count += last - first + 1
+                pending.origin.safe(first, last, pending.size)
+        if line and not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._work_on)
+        self._turn.want()
+
+    def _work_on(self) -> None:
+        """Called by the loop."""
+        self._scheduled = False
+        self.work()
+
+    def stop(self) -> None:
+        """The broker stops."""
+        self._stopped = True
+        self.work()
+
 
 log = logging.getLogger(__name__)
 
 # How long a slice may take, in the clock's whole milliseconds, looked at once per SLICE_COUNT messages; and what ends
 # it in any case.
-SLICE_MS: Final = 2
 SLICE_COUNT: Final = 64
 SLICE_COUNT_MAX: Final = 4096
 # What of a range is read at once.
 READ_BYTES: Final = 64 * 1024
 # What may wait in line before publishers are held, until half of it is left. Twice of what makes queues drop nothing
-# more for its age (dead_letters.py), which comes first.
+# more for its age (dead_letter.py), which comes first.
 HELD_BYTES_MAX: Final = 64 * 1024 * 1024
 HELD_COUNT_MAX: Final = 131072
 # How many logs it keeps a place in, each with what a reader holds of its file (256 KiB).
@@ -320,8 +515,13 @@ class Republisher(Confirmer):
     def _has_raised(self, pending: Pending, error: Exception) -> None:
         origin = pending.origin
         traceback = error if not self._failed else None
-        log.error("a %s message: a bug of the broker (%r); it is tried again", origin.kind, error, exc_info=traceback,
-                  extra=origin.about())
+        log.error(
+            "a %s message: a bug of the broker (%r); it is tried again",
+            origin.kind,
+            error,
+            exc_info=traceback,
+            extra=origin.about(),
+        )
         if self.line and self.line[0] is pending:
             self._take()
         pending.again_end = pending.first + 1  # some of its targets may have it

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from amqpd.broker.consumer import Destination
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.broker.destination import Destination
 from amqpd.errors import PreconditionFailed
-from amqpd.routing.looks import HEADERS, ROUTING_KEY
-from amqpd.routing.selector_ast import Selectable
+from amqpd.routing.base import HEADERS, ROUTING_KEY
 from amqpd.routing.message_exchange import WholeMessage
+from amqpd.routing.selector_ast import Selectable
 
 
 def route(
@@ -120,7 +120,7 @@ def check_available(vhost: VHost, exchange: Exchange, keys: list[str], by_key: b
 
 
 def looks_at(vhost: VHost, exchange: Exchange) -> int:
-    """What the exchanges look at that a message published here may meet (`routing/looks.py`): where it is the routing
+    """What the exchanges look at that a message published here may meet (`routing/base.py`): where it is the routing
     key alone, a route may be kept by it. Cost: all bindings behind it, once per version of the exchange.
     """
     version = exchange.routes.version

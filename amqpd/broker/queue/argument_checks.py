@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from amqpd.broker.queue.group_key import is_group_by
-from amqpd.broker.queue.types import KINDS, kind_of
 from amqpd.broker.queue.config import Admission
-from amqpd.broker.stream_start import interval_ms
+from amqpd.broker.queue.message_groups import is_group_by
+from amqpd.broker.queue.types import KINDS, kind_of
+from amqpd.broker.stream_message import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp
 from amqpd.routing.headers import erlang_term, type_name
-from amqpd.storage.acks.hold import NAME as EXPORT_NAME
+from amqpd.storage.acks.retained import NAME as EXPORT_NAME
 
 IGNORED: Final = "arguments"
 

@@ -3,13 +3,25 @@
 A row names the argument, what values it takes and of which kinds of queue, whether two declarations must agree on it,
 what it becomes (a field of `Rules`, or a rule of its own that looks at what comes in), the file that obeys it, and the
 key by which a policy sets it (argument_checks.py has `Row` and what it names). The rows stand in families:
-queue_rows.py, retry_rows.py, stream_rows.py, ignored_rows.py. So a new argument is its row and what obeys it.
+arguments.py, arguments.py, arguments.py, arguments.py. So a new argument is its row and what obeys it.
 `rules_of` makes a queue's rules of its arguments and of the policies that match it.
 
 Arguments without a row are kept, shown and never compared, as RabbitMQ does. Arguments of RabbitMQ that have no meaning
 here are accepted and ignored; they have rows, too, so that they are documented, and the log says so once.
 
 Errors: PreconditionFailed (406) with RabbitMQ's texts, also for a queue type that is not there.
+
+The `x-*` arguments of RabbitMQ that have no meaning here: `Row`s of arguments.py. They are accepted where RabbitMQ
+accepts them, and the log says once that each is ignored.
+
+The `x-*` arguments of queue.declare that work queues obey, or all kinds do: `Row`s of arguments.py.
+
+The `x-delayed-retry-*` arguments of queue.declare: `Row`s of arguments.py, and their checks.
+
+rabbit: 4.3 has the first three, for quorum queues; the list of levels is this broker's. As arguments they are only
+taken where they mean something together; of a policy each key is looked at by itself, as an argument may say the rest.
+
+The `x-*` arguments of queue.declare that only streams take: `Row`s of arguments.py.
 """
 
 from __future__ import annotations
@@ -19,19 +31,535 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from amqpd.broker.queue import ignored_rows, queue_rows, retry_rows, stream_rows
+from amqpd.broker.message import TTL_MS_MAX
+from amqpd.broker.queue import argument_checks as checks
 from amqpd.broker.queue.argument_checks import IGNORED, Context, Row, check_kind, erlang_type, merged_number
-from amqpd.broker.queue.types import kind_of
-from amqpd.broker.queue.config import PLAIN, Admission, Rules
-from amqpd.broker.stream_start import interval_ms
+from amqpd.broker.queue.config import (
+    CLEANUPS,
+    LEVELS_MAX,
+    OVERFLOWS,
+    PLAIN,
+    TYPES,
+    Admission,
+    Rules,
+    is_levels,
+    levels_of,
+)
+from amqpd.broker.queue.types import CLASSIC, QUORUM, STREAM, WORK_QUEUES, kind_of
+from amqpd.broker.stream_message import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.headers import erlang_term
+from amqpd.storage.log.batch import CODECS
+
+IGNORED_ARGUMENTS: Final = (
+    Row(
+        "x-dead-letter-strategy",
+        checks.one_of(checks.STRATEGIES, "invalid_dlx_strategy"),
+        True,
+        IGNORED,
+        "ignored: at least once if durable",
+        kinds=QUORUM,
+        policy="dead-letter-strategy",
+        accepts=checks.is_one_of(*checks.STRATEGIES),
+        called="dead letter strategy",
+    ),
+    Row(
+        "x-stream-filter-size-bytes",
+        checks.filter_size,
+        False,
+        IGNORED,
+        "ignored: filters are exact",
+        kinds=STREAM,
+        policy="stream-filter-size-bytes",
+        accepts=checks.is_filter_size,
+        called="stream filter size",
+    ),
+    Row(
+        "x-initial-cluster-size",
+        checks.positive,
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        kinds=STREAM,
+        policy="initial-cluster-size",
+        accepts=checks.is_positive,
+        called="cluster size",
+    ),
+    Row(
+        "x-queue-mode",
+        checks.queue_mode,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=CLASSIC,
+        policy="queue-mode",
+        accepts=checks.is_one_of(*checks.MODES),
+        called="queue-mode value",
+    ),
+    Row(
+        "x-queue-version",
+        checks.queue_version,
+        True,
+        IGNORED,
+        "ignored: there is one storage engine",
+        kinds=CLASSIC,
+        policy="queue-version",
+        accepts=checks.is_one_of(1, 2),
+        called="queue-version value",
+        operator=True,  # rabbit: since 3.12
+    ),
+    Row(
+        "x-max-in-memory-length",
+        checks.non_negative,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=QUORUM,
+        policy="max-in-memory-length",
+        accepts=checks.is_natural,
+        called="maximum memory in bytes",  # rabbit: the text of the other one
+        operator=True,
+        merge="lowest",
+    ),
+    Row(
+        "x-max-in-memory-bytes",
+        checks.non_negative,
+        True,
+        IGNORED,
+        "ignored: every queue pages to disk",
+        kinds=QUORUM,
+        policy="max-in-memory-bytes",
+        accepts=checks.is_natural,
+        called="maximum memory in bytes",
+        operator=True,
+        merge="lowest",
+    ),
+    Row(
+        "x-queue-master-locator",
+        checks.anything,
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        kinds=CLASSIC,
+        policy="queue-master-locator",
+        accepts=checks.is_one_of("client-local", "min-masters", "random"),
+        called="queue-master-locator value",
+    ),
+    Row(
+        "x-queue-leader-locator",
+        checks.one_of(checks.LEADER_LOCATORS, "invalid_queue_locator_arg"),
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",  # rabbit: also for classic queues since 4.0
+        policy="queue-leader-locator",
+        accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
+        called="queue leader locator value",
+    ),
+    Row(
+        "x-quorum-initial-group-size",
+        checks.positive,
+        True,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        kinds=QUORUM,
+    ),
+    Row(
+        "x-quorum-target-group-size",
+        checks.anything,
+        False,
+        IGNORED,
+        "ignored: a queue has no copies on other nodes",
+        policy="target-group-size",
+        accepts=checks.is_positive,
+        called="qq target count value",
+        operator=True,
+    ),
+    Row(
+        "x-consumer-disconnected-timeout",
+        checks.anything,
+        False,
+        IGNORED,
+        "ignored: a consumer is gone with its connection",
+        policy="consumer-disconnected-timeout",
+        accepts=checks.is_natural,
+        called="consumer disconnected timeout",
+    ),
+    Row("x-ha-policy", checks.anything, False, IGNORED, "ignored: a queue has no copies on other nodes"),
+)
+
+
+QUEUE_ARGUMENTS: Final = (
+    Row(
+        "x-message-ttl",
+        checks.milliseconds,
+        True,
+        "expiry",
+        "how many ms a message may wait; 0: deliver or drop",
+        field="ttl_ms",
+        most=TTL_MS_MAX,
+        kinds=WORK_QUEUES,
+        policy="message-ttl",
+        accepts=checks.is_natural,
+        called="message TTL",
+        operator=True,
+        merge="lowest",
+        takes="ms",
+    ),
+    Row(
+        "x-expires",
+        checks.positive_milliseconds,
+        True,
+        "expiry",
+        "a queue nobody used for so many ms is deleted",
+        field="expires_ms",
+        most=TTL_MS_MAX,
+        kinds=WORK_QUEUES,
+        policy="expires",
+        accepts=checks.is_positive,
+        called="queue expiry",
+        operator=True,
+        merge="lowest",
+        takes="ms",
+    ),
+    Row(
+        "x-max-length",
+        checks.non_negative,
+        True,
+        "enforcement",
+        "how many messages may be ready",
+        field="length_max",
+        kinds=WORK_QUEUES,
+        policy="max-length",
+        accepts=checks.is_natural,
+        called="maximum length",
+        operator=True,
+        merge="lowest",
+        takes="messages",
+    ),
+    Row(
+        "x-max-length-bytes",
+        checks.non_negative,
+        True,
+        "enforcement",
+        "how many body bytes may be ready; of a stream: how many bytes of files stay",
+        field="length_bytes_max",
+        policy="max-length-bytes",
+        accepts=checks.is_natural,
+        called="maximum length in bytes",
+        operator=True,
+        merge="lowest",
+        takes="bytes",
+    ),
+    Row(
+        "x-overflow",
+        checks.one_of(OVERFLOWS, "invalid_overflow"),
+        True,
+        "enforcement",
+        "when full: drop-head, reject-publish, reject-publish-dlx",
+        field="overflow",
+        kinds=WORK_QUEUES,
+        policy="overflow",
+        accepts=checks.is_one_of(*OVERFLOWS),
+        called="overflow value",
+        operator=True,  # rabbit: since 3.12
+        takes="|".join(OVERFLOWS),
+    ),
+    Row(
+        "x-dead-letter-exchange",
+        checks.exchange_name,
+        True,
+        "dead_letters",
+        "where messages go that end here",
+        field="dead_letter_exchange",
+        kinds=WORK_QUEUES,
+        policy="dead-letter-exchange",
+        accepts=checks.is_text,
+        called="dead letter exchange name",
+        takes="text",
+    ),
+    Row(
+        "x-dead-letter-routing-key",
+        checks.dead_letter_key,
+        True,
+        "dead_letters",
+        "under which key, if not their own",
+        field="dead_letter_key",
+        kinds=WORK_QUEUES,
+        policy="dead-letter-routing-key",
+        accepts=checks.is_text,
+        called="dead letter routing key",
+        takes="text",
+    ),
+    Row(
+        "x-max-priority",
+        checks.priority,
+        True,
+        "levels",
+        "highest level of basic.priority told apart, 0-255",
+        field="level_max",
+        most=255,
+        kinds=CLASSIC,
+        takes="number",
+    ),
+    Row(
+        "x-group-by",
+        checks.group_by,
+        True,
+        "grouped_queue",
+        "`routing_key` or `header:NAME`: messages of one group go to one consumer at a time",
+        field="group_by",
+        kinds=WORK_QUEUES,
+        takes="text",
+    ),
+    Row(
+        "x-single-active-consumer",
+        checks.boolean,
+        True,
+        "delivery",
+        "one consumer at a time, the others stand by",
+        field="single_active",
+        takes="flag",
+    ),
+    Row("x-queue-type", checks.queue_type, True, "kinds", "classic, quorum or stream; any other is refused"),
+    Row(
+        "x-delivery-limit",
+        checks.limit,
+        True,
+        "enforcement",
+        "quorum: returns before it is dead-lettered; -1 (default): no limit",
+        field="delivery_limit",
+        kinds=QUORUM,
+        policy="delivery-limit",
+        accepts=checks.is_number,
+        called="delivery limit",
+        operator=True,
+        merge="limit",
+        takes="number",
+    ),
+    Row(
+        "x-consumer-timeout",
+        checks.milliseconds,
+        True,
+        "consuming",
+        "how many ms a delivery may be unacked; 0: for ever",
+        field="consumer_timeout_ms",
+        most=TTL_MS_MAX,
+        kinds=WORK_QUEUES,
+        policy="consumer-timeout",
+        accepts=checks.is_natural,
+        called="consumer timeout",
+        merge="lowest",
+        takes="ms",
+    ),
+    Row(
+        "x-message-deduplication",
+        checks.no_deduplication,
+        True,
+        "argument_checks",
+        "refused where true: an exchange of this type does it",
+    ),
+    Row(
+        "x-retain",
+        checks.retain,
+        True,
+        "retaining",
+        "what is settled stays so long, `3D`: Y, M, D, h, m, s; or so many bytes of it",
+        field="retain",
+        kinds=WORK_QUEUES,
+        policy="retain",
+        accepts=checks.is_retain,
+        called="retention",
+        merge="lowest",
+        takes="text",
+    ),
+    Row(
+        "x-export",
+        checks.export_name,
+        True,
+        "make_queue",
+        "what is settled stays until that export has it",
+        kinds=WORK_QUEUES,
+        takes="text",
+    ),
+    Row(
+        "x-export-max-bytes",
+        checks.export_bytes,
+        True,
+        "make_queue",
+        "how much of them stays at most; default 16 GiB",
+        kinds=WORK_QUEUES,
+        takes="bytes",
+    ),
+    Row(
+        "x-kafka-topic",
+        checks.kafka_topic,
+        True,
+        "kafka_topic",
+        "in a cluster: the topic of Kafka that the queue has for itself, where `cluster.kafka_topics` allows it",
+        takes="text",
+    ),
+)
+
+
+_TYPE: Final = "x-delayed-retry-type"
+_MIN: Final = "x-delayed-retry-min"
+_MAX: Final = "x-delayed-retry-max"
+_LEVELS: Final = "x-delayed-retry-levels"
+
+
+def _type(row: Row, value: object, context: Context) -> None:
+    if checks.text(row, value, context) not in TYPES:
+        raise checks.invalid(row, context, "invalid_delayed_retry_type")
+    if value != "disabled" and _MIN not in context.arguments and _LEVELS not in context.arguments:
+        raise checks.invalid(row, context, f'"not without {_MIN} or {_LEVELS}"')
+
+
+def _needs(row: Row, context: Context, name: str) -> None:
+    if name not in context.arguments:
+        raise checks.invalid(row, context, f'"not without {name}"')
+
+
+def _min(row: Row, value: object, context: Context) -> None:
+    checks.positive_milliseconds(row, value, context)
+    _needs(row, context, _TYPE)
+
+
+def _max(row: Row, value: object, context: Context) -> None:
+    checks.positive_milliseconds(row, value, context)
+    _needs(row, context, _MIN)
+
+
+def _levels(row: Row, value: object, context: Context) -> None:
+    if levels_of(value) is None:
+        wanted = f"1 to {LEVELS_MAX} times, as '1m,5m,30m' or an array of milliseconds"
+        raise checks.invalid(row, context, f'"expected {wanted}"')
+    _needs(row, context, _TYPE)
+    if _MIN in context.arguments:
+        raise checks.invalid(row, context, f'"not together with {_MIN}"')
+
+
+RETRY_ARGUMENTS: Final = (
+    Row(
+        _TYPE,
+        _type,
+        True,
+        "retries",
+        "which messages that come back wait: disabled, all, failed or returned",
+        field="retry_type",
+        kinds=WORK_QUEUES,
+        policy="delayed-retry-type",
+        accepts=checks.is_one_of(*TYPES),
+        called="delayed retry type",
+        takes="|".join(TYPES),
+    ),
+    Row(
+        _MIN,
+        _min,
+        True,
+        "retries",
+        "how many ms they wait, times the delivery count",
+        field="retry_min_ms",
+        most=TTL_MS_MAX,
+        kinds=WORK_QUEUES,
+        policy="delayed-retry-min",
+        accepts=checks.is_positive,
+        called="delayed retry minimum",
+        takes="ms",
+    ),
+    Row(
+        _MAX,
+        _max,
+        True,
+        "retries",
+        "how many ms they wait at most; default: the minimum",
+        field="retry_max_ms",
+        most=TTL_MS_MAX,
+        kinds=WORK_QUEUES,
+        policy="delayed-retry-max",
+        accepts=checks.is_positive,
+        called="delayed retry maximum",
+        takes="ms",
+    ),
+    Row(
+        _LEVELS,
+        _levels,
+        True,
+        "retries",
+        "how long they wait the first, second ... time: `1m,5m,30m`, or an array of ms",
+        field="retry_levels",
+        kinds=WORK_QUEUES,
+        policy="delayed-retry-levels",
+        accepts=is_levels,
+        called="list of delayed retry levels",
+        takes="text",
+    ),
+)
+
+
+STREAM_ARGUMENTS: Final = (
+    Row(
+        "x-max-age",
+        checks.max_age,
+        True,
+        "stream_order",
+        "of a stream: how long messages stay, `7D`: Y, M, D, h, m, s",
+        field="max_age_ms",
+        kinds=STREAM,
+        policy="max-age",
+        accepts=checks.is_interval,
+        called="max age",
+        merge="lowest",
+        takes="text",
+    ),
+    Row(
+        "x-stream-max-segment-size-bytes",
+        checks.segment_size,
+        True,
+        "stream_order",
+        "of a stream: size of a file, 64 KiB to 1 GiB; files go as a whole",
+        field="segment_size_bytes",
+        most=checks.SEGMENT_SIZE_BYTES_MAX,
+        kinds=STREAM,
+        policy="stream-max-segment-size-bytes",
+        accepts=checks.is_natural,
+        called="segment size",
+        takes="bytes",
+    ),
+    Row(
+        "x-compression",
+        checks.one_of(CODECS, "invalid_compression"),
+        True,
+        "stream_order",
+        "of a stream: none, gzip, snappy, lz4 or zstd",
+        field="codec",
+        kinds=STREAM,
+        policy="compression",
+        accepts=checks.is_one_of(*CODECS),
+        called="compression",
+        takes="|".join(CODECS),
+    ),
+    Row(
+        "x-compact",
+        checks.boolean,
+        True,
+        "compaction",
+        "of a stream: the last message of each routing key stays",
+        field="cleanup",
+        kinds=STREAM,
+        policy="cleanup-policy",
+        accepts=checks.is_one_of(*CLEANUPS),
+        called="cleanup policy",
+        takes="flag",
+        policy_takes="|".join(CLEANUPS),
+    ),
+)
+
 
 log = logging.getLogger(__name__)
 
 NO_POLICY: Final[Mapping[str, object]] = MappingProxyType({})
 
-_FAMILIES: Final = (queue_rows.ROWS, retry_rows.ROWS, stream_rows.ROWS, ignored_rows.ROWS)
+_FAMILIES: Final = (QUEUE_ARGUMENTS, RETRY_ARGUMENTS, STREAM_ARGUMENTS, IGNORED_ARGUMENTS)
 ROWS: Final[dict[str, Row]] = {row.name: row for rows in _FAMILIES for row in rows}
 
 _ignored_seen: Final[set[str]] = set()

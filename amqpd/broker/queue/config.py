@@ -3,6 +3,29 @@
 They are made from a declaration's arguments (`arguments.rules_of`) and exchanged as a whole while the queue runs
 (`Queue.obey`). A queue whose rules are `plain` looks at none of them: it has no `Enforcement` (limits.py), and
 that is the one test it makes. Queues whose rules are alike may share them.
+
+What streams are told of how they are stored: x-compact and the policy key cleanup-policy; x-compression.
+
+A compacted stream keeps the latest message of each routing key. What is superseded goes in the background, some time
+after it was superseded (storage/compaction.py); offsets stay, so readers see gaps. A *tombstone* takes what was
+before it under its routing key away, and goes itself a day after it was cleaned: a message without a body that has the
+header `x-tombstone: true`. AMQP knows no message without a value, so the header says it; with a body it is a message as
+any other, since nobody means to throw a body away.
+
+`x-compact: true` compacts besides what x-max-age and x-max-length-bytes let go. A policy says `compact` (nothing goes
+by age or size), `delete` (no compaction) or `compact,delete`, as Kafka's cleanup.policy does.
+
+Which messages that come back wait before they are delivered again, and how long: x-delayed-retry-*, as one value.
+
+A message comes back *failed* (basic.reject with requeue; its channel or connection ended) or *returned* (basic.nack
+with requeue, basic.recover, a consumer timeout), which is how RabbitMQ 4.3 tells them apart; the type says which of
+them wait. The n-th time it waits `min` x n, `max` at most, which is `min` where it is not given; or by a list of levels
+the n-th of them, and the last one from then on. n is the message's delivery count, which every return raises here;
+there a nack, a recover or a timeout does not.
+
+Source: https://www.rabbitmq.com/docs/quorum-queues#delayed-retry, and its table of when the delivery count is raised.
+
+Compiled by mypyc.
 """
 
 from __future__ import annotations
@@ -13,11 +36,118 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.consumer import Source
-from amqpd.broker.message import Message
-from amqpd.broker.queue.compaction import cleanup_of, codec_of
+from amqpd.broker.message import TTL_MS_MAX, Message
 from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.retry_rule import RetryRule, retry_rule
-from amqpd.broker.stream_start import interval_ms
+from amqpd.broker.stream_message import interval_ms
+from amqpd.protocol.field_table import CodecError
+from amqpd.protocol.properties import headers_of
+from amqpd.storage.log.batch import CODECS
+
+TOMBSTONE: Final = "x-tombstone"
+CLEANUPS: Final = ("compact", "delete", "compact,delete")
+SEGMENT_AGE_MS: Final = 10 * 60_000
+"""The active segment is never compacted, so of a compacted stream it is rolled when its first message is older."""
+
+
+def is_tombstone(message: Message) -> bool:
+    """Whether a message without a body ends its routing key. Cost: 1 us, and decoding its headers."""
+    properties = message.properties()
+    try:
+        return headers_of(properties, 0, len(properties)).get(TOMBSTONE) is True
+    except CodecError:  # the channel has looked at them; who publishes in another way is not let down
+        return False
+
+
+def codec_of(name: object) -> int:
+    """The number of a codec that x-compression names, as the storage knows it; 0 for `none`."""
+    return CODECS.index(name) if name in CODECS else 0
+
+
+def cleanup_of(value: object) -> str:
+    """One of CLEANUPS, for what x-compact (a boolean) or the policy says."""
+    if isinstance(value, str) and value in CLEANUPS:
+        return value
+    return "compact,delete" if value is True else "delete"
+
+
+TYPES: Final = ("disabled", "all", "failed", "returned")
+LEVELS_MAX: Final = 100
+COUNT_MAX: Final[i64] = 1 << 20
+
+
+@final
+class RetryRule:
+    """failed, returned: whether such a message waits. min_ms, max_ms: as above. levels_ms: not empty: these instead."""
+
+    def __init__(self, failed: bool, returned: bool, min_ms: i64, max_ms: i64, levels_ms: list[int]) -> None:
+        self.failed: Final[bool] = failed
+        self.returned: Final[bool] = returned
+        self.min_ms: Final[i64] = min_ms
+        self.max_ms: Final[i64] = max_ms
+        self.levels_ms: Final[list[int]] = levels_ms
+        longest: i64 = max_ms
+        if levels_ms:
+            longest = max(levels_ms)
+        # No message waits longer.
+        self.longest_ms: Final[i64] = longest
+
+    def delay_ms(self, failed: bool, count: i64) -> i64:
+        """How long a message waits that came back for the `count`-th time; 0: it does not."""
+        if not (self.failed if failed else self.returned):
+            return 0
+        if count < 1:
+            count = 1
+        levels = self.levels_ms
+        if levels:
+            last: i64 = len(levels)
+            return levels[(count if count < last else last) - 1]
+        # Both are ten years at most, and a count a million: their product is far below 2^63.
+        delay_ms = self.min_ms * (count if count < COUNT_MAX else COUNT_MAX)
+        return delay_ms if delay_ms < self.max_ms else self.max_ms
+
+
+def levels_of(value: object) -> list[int] | None:
+    """Milliseconds of "1m,5m,30m", or of an array of them: 1 to LEVELS_MAX, each above 0 and ten years at most. None:
+    it is no such list.
+    """
+    levels: list[int] = []
+    if isinstance(value, str):
+        for part in value.split(","):
+            levels.append(interval_ms(part.strip()))
+    elif isinstance(value, list):
+        for each in value:
+            if not isinstance(each, int) or isinstance(each, bool):
+                return None
+            levels.append(each)
+    if not 1 <= len(levels) <= LEVELS_MAX:
+        return None
+    for level in levels:
+        if not 1 <= level <= TTL_MS_MAX:
+            return None
+    return levels
+
+
+def is_levels(value: object) -> bool:
+    """Whether a policy may say so."""
+    return levels_of(value) is not None
+
+
+def retry_rule(values: Mapping[str, object]) -> RetryRule | None:
+    """Of `Rules`, by the names of its fields. None: nothing waits, as no type says so or no time is given."""
+    when = values.get("retry_type")
+    if when not in TYPES or when == "disabled":
+        return None
+    failed = when != "returned"
+    returned = when != "failed"
+    levels = levels_of(values.get("retry_levels"))
+    if levels is not None:
+        return RetryRule(failed, returned, 0, 0, levels)
+    least = values.get("retry_min_ms")
+    if not isinstance(least, int):
+        return None
+    most = values.get("retry_max_ms")
+    return RetryRule(failed, returned, least, most if isinstance(most, int) else least, [])
+
 
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 
@@ -45,7 +175,7 @@ class Rules:
     nothing is taken, and length_bytes_max, max_age_ms (x-max-age) and segment_size_bytes
     (x-stream-max-segment-size-bytes) say what stays.
     retains: what is settled stays (x-retain) until it is older than retain_ms or more than retain_bytes.
-    codec: of its batches (x-compression), a number of storage/log/compression.py; 0: none. cleanup: `compact`, `delete`
+    codec: of its batches (x-compression), a number of storage/log/batch.py; 0: none. cleanup: `compact`, `delete`
     or both: whether what is superseded goes, and what is too old or too much (compaction.py).
     """
 

@@ -17,12 +17,21 @@ from typing import Any, Final, NamedTuple
 
 from amqpd.broker.consumer import ConsumerArguments
 from amqpd.broker.message import TTL_MS_MAX
-from amqpd.broker.queue.argument_checks import Context, boolean, erlang_field, integer, invalid, is_integer, non_negative, text
+from amqpd.broker.queue.argument_checks import (
+    Context,
+    boolean,
+    erlang_field,
+    integer,
+    invalid,
+    is_integer,
+    non_negative,
+    text,
+)
 from amqpd.broker.queue.types import CLASSIC, KINDS, STREAM, WORK_QUEUES
-from amqpd.broker.stream_start import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
+from amqpd.broker.stream_message import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamStart, interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp
-from amqpd.routing.errors import BadSelector
+from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import EVERYTHING, parse
 
 

@@ -1,7 +1,7 @@
 """Retry with delay: what came back and waits in its queue for its next try.
 
 x-delayed-retry-type, x-delayed-retry-min, x-delayed-retry-max and x-delayed-retry-levels say what waits and how long
-(retry_rule.py); here it does.
+(config.py); here it does.
 
 It is neither ready nor unacked. It counts in the queue's lengths (rabbit: the same), where it goes before what is
 ready: it was there first, and the one that is due first goes first. Its time to live, which goes on, ends the waiting.
@@ -32,11 +32,11 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry, Source, within
 from amqpd.broker.flow.timers import Timer
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.config import RetryRule
 from amqpd.broker.queue.offset_bitmap import OffsetBits
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.retry_rule import RetryRule
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.store import Backing
 from amqpd.storage.queue_log import QueueLog
 
 log = logging.getLogger(__name__)

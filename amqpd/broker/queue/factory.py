@@ -1,16 +1,16 @@
 """What a declaration's arguments make of a queue: its kind, its rules, its log's export.
 
 x-queue-type names the kind (kinds.py), x-export makes the log keep what is settled for an export
-(storage/acks/hold.py), of x-export-max-bytes at most; everything else is a rule (config.py).
+(storage/acks/retained.py), of x-export-max-bytes at most; everything else is a rule (config.py).
 """
 
 from __future__ import annotations
 
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.grouped_queue import GroupedQueue
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import QueueHost
 from amqpd.broker.queue.types import kind_of
-from amqpd.broker.queue.queue import Queue
 from amqpd.storage.queue_log import QueueLog
 
 

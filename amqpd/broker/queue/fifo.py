@@ -20,11 +20,11 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry, Source, within
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
 from amqpd.broker.queue.entry_deque import Entries
 from amqpd.broker.queue.expiry import arrived_ms
-from amqpd.broker.queue.services import QueueHost
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.store import Backing
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 

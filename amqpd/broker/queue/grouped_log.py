@@ -31,14 +31,14 @@ from typing import Final
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry, Source
-from amqpd.broker.flow.scans import Scans
+from amqpd.broker.flow.loop_turn import Scans
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.message_groups import Group, Waiting
 from amqpd.broker.queue.grouped_window import GroupedWindow
 from amqpd.broker.queue.log_reader import LogPlace
+from amqpd.broker.queue.message_groups import Group, Waiting
 from amqpd.broker.queue.offset_bitmap import OffsetBits
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES
+from amqpd.broker.queue.store import Backing
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 

@@ -16,9 +16,9 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry, Source, within
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.message_groups import Group, Waiting
 from amqpd.broker.queue.grouped_log import GroupedLog
+from amqpd.broker.queue.message_groups import Group, Waiting
+from amqpd.broker.queue.store import Backing
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -215,7 +215,7 @@ class GroupedOrder(GroupedLog):
             if end >= begin:
                 queue.ready_count -= end - begin + 1
 
-    # -- out of the middle: of who searches (grouped_search.py) ------------------------------------------------------
+    # -- out of the middle: of who searches (scan.py) ------------------------------------------------------
 
     def searched(self) -> None:
         """Somebody has ended his search: bits that nobody asks for any more go."""

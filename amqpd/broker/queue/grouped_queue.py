@@ -17,12 +17,12 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Consumer, Entry, RoundRobin
-from amqpd.broker.queue.filters import PUMP_COUNT_MAX
-from amqpd.broker.queue.message_groups import Holder, Waiting
-from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.filtered import PUMP_COUNT_MAX
+from amqpd.broker.queue.grouped_order import GroupedOrder
+from amqpd.broker.queue.message_groups import Holder, Waiting
+from amqpd.broker.queue.queue import Queue
+from amqpd.broker.queue.services import QueueHost
 from amqpd.storage.queue_log import QueueLog
 
 # What became of a try to give somebody something.

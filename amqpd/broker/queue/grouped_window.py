@@ -1,7 +1,7 @@
 """What of a queue with groups is in memory: which message may be given to whom, and which group is whose.
 
-Every ready message in memory stands in its group (message_groups.py). The head of a group is besides in one of these, the
-oldest first, as long as it is the head:
+Every ready message in memory stands in its group (message_groups.py). The head of a group is besides in one of these,
+the oldest first, as long as it is the head:
 
     what is free         `_fresh` (as they came) and `_again` (all others): heads of groups of which nothing is unacked
     a holder's own       `Holder.own`: heads of the groups that are his; `_callers` are the holders to be asked
@@ -24,11 +24,10 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Consumer, Entry, Source
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.group_key import GroupKey
-from amqpd.broker.queue.message_groups import GONE_MAX, Group, Holder, Line, Waiting
+from amqpd.broker.queue.message_groups import GONE_MAX, Group, GroupKey, Holder, Line, Waiting
 from amqpd.broker.queue.ready_order import ReadyOrder
 from amqpd.broker.queue.scan_index import SearchIndex
+from amqpd.broker.queue.store import Backing
 
 
 class GroupedWindow(ReadyOrder):

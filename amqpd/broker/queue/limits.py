@@ -1,8 +1,8 @@
 """A queue's rules at work: what comes in, what has to go for it, and the clocks.
 
 It obeys x-max-length, x-max-length-bytes, x-overflow, x-expires and x-delivery-limit, has what waits for its next try
-(delayed_retry.py), and wakes a queue after a start whose messages may have gone over their x-message-ttl meanwhile. A queue
-with plain rules has none of it.
+(delayed_retry.py), and wakes a queue after a start whose messages may have gone over their x-message-ttl meanwhile. A
+queue with plain rules has none of it.
 
 Limits count what is ready or waits for its next try, not what is unacked. A queue that is full drops from its head,
 what waits before what is ready, or refuses the newcomer (x-overflow). An entry that ends here for a reason (expired,
@@ -23,17 +23,16 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import Entry, NotOpenYet, Source
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.delayed_retry import Retries
 from amqpd.broker.queue.expiry import NEVER, Expiry, Lease
-from amqpd.broker.queue.services import QueueHost
 from amqpd.broker.queue.offset_bitmap import OffsetBits
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.delayed_retry import Retries
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.store import Backing
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import QueueLog
 

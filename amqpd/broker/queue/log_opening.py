@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import final
 
-from amqpd.broker.consumer import Source
-from amqpd.broker.destination import NotOpenYet
+from amqpd.broker.consumer import NotOpenYet, Source
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import LogUnusable, QueueLog
 

@@ -1,7 +1,7 @@
 """The ready order by priority (x-max-priority): higher levels go first, within a level the order is that of arrival.
 
 There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex`
-(level_index.py) with one byte per message, its level; the next message of a level is found by a search for that byte.
+(priority.py) with one byte per message, its level; the next message of a level is found by a search for that byte.
 So a million waiting messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a
 plain queue. Each level has
 
@@ -15,6 +15,10 @@ it, and who cannot wait (basic.get, a length limit) has the rest read at once.
 
 A priority above the maximum counts as the maximum, a missing one as 0. The head, for expiry and for a length limit, is
 what would be delivered next (rabbit: the same).
+
+Which level each waiting message of a priority queue has, that lies in its log alone: a byte a message.
+
+Compiled by mypyc.
 """
 
 from __future__ import annotations
@@ -27,14 +31,88 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry, Source, within
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.level_index import LevelIndex
 from amqpd.broker.queue.offset_bitmap import OffsetBits
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
 from amqpd.broker.queue.scan_index import SearchIndex
+from amqpd.broker.queue.store import Backing
 from amqpd.protocol.properties import PropertyInfo, scan
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
+
+CHUNK_BITS: Final = 12
+CHUNK_SIZE: Final = 1 << CHUNK_BITS
+
+
+@final
+class LevelIndex:
+    """Offset -> level, one byte each, for up to 128 levels. Chunks without an entry are dropped."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[int, bytearray] = {}
+        self._counts: dict[int, int] = {}
+        self._last: i64 = -1
+
+    def add(self, offset: i64, level: i64) -> None:
+        number: i64 = offset >> CHUNK_BITS
+        chunk = self.chunks.get(number)
+        if chunk is None:
+            chunk = bytearray(CHUNK_SIZE)
+            self.chunks[number] = chunk
+            self._counts[number] = 0
+            if number > self._last:
+                self._last = number
+        chunk[offset & (CHUNK_SIZE - 1)] = level + 1
+        self._counts[number] += 1
+
+    def remove(self, offset: i64) -> None:
+        """The offset is in it."""
+        number: i64 = offset >> CHUNK_BITS
+        left = self._counts[number] - 1
+        if left:
+            self._counts[number] = left
+            self.chunks[number][offset & (CHUNK_SIZE - 1)] = 0
+        else:
+            del self._counts[number]
+            del self.chunks[number]
+
+    def level_at(self, offset: i64) -> i64:
+        """-1: the offset is not in it."""
+        number: i64 = offset >> CHUNK_BITS
+        chunk = self.chunks.get(number)
+        if chunk is None:
+            return -1
+        level: i64 = chunk[offset & (CHUNK_SIZE - 1)]
+        return level - 1
+
+    def find(self, level: i64, start: i64) -> i64:
+        """The lowest offset from `start` on that is of this level; -1: none. Cost: a search through bytes."""
+        number: i64 = start >> CHUNK_BITS
+        position: int = start & (CHUNK_SIZE - 1)
+        wanted: int = level + 1
+        while number <= self._last:
+            chunk = self.chunks.get(number)
+            if chunk is not None:
+                at = chunk.find(wanted, position)
+                if at >= 0:
+                    return (number << CHUNK_BITS) + at
+            number += 1
+            position = 0
+        return -1
+
+    def offsets(self) -> list[int]:
+        """Everything in it, ascending."""
+        found: list[int] = []
+        for number in sorted(self.chunks):
+            chunk = self.chunks[number]
+            base = number << CHUNK_BITS
+            found += [base + position for position in range(CHUNK_SIZE) if chunk[position]]
+        return found
+
+    def clear(self) -> None:
+        self.chunks.clear()
+        self._counts.clear()
+        self._last = -1
+
 
 # A level may hold so many in memory even when others fill the window: urgent messages seldom come by way of the log.
 LEVEL_HOT_MIN: Final = 64

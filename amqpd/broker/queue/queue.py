@@ -10,33 +10,129 @@ Messages come in at `offer`, get an offset, and leave through `pump` (or `get`) 
 `requeue` brings them back to their place. Rules are exchanged as a whole while the queue runs: `obey`.
 
 Invariant: ready_bytes = body bytes of what is ready; after a restart what the log says. One owner: the loop's thread.
+
+What a quorum queue tells a consumer: how often a message came back.
+
+basic.get that found nothing in memory: it waits until the disk has answered, and is given once more then.
+
+How a consumer comes to a queue, and how it leaves: what the queue's order and its filters do for it.
+
+What a queue does otherwise when it keeps what is settled (x-retain): storage/acks/retained.py keeps it.
+
+Its messages go into its log whoever waits for them: elsewhere one that goes straight to a consumer without acks never
+touches it. A queue that is not durable has no log that could keep anything: an argument is refused there, a policy has
+no effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import final
 
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Consumer, Entry, Source
-from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.counted import counted
-from amqpd.broker.queue.limits import Enforcement
+from amqpd.broker.message import Message, make_message
+from amqpd.broker.queue.config import Rules
 from amqpd.broker.queue.expiry import Expiry
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filters import PUMP_COUNT_MAX, Filters
-from amqpd.broker.queue.getters import Getters
+from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, Filters
 from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.priority import LevelOrder
+from amqpd.broker.queue.limits import Enforcement
 from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.queue.priority import LevelOrder
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.retaining import retain, take_in
-from amqpd.broker.queue.config import Rules
-from amqpd.broker.queue.stream_order import StreamOrder
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.stream import StreamOrder
+from amqpd.protocol.field_table import Long
+from amqpd.protocol.properties import scan, with_headers
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import QueueLog
+
+
+def outgoing(entry: Entry, counts_shown: bool) -> Message | None:
+    """The entry's message as a consumer sees it. counts_shown: by the queue's rules."""
+    message = entry.message
+    return counted(entry, message) if counts_shown and message is not None else message
+
+
+def counted(entry: Entry, message: Message) -> Message:
+    """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
+    count: int = entry.delivery_count
+    properties = with_headers(message.properties(), {"x-delivery-count": Long(count)})
+    info = scan(properties, 0, len(properties))
+    return make_message(message.envelope, properties, message.body(), message.persistent, info)
+
+
+@final
+class Getters:
+    """Those of one queue that wait, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], object]] = []
+
+    def add(self, getter: Callable[[], object]) -> None:
+        """Calls it when there may be an answer, once."""
+        self._waiting.append(getter)
+
+    def call(self) -> None:
+        """There may be one. Who finds the disk asked again adds himself again. Raises: what one of them raises; the
+        others are still to be called.
+        """
+        waiting = self._waiting
+        self._waiting = []
+        done: i64 = 0
+        try:
+            for getter in waiting:
+                done += 1
+                getter()
+        finally:
+            if done < len(waiting):
+                self._waiting = waiting[done:] + self._waiting
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+def join(queue: Queue, consumer: Consumer) -> None:
+    """It is served from the next pump on. The caller has checked what it asks for."""
+    order = queue.order
+    order.join(queue, consumer)
+    if consumer.arguments.selector is not None and queue.filters is None and isinstance(order, FifoOrder):
+        queue.filters = Filters(queue, queue.host, order)
+        queue.order = queue.filters.order
+    if queue.filters is not None:
+        queue.filters.join(consumer)
+    queue.add_consumer(consumer)
+
+
+def leave(queue: Queue, consumer: Consumer) -> None:
+    """It gets nothing more; what it has unacked stays with its front end."""
+    queue.order.leave(queue, consumer)
+    if queue.filters is not None:
+        queue.filters.leave(consumer)
+    queue.remove_consumer(consumer)
+
+
+def retain(host: QueueHost, backing: Backing, rules: Rules) -> None:
+    """The queue's log keeps from now on what these rules say, which may be nothing."""
+    store = backing.store
+    if store is not None and not backing.spilled:
+        host.retain(store, rules.retain_ms, rules.retain_bytes)
+
+
+def take_in(queue: Source, backing: Backing, order: ReadyOrder, message: Message) -> bool:
+    """Appends it, and has the queue pumped. False: the log accepts nothing."""
+    queue.published_count += 1
+    if message.info is not None and message.info.expiration is not None:
+        queue.watch(message)
+    offset = backing.append(message)
+    if offset < 0:
+        return False
+    order.add(queue, message, offset)
+    queue.pump_later()
+    return True
 
 
 class Queue(Source):

@@ -1,7 +1,7 @@
 """The ready order of a queue: which of its messages is next, and where it is until then.
 
 A queue has one for life: `FifoOrder` (fifo.py) is order of arrival, `LevelOrder` (priority.py) is by priority, and
-`StreamOrder` (stream_order.py) gives out what it does not take. Only `FifoOrder` gives way, to `FilteredOrder`
+`StreamOrder` (stream.py) gives out what it does not take. Only `FifoOrder` gives way, to `FilteredOrder`
 (filtered.py) and back, as consumers with filters come and go. Nobody but the order changes the queue's
 `ready_count` and `ready_bytes`: whether what `take` gives out is ready no more is for the order to say.
 
@@ -19,11 +19,10 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Consumer, Entry, Source
 from amqpd.broker.message import Message
-from amqpd.broker.queue.store import Backing
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.offset_bitmap import OffsetBits
 from amqpd.broker.queue.config import Rules
-from amqpd.broker.queue.windows import Window
+from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.services import QueueHost, Window
+from amqpd.broker.queue.store import Backing
 from amqpd.storage.queue_log import QueueLog
 
 # The window in memory, per queue. A durable queue's is small, its log has everything anyway; a transient queue's is

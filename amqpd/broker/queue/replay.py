@@ -23,20 +23,18 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.scans import Scans
+from amqpd.broker.flow.loop_turn import Scans
 from amqpd.broker.message import FromLog
 from amqpd.broker.queue.entry_deque import Entries
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filter_cursor import Judge
-from amqpd.broker.queue.filtered import FilteredOrder
-from amqpd.broker.queue.filters import Filters
-from amqpd.broker.queue.priority import LevelOrder
+from amqpd.broker.queue.filtered import FilteredOrder, Filters, Judge
 from amqpd.broker.queue.log_reader import SETTLED
 from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.priority import LevelOrder
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.reading import SLICE_MS, LogReader, Search
-from amqpd.storage.log.record import Record
+from amqpd.broker.queue.scan import SLICE_MS, LogReader, Search
 from amqpd.storage.acks.replay import Rewind
+from amqpd.storage.log.record import Record
 
 # Of a queue with priorities: how many come back in a slice, and how many of them go to its index.
 LEVEL_COUNT: Final = 1024

@@ -15,9 +15,9 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.scans import Scans
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.flow.loop_turn import Scans
 from amqpd.broker.queue.message_groups import Waiting
+from amqpd.broker.queue.store import Backing
 
 LOOK_COUNT: Final = 256
 

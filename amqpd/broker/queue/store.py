@@ -13,7 +13,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import Entry
 from amqpd.broker.message import Envelope, FromLog, Message
-from amqpd.broker.queue.compaction import is_tombstone
+from amqpd.broker.queue.config import is_tombstone
 from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import Record

@@ -24,9 +24,9 @@ from amqpd.broker.consumer import ConsumerArguments
 from amqpd.protocol.field_table import CodecError
 from amqpd.protocol.properties import CONTENT_TYPE, field_of, headers_of
 from amqpd.routing.selector import Selector
-from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY
 from amqpd.routing.selector_ast import Selectable
-from amqpd.storage.log.places import Alike
+from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
+from amqpd.storage.log.record import Alike
 
 VALUE_HEADER: Final = "x-stream-filter-value"
 _VALUE_NAME: Final = VALUE_HEADER.encode()
@@ -64,7 +64,7 @@ class RecordView(Selectable):
     def field(self, number: int) -> object:
         if number == EXCHANGE:
             return self._alike.exchange.decode("utf-8", "surrogateescape")
-        if number == ROUTING_KEY:
+        if number == ROUTING_KEY_FIELD:
             return self._alike.routing_key.decode("utf-8", "surrogateescape")
         flag: i64 = CONTENT_TYPE >> number
         try:

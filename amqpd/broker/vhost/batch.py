@@ -14,13 +14,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.declaration import NewQueue
-from amqpd.broker.vhost.pending import Coming, Declared, Done, Name, OnItsWay
 from amqpd.broker.vhost.exchange import BindingKey, Exchange
 from amqpd.broker.vhost.limit_set import Limits
+from amqpd.broker.vhost.pending import Coming, Declared, Done, Name, OnItsWay
 from amqpd.broker.vhost.vhost import Names, VHost
 from amqpd.broker.vhost.vhosts import VhostNames, VHosts
-from amqpd.broker.queue.queue import Queue
 from amqpd.storage.metadata.store import Change, Put, Row, VhostRow
 
 

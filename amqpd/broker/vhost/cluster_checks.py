@@ -2,16 +2,28 @@
 
 All of it is told when it is declared (406, or a policy that is refused); a message with a producer's numbers when it is
 published. Everything else is as on a single node.
+
+Queues that have a topic of Kafka for themselves (x-kafka-topic), so that others can read it by its name, there.
+
+In a cluster only, and only names that its operator allows (`cluster.kafka_topics`): a topic is something of his Kafka,
+which others use for other things. Those that are amqpd's own (`amqpd.*`) or Kafka's (`__*`) are never given out, nor is
+one that exists already, whoever made it: a queue's topic comes with the queue, and goes with it.
+
+Whether it exists is Kafka's to say, so the first declaration asks and waits, and is then given once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.exchange_arguments import DELAYED_MESSAGE
-from amqpd.errors import PreconditionFailed
+from amqpd.broker.vhost.exchange import DELAYED_MESSAGE
+from amqpd.broker.vhost.pending import Name, OnItsWay
+from amqpd.errors import AccessRefused, PreconditionFailed
+
+if TYPE_CHECKING:
+    from amqpd.broker.vhost.vhost import VHost
 
 
 class Refused(NamedTuple):
@@ -70,3 +82,30 @@ def policy_faults(definition: Mapping[str, object]) -> list[str]:
         if row is not None and value != _HARMLESS.get(name):
             found.append(f"{name} is not possible in a cluster: {row.why}")
     return found
+
+
+ARGUMENT: Final = "x-kafka-topic"
+RESERVED: Final = ("amqpd.", "__")
+
+
+def check(vhost: VHost, asked: QueueDeclaration) -> None:
+    """A new queue that asks for a topic. Raises: PreconditionFailed, AccessRefused; OnItsWay."""
+    topic = str(asked.arguments[ARGUMENT])
+    what = f"invalid arg '{ARGUMENT}' for queue '{asked.name}' in vhost '{vhost.name}': "
+    if not asked.durable:
+        raise PreconditionFailed(f"{what}not durable")
+    topics = vhost.catalogue.own_topics
+    if topics is None:
+        raise PreconditionFailed(f"{what}there is no Kafka: this is no node of a cluster")
+    if topic.startswith(RESERVED) or not topics.allows(topic):
+        raise AccessRefused(f"access to topic '{topic}' of Kafka refused: cluster.kafka_topics does not allow it")
+    declared = vhost.catalogue.declared
+    declared.check("", "kafka topic", topic)
+    objection = topics.objection(topic)
+    if objection:
+        raise PreconditionFailed(f"{what}topic '{topic}' {objection}")
+    if objection is None:
+        name = Name("", "kafka topic", topic)
+        declared.hold(name)
+        topics.ask(topic, lambda: declared.free([name]))
+        raise OnItsWay(declared, name)

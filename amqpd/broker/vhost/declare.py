@@ -2,36 +2,215 @@
 
 `declare` checks, submits the row and makes the queue once that is committed. `delete` takes it out of memory at once
 and answers when it comes back with no restart: see deletion.py.
+
+Bindings: made and taken away, whoever asks for it.
+
+Both are in memory once their rows are committed: a binding is part of no message's safety, and so a commit that fails
+changes nothing.
+
+Whether what is there is what is asked for: a declaration of something that exists must be equivalent.
+
+Spec: AMQP 0-9-1 1.6.2.1 and 1.7.2.1; RabbitMQ: 406 for a flag or an argument that differs, 405 for another's exclusive
+queue.
+
+Exchanges: declared and deleted, whoever asks for it.
+
+`declare` checks, submits the row and puts the exchange among the vhost's once that is committed. `delete` takes it out
+of memory at once and answers when its row is gone.
+
+What leaves a vhost's tables, and what goes with it.
+
+A queue takes its bindings and its consumers with it, an exchange its bindings on both sides; a binding that goes takes
+its source with it where that is an auto-delete exchange and this was its last one. All of it is out of memory at once;
+the rows that have to go are returned, for queues.py, exchanges.py and bindings.py to submit.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from amqpd.broker.vhost.declaration import NewQueue, QueueDeclaration
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
-from amqpd.broker.vhost.equivalence import check_queue
-from amqpd.broker.vhost.leaving import drop_queue
-from amqpd.broker.vhost.limit_set import QUEUES
-from amqpd.broker.vhost.vhost import Names, VHost
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.types import kind_of
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.queue import Queue
-from amqpd.errors import AccessRefused, PreconditionFailed
+from amqpd.broker.queue.queue import Queue, leave
+from amqpd.broker.queue.types import kind_of
+from amqpd.broker.stats import queue_counts
+from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
+from amqpd.broker.vhost.exchange import (
+    DELAYED_MESSAGE,
+    Binding,
+    BindingKey,
+    DestinationType,
+    Exchange,
+    binding_table,
+    compared_names,
+    routing_type,
+    validate,
+)
+from amqpd.broker.vhost.limit_set import QUEUES
+from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, binding_name, unheard
+from amqpd.broker.vhost.vhost import Names, VHost, locked
+from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
 from amqpd.protocol.field_table import encode_table
-from amqpd.storage.metadata.store import Change, Delete, Put, QueueRow
+from amqpd.routing.base import BadBinding, ExchangeType, UnknownExchangeType
+from amqpd.routing.message_exchange import WholeMessage
+from amqpd.routing.registry import exchange_type
+from amqpd.storage.metadata.store import BindingRow, Change, Delete, DeleteBindings, ExchangeRow, Put, QueueRow
 from amqpd.storage.queue_log import QueueLog
 
+
+def check_queue_equivalent(names: Names, queue: Queue | NewQueue, asked: QueueDeclaration) -> None:
+    """Raises: ResourceLocked, PreconditionFailed."""
+    vhost = names.vhost
+    vhost.check_exclusive(queue, asked.owner)
+    if asked.exclusive is not (queue.exclusive_owner is not None):
+        # rabbit: 405 here too, and not 406 as for the other flags
+        raise locked(queue.name, vhost.name)
+    thing = f"queue '{queue.name}'"
+    _check_flag(thing, vhost.name, "durable", asked.durable, queue.durable)
+    _check_flag(thing, vhost.name, "auto_delete", asked.auto_delete, queue.auto_delete)
+    default = names.default_queue_type
+    if queue.kind == default:  # rabbit: a queue made before the vhost had it stays as it is
+        asked = asked.with_default_type(default)
+    given = dict(asked.arguments)
+    current = dict(queue.arguments)
+    if given.get("x-queue-type", "classic") == current.get("x-queue-type", "classic"):
+        # rabbit: classic is what no argument means
+        given.pop("x-queue-type", None)
+        current.pop("x-queue-type", None)
+    elif "x-queue-type" not in given and current.get("x-queue-type") == default:
+        # rabbit: in a vhost with another default, no argument means that one
+        del current["x-queue-type"]
+    # rabbit: what a queue of its kind does not take is not looked at, where a new queue is refused for it
+    queue_arguments.compare(thing, vhost.name, queue_arguments.compared_names(queue.kind), given, current)
+
+
+def check_exchange_equivalent(vhost: str, exchange: Exchange, asked: ExchangeDeclaration) -> None:
+    """Raises: PreconditionFailed."""
+    thing = f"exchange '{exchange.name}'"
+    if asked.kind != exchange.kind:
+        raise PreconditionFailed(
+            f"inequivalent arg 'type' for {thing} in vhost '{vhost}': "
+            f"received '{asked.kind}' but current is '{_atom(exchange.kind)}'"
+        )
+    _check_flag(thing, vhost, "durable", asked.durable, exchange.durable)
+    _check_flag(thing, vhost, "auto_delete", asked.auto_delete, exchange.auto_delete)
+    _check_flag(thing, vhost, "internal", asked.internal, exchange.internal)
+    compared = compared_names(exchange.kind, exchange.arguments)
+    queue_arguments.compare(thing, vhost, compared, asked.arguments, exchange.arguments)
+
+
+def _atom(kind: str) -> str:
+    """rabbit: the current one is Erlang's word for it, with quotes of its own where it is not a plain one."""
+    return kind if kind.isalnum() else f"'{kind}'"
+
+
+def _check_flag(thing: str, vhost: str, name: str, given: bool, current: bool) -> None:
+    if given != current:
+        raise PreconditionFailed(
+            f"inequivalent arg '{name}' for {thing} in vhost '{vhost}': "
+            f"received '{str(given).lower()}' but current is '{str(current).lower()}'"
+        )
+
+
 log = logging.getLogger(__name__)
+
+
+def remove_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
+    """Stops delivery and cancels its consumers. Returns the ready count, which is not known (0) where nobody has
+    prepared it since the start, and its tombstone with the rows that go with it.
+
+    Its log goes after the commit: deletion.py.
+    """
+    if queue.deleted:
+        return 0, []
+    count = queue.ready_count + queue.delayed_count
+    _end(vhost, queue)
+    about = {"vhost": vhost.name, "queue": queue.name}
+    log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
+    about_it = {"vhost": vhost.name, "name": queue.name}
+    vhost.catalogue.events.tell("queue.deleted", about_it, recorded=queue.exclusive_owner is None)
+    changes: list[Change] = []
+    for binding in vhost.take_queue(queue):
+        changes += remove_binding(vhost, binding)
+    _cancel_consumers(queue)
+    if queue.id:
+        vhost.catalogue.stored_offsets.forget(queue.id)
+        arguments = encode_table(queue.arguments)
+        row = QueueRow(vhost.name, queue.name, queue.id, True, queue.auto_delete, False, arguments, "deleting")
+        changes += [DeleteBindings(vhost.name, queue.name, "queue"), Put(row)]
+    return count, changes
+
+
+def unload_queue(vhost: VHost, queue: Queue) -> None:
+    """Its vhost goes on elsewhere: the same, but nothing is deleted or told, and what a log has on this disk goes at
+    once. A queue's bindings go with the vhost.
+    """
+    if queue.deleted:
+        return
+    _end(vhost, queue)
+    vhost.take_queue(queue)
+    _cancel_consumers(queue)
+    if queue.id:
+        vhost.catalogue.stored_offsets.forget(queue.id)
+    store = queue.backing.store
+    queue.backing.store = None
+    if store is not None:
+        vhost.catalogue.storage.leave_queue(store)
+
+
+def _end(vhost: VHost, queue: Queue) -> None:
+    """It is counted with those that are gone, and routes to it are looked up anew."""
+    queue.deleted = True
+    vhost.catalogue.ended_queues.add(queue_counts(queue))
+    vhost.catalogue.ended_of_kind[queue.kind].add(queue_counts(queue))
+    vhost.counts.ended_queues.add(queue_counts(queue))
+    queue.version += 1
+
+
+def _cancel_consumers(queue: Queue) -> None:
+    for consumer in list(queue.consumers):
+        leave(queue, consumer)
+        consumer.cancel()
+    queue.forget()
+
+
+def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
+    """Returns its row and those that go with it."""
+    if exchange.deleted:
+        return []
+    exchange.deleted = True
+    if exchange.wheel is not None:
+        exchange.wheel.drop(vhost.catalogue.deletions.leaving())
+    vhost.catalogue.events.tell("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
+    changes: list[Change] = []
+    for binding in vhost.take_exchange(exchange):
+        changes += remove_binding(vhost, binding)
+    changes += vhost.catalogue.keeping.end(vhost.name, exchange)
+    if exchange.durable:
+        changes.append(DeleteBindings(vhost.name, exchange.name, "exchange"))
+        changes.append(Delete(ExchangeRow(vhost.name, exchange.name, exchange.kind)))
+    return changes
+
+
+def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
+    """Returns the rows of what goes with it; its own is the caller's. It may have gone with one of its ends."""
+    source = binding.source
+    there = not source.deleted and binding.key in source.bindings
+    vhost.take_binding(binding)
+    if vhost.catalogue.events.wanted:
+        vhost.catalogue.events.tell("binding.deleted", binding.told(vhost.name), recorded=False)
+    if there and source.auto_delete and not source.bindings:
+        return remove_exchange(vhost, source)
+    return []
+
 
 ARGUMENTS_SIZE_MAX: Final = 64 * 1024
 
 
-def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool:
+def declare_queue(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool:
     """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
 
     Raises: AccessRefused, PreconditionFailed, ResourceLocked, OnItsWay; NotOpenYet of a queue that is there.
@@ -42,23 +221,23 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
     names.vhost.check_not_own(asked.name)
     queue = names.find_queue(asked.name)
     if queue is not None:
-        check_queue(names, queue, asked)
+        check_queue_equivalent(names, queue, asked)
         if isinstance(queue, Queue):
             queue.prepare()
         done(None)
         return False
     if asked.name.startswith("amq.") and not asked.name.startswith("amq.gen-"):
         raise AccessRefused(f"queue name '{asked.name}' contains reserved prefix 'amq.*'")
-    check_room(names, asked.name)
+    check_queue_limit(names, asked.name)
     asked = asked.with_default_type(names.default_queue_type)
     vhost = names.vhost
-    check(vhost.name, asked)
+    check_queue_declaration(vhost.name, asked)
     if vhost.catalogue.storage.replicates and asked.durable:
         from amqpd.broker.vhost.cluster_checks import check_queue as check_in_cluster
 
         check_in_cluster(vhost.name, asked)
     if "x-kafka-topic" in asked.arguments:
-        from amqpd.broker.vhost.kafka_topic import check as check_topic
+        from amqpd.broker.vhost.cluster_checks import check as check_topic
 
         check_topic(vhost, asked)
     new = NewQueue(asked)
@@ -67,11 +246,11 @@ def declare(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool
     if new.durable:
         row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, encode_table(new.arguments))
         put, undo = Put(row), Delete(row)
-    names.make(Coming(Name(vhost.name, "queue", new.name), put, undo, partial(_make, vhost, new), new), done)
+    names.make(Coming(Name(vhost.name, "queue", new.name), put, undo, partial(_make_queue, vhost, new), new), done)
     return True
 
 
-def check_room(names: Names, name: str) -> None:
+def check_queue_limit(names: Names, name: str) -> None:
     """rabbit: whether one more may come is asked before its arguments are looked at. Raises: PreconditionFailed."""
     if not names.limits.allow(QUEUES, names.queue_count()):
         limit = names.limits.value[QUEUES]
@@ -80,7 +259,7 @@ def check_room(names: Names, name: str) -> None:
         )
 
 
-def check(vhost: str, asked: QueueDeclaration) -> None:
+def check_queue_declaration(vhost: str, asked: QueueDeclaration) -> None:
     """Raises: PreconditionFailed when there can be no such queue, whatever the vhost's default type."""
     arguments = asked.arguments
     if len(encode_table(arguments)) > ARGUMENTS_SIZE_MAX:
@@ -100,7 +279,7 @@ def check(vhost: str, asked: QueueDeclaration) -> None:
             raise PreconditionFailed(f"invalid arg '{name}' for queue '{asked.name}' in vhost '{vhost}': not durable")
 
 
-def _make(vhost: VHost, new: NewQueue) -> None:
+def _make_queue(vhost: VHost, new: NewQueue) -> None:
     """Its row is committed."""
     declared, storage = vhost.catalogue.declared, vhost.catalogue.storage
     if vhost.deleted:
@@ -134,7 +313,7 @@ def _make(vhost: VHost, new: NewQueue) -> None:
     log.debug("queue '%s' was added", new.name, extra={"vhost": vhost.name, "queue": new.name})
 
 
-def check_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool) -> None:
+def check_queue_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool) -> None:
     """Raises: PreconditionFailed."""
     if if_unused and queue.consumers:
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' in use")
@@ -142,7 +321,7 @@ def check_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty: bool)
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' not empty")
 
 
-def delete(vhost: VHost, queue: Queue, done: Done = unheard) -> int:
+def delete_queue(vhost: VHost, queue: Queue, done: Done = unheard) -> int:
     """Deletes it with its bindings; its consumers are told. Returns how many messages were ready, which is not known
     (0) where nobody has prepared it since the start.
 
@@ -150,14 +329,157 @@ def delete(vhost: VHost, queue: Queue, done: Done = unheard) -> int:
     AccessRefused of the broker's own.
     """
     vhost.check_not_own(queue.name)
-    count, changes = drop_queue(vhost, queue)
+    count, changes = remove_queue(vhost, queue)
     vhost.catalogue.deletions.delete(changes, [queue], done)
     return count
 
 
-def delete_all(vhost: VHost, queues: Sequence[Queue], done: Done = unheard) -> None:
+def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = unheard) -> None:
     """The same for several in one commit."""
     changes: list[Change] = []
     for queue in queues:
-        changes += drop_queue(vhost, queue)[1]
+        changes += remove_queue(vhost, queue)[1]
     vhost.catalogue.deletions.delete(changes, queues, done)
+
+
+def bind(
+    names: Names,
+    source: Exchange,
+    destination: Queue | NewQueue | Exchange,
+    routing_key: str,
+    arguments: dict[str, object],
+    done: Done = unheard,
+) -> None:
+    """done(None) once it is there, at once where it was there already. Raises: PreconditionFailed,
+    AccessRefused, OnItsWay.
+    """
+    assert source.matcher is not None  # the front end has refused the default exchange
+    kind: DestinationType = "exchange" if isinstance(destination, Exchange) else "queue"
+    if kind == "queue":
+        names.vhost.check_not_own(destination.name)
+    key = BindingKey(source.name, kind, destination.name, routing_key, binding_table(arguments))
+    if names.has_binding(source, key):
+        done(None)
+        return
+    try:
+        source.matcher.validate(routing_key, arguments)
+        if isinstance(source.matcher, WholeMessage):
+            source.matcher.validate_destination("exchange" if isinstance(destination, Exchange) else destination.kind)
+    except BadBinding as error:
+        raise PreconditionFailed(str(error)) from None
+    vhost = names.vhost
+    row = _binding_row(vhost, key)
+    put, undo = (Put(row), Delete(row)) if source.durable and destination.durable else (None, None)
+    make = partial(_make_binding, vhost, source, destination, routing_key, dict(sorted(arguments.items())))
+    names.make(Coming(binding_name(row), put, undo, make, key, (source, destination)), done)
+
+
+def _make_binding(
+    vhost: VHost,
+    source: Exchange,
+    destination: Queue | NewQueue | Exchange,
+    routing_key: str,
+    arguments: dict[str, object],
+) -> None:
+    """Its row is committed. One that was bound twice at once is there already."""
+    end = destination.made if isinstance(destination, NewQueue) else destination
+    if source.deleted or end is None or end.deleted:
+        # Whatever took the end away was submitted later and has removed the row.
+        gone = source if source.deleted else destination
+        kind = "exchange" if isinstance(gone, Exchange) else "queue"
+        raise OnItsWay(vhost.catalogue.declared, Name(vhost.name, kind, gone.name))
+    binding = Binding(source, end, routing_key, arguments)
+    if binding.key not in source.bindings:
+        vhost.add_binding(binding)
+        vhost.catalogue.keeping.bound(vhost.name, binding)
+
+
+def unbind(
+    vhost: VHost,
+    source: Exchange,
+    destination: Queue | Exchange,
+    routing_key: str,
+    arguments: dict[str, object],
+    done: Done = unheard,
+) -> None:
+    """done(None) once it is gone, at once where there is none, which is no error. Raises: OnItsWay."""
+    binding = source.bindings.get(Binding(source, destination, routing_key, arguments).key)
+    if binding is None:
+        done(None)
+        return
+    row = _binding_row(vhost, binding.key._replace(arguments=binding.row_arguments))
+    delete, undo = (Delete(row), Put(row)) if binding.durable else (None, None)
+    vhost.make(Coming(binding_name(row), delete, undo, partial(_remove_binding, vhost, binding)), done)
+
+
+def _remove_binding(vhost: VHost, binding: Binding) -> None:
+    """Its row is gone."""
+    if not binding.private:
+        vhost.catalogue.events.record("binding.deleted", binding.told(vhost.name))
+    vhost.catalogue.deletions.delete(remove_binding(vhost, binding))
+
+
+def _binding_row(vhost: VHost, key: BindingKey) -> BindingRow:
+    return BindingRow(vhost.name, key.source, key.destination, key.destination_type, key.routing_key, key.arguments)
+
+
+def declare_exchange(names: Names, asked: ExchangeDeclaration, done: Done = unheard) -> bool:
+    """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
+
+    Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed, OnItsWay.
+    """
+    vhost = names.vhost
+    vhost.check_not_default(asked.name)
+    exchange = names.find_exchange(asked.name)
+    if exchange is not None:
+        if exchange.kind != asked.kind and asked.kind != DELAYED_MESSAGE:  # else its package may be gone
+            _exchange_type(asked)
+        check_exchange_equivalent(vhost.name, exchange, asked)
+        done(None)
+        return False
+    make = _exchange_type(asked)
+    if asked.name.startswith("amq."):
+        raise AccessRefused(f"exchange name '{asked.name}' contains reserved prefix 'amq.*'")
+    check_exchange_declaration(vhost.name, asked)
+    if vhost.catalogue.storage.replicates:
+        from amqpd.broker.vhost.cluster_checks import check_exchange as check_in_cluster
+
+        check_in_cluster(vhost.name, asked)
+    flags = (asked.durable, asked.auto_delete, asked.internal)
+    exchange = Exchange(asked.name, asked.kind, make(), *flags, asked.arguments)
+    encoded = encode_table(asked.arguments)
+    row = ExchangeRow(vhost.name, asked.name, asked.kind, True, asked.auto_delete, asked.internal, encoded)
+    put, undo = (Put(row), Delete(row)) if asked.durable else (None, None)
+    add = partial(vhost.add_exchange, exchange)
+    names.make(Coming(Name(vhost.name, "exchange", asked.name), put, undo, add, exchange), done)
+    return True
+
+
+def check_exchange_declaration(vhost: str, asked: ExchangeDeclaration) -> None:
+    """Raises: CommandInvalid, PreconditionFailed when there can be no such exchange."""
+    _exchange_type(asked)
+    if len(encode_table(asked.arguments)) > ARGUMENTS_SIZE_MAX:
+        raise PreconditionFailed(f"arguments of exchange '{asked.name}' are larger than {ARGUMENTS_SIZE_MAX} bytes")
+    validate(asked.name, vhost, asked.kind, asked.arguments)
+
+
+def _exchange_type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
+    kind = routing_type(asked.kind, asked.arguments)
+    try:
+        return exchange_type(kind)
+    except UnknownExchangeType:
+        # rabbit: 3.x closes the connection for this
+        raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None
+
+
+def delete_exchange(vhost: VHost, exchange: Exchange, if_unused: bool, done: Done = unheard) -> None:
+    """Deletes it with its bindings. done: called when its row is gone, or with the error of the first try.
+
+    Raises: AccessRefused for a predeclared one, PreconditionFailed when in use.
+    """
+    vhost.check_not_default(exchange.name)
+    if exchange.name.startswith("amq."):
+        raise AccessRefused(f"deletion of system exchange '{exchange.name}' in vhost '{vhost.name}' not allowed")
+    if if_unused and exchange.bindings:
+        raise PreconditionFailed(f"exchange '{exchange.name}' in vhost '{vhost.name}' in use")
+    vhost.catalogue.deletions.delete(remove_exchange(vhost, exchange), done=done)

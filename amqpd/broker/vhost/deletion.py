@@ -1,6 +1,6 @@
 """How what is deleted leaves the disk; the order is the promise.
 
-    1  it is out of memory: nothing is delivered, consumers are cancelled (leaving.py)
+    1  it is out of memory: nothing is delivered, consumers are cancelled (declare.py)
     2  its tombstone is committed: a row in state `deleting`, which a start finishes
     3  its directory is renamed `<id>.deleted` and the directory above synced (storage/directory_removal.py)
     4  whoever deletes it is answered, and it is counted
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
+from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.pending import Done, unheard
 from amqpd.broker.vhost.recovery import Findings, in_parts
-from amqpd.broker.queue.queue import Queue
 from amqpd.storage.metadata.interface import MetadataKeeper
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, QueueRow, VhostRow
 from amqpd.storage.queue_log import QueueLog

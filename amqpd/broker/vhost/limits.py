@@ -1,10 +1,20 @@
 """Limits: how many connections and queues a vhost may have, how many connections and channels a user.
 
 Under each name a whole number; a negative one is no limit, 0 allows none. What exceeds a limit that is set later stays:
-limits are asked when something comes (`admission.py`, `queues.py`).
+limits are asked when something comes (`limits.py`, `queues.py`).
 
 A vhost's limits are a runtime parameter of it, `vhost-limits` by component and `limits` by name, as RabbitMQ keeps
 them; a user's are a row of their own, which goes with the user.
+
+Who may come in: connections and channels against the limits of their vhost and user.
+
+A front end asks before it lets somebody in, and tells who has come and gone. Connections are counted as the set of
+those that are there, so that nobody is counted twice or leaves twice. A connection counts from connection.open until
+it closes, a channel until either side closes it; what only shakes hands counts nowhere.
+
+Cost: two look-ups a connection or channel, whatever their number.
+
+rabbit: texts, codes, and that the vhost is asked before the user.
 """
 
 from __future__ import annotations
@@ -15,11 +25,11 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
-from amqpd.broker.vhost.erlang import term
 from amqpd.broker.vhost.limit_set import CHANNELS, CONNECTIONS, NO_LIMITS, QUEUES, Limits
-from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.policy_table import term
+from amqpd.broker.vhost.vhost import Catalogue, Names, VHost
+from amqpd.errors import NotAllowed
 from amqpd.storage.metadata.store import Delete, ParameterRow, Put, UserLimitsRow
 
 log = logging.getLogger(__name__)
@@ -181,3 +191,63 @@ class UserLimits:
     def forget(self, user: str) -> None:
         """There are none any more, or no such user."""
         self._by_user.pop(user, None)
+
+
+class Admission:
+    """One per broker."""
+
+    def __init__(self, limits: UserLimits) -> None:
+        self._limits = limits
+        self._by_user: dict[str, set[object]] = {}
+        self._channels: dict[str, int] = {}
+
+    def check(self, user: str, vhost: VHost, method: int = 0) -> None:
+        """Of one more connection. method: what it asks by. Raises: NotAllowed."""
+        if not vhost.limits.allow(CONNECTIONS, len(vhost.connected)):
+            limit = vhost.limits.value[CONNECTIONS]
+            raise NotAllowed(
+                f"access to vhost '{vhost.name}' refused for user '{user}': connection limit ({limit}) is reached",
+                method,
+            )
+        limits = self._limits.of(user)
+        if not limits.allow(CONNECTIONS, self.connection_count(user)):
+            raise NotAllowed(
+                f"connection refused for user '{user}': user connection limit ({limits.value[CONNECTIONS]}) is reached",
+                method,
+            )
+
+    def connection_count(self, user: str) -> int:
+        return len(self._by_user.get(user, ()))
+
+    def entered(self, session: object, user: str, vhost: VHost) -> None:
+        """It is open."""
+        vhost.connected.add(session)
+        self._by_user.setdefault(user, set()).add(session)
+
+    def left(self, session: object, user: str, vhost: VHost) -> None:
+        """It ends; may be told twice."""
+        vhost.connected.discard(session)
+        theirs = self._by_user.get(user)
+        if theirs is not None:
+            theirs.discard(session)
+            if not theirs:
+                del self._by_user[user]
+
+    def open_channel(self, user: str) -> None:
+        """Counts one more. Raises: NotAllowed, and counts nothing."""
+        count = self._channels.get(user, 0)
+        limits = self._limits.of(user)
+        if not limits.allow(CHANNELS, count):
+            raise NotAllowed(
+                f"number of channels opened for user '{user}' has reached the maximum allowed user limit of "
+                f"({limits.value[CHANNELS]})"
+            )
+        self._channels[user] = count + 1
+
+    def close_channel(self, user: str) -> None:
+        """Of one that was counted, once."""
+        count = self._channels[user] - 1
+        if count > 0:
+            self._channels[user] = count
+        else:
+            del self._channels[user]

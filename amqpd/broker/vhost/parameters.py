@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.broker.vhost import limits, policies
-from amqpd.broker.vhost.catalogue import Catalogue
 from amqpd.broker.vhost.pending import Coming, Done, Name, unheard
-from amqpd.broker.vhost.erlang import term
-from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.broker.vhost.policy_table import term
+from amqpd.broker.vhost.vhost import Catalogue, Names, VHost
 from amqpd.storage.metadata.store import Delete, GlobalParameterRow, Put
 
 VALUE_BYTES_MAX: Final = 1 << 20

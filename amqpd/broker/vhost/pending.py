@@ -31,7 +31,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-from amqpd.storage.metadata.store import BindingRow, Change, DeleteBindings, ExchangeRow, MetadataClosed, Put, QueueRow, VhostRow
+from amqpd.storage.metadata.store import (
+    BindingRow,
+    Change,
+    DeleteBindings,
+    ExchangeRow,
+    MetadataClosed,
+    Put,
+    QueueRow,
+    VhostRow,
+)
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 `declare` checks, submits the row, puts the policy into its vhost's table once that is committed, and answers when every
 queue and exchange obeys it. `clear` likewise: it holds until its removal is committed, so a failure changes nothing.
 
-Nobody is held meanwhile: queues and exchanges are visited in slices (walk.py). What is declared in between follows the
-table as it is then, and so does every visit, so that two changes at once end in the last one's state.
+Nobody is held meanwhile: queues and exchanges are visited in slices (policy_table.py). What is declared in between
+follows the table as it is then, and so does every visit, so that two changes at once end in the last one's state.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
-from amqpd.broker.vhost.policy_keys import InvalidPolicy, check
-from amqpd.broker.vhost.policy_table import Policy, policy_of
+from amqpd.broker.vhost.policy_table import InvalidPolicy, Policy, check, policy_of
 from amqpd.broker.vhost.vhost import Names, VHost
 from amqpd.storage.metadata.store import Delete, PolicyRow, Put
 

@@ -1,4 +1,4 @@
-"""The policies of one vhost, and what they say together of a name.
+r"""The policies of one vhost, and what they say together of a name.
 
 Of the policies that match a queue or an exchange one holds, and likewise one operator policy: that of the highest
 priority, of those the first by name (rabbit: any of them). A policy matches where its pattern is found in the name, it
@@ -7,21 +7,325 @@ both name a key, the key's row tells which value holds. What an argument says co
 (`queues/arguments.merged`).
 
 Pure values: no disk, no loop. What is in the table is committed.
+
+JSON values as RabbitMQ's texts show them: Erlang's `~p`.
+
+Patterns of policies: which names they match.
+
+RE2 runs them, as it runs those of permissions (`auth/permissions.py` says why): its time grows with the name, never
+with the pattern's wit. RabbitMQ's engine is PCRE, and one thing of it stands in half of the policies of this world that
+RE2 does not have: look-ahead at the beginning, `^(?!amq\.).*` (all but the broker's own). At the beginning it means no
+more than a second pattern that has to match, or must not, so it is taken apart here and stays linear. Look-around
+anywhere else, more of it than LOOKS_MAX, and back-references are refused.
+
+A pattern is searched anywhere in the name. Unlike PCRE, `$` does not match before a final newline; and unlike a
+permission, an empty pattern matches every name (rabbit: the same).
+
+The keys of a policy's definition, and whether a policy is one.
+
+Nearly every key is a row of an argument's (`policy` of `queues/arguments.py` and `exchange.py`): what it
+takes, what RabbitMQ's texts call it, whether operator policies may have it. Those of RabbitMQ that have no argument and
+no meaning here stand below: mirrored queues are gone from RabbitMQ, too.
+
+A policy that says something its queue's kind cannot do does not apply to that queue at all, however much else it says
+(rabbit: the same): `unsupported` tells what.
+
+Errors: InvalidPolicy with RabbitMQ's text, which names everything that is wrong.
+
+A walk over many things in slices: each is visited once, and the loop has its turn every SLICE_S.
+
+Whoever changes something that all of them have to obey says `begin`; `when_done` tells when every thing has been
+visited after that. Changes that come while a walk is under way share the next one, so there is one at a time, and the
+last one visits everything in the state that holds then.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from amqpd.broker.vhost.patterns import NamePattern, compile_names
-from amqpd.broker.vhost.policy_keys import keys, unsupported
-from amqpd.broker.queue.argument_checks import merged_number
+from amqpd.auth.permissions import InvalidPattern, Pattern, compile_pattern
+from amqpd.broker.queue import arguments as queue_arguments
+from amqpd.broker.queue.argument_checks import Merge, Row, is_one_of, is_positive, is_text, merged_number
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.config import Rules
+from amqpd.broker.vhost import exchange
 from amqpd.storage.metadata.store import PolicyRow
+
+
+def term(value: object) -> str:
+    """`{"a": [1, null]}` is `#{<<"a">> => [1,null]}`."""
+    if value == "":
+        return "<<>>"
+    if isinstance(value, str):
+        return f"<<{json.dumps(value, ensure_ascii=False)}>>"
+    if isinstance(value, Mapping):
+        return "#{" + ",".join(f"{term(key)} => {term(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(term(each) for each in value) + "]"
+    return json.dumps(value)
+
+
+_START: Final = re.compile(r"(?P<flags>(?:\(\?[is]+\))?)(?:\^|\\A)")
+_QUANTIFIERS: Final = ("*", "+", "?", "{")
+LOOKS_MAX: Final = 10
+"""Look-aheads of one pattern: each is asked of every name."""
+
+
+class NamePattern(NamedTuple):
+    """Matches where all of `wanted` match and none of `unwanted`."""
+
+    wanted: tuple[Pattern, ...]
+    unwanted: tuple[Pattern, ...] = ()
+
+    def matches(self, name: str) -> bool:
+        """Cost: 1 us a pattern and up, linear in the name."""
+        return all(each.matches(name) for each in self.wanted) and not any(each.matches(name) for each in self.unwanted)
+
+
+def compile_names(text: str) -> NamePattern:
+    """Cost: 25 us, then cached. Raises: InvalidPattern."""
+    if "\0" in text:
+        raise InvalidPattern("a pattern has no NUL")
+    try:
+        return NamePattern((compile_pattern(text or "^"),))
+    except InvalidPattern as refused:
+        return _apart(text, refused)
+
+
+def _apart(text: str, refused: InvalidPattern) -> NamePattern:
+    """A pattern that begins with look-ahead, as the patterns it means. Raises: `refused` where it is none."""
+    start = _START.match(text)
+    if start is None:
+        raise refused
+    flags, rest = start["flags"], text[start.end() :]
+    wanted: list[str] = []
+    unwanted: list[str] = []
+    while rest.startswith(("(?!", "(?=")):
+        end = _closing(rest)
+        if end < 0 or rest[end + 1 :].startswith(_QUANTIFIERS) or len(wanted) + len(unwanted) == LOOKS_MAX:
+            raise refused
+        (unwanted if rest[2] == "!" else wanted).append(rest[3:end])
+        rest = rest[end + 1 :]
+    if (not wanted and not unwanted) or _has_alternatives(rest):
+        raise refused
+    wanted.append(rest)
+    return NamePattern(
+        tuple(compile_pattern(f"{flags}^(?:{each})") for each in wanted),
+        tuple(compile_pattern(f"{flags}^(?:{each})") for each in unwanted),
+    )
+
+
+def _closing(text: str) -> int:
+    """Where the group that begins `text` ends; -1: nowhere."""
+    return next((index for index, letter, depth in _syntax(text) if letter == ")" and depth == 0), -1)
+
+
+def _has_alternatives(text: str) -> bool:
+    """Whether a `|` stands outside of any group: it would be an alternative to what stands before, too."""
+    return any(letter == "|" and depth == 0 for _, letter, depth in _syntax(text))
+
+
+def _syntax(text: str) -> Iterator[tuple[int, str, int]]:
+    """The letters that are neither escaped nor in a class: their places, and in how many groups each stands (those
+    that end a group: behind it).
+    """
+    depth = 0
+    index = 0
+    while index < len(text):
+        letter = text[index]
+        if letter == "\\":
+            index += 1
+        elif letter == "[":
+            index = _class_end(text, index)
+        else:
+            depth += (letter == "(") - (letter == ")")
+            yield index, letter, depth
+        index += 1
+
+
+def _class_end(text: str, start: int) -> int:
+    """Where the class that begins there ends. A `]` in front is one of its letters."""
+    index = start + 1
+    if text[index : index + 1] == "^":
+        index += 1
+    if text[index : index + 1] == "]":
+        index += 1
+    while index < len(text) and text[index] != "]":
+        index += 2 if text[index] == "\\" else 1
+    return index
+
+
+APPLY_TO: Final = ("queues", "classic_queues", "quorum_queues", "streams", "exchanges", "all")
+PRIORITY_MAX: Final = 2**31 - 1
+DEFINITION_BYTES_MAX: Final = 64 * 1024
+
+MIRRORED: Final = "mirrored queues are gone"
+
+
+class PolicyKey(NamedTuple):
+    """accepts, called, operator, merge: as in `Row`. argument: whose key it is, "" for none. meaning: for the docs."""
+
+    name: str
+    accepts: Callable[[object], bool]
+    called: str
+    operator: bool
+    merge: Merge
+    argument: str
+    meaning: str
+
+
+def _of_row(row: Row) -> PolicyKey:
+    return PolicyKey(row.policy, row.accepts, row.called, row.operator, row.merge, row.name, row.meaning)
+
+
+def _anything(_value: object) -> bool:
+    return True
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def _ignored(
+    name: str, accepts: Callable[[object], bool], called: str, why: str = MIRRORED, *, operator: bool = False
+) -> PolicyKey:
+    return PolicyKey(name, accepts, called, operator, "argument", "", f"ignored: {why}")
+
+
+IGNORED: Final = (
+    _ignored("ha-mode", is_one_of("all", "exactly", "nodes"), "ha-mode value", operator=True),  # rabbit: since 3.12
+    _ignored("ha-params", _anything, "ha-params value", operator=True),
+    _ignored("ha-sync-mode", is_one_of("manual", "automatic"), "ha-sync-mode value", operator=True),
+    _ignored("ha-sync-batch-size", is_positive, "ha-sync-batch-size value"),
+    _ignored("ha-promote-on-shutdown", is_one_of("always", "when-synced"), "ha-promote-on-shutdown value"),
+    _ignored("ha-promote-on-failure", is_one_of("always", "when-synced"), "ha-promote-on-failure value"),
+    _ignored("filter-field-names", _is_texts, "list of filter field names", "filters look at every field"),
+)
+
+# rabbit: `unsupported_policies` of each kind, where the rows do not say so already: 3.10's, and for keys of 4.x theirs.
+_MIRRORING: Final = frozenset(
+    ("ha-mode", "ha-params", "ha-sync-mode", "ha-promote-on-shutdown", "ha-promote-on-failure", "queue-master-locator")
+)
+_UNSUPPORTED: Final[dict[str, frozenset[str]]] = {
+    "classic": frozenset(("target-group-size", "filter-field-names")),
+    "quorum": _MIRRORING | {"queue-mode"},
+    "stream": _MIRRORING | {"queue-mode", "target-group-size", "filter-field-names"},
+}
+
+
+class InvalidPolicy(ValueError):
+    """What is given is no policy. The text is RabbitMQ's, with a line for each thing wrong."""
+
+    def __init__(self, faults: Iterable[str]) -> None:
+        super().__init__("Validation failed\n\n" + "".join(f"{fault}\n" for fault in faults))
+
+
+def keys(operator: bool = False) -> dict[str, PolicyKey]:
+    """By name; operator: those that operator policies may have."""
+    rows = (*queue_arguments.ROWS.values(), *exchange.ROWS.values())
+    found = [_of_row(row) for row in rows if row.policy]
+    return {key.name: key for key in (*found, *IGNORED) if key.operator or not operator}
+
+
+def unsupported(kind: str) -> frozenset[str]:
+    """The keys that queues of this kind cannot follow."""
+    rows = queue_arguments.ROWS.values()
+    of_rows = {row.policy for row in rows if row.policy and row.kinds is not None and kind not in row.kinds}
+    return frozenset(of_rows) | _UNSUPPORTED.get(kind, frozenset())
+
+
+def unknown_keys(definition: Iterable[str], operator: bool) -> set[str]:
+    """Those that policies, or operator policies, do not have."""
+    return set(definition) - keys(operator).keys()
+
+
+def check(name: str, value: Mapping[str, object], operator: bool) -> None:
+    """value: `pattern`, `definition`, `priority` and `apply-to`, all of them as JSON gave them.
+
+    Raises: InvalidPolicy with everything that is wrong.
+    """
+    faults: list[str] = []
+    for field, look in _FIELDS.items():  # rabbit: the last one is told first
+        if field in value:
+            faults += look(value[field], operator)
+        elif field != "apply-to":
+            faults.append(f'Key "{field}" not found in {name}')
+    others = {key: each for key, each in value.items() if key not in _FIELDS}
+    if others:
+        faults.insert(0, f"Unrecognised terms {_pairs(others)} in {name}")
+    if faults:
+        raise InvalidPolicy(faults)
+
+
+def _definition(value: object, operator: bool) -> list[str]:
+    if value in ({}, []):
+        return ["no policy provided"]
+    if not isinstance(value, Mapping):
+        return [f"definition must be a dictionary: {term(value)}"]
+    known = keys(operator)
+    for name in sorted(value):
+        key = known.get(name)
+        if key is not None and not key.accepts(value[name]):
+            return [_not_valid(key, value[name])]
+    strange = {name: value[name] for name in sorted(value) if name not in known}
+    if strange:
+        return [f"{_pairs(strange)} are not recognised policy settings"]
+    if "ha-mode" not in value and not _MIRRORING.isdisjoint(value.keys() - {"queue-master-locator"}):
+        return ["ha-mode must be specified to specify ha-params, ha-sync-mode or ha-promote-on-shutdown"]
+    if len(json.dumps(value)) > DEFINITION_BYTES_MAX:
+        return [f"a definition has at most {DEFINITION_BYTES_MAX} bytes"]
+    return []
+
+
+def _not_valid(key: PolicyKey, value: object) -> str:
+    # rabbit: two words of its own
+    valid = "invalid" if key.name == "queue-master-locator" else "is not a valid"
+    return f"{term(value)} {valid} {key.called}"
+
+
+def _apply_to(value: object, _operator: bool) -> list[str]:
+    if value in APPLY_TO:
+        return []
+    shown = value if isinstance(value, str) else term(value)
+    words = ", ".join(f"'{word}'" for word in APPLY_TO[:-1])
+    return [f"apply-to '{shown}' unrecognised; should be {words}, or '{APPLY_TO[-1]}'"]
+
+
+def _pattern(value: object, _operator: bool) -> list[str]:
+    if not isinstance(value, str):
+        return [f"pattern should be a binary but was {term(value)}"]
+    try:
+        compile_names(value)
+    except InvalidPattern as error:
+        return [f"pattern should be regular expression but is invalid: {error}"]
+    return []
+
+
+def _priority(value: object, _operator: bool) -> list[str]:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return [f"priority should be a number, actually was {term(value)}"]
+    if value != value // 1 or abs(value) > PRIORITY_MAX:  # rabbit: takes any number
+        return [f"priority should be a whole number of at most {PRIORITY_MAX}, actually was {term(value)}"]
+    return []
+
+
+_FIELDS: Final[dict[str, Callable[[object, bool], list[str]]]] = {
+    "definition": _definition,
+    "apply-to": _apply_to,
+    "pattern": _pattern,
+    "priority": _priority,
+}
+
+
+def _pairs(values: Mapping[str, object]) -> str:
+    return "[" + ",".join(f"{{{term(name)},{term(value)}}}" for name, value in values.items()) + "]"
+
 
 EXCHANGE: Final = "exchange"
 """The kind of thing that an exchange is; queues are of their kind: classic, quorum, stream."""
@@ -174,3 +478,74 @@ class PolicyTable:
     def obeyed_by(self, thing: object) -> Effective:
         """What a queue or an exchange obeys now."""
         return self.in_force.get(thing, NONE)
+
+
+log = logging.getLogger(__name__)
+
+SLICE_S: Final = 0.003
+"""How long a slice goes on before the loop has its turn, seconds; one visit may exceed it by what it takes."""
+
+Thing = TypeVar("Thing")
+
+
+class Walk(Generic[Thing]):
+    """call_soon: the loop's. At rest it knows nobody: whoever has it goes without a collector."""
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self._call_soon = call_soon
+        self._things: Callable[[], list[Thing]] | None = None
+        self._visit: Callable[[Thing], None] | None = None
+        self._left: list[Thing] = []
+        self._due = False  # another one is wanted
+        self._now: list[Callable[[], None]] = []
+        self._later: list[Callable[[], None]] = []
+
+    def begin(self, things: Callable[[], list[Thing]], visit: Callable[[Thing], None]) -> None:
+        """Everything is visited, from the next turn of the loop on. A walker has the same two at every call.
+
+        things: a snapshot of those there are. visit: may find that one has gone meanwhile; one that fails is logged
+        and does not keep the others from being visited.
+        """
+        running = self._visit is not None
+        self._things, self._visit = things, visit
+        self._due = True
+        if not running:
+            self._call_soon(self._start)
+
+    def when_done(self, done: Callable[[], None]) -> None:
+        """Calls `done` when all is visited that a `begin` has asked for; at once where nothing is."""
+        if self._due:
+            self._later.append(done)
+        elif self._visit is not None:
+            self._now.append(done)
+        else:
+            done()
+
+    def _start(self) -> None:
+        assert self._things is not None  # since `begin`
+        self._due = False
+        self._now, self._later = self._later, []
+        self._left = self._things()
+        self._slice()
+
+    def _slice(self) -> None:
+        visit = self._visit
+        assert visit is not None  # since `begin`
+        until = time.perf_counter() + SLICE_S
+        left = self._left
+        while left:
+            thing = left.pop()
+            try:
+                visit(thing)
+            except Exception:  # its own matter; the others are to be visited all the same
+                log.exception("%s could not be visited", thing)
+            if time.perf_counter() >= until:
+                self._call_soon(self._slice)
+                return
+        finished, self._now = self._now, []
+        if self._due:
+            self._call_soon(self._start)
+        else:
+            self._things = self._visit = None
+        for done in finished:
+            done()

@@ -22,10 +22,9 @@ from typing import Final, NamedTuple
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.errors import AmqpError
 from amqpd.protocol.field_table import decode_table
-from amqpd.storage.queue_json import DESCRIPTION, Description, read_description
 from amqpd.storage.metadata.store import Change, Delete, DeleteBindings, MetadataState, Put, QueueRow, VhostRow
+from amqpd.storage.queue_json import DESCRIPTION, Description, Survey, read_description
 from amqpd.storage.storage import Storage
-from amqpd.storage.survey import Survey
 
 log = logging.getLogger(__name__)
 

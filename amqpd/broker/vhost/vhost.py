@@ -3,35 +3,80 @@
 Owns the tables of its exchanges, queues and bindings, and keeps them in step: what is bound where, who names whom as
 alternate, which queues end with which session. What is declared, bound, unbound and deleted goes through queues.py,
 exchanges.py and bindings.py, which check it and submit its rows; here it is put into the tables once they are
-committed, and leaving.py takes it out. A name that is on its way is told by `OnItsWay`.
+committed, and declare.py takes it out. A name that is on its way is told by `OnItsWay`.
 
 Where a message goes by these names and bindings is `publishing/router.py`'s.
 
 Errors are amqpd.errors with RabbitMQ's texts. Permissions are the front end's business; they are not checked here.
+
+What the vhosts of one broker share: names on their way, deletions, storage, and what is counted of queues.
+
+Handed to each vhost, so that a declaration or a deletion needs nothing that lies above this package.
+
+What a node of a cluster knows of topics that queues may have for themselves; cluster_checks.py asks it.
 """
 
 from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.declaration import NewQueue
-from amqpd.broker.vhost.pending import Coming, Done
-from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange
-from amqpd.broker.vhost.exchange_arguments import alternate_of, delays_of
-from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
-from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable
-from amqpd.broker.vhost.walk import Walk
-from amqpd.broker.stats import VhostCounts
-from amqpd.broker.destination import Destination
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.consumer import Destination, Tap
+from amqpd.broker.events import Events
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.tap import Tap
+from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.types import KINDS
+from amqpd.broker.stats import Ended, EndedUnroutable, VhostCounts
+from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.broker.vhost.declaration import NewQueue
+from amqpd.broker.vhost.deletion import Deletions
+from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, alternate_of, delays_of
+from amqpd.broker.vhost.exchange_state import Keeping
+from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
+from amqpd.broker.vhost.pending import Coming, Declared, Done
+from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, Walk
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
 from amqpd.routing.registry import exchange_type
+from amqpd.storage.filesystem import Clock
+from amqpd.storage.metadata.interface import MetadataKeeper
 from amqpd.storage.metadata.store import VhostRow
+from amqpd.storage.storage import Storage
+
+
+class Catalogue:
+    """One per broker. call_soon, call_later: the loop's."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        metadata: MetadataKeeper,
+        call_soon: Callable[..., object],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        self.storage = storage
+        self.call_soon = call_soon
+        self.events = Events(call_soon)
+        self.declared = Declared(metadata.submit, call_soon, call_later)
+        self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
+        self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())
+        # The broker's own takes its place.
+        self.keeping = Keeping()
+        # Of a node in a cluster.
+        self.own_topics: OwnTopics | None = None
+        self.queue_declared_count = 0
+        self.queue_created_count = 0
+        self.queue_deleted_count = 0
+        # What queues that are gone had counted, so that totals never fall; see amqpd.process.
+        self.ended_queues = Ended()
+        # The same by their kinds (classic, quorum, stream).
+        self.ended_of_kind = {kind: Ended() for kind in KINDS}
+        self.ended_unroutable = EndedUnroutable()
+
+    def _count_deleted(self, count: int) -> None:
+        self.queue_deleted_count += count
+
 
 SYSTEM_EXCHANGES: Final = (
     ("amq.direct", "direct"),
@@ -368,3 +413,16 @@ def locked(queue: str, vhost: str) -> ResourceLocked:
         f"cannot obtain exclusive access to locked queue '{queue}' in vhost '{vhost}'. It could be originally declared "
         "on another connection or the exclusive property value does not match that of the original declaration."
     )
+
+
+class OwnTopics(Protocol):
+    """Of the operator's Kafka."""
+
+    def allows(self, topic: str) -> bool:
+        """Whether the operator lets queues have it."""
+
+    def objection(self, topic: str) -> str | None:
+        """Why it cannot be had, "" where it can; None: nobody has asked Kafka just now. What it said is told once."""
+
+    def ask(self, topic: str, done: Callable[[], None]) -> None:
+        """Asks Kafka; `objection` knows when `done` is called."""

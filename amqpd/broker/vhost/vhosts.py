@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from amqpd.broker.vhost.catalogue import Catalogue
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
-from amqpd.broker.vhost.leaving import drop_queue
-from amqpd.broker.vhost.vhost import Names, VHost
-from amqpd.broker.destination import Destination
+from amqpd.broker.consumer import Destination
 from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.vhost.declare import remove_queue
+from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.vhost import Catalogue, Names, VHost
 from amqpd.storage.metadata.store import Delete, ParameterRow, Put, VhostRow, random_id
 
 log = logging.getLogger(__name__)
@@ -200,7 +199,7 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = unheard) -> No
     vhosts.ended(vhost)
     queues = list(vhost.queues.values())
     for queue in queues:
-        drop_queue(vhost, queue)
+        remove_queue(vhost, queue)
     name = Name(vhost.name, "vhost", vhost.name)
     declared.hold(name)
 

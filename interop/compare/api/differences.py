@@ -44,14 +44,11 @@ STATUS: Final = (
         "'payload_encoding': 'string'}",
         *(500, 200, NOT_A_CRASH),
     ),
-    Status(
-        "POST /api/queues/new/one/get {'count': 1, 'ackmode': 'nosuch', 'encoding': 'auto'}", 500, 400, NOT_A_CRASH
-    ),
+    Status("POST /api/queues/new/one/get {'count': 1, 'ackmode': 'nosuch', 'encoding': 'auto'}", 500, 400, NOT_A_CRASH),
     Status("POST /api/queues/new/nosuch/actions {'action': 'sync'}", 500, 404, NOT_A_CRASH),
     Status("POST /api/definitions {", 415, 400, "the body is not JSON; RabbitMQ says 415 only here"),
 )
-NOT_YET: Final = (
-)
+NOT_YET: Final = ()
 
 
 def _missing(path: str, fields: str, reason: str) -> Missing:

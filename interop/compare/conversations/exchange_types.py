@@ -67,7 +67,7 @@ LENGTHS: dict[str, Any] = {
 
 CONVERSATIONS = [
     *[choosing(kind) for kind in CHOOSING],
-    *[weight(key) for key in ("", "x", "0", "-1", "+2", "007", "1.5", "1 ", "a\"b\\c", "10")],
+    *[weight(key) for key in ("", "x", "0", "-1", "+2", "007", "1.5", "1 ", 'a"b\\c', "10")],
     arguments("both", HASH, {"hash-header": "h", "hash-property": "message_id"}),
     *[
         arguments(f"hash-property {name}", HASH, {"hash-property": name})

@@ -33,9 +33,7 @@ def section() -> Section:
     ]
     text += table(("calls of", "calls", "fields RabbitMQ answers"), rows)
     text += f"\n### Another status: {len(STATUS) + len(NOT_YET)} of {len(ALL)} calls\n\n"
-    rows = [
-        (code(each.call), f"{each.theirs}", f"{each.ours}", sentence(each.reason)) for each in (*STATUS, *NOT_YET)
-    ]
+    rows = [(code(each.call), f"{each.theirs}", f"{each.ours}", sentence(each.reason)) for each in (*STATUS, *NOT_YET)]
     text += table(("call", "RabbitMQ", "amqpd", "why"), rows)
     text += (
         "\n### Fields that are missing\n\nOf answers whose path begins so, wherever in the answer they stand: a "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from amqpd.cli.elsewhere import ELSEWHERE, NOTHING_TO_DO, ONE_NODE
-from amqpd.cli.tools import TOOLS
+from amqpd.cli.help import ELSEWHERE, NOTHING_TO_DO, ONE_NODE
+from amqpd.cli.main import TOOLS
 from interop.compare.commands_3_13 import NAMES
 from interop.compare.page import amqp
 from interop.compare.page.markdown import Section, code, codes, sentence, table
