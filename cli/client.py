@@ -32,7 +32,7 @@ from amqpd.cli.errors import (
     Refused,
     UsageError,
 )
-from amqpd.tls import BadTlsFiles, client_context
+from amqpd.client_tls import BadTlsFiles, client_context
 
 if TYPE_CHECKING:
     import ssl

@@ -511,7 +511,9 @@ def reload(context: Context) -> None:
 
 MAINTENANCE_COMMANDS: Final = (
     Command(
-        "reload", MAINTENANCE_GROUP, "Reads the settings again, as SIGHUP does, certificates and definitions too", reload,
+        "reload",
+        MAINTENANCE_GROUP,
+        "Reads the settings again, as SIGHUP does, certificates and definitions too", reload,
         examples=(("reload", "names what changed, and what needs a restart"),), needs_app=False,
     ),
     Command(

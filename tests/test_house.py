@@ -30,7 +30,7 @@ from amqpd.config.help import shown
 
 SOCKETS = {"socket", "socketserver", "ssl", "uvloop", "aiohttp", "http"}
 NETWORK = SOCKETS | {"asyncio", "selectors", "select", "urllib.request"}
-LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.protocol.methods", "amqpd.tls"}
+LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.protocol.methods", "amqpd.client_tls"}
 """Field tables, properties, methods: pure; TLS of clients: so the log tools, the sink and the command line may use them
 too."""
 
@@ -130,7 +130,7 @@ class TestImports:
         # server.py composes: it binds the listeners; testing.py is a program around the server.
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
-        allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.tls", "amqpd.storage.spark")
+        allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
         allowed = (*allowed, "amqpd.cluster")
         assert not offences(
             one for one in all_imports() if within(one.module, *SOCKETS) and not within(one.importer, *allowed)

@@ -497,7 +497,9 @@ PROLONG_SHARE: Final = 1 / 3
 
 
 class Leases:
-    """Of all slots of a node. owned: those just now. prolong: writes a slot's record. session_timeout_s: of the group."""
+    """Of all slots of a node. owned: those just now. prolong: writes a slot's record. session_timeout_s: of the
+    group.
+    """
 
     def __init__(
         self,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from amqpd.client_tls import BadTlsFiles, client_context
 from amqpd.cluster.outages import Outages
 from amqpd.kafka.sasl import MECHANISMS
-from amqpd.tls import BadTlsFiles, client_context
 
 if TYPE_CHECKING:
     import ssl

@@ -49,8 +49,7 @@ from amqpd.config.help import MASK, masked, shown
 from amqpd.logging_config import LogOutput
 from amqpd.management.health import failed_logs
 from amqpd.management.listing import plain
-from amqpd.management.node_admin import clock_state
-from amqpd.management.overview import Totals, listeners
+from amqpd.management.overview import Totals, clock_state, listeners
 from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
 from amqpd.management.router import Route
 from amqpd.process import disk_free_bytes, process

@@ -39,7 +39,7 @@ import json
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.internal_backend import AuthenticationRefused, NoSuchVhost
 from amqpd.broker.flow.alarms import REASONS
@@ -50,6 +50,7 @@ from amqpd.broker.vhost.pending import finished
 from amqpd.management.connections import pid, reason, tell_forced
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
+from amqpd.management.overview import clock_state
 from amqpd.management.queues import drop, purge
 from amqpd.management.request import (
     NO_CONTENT,
@@ -280,16 +281,6 @@ def _kind(call: Call) -> str:
     if kind not in REASONS:
         raise NotThere(f"there is no alarm '{kind}': memory or disk")
     return kind
-
-
-def clock_state(call: Call) -> dict[str, Any]:
-    """Return whether a jump of the wall clock is held, by how much it is ahead, and for how long it is held."""
-    watch = call.broker.storage.clock_watch
-    return {
-        "state": "held" if watch.held else "steady",
-        "jump_s": watch.jump_ms / 1000,
-        "held_for_s": -(-watch.left_ms // 1000),
-    }
 
 
 async def get_clock(call: Call) -> Reply:

@@ -35,7 +35,6 @@ from amqpd.management.connections import HELD_BY, held_by
 from amqpd.management.listing import cut, listing, one, spans
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import sizes, unacked_apart
-from amqpd.management.node_admin import clock_state
 from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
 from amqpd.management.router import Route
 from amqpd.management.samples import POLICIES, Spans
@@ -187,6 +186,16 @@ async def put_cluster_name(call: Call) -> Reply:
     except InvalidParameter as error:
         raise BadRequest(str(error)) from None
     return NO_CONTENT
+
+
+def clock_state(call: Call) -> dict[str, Any]:
+    """Return whether a jump of the wall clock is held, by how much it is ahead, and for how long it is held."""
+    watch = call.broker.storage.clock_watch
+    return {
+        "state": "held" if watch.held else "steady",
+        "jump_s": watch.jump_ms / 1000,
+        "held_for_s": -(-watch.left_ms // 1000),
+    }
 
 
 def this_node(call: Call) -> None:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from amqpd.tls import BadTlsFiles, client_context
+from amqpd.client_tls import BadTlsFiles, client_context
 
 if TYPE_CHECKING:
     import ssl

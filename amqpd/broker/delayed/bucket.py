@@ -411,7 +411,9 @@ class Cascade:
         bucket.job_end = bucket.store.next_offset
 
     def step(self, now_ms: i64, arrived: Callable[[], None]) -> bool:
-        """Copies a piece. False: it has to wait, and `arrived` or `over` will be called. Raises: OSError; then `fail`."""
+        """Copies a piece. False: it has to wait, and `arrived` or `over` will be called. Raises: OSError; then
+        `fail`.
+        """
         bucket = self.bucket
         turn = self._turn
         if self.read or self._failed:

@@ -191,7 +191,9 @@ class Delayed(Destination):
         self._bucket: Bucket | None = None
 
     def bucket(self) -> Bucket:
-        """The one that a message of now goes to; in a transaction, another than that of its publish. Raises: LogFailed."""
+        """The one that a message of now goes to; in a transaction, another than that of its publish. Raises:
+        LogFailed.
+        """
         bucket = self._bucket
         if bucket is None or not bucket.taking or bucket.store.failed:
             bucket = self.wheel.taking(self.due_ms)

@@ -376,7 +376,9 @@ class Publisher:
         return route
 
     def _make_route(self, method: bytes) -> Route:
-        """Decodes the method, checks permission and exchange, finds the queues. Raises 403, 404, 506, 540; NotOpenYet."""
+        """Decodes the method, checks permission and exchange, finds the queues. Raises 403, 404, 506, 540;
+        NotOpenYet.
+        """
         name_end: i64 = 0
         exchange: bytes = b""
         route: Route | None = None

@@ -22,7 +22,7 @@ from amqpd.protocol.field_table import Timestamp
 from amqpd.routing.headers import erlang_term, type_name
 from amqpd.storage.acks.retained import NAME as EXPORT_NAME
 
-IGNORED: Final = "arguments"
+IGNORED: Final = "queue/arguments"
 
 Merge: TypeAlias = Literal["argument", "lowest", "limit"]
 

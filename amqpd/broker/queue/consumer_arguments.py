@@ -104,7 +104,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-priority",
             integer,
-            "delivery",
+            "consumer",
             "those of the highest number that can take are served first; default 0",
             "priority",
             WORK_QUEUES,
@@ -112,7 +112,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-consumer-timeout",
             _timeout,
-            "consuming",
+            "consume",
             "how many ms a delivery may be unacked; 0: for ever; comes before what its queue says",
             "timeout_ms",
             WORK_QUEUES,
@@ -120,7 +120,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-stream-offset",
             _stream_offset,
-            "stream_reader",
+            "queue/stream",
             "where it begins: `first`, `last` (batch), `next` (default), an offset, a time, how long ago (`5m`)",
             "start",
             STREAM,
@@ -128,7 +128,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-stream-consumer-name",
             _consumer_name,
-            "stream_reader",
+            "queue/stream",
             "a name under which the broker stores how far it has acked; it goes on from there",
             "consumer_name",
             STREAM,
@@ -136,14 +136,14 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-filter",
             _selector,
-            "filters",
+            "queue/filtered",
             "it gets only what this selector matches (SQL); of work queues 8 different ones each, none by priority",
             "selector",
         ),
         ConsumerRow(
             "x-stream-filter",
             _filter_values,
-            "stream_filter",
+            "queue/stream_filter",
             "it gets only what was published with one of these texts in the header `x-stream-filter-value`",
             "filter_values",
             STREAM,
@@ -151,7 +151,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-stream-match-unfiltered",
             boolean,
-            "stream_filter",
+            "queue/stream_filter",
             "beside `x-stream-filter`: what was published without that header, too",
             "match_unfiltered",
             STREAM,
@@ -159,7 +159,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
         ConsumerRow(
             "x-cancel-on-ha-failover",
             boolean,
-            "consumer_arguments",
+            "queue/consumer_arguments",
             "ignored: a queue has no copies on other nodes",
             "",
             CLASSIC,

@@ -109,7 +109,9 @@ class Expiry(Timer):
             self.arm()
 
     def pumped(self, asked: bool) -> None:
-        """The queue has been pumped. asked: all its consumers, for all that they can have; else the next turn goes on."""
+        """The queue has been pumped. asked: all its consumers, for all that they can have; else the next turn goes
+        on.
+        """
         if asked:
             self._fresh_from = NEVER
         if not self.behind:
