@@ -131,7 +131,7 @@ bench-cluster: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(V
 	$(BIN)/python -m interop.bench.cluster $(BENCH_ARGS)
 
 bench-export: $(VENV)/.installed $(VENV)/.extra-spark $(VENV)/.extra-all-tests ## a million records decoded and exported
-	$(BIN)/python -P -m amqpd.storage.spark.bench $(BENCH_ARGS)
+	$(BIN)/python -P -c 'import runpy, sys; sys.path.append("."); runpy.run_module("interop.bench.export_decode", run_name="__main__")' $(BENCH_ARGS)
 	$(BIN)/python -m interop.bench.export
 
 compare: $(VENV)/.installed $(VENV)/.extra-test ## recorded conversations with RabbitMQ beside ours; writes docs/compatibility.md

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,14 +38,6 @@ def cluster_of(tmp_path: Path, text: str = "", tls: str = "", sasl: str = "") ->
 def test_one_node_without_kafka_by_default() -> None:
     assert load([], {}).settings.cluster == ClusterSettings()
     assert ClusterSettings().kafka == ()
-
-
-def test_a_node_without_kafka_imports_nothing_for_it() -> None:
-    script = "import sys; from amqpd.config import load; load([], {}); print('amqpd.config.loader' in sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, env=os.environ, timeout=60
-    )
-    assert found.stdout == "False\n"
 
 
 def test_what_a_node_is_told(tmp_path: Path) -> None:

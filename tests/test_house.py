@@ -34,7 +34,7 @@ LEAVES = {"amqpd.protocol.field_table", "amqpd.protocol.properties", "amqpd.prot
 """Field tables, properties, methods: pure; TLS of clients: so the log tools, the sink and the command line may use them
 too."""
 
-LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "tools.inspect", "tools.verify")}
+LOG_READERS = {f"amqpd.storage.{name}" for name in ("log.record", "filesystem", "log_inspect")}
 EVALUATORS = {"eval", "exec", "compile"}
 DANGEROUS = {"pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle"}
 
@@ -110,8 +110,8 @@ class TestImports:
         assert not offences(
             one
             for one in all_imports()
-            if within(one.module, "amqpd.cluster", "amqpd.storage.replicated", "aiokafka", "kafka")
-            and not within(one.importer, "amqpd.cluster", "amqpd.storage.replicated")
+            if within(one.module, "amqpd.cluster", "amqpd.kafka", "aiokafka", "kafka")
+            and not within(one.importer, "amqpd.cluster", "amqpd.kafka")
             and (one.importer, one.module) != ("amqpd.server", "amqpd.cluster.node")  # where `cluster.kafka` is set
         )
 
@@ -131,7 +131,7 @@ class TestImports:
         # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
         allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
-        allowed = (*allowed, "amqpd.cluster")
+        allowed = (*allowed, "amqpd.cluster", "amqpd.kafka")
         assert not offences(
             one for one in all_imports() if within(one.module, *SOCKETS) and not within(one.importer, *allowed)
         )
@@ -262,7 +262,7 @@ class TestDocumentation:
             also = f" Also `{row.environ_also}`." if row.environ_also else ""
             kind = row.kind.word.replace("|", " or ")
             table.append(f"| `{row.name}` | {kind} | {default} | {row.doc}{also} | {change} |")
-        text = (ROOT / "amqpd" / "settings" / "README.md").read_text("utf-8")
+        text = (ROOT / "amqpd" / "config" / "README.md").read_text("utf-8")
         documented = text.partition("<!-- settings -->\n")[2].partition("<!-- end of settings -->")[0]
         assert documented.splitlines() == table
 

@@ -1,7 +1,7 @@
 """What an exchange knows of messages that come to it and are to be delayed.
 
 An exchange delays where its type is `x-delayed-message`, or where an argument or a policy says `x-delayed`. Who routes
-a message then asks here first (publishing/router.py): the answer is a destination that keeps it until it is due, or
+a message then asks here first (publish/router.py): the answer is a destination that keeps it until it is due, or
 None for one that goes its way at once. The keeping is delays/'s, which stands above the catalogue: it derives from this
 class.
 """

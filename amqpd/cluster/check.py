@@ -21,12 +21,12 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.cluster.outages import AiokafkaLog
 from amqpd.config import SettingsError, load
 from amqpd.kafka.admin import ClusterOptions, Topics, TopicUnfit, options_of
 from amqpd.kafka.config import BadAccess, KafkaAccess
 from amqpd.kafka.connection import KafkaLost, KafkaUnfit, open_connection
 from amqpd.kafka.consumer import KafkaReader
+from amqpd.kafka.outages import AiokafkaLog
 from amqpd.kafka.partition import UNKNOWN
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, first_answer, metadata_of, take_over
 

@@ -37,7 +37,6 @@ from amqpd.cluster import peer_link as words
 from amqpd.cluster.check import wait_for_kafka
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
 from amqpd.cluster.operations import Control
-from amqpd.cluster.outages import AiokafkaLog
 from amqpd.cluster.ownership import Leases, OwnedSlot, Takeovers
 from amqpd.cluster.peer_server import Hearsay, InnerFrontEnd
 from amqpd.cluster.placement import NodeTopics
@@ -51,6 +50,7 @@ from amqpd.kafka.config import split
 from amqpd.kafka.connection import KafkaLost, KafkaUnfit
 from amqpd.kafka.consumer import KafkaReader
 from amqpd.kafka.group import Assignor, Member, Members, Peer
+from amqpd.kafka.outages import AiokafkaLog
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.metadata.rows import DeleteBindings, Put, VhostRow
 from amqpd.storage.metadata.store import DATABASE_NAME, MetadataError

@@ -23,8 +23,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from amqpd.cluster.outages import Outages
 from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.outages import Outages
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.metadata.store import MetadataError
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from amqpd.client_tls import BadTlsFiles, client_context
-from amqpd.cluster.outages import Outages
+from amqpd.kafka.outages import Outages
 from amqpd.kafka.sasl import MECHANISMS
 
 if TYPE_CHECKING:

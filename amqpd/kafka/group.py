@@ -41,9 +41,9 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from aiokafka.errors import KafkaError, RequestTimedOutError
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
-from amqpd.cluster.outages import THE_GROUP
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import SILENT_S
+from amqpd.kafka.outages import THE_GROUP
 
 
 class Member(NamedTuple):

@@ -30,6 +30,12 @@ QUEUE = "perfS4.q0"
 """Where amqpload's S4pub leaves its messages."""
 LIMIT = 0.10
 READY = "ready"
+ROOT = str(Path(__file__).parents[2])
+# The checkout comes last: amqpd is the installed one.
+DECODE = (
+    f"import runpy, sys; sys.path.append({ROOT!r}); "
+    "runpy.run_module('interop.bench.export_decode', run_name='__main__')"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,7 +92,7 @@ def cheapest_half(costs: Sequence[float]) -> float:
 @contextmanager
 def exporting(data_dir: Path, target: Path) -> Iterator[int]:
     """An export that goes on and on, stopped for now; gives the session its processes are in. Raises: RunFailed."""
-    bench = [sys.executable, "-P", "-m", "amqpd.storage.spark.bench", "--forever", str(data_dir), QUEUE, str(target)]
+    bench = [sys.executable, "-P", "-c", DECODE, "--forever", str(data_dir), QUEUE, str(target)]
     process = subprocess.Popen(bench, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert process.stdout is not None

@@ -260,8 +260,8 @@ def test_a_profile_is_told_by_owner() -> None:
 def test_a_profile_of_samples_is_told_by_room() -> None:
     counts = {"amqpd.broker.queue.queue Queue.pump": 6, "asyncio.runners Runner.run": 3, "amqpd.server f": 1}
     found = profiles.of_samples(counts)
-    assert found.areas == [("broker.queues", 60.0), ("libraries", 30.0), ("server", 10.0)]
-    assert found.short().startswith("broker.queues 60 %, libraries 30 %, server 10 %; `queue.Queue.pump` 60.0,")
+    assert found.areas == [("broker.queue", 60.0), ("libraries", 30.0), ("server", 10.0)]
+    assert found.short().startswith("broker.queue 60 %, libraries 30 %, server 10 %; `queue.Queue.pump` 60.0,")
     with pytest.raises(generator.RunFailed):
         profiles.of_samples({})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from amqpd.storage.spark.columns import BASE, COLUMNS
 from interop.manual.markdown import MADE, cell, code, codes, table
 
-EXPORT = Path(__file__).parents[2] / "storage" / "export"
+EXPORT = Path(__file__).parents[2] / "storage" / "spark"
 HEAD = """\
 # Columns and options of format("amqp")
 

@@ -6,7 +6,7 @@ gathered into one transaction: while one commit syncs, the next group fills. Whe
 tried alone, so that only the culprit gets the error. `done` callbacks come on the loop, in order of submission.
 
 Default database: `<data_dir>/metadata.sqlite` (WAL, synchronous=FULL, foreign keys), mode 0600. Any SQLAlchemy URL
-otherwise. Formats: schema.py. How a start without SQLAlchemy's import works: store.py.
+otherwise. Formats: schema.py. How a start without SQLAlchemy's import works: sqlite.py.
 
 **Instance id.** The same 32 hex digits stand in `<data_dir>/instance-id` and in the database. When they differ, the
 broker would take every queue's directory for unknown, so it does not start. The file is written and synced first, then
@@ -16,49 +16,19 @@ start goes on, provided that the directory holds no queues.
 **What a crash leaves.** A change is there with `done(None)`; without it, it may be there. Deleting takes two changes:
 Put(row with state 'deleting'), then the files go, then Delete(row). `open` gives rows in state 'deleting' apart,
 so that the deletion is finished, and a deleted queue never comes back.
-
-The metadata tables through SQLAlchemy Core: every write, and the start on any database that is not our own file.
-
-Imported late, on the metadata thread when the database is our own SQLite file (see store.py). PYTEST_DONT_REWRITE: of
-each module of a package with fixtures pytest makes a syntax tree, and CPython 3.11 fails where two threads do at once.
-SQLite and PostgreSQL write a row with INSERT ... ON CONFLICT DO UPDATE, many rows of one table in one executemany
-(5 us a row); other databases get UPDATE and, when nothing was there, INSERT.
-
-Our own SQLite file at start, by the standard library.
-
-Importing SQLAlchemy takes 160 ms of a start that aims at 300, `sqlite3` takes 2: so the state is read, and a fresh file
-made, here; SQLAlchemy (store.py) is imported by the metadata thread for the first write. Both take the tables from
-`schema.TABLES`, and a test holds the two against each other.
-
-The statements are put together from the names in `TABLES`, never from data (hence the `noqa: S608`).
-
-A file that exists is opened read-only and closed again before anything is decided, so a file that is refused is left as
-it was. A fresh file gets its WAL mode first, then tables, header and first rows in one transaction: a crash leaves
-an empty database, which the next start fills, or a whole one.
-
-SQLite maps its `-shm` file into memory, and touching a page of it for which a full disk has no block ends the process
-(SIGBUS). So whoever writes has the file to itself, which needs no `-shm`, and a start on a full disk reads a copy.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sqlite3
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
-
-import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.dialects import postgresql, sqlite
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.metadata.rows import (
@@ -82,160 +52,13 @@ from amqpd.storage.metadata.rows import (
     UserRow,
     VhostRow,
 )
-from amqpd.storage.metadata.schema import (
-    HEADER_TABLE,
-    NAME_LENGTH,
-    SCHEMA_VERSION,
-    TABLE_OF,
-    TABLES,
-    Kind,
-    Plain,
-    Table,
-    parent_key,
-    tables_after,
-)
+from amqpd.storage.metadata.schema import SCHEMA_VERSION
+from amqpd.storage.metadata.sqlite import SqliteStart
 
-PRAGMAS: Final = (
-    "PRAGMA locking_mode=EXCLUSIVE",  # first: the WAL's index then is in this process's memory
-    "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",  # WAL with NORMAL lost 3,504 committed rows in 12 power cuts, FULL none (measured)
-    "PRAGMA foreign_keys=ON",
-    "PRAGMA trusted_schema=OFF",
-    "PRAGMA busy_timeout=5000",
-)
-"""Every connection that writes obeys these."""
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-ROOM_SIZE: Final = 1 << 20  # free bytes with which SQLite may make its -shm file
-MEMORY: Final = "/dev/shm"  # noqa: S108
-
-_SQLITE_TYPES: Final = {
-    Kind.NAME: "VARCHAR(255)",
-    Kind.TEXT: "TEXT",
-    Kind.BYTES: "BLOB",
-    Kind.BOOL: "INTEGER",
-    Kind.INT: "INTEGER",
-    Kind.WORDS: "TEXT",
-    Kind.KEY: "BLOB",
-    Kind.LONG: "BIGINT",
-}
-
-
-def private_file(path: Path) -> None:
-    """Makes the file if it is absent, readable by its owner only; SQLite gives its side files the same mode."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    filesystem = FileSystem()
-    filesystem.close(filesystem.open(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
-
-
-def statements() -> Iterator[str]:
-    """The schema as SQLite's CREATE statements."""
-    yield f'CREATE TABLE "{HEADER_TABLE}" ("name" VARCHAR(255) NOT NULL, "value" TEXT NOT NULL, PRIMARY KEY ("name"))'
-    yield from table_statements(TABLES)
-
-
-def table_statements(tables: Sequence[Table]) -> Iterator[str]:
-    """These tables and their indexes as CREATE statements."""
-    for table in tables:
-        parts = [f'"{name}" {_SQLITE_TYPES[kind]} NOT NULL' for name, kind in table.columns]
-        parts.append(f"PRIMARY KEY ({_list(table.key)})")
-        for column, parent in table.parents:
-            parts.append(f'FOREIGN KEY("{column}") REFERENCES "{parent}" ("{parent_key(parent)}") ON DELETE CASCADE')
-        yield f'CREATE TABLE "{table.name}" ({", ".join(parts)})'
-        for columns in table.indexes:
-            yield f'CREATE INDEX "{index_name(table, columns)}" ON "{table.name}" ({_list(columns)})'
-
-
-def index_name(table: Table, columns: Sequence[str]) -> str:
-    """Name of an index; the same here and in store.py."""
-    return f"ix_{table.name}_{'_'.join(columns)}"
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
-
-
-class SqliteStart:
-    """Reads or makes the file at `path`. Raises sqlite3.Error; `metadata` translates."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def header(self) -> dict[str, str] | None:
-        """The header table, or None when the file is absent or has no tables. Cost: under 1 ms."""
-        if not self._path.exists():
-            return None
-        with self._reading() as connection:
-            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            if not tables:
-                return None
-            return dict(connection.execute(f'SELECT "name", "value" FROM "{HEADER_TABLE}"').fetchall())  # noqa: S608
-
-    def rows(self) -> dict[type[Row], list[Row]]:
-        """Every row. Cost: some 3 us per row."""
-        with self._reading() as connection:
-            rows: dict[type[Row], list[Row]] = {}
-            for table in TABLES:
-                select = f'SELECT {_list([name for name, _ in table.columns])} FROM "{table.name}"'  # noqa: S608
-                rows[table.row] = [table.decode(values) for values in connection.execute(select)]
-            return rows
-
-    def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None:
-        """Tables, header and first rows, synced when this returns."""
-        private_file(self._path)
-        with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
-            for pragma in PRAGMAS:
-                connection.execute(pragma)
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in statements():
-                connection.execute(statement)
-            connection.executemany(f'INSERT INTO "{HEADER_TABLE}" VALUES (?, ?)', list(header.items()))  # noqa: S608
-            for row in rows:
-                table = TABLE_OF[type(row)]
-                values = list(table.encode(row).values())
-                marks = ", ".join("?" * len(values))
-                connection.execute(f'INSERT INTO "{table.name}" VALUES ({marks})', values)  # noqa: S608
-            connection.execute("COMMIT")
-
-    def upgrade(self, version: int) -> None:
-        """What a database of that schema version lacks, in one transaction: a crash leaves the old one or the new."""
-        with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
-            for pragma in PRAGMAS:
-                connection.execute(pragma)
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in table_statements(tables_after(version)):
-                connection.execute(statement)
-            connection.execute(
-                f'UPDATE "{HEADER_TABLE}" SET "value" = ? WHERE "name" = ?',  # noqa: S608
-                (str(SCHEMA_VERSION), "schema_version"),
-            )
-            connection.execute("COMMIT")
-
-    def close(self) -> None:
-        """Nothing stays open between the calls."""
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        filesystem = FileSystem()
-        if filesystem.free_bytes(str(self._path.parent)) >= ROOM_SIZE:
-            with self._connected(self._path) as connection:
-                yield connection
-            return
-        with tempfile.TemporaryDirectory(dir=MEMORY if filesystem.exists(MEMORY) else None) as aside:
-            for path in (self._path, self._path.with_name(self._path.name + "-wal")):
-                data = filesystem.read_if_there(str(path))
-                if data:
-                    filesystem.replace_file(str(Path(aside, path.name)), data, sync=False)
-            with self._connected(Path(aside, self._path.name)) as connection:
-                yield connection
-
-    @contextmanager
-    def _connected(self, path: Path) -> Iterator[sqlite3.Connection]:
-        # as_uri() escapes what would be read as a parameter.
-        uri = f"{path.absolute().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
-            connection.execute("PRAGMA trusted_schema=OFF")
-            yield connection
-
+    from amqpd.storage.metadata.sql import CoreStore
 
 __all__ = [
     "BindingRow",
@@ -331,7 +154,7 @@ class MetadataState(NamedTuple):
 
 
 class _Start(Protocol):
-    """What store.py and store.py both can do."""
+    """What sqlite.py and sql.py both can do."""
 
     def header(self) -> dict[str, str] | None: ...
     def rows(self) -> dict[type[Row], list[Row]]: ...
@@ -559,6 +382,8 @@ class Metadata:
 
     def _core(self) -> CoreStore:
         if self._store is None:
+            from amqpd.storage.metadata.sql import CoreStore
+
             self._store = CoreStore(self._url)
         return self._store
 
@@ -644,206 +469,3 @@ def _write_instance(data_dir: Path, instance: str) -> None:
     filesystem = FileSystem()
     filesystem.replace_file(f"{data_dir}/{INSTANCE_FILE}", f"{instance}\n".encode("ascii"), sync=True)
     filesystem.fsync_dir(str(data_dir))
-
-
-_TYPES: Final[dict[Kind, sa.types.TypeEngine[Any]]] = {
-    Kind.NAME: sa.String(NAME_LENGTH),
-    Kind.TEXT: sa.Text(),
-    Kind.BYTES: sa.LargeBinary(),
-    Kind.BOOL: sa.Integer(),
-    Kind.INT: sa.Integer(),
-    Kind.WORDS: sa.Text(),
-    Kind.KEY: sa.LargeBinary(),
-    Kind.LONG: sa.BigInteger(),
-}
-
-
-def core_schema() -> sa.MetaData:
-    """`metadata_schema.TABLES` as SQLAlchemy tables."""
-    schema = sa.MetaData()
-    sa.Table(
-        HEADER_TABLE,
-        schema,
-        sa.Column("name", sa.String(NAME_LENGTH), primary_key=True),
-        sa.Column("value", sa.Text, nullable=False),
-    )
-    for table in TABLES:
-        sa.Table(
-            table.name,
-            schema,
-            *(
-                sa.Column(name, _TYPES[kind], primary_key=name in table.key, nullable=False, autoincrement=False)
-                for name, kind in table.columns
-            ),
-            *(
-                sa.ForeignKeyConstraint([column], [f"{parent}.{parent_key(parent)}"], ondelete="CASCADE")
-                for column, parent in table.parents
-            ),
-            *(sa.Index(index_name(table, columns), *columns) for columns in table.indexes),
-        )
-    return schema
-
-
-class CoreStore:
-    """One engine. Used by one thread at a time. Raises sqlalchemy.exc.SQLAlchemyError; `metadata` translates."""
-
-    def __init__(self, url: str | Path) -> None:
-        """url: an SQLAlchemy URL, or the path of an SQLite file."""
-        address = sa.URL.create("sqlite", database=str(url)) if isinstance(url, Path) else sa.make_url(url)
-        # A connection that a database server dropped meanwhile is noticed before the group, not in it.
-        self._engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
-        self._dialect = self._engine.dialect.name
-        if self._dialect == "sqlite":
-            event.listen(self._engine, "connect", _sqlite_connected)
-            event.listen(self._engine, "begin", _sqlite_begin)
-            if address.database and address.database != ":memory:":
-                private_file(Path(address.database))
-        self._schema = core_schema()
-        self._puts = {table.name: self._put_statement(table) for table in TABLES}
-        self._deletes = {table.name: self._delete_statement(table) for table in TABLES}
-
-    def header(self) -> dict[str, str] | None:
-        """The header table, or None when it is not there."""
-        table = self._schema.tables[HEADER_TABLE]
-        with self._engine.connect() as connection:
-            if not sa.inspect(connection).has_table(HEADER_TABLE):
-                return None
-            return {row.name: row.value for row in connection.execute(sa.select(table.c.name, table.c.value))}
-
-    def rows(self) -> dict[type[Row], list[Row]]:
-        """Every row."""
-        with self._engine.connect() as connection:
-            return {
-                table.row: [
-                    table.decode(tuple(values))
-                    for values in connection.execute(sa.select(self._schema.tables[table.name]))
-                ]
-                for table in TABLES
-            }
-
-    def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None:
-        """Tables, header and first rows, in one transaction where the database can do that."""
-        with self._engine.begin() as connection:
-            self._schema.create_all(connection)
-            table = self._schema.tables[HEADER_TABLE]
-            connection.execute(table.insert(), [{"name": name, "value": value} for name, value in header.items()])
-            self._apply(connection, [Put(row) for row in rows])
-
-    def upgrade(self, version: int) -> None:
-        """What a database of that schema version lacks, in one transaction where the database can do that.
-
-        Where it cannot, a crash between leaves tables that are there already, which the next start passes over.
-        """
-        with self._engine.begin() as connection:
-            missing = [self._schema.tables[table.name] for table in tables_after(version)]
-            self._schema.create_all(connection, tables=missing)
-            header = self._schema.tables[HEADER_TABLE]
-            connection.execute(
-                header.update().where(header.c.name == "schema_version").values(value=str(SCHEMA_VERSION))
-            )
-
-    def write(self, changes: Iterable[Change]) -> None:
-        """All of `changes`, in order, in one transaction; durable when this returns."""
-        with self._engine.begin() as connection:
-            self._apply(connection, changes)
-
-    def checkpoint(self) -> None:
-        """Everything written stands in SQLite's file itself, its log is empty; nothing for other databases."""
-        if self._dialect != "sqlite":
-            return
-        connection = self._engine.raw_connection()  # else a transaction is begun, in which it cannot be done
-        try:
-            cursor = connection.cursor()
-            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            cursor.close()
-        finally:
-            connection.close()
-        if busy:
-            raise OSError(errno.EBUSY, "the metadata's log is in use by somebody else")
-
-    def copy_to(self, path: Path) -> None:
-        """A copy of SQLite's file, whole and consistent. Raises: OSError for other databases."""
-        if self._dialect != "sqlite":
-            raise OSError(errno.EOPNOTSUPP, "only SQLite's file is copied")
-        connection = self._engine.raw_connection()  # as in `checkpoint`
-        try:
-            cursor = connection.cursor()
-            cursor.execute("VACUUM INTO ?", (str(path),))
-            cursor.close()
-        finally:
-            connection.close()
-
-    def close(self) -> None:
-        """Closes the connections."""
-        self._engine.dispose()
-
-    def _apply(self, connection: sa.Connection, changes: Iterable[Change]) -> None:
-        for (kind, table), run in groupby(changes, _statement_key):
-            if kind is DeleteBindings:
-                for change in run:
-                    assert isinstance(change, DeleteBindings)
-                    connection.execute(self._delete_bindings(change))
-                continue
-            rows = [table.encode(change.row) for change in run if not isinstance(change, DeleteBindings)]
-            if kind is Put:
-                self._put(connection, table, rows)
-            else:
-                keys = [{f"key_{name}": row[name] for name in table.key} for row in rows]
-                connection.execute(self._deletes[table.name], keys)
-
-    def _put(self, connection: sa.Connection, table: Table, rows: Sequence[dict[str, Plain]]) -> None:
-        upsert = self._puts[table.name]
-        if upsert is not None:
-            connection.execute(upsert, rows)
-            return
-        target = self._schema.tables[table.name]
-        for row in rows:
-            here = sa.and_(*(target.c[name] == row[name] for name in table.key))
-            if connection.execute(sa.select(sa.literal(1)).select_from(target).where(here)).first() is None:
-                connection.execute(target.insert(), row)
-            else:
-                connection.execute(target.update().where(here), row)
-
-    def _put_statement(self, table: Table) -> sa.Insert | None:
-        """The upsert; None where the dialect has none that we know."""
-        target = self._schema.tables[table.name]
-        others = [name for name, _ in table.columns if name not in table.key]
-        if self._dialect == "sqlite":
-            lite = sqlite.insert(target)
-            values = {name: lite.excluded[name] for name in others}
-            return lite.on_conflict_do_update(index_elements=list(table.key), set_=values)
-        if self._dialect == "postgresql":
-            post = postgresql.insert(target)
-            values = {name: post.excluded[name] for name in others}
-            return post.on_conflict_do_update(index_elements=list(table.key), set_=values)
-        return None
-
-    def _delete_statement(self, table: Table) -> sa.Delete:
-        target = self._schema.tables[table.name]
-        return target.delete().where(*(target.c[name] == sa.bindparam(f"key_{name}") for name in table.key))
-
-    def _delete_bindings(self, change: DeleteBindings) -> sa.Delete:
-        bindings = self._schema.tables[TABLE_OF[BindingRow].name]
-        ends_there = sa.and_(bindings.c.destination == change.name, bindings.c.destination_type == change.kind)
-        condition = ends_there if change.kind == "queue" else sa.or_(ends_there, bindings.c.source == change.name)
-        return bindings.delete().where(bindings.c.vhost == change.vhost, condition)
-
-
-def _statement_key(change: Change) -> tuple[type[Change], Table]:
-    """Neighbouring changes with the same key become one statement."""
-    if isinstance(change, Put):
-        return Put, TABLE_OF[type(change.row)]
-    if isinstance(change, Delete):
-        return Delete, TABLE_OF[type(change.row)]
-    return DeleteBindings, TABLE_OF[BindingRow]
-
-
-def _sqlite_connected(connection: Any, _record: object) -> None:
-    # The driver must not begin transactions by itself: it would leave DDL outside them.
-    connection.isolation_level = None
-    for pragma in PRAGMAS:
-        connection.execute(pragma).close()
-
-
-def _sqlite_begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.consumer import Destination
 from amqpd.broker.delayed.delayed_messages import Delays
@@ -34,7 +35,6 @@ from amqpd.broker.vhost.vhost import Catalogue, VHost
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.store import VhostRow
-from amqpd.storage.simulation import SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent))

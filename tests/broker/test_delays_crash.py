@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from delay_room import HOUR, MINUTE, declare, later, leap, restart
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.delayed.bucket import due_of, number_of
 from amqpd.broker.delayed.listing import cancel
 from amqpd.protocol.properties import decode_properties
-from amqpd.storage.simulation import SimulatedFileSystem
 
 ROOM = Path("/room")
 DELAYS = (50, 3 * MINUTE, 20 * MINUTE, 2 * HOUR, 5 * HOUR)

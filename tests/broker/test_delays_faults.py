@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from delay_room import MINUTE, declare, later, leap, restart
+from simulated_filesystem import SimulatedFileSystem
 from test_delays_crash import taken
 
 from amqpd.broker.vhost import declare as exchanges
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.simulation import SimulatedFileSystem
 
 ROOM = Path("/room")
 COUNT = 20

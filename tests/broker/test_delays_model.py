@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from profiles import examples
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.consumer import NotOpenYet
 from amqpd.broker.delayed.listing import cancel, first
 from amqpd.broker.vhost import declare as exchanges
 from amqpd.protocol.properties import decode_properties
-from amqpd.storage.simulation import SimulatedFileSystem
 
 SPANS = st.one_of(
     st.integers(1, 50),

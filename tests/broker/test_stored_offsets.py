@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.consumer_offsets import NAMES_MAX, PART_MAX, WRITE_S, StoredOffsets
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, StoredOffsetRow, WriteFailed
-from amqpd.storage.simulation import SimulatedClock
 
 A, B = "a" * 32, "b" * 32
 Done = Callable[[BaseException | None], None]

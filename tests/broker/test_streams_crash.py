@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MIN
-from amqpd.storage.simulation import SimulatedFileSystem
 
 from .stream_room import LARGE, Reader, read
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse
-from amqpd.storage.simulation import SimulatedFileSystem
 
 ROOM = Path("/data")
 COUNT = 24

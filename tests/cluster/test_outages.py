@@ -13,9 +13,9 @@ import pytest
 from fake_kafka import FakeKafka
 from kafka_logs import Producer
 
-from amqpd.cluster import outages as module
-from amqpd.cluster.outages import FORGOTTEN_S, REPEAT_S, THE_GROUP, AiokafkaLog, Outages
+from amqpd.kafka import outages as module
 from amqpd.kafka.consumer import Followed, Follower
+from amqpd.kafka.outages import FORGOTTEN_S, REPEAT_S, THE_GROUP, AiokafkaLog, Outages
 
 
 class Clock:

@@ -48,7 +48,8 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.metadata.store import CoreStore, MetadataState, WriteFailed, _state
+from amqpd.storage.metadata.sql import CoreStore
+from amqpd.storage.metadata.store import MetadataState, WriteFailed, _state
 
 ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
 ROWS: tuple[Row, ...] = (

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from amqpd.cluster import slots as module
-from amqpd.cluster.outages import Outages
 from amqpd.cluster.slots import Slots
 from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.outages import Outages
 from amqpd.kafka.producer import KafkaRefused
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from amqpd.__main__ import main
 from amqpd.storage.metadata.rows import Change
-from amqpd.storage.metadata.store import CoreStore
+from amqpd.storage.metadata.sql import CoreStore
 
 _write = CoreStore.write
 _switch = Path(sys.argv.pop(1))

@@ -13,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
+from simulated_filesystem import SimulatedClock
 from states_broker_ledger import ASKED, SAFE, WRITTEN, BrokerLedger, Place, Rows, Sent
 from states_disk import Disk
 from states_ledger import Violation
@@ -51,7 +52,6 @@ from amqpd.storage.metadata.store import (
     SeenRow,
     VhostRow,
 )
-from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
 VHOST: Final = "/data/vhosts/v"

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from simulated_filesystem import SimulatedClock
 from states_disk import Disk
 from states_ledger import KEY, Ledger, Message, Outcome, Rows, Violation, removable
 from states_pace import SETTLE_MS, SYNC_MS, Deliveries, Timers
@@ -26,7 +27,6 @@ from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.retention import trim
 from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
 ROUTE: Final = RecordRoute(b"orders", KEY)

@@ -12,7 +12,7 @@ from bisect import insort
 from collections.abc import Callable
 from typing import Final
 
-from amqpd.storage.simulation import SimulatedClock
+from simulated_filesystem import SimulatedClock
 
 SETTLE_MS: Final = 50  # after the end of its turn a settlement is in the file
 SYNC_MS: Final = 100  # later it is synced, where a sync takes no time and the loop turns

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from numbered import Publisher, number_of
 from quickclient import connect
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 from wall_clock import WallClock
 
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.cursor import offset_at
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
 

@@ -23,11 +23,11 @@ import pytest
 from faults_disk import Injector, skip_or_fail
 from numbered import Publisher
 from quickclient import Gone, connect
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_log import LogFailed
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerFailed, BrokerProcess
 

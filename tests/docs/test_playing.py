@@ -50,7 +50,7 @@ def test_what_is_right_is_done(tmp_path: Path) -> None:
                 fence("http", 'PUT /api/queues/shop/orders\n\n{"durable": true}'),
                 fence("http", "GET /api/queues/shop/orders"),
                 fence("json", '{"name": "orders", "arguments": "..."}', "answers"),
-                fence("python", "X = 4", "file: exchange_state.py"),
+                fence("python", "X = 4", "file: kept.py"),
                 fence("python", "import kept, os\nprint('x is', kept.X, 'at', os.environ['AMQP_URL'])"),
                 fence("text", "x is 3 at ...", "prints, numbers at least"),
                 fence("sh", "reboot", "not run: it would"),

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import Record, RecordRoute
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.spark.files import LogFiles, LogSource, QueueName
 from amqpd.storage.spark.plan import Part, Snapshot
 from amqpd.storage.storage import Storage

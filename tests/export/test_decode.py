@@ -19,9 +19,9 @@ from amqpd.protocol.properties import Properties, decode_properties, encode_prop
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.record import RecordRoute, varint, write_record
 from amqpd.storage.spark.arrow import Decoder
-from amqpd.storage.spark.bench import celery_headers
 from amqpd.storage.spark.columns import BASE, COLUMNS
 from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, Borders, scan, text_of
+from interop.bench.export_decode import celery_headers
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

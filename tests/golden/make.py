@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from simulated_filesystem import SimulatedClock
 
 from amqpd.auth.passwords import hash_password
 from amqpd.broker.delayed.bucket import due_of, keys_of, new_name, number_of, place_of, with_delay
@@ -46,7 +47,6 @@ from amqpd.storage.metadata.store import (
     VhostRow,
 )
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
-from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
 HERE = Path(__file__).parent

@@ -15,6 +15,7 @@ import pamqp.body
 import pamqp.commands as spec
 import pamqp.frame
 import pamqp.header
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.broker.broker import Broker
 from amqpd.config import Settings
@@ -24,7 +25,6 @@ from amqpd.connection.interfaces import Control
 from amqpd.connection.interfaces import Wire as WireBase
 from amqpd.connection.registry import Connections
 from amqpd.storage.metadata.store import VhostRow
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
 BOOT_ID = "0" * 31 + "1"

@@ -11,6 +11,7 @@ import pamqp.commands
 import pamqp.frame
 import pamqp.header
 from memory_broker import AllowAll, Client, MemoryBroker, NoControl, StillLoop
+from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import Findings, Report
@@ -30,7 +31,6 @@ from amqpd.storage.metadata.store import (
     WriteFailed,
     _state,
 )
-from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
 Done = Callable[[BaseException | None], None]

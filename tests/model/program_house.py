@@ -8,13 +8,13 @@ from typing import Any
 from memory_broker import BOOT_ID, AllowAll, Handle, MemoryBroker, StillLoop
 from memory_metadata import Rows
 from program_choices import Watched
+from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import Findings, Report
 from amqpd.config import Settings
 from amqpd.connection.registry import Connections
 from amqpd.storage.metadata.store import Change, VhostRow
-from amqpd.storage.simulation import SimulatedClock
 from amqpd.storage.storage import Storage
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from kafka_in_memory import FakeKafka, FakeProducer
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.slot_logs import Place, SlotLogs
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 PROPERTIES = b"\x10\x00\x02"

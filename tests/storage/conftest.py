@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.storage import Storage
 
 sys.path.insert(0, str(Path(__file__).parent))  # what tests share lies beside them: importmode=importlib leaves it off

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 import pytest
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.storage.clock_watch import GAP_MS_MAX, HOLD_MS, JUMP_MS, SAVE_MS, ClockWatch
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 
 DAY_MS = 86_400_000
 

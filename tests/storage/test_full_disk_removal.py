@@ -6,8 +6,9 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
+from simulated_filesystem import SimulatedFileSystem
+
 from amqpd.storage.fsync_thread import run_job
-from amqpd.storage.simulation import SimulatedFileSystem
 from amqpd.storage.sync_job import JobPart, SyncJob
 
 

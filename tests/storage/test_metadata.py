@@ -15,9 +15,10 @@ import pytest
 from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, Answers, all_rows, named, opened, post, write
 
 from amqpd.storage.metadata.schema import TABLES
+from amqpd.storage.metadata.sql import CoreStore
+from amqpd.storage.metadata.sqlite import SqliteStart
 from amqpd.storage.metadata.store import (
     BindingRow,
-    CoreStore,
     Delete,
     DeleteBindings,
     Metadata,
@@ -28,7 +29,6 @@ from amqpd.storage.metadata.store import (
     QueueRow,
     Row,
     SeenRow,
-    SqliteStart,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from metadata_rows import EVERY_ROW, OTHER, VHOST, all_rows, named, opened, write
 
-from amqpd.storage.metadata import store
+from amqpd.storage.metadata import sqlite
 from amqpd.storage.metadata.rows import Row
 from amqpd.storage.metadata.schema import SCHEMA_VERSION, tables_after
-from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, Put, SqliteStart, random_id
+from amqpd.storage.metadata.sqlite import SqliteStart
+from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, Put, random_id
 
 
 def set_header(path: Path, name: str, value: str) -> None:
@@ -87,7 +88,7 @@ def test_an_upgrade_that_was_cut_short_is_made_by_the_next_start(
         pass
     as_version(tmp_path / "metadata.sqlite", 1)
     with monkeypatch.context() as patched:
-        patched.setattr(store, "HEADER_TABLE", "nowhere")  # its last statement fails
+        patched.setattr(sqlite, "HEADER_TABLE", "nowhere")  # its last statement fails
         with pytest.raises(sqlite3.OperationalError):
             SqliteStart(tmp_path / "metadata.sqlite").upgrade(1)
     with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:

@@ -7,11 +7,11 @@ import struct
 from typing import Any
 
 from google_crc32c import value
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.log.batch import NO_PRODUCER, BatchHeader
 from amqpd.storage.log.producer_state import PRODUCERS_MAX, SILENT_MS_MAX, UNSAFE_MAX, Producer, Producers
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.simulation import SimulatedFileSystem
 
 ROUTE = RecordRoute(b"", b"q")
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.storage.acks.ack_set import SettledSet
 from amqpd.storage.clock_watch import ClockWatch
@@ -13,7 +14,6 @@ from amqpd.storage.log.checkpoint import read_lines
 from amqpd.storage.maintenance import Upkeep
 from amqpd.storage.retention import trim
 from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, RetentionPolicy
-from amqpd.storage.simulation import SimulatedClock, SimulatedFileSystem
 
 HOUR = 3_600_000
 

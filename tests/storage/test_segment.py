@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from aiokafka.record.memory_records import MemoryRecords as AioRecords
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.log.checkpoint import (
     decode_high_watermark,
@@ -19,7 +20,6 @@ from amqpd.storage.log.checkpoint import (
     read_high_watermark,
     read_lines,
 )
-from amqpd.storage.simulation import SimulatedFileSystem
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python uses importlib.resources.read_text

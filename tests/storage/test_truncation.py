@@ -6,13 +6,13 @@ import random
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.log.truncation import LogBusy
 from amqpd.storage.queue_log import LogFailed
-from amqpd.storage.simulation import SimulatedFileSystem
 
 
 def fill(house: Any, turns: int, count: int = 10, size: int = 100) -> None:

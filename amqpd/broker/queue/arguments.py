@@ -320,7 +320,7 @@ QUEUE_ARGUMENTS: Final = (
         field="single_active",
         takes="flag",
     ),
-    Row("x-queue-type", checks.queue_type, True, "kinds", "classic, quorum or stream; any other is refused"),
+    Row("x-queue-type", checks.queue_type, True, "queue/types", "classic, quorum or stream; any other is refused"),
     Row(
         "x-delivery-limit",
         checks.limit,

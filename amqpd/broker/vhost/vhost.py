@@ -5,7 +5,7 @@ alternate, which queues end with which session. What is declared, bound, unbound
 exchanges.py and bindings.py, which check it and submit its rows; here it is put into the tables once they are
 committed, and declare.py takes it out. A name that is on its way is told by `OnItsWay`.
 
-Where a message goes by these names and bindings is `publishing/router.py`'s.
+Where a message goes by these names and bindings is `publish/router.py`'s.
 
 Errors are amqpd.errors with RabbitMQ's texts. Permissions are the front end's business; they are not checked here.
 

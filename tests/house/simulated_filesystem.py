@@ -91,7 +91,7 @@ class SimulatedFileSystem(FileSystem):
     def crashed(self, seed: int) -> SimulatedFileSystem:
         """As the machine finds it after a power cut; what was not synced is there or not as `seed` decides."""
         after = SimulatedFileSystem(capacity=self.capacity)
-        after._root = _survivor(self._root, random.Random(seed))  # noqa: S311 - repeatable on purpose
+        after._root = _survivor(self._root, random.Random(seed))
         return after
 
     # -- helpers

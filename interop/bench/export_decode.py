@@ -74,7 +74,7 @@ def write_log(directory: str, count: int, size: int) -> None:
         for number in range(64)
     ]
     line = b'{"order": %012d, "customer": "c%06d", "amount": %d.%02d, "lines": ['
-    seeded = random.Random(7)  # noqa: S311 - data, not secrets
+    seeded = random.Random(7)
     item = '{"sku": "%08x", "quantity": %d, "price": %d.%02d, "batch": "%016x"}, '
     draws = [[seeded.getrandbits(32), seeded.randrange(9), seeded.randrange(500), seeded.randrange(100),
               seeded.getrandbits(64)] for _ in range(1 << 16)]  # fmt: skip

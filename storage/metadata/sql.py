@@ -1,0 +1,236 @@
+"""The metadata tables through SQLAlchemy Core: every write, and the start on any database that is not our own file.
+
+Imported late, on the metadata thread when the database is our own SQLite file (see sqlite.py). PYTEST_DONT_REWRITE: of
+each module of a package with fixtures pytest makes a syntax tree, and CPython 3.11 fails where two threads do at once.
+SQLite and PostgreSQL write a row with INSERT ... ON CONFLICT DO UPDATE, many rows of one table in one executemany
+(5 us a row); other databases get UPDATE and, when nothing was there, INSERT.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+
+from amqpd.storage.metadata.rows import BindingRow, Change, Delete, DeleteBindings, Put, Row
+from amqpd.storage.metadata.schema import (
+    HEADER_TABLE,
+    NAME_LENGTH,
+    SCHEMA_VERSION,
+    TABLE_OF,
+    TABLES,
+    Kind,
+    Plain,
+    Table,
+    parent_key,
+    tables_after,
+)
+from amqpd.storage.metadata.sqlite import PRAGMAS, index_name, private_file
+
+_TYPES: Final[dict[Kind, sa.types.TypeEngine[Any]]] = {
+    Kind.NAME: sa.String(NAME_LENGTH),
+    Kind.TEXT: sa.Text(),
+    Kind.BYTES: sa.LargeBinary(),
+    Kind.BOOL: sa.Integer(),
+    Kind.INT: sa.Integer(),
+    Kind.WORDS: sa.Text(),
+    Kind.KEY: sa.LargeBinary(),
+    Kind.LONG: sa.BigInteger(),
+}
+
+
+def core_schema() -> sa.MetaData:
+    """`metadata_schema.TABLES` as SQLAlchemy tables."""
+    schema = sa.MetaData()
+    sa.Table(
+        HEADER_TABLE,
+        schema,
+        sa.Column("name", sa.String(NAME_LENGTH), primary_key=True),
+        sa.Column("value", sa.Text, nullable=False),
+    )
+    for table in TABLES:
+        sa.Table(
+            table.name,
+            schema,
+            *(
+                sa.Column(name, _TYPES[kind], primary_key=name in table.key, nullable=False, autoincrement=False)
+                for name, kind in table.columns
+            ),
+            *(
+                sa.ForeignKeyConstraint([column], [f"{parent}.{parent_key(parent)}"], ondelete="CASCADE")
+                for column, parent in table.parents
+            ),
+            *(sa.Index(index_name(table, columns), *columns) for columns in table.indexes),
+        )
+    return schema
+
+
+class CoreStore:
+    """One engine. Used by one thread at a time. Raises sqlalchemy.exc.SQLAlchemyError; `metadata` translates."""
+
+    def __init__(self, url: str | Path) -> None:
+        """url: an SQLAlchemy URL, or the path of an SQLite file."""
+        address = sa.URL.create("sqlite", database=str(url)) if isinstance(url, Path) else sa.make_url(url)
+        # A connection that a database server dropped meanwhile is noticed before the group, not in it.
+        self._engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
+        self._dialect = self._engine.dialect.name
+        if self._dialect == "sqlite":
+            event.listen(self._engine, "connect", _sqlite_connected)
+            event.listen(self._engine, "begin", _sqlite_begin)
+            if address.database and address.database != ":memory:":
+                private_file(Path(address.database))
+        self._schema = core_schema()
+        self._puts = {table.name: self._put_statement(table) for table in TABLES}
+        self._deletes = {table.name: self._delete_statement(table) for table in TABLES}
+
+    def header(self) -> dict[str, str] | None:
+        """The header table, or None when it is not there."""
+        table = self._schema.tables[HEADER_TABLE]
+        with self._engine.connect() as connection:
+            if not sa.inspect(connection).has_table(HEADER_TABLE):
+                return None
+            return {row.name: row.value for row in connection.execute(sa.select(table.c.name, table.c.value))}
+
+    def rows(self) -> dict[type[Row], list[Row]]:
+        """Every row."""
+        with self._engine.connect() as connection:
+            return {
+                table.row: [
+                    table.decode(tuple(values))
+                    for values in connection.execute(sa.select(self._schema.tables[table.name]))
+                ]
+                for table in TABLES
+            }
+
+    def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None:
+        """Tables, header and first rows, in one transaction where the database can do that."""
+        with self._engine.begin() as connection:
+            self._schema.create_all(connection)
+            table = self._schema.tables[HEADER_TABLE]
+            connection.execute(table.insert(), [{"name": name, "value": value} for name, value in header.items()])
+            self._apply(connection, [Put(row) for row in rows])
+
+    def upgrade(self, version: int) -> None:
+        """What a database of that schema version lacks, in one transaction where the database can do that.
+
+        Where it cannot, a crash between leaves tables that are there already, which the next start passes over.
+        """
+        with self._engine.begin() as connection:
+            missing = [self._schema.tables[table.name] for table in tables_after(version)]
+            self._schema.create_all(connection, tables=missing)
+            header = self._schema.tables[HEADER_TABLE]
+            connection.execute(
+                header.update().where(header.c.name == "schema_version").values(value=str(SCHEMA_VERSION))
+            )
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """All of `changes`, in order, in one transaction; durable when this returns."""
+        with self._engine.begin() as connection:
+            self._apply(connection, changes)
+
+    def checkpoint(self) -> None:
+        """Everything written stands in SQLite's file itself, its log is empty; nothing for other databases."""
+        if self._dialect != "sqlite":
+            return
+        connection = self._engine.raw_connection()  # else a transaction is begun, in which it cannot be done
+        try:
+            cursor = connection.cursor()
+            busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            cursor.close()
+        finally:
+            connection.close()
+        if busy:
+            raise OSError(errno.EBUSY, "the metadata's log is in use by somebody else")
+
+    def copy_to(self, path: Path) -> None:
+        """A copy of SQLite's file, whole and consistent. Raises: OSError for other databases."""
+        if self._dialect != "sqlite":
+            raise OSError(errno.EOPNOTSUPP, "only SQLite's file is copied")
+        connection = self._engine.raw_connection()  # as in `checkpoint`
+        try:
+            cursor = connection.cursor()
+            cursor.execute("VACUUM INTO ?", (str(path),))
+            cursor.close()
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._engine.dispose()
+
+    def _apply(self, connection: sa.Connection, changes: Iterable[Change]) -> None:
+        for (kind, table), run in groupby(changes, _statement_key):
+            if kind is DeleteBindings:
+                for change in run:
+                    assert isinstance(change, DeleteBindings)
+                    connection.execute(self._delete_bindings(change))
+                continue
+            rows = [table.encode(change.row) for change in run if not isinstance(change, DeleteBindings)]
+            if kind is Put:
+                self._put(connection, table, rows)
+            else:
+                keys = [{f"key_{name}": row[name] for name in table.key} for row in rows]
+                connection.execute(self._deletes[table.name], keys)
+
+    def _put(self, connection: sa.Connection, table: Table, rows: Sequence[dict[str, Plain]]) -> None:
+        upsert = self._puts[table.name]
+        if upsert is not None:
+            connection.execute(upsert, rows)
+            return
+        target = self._schema.tables[table.name]
+        for row in rows:
+            here = sa.and_(*(target.c[name] == row[name] for name in table.key))
+            if connection.execute(sa.select(sa.literal(1)).select_from(target).where(here)).first() is None:
+                connection.execute(target.insert(), row)
+            else:
+                connection.execute(target.update().where(here), row)
+
+    def _put_statement(self, table: Table) -> sa.Insert | None:
+        """The upsert; None where the dialect has none that we know."""
+        target = self._schema.tables[table.name]
+        others = [name for name, _ in table.columns if name not in table.key]
+        if self._dialect == "sqlite":
+            lite = sqlite.insert(target)
+            values = {name: lite.excluded[name] for name in others}
+            return lite.on_conflict_do_update(index_elements=list(table.key), set_=values)
+        if self._dialect == "postgresql":
+            post = postgresql.insert(target)
+            values = {name: post.excluded[name] for name in others}
+            return post.on_conflict_do_update(index_elements=list(table.key), set_=values)
+        return None
+
+    def _delete_statement(self, table: Table) -> sa.Delete:
+        target = self._schema.tables[table.name]
+        return target.delete().where(*(target.c[name] == sa.bindparam(f"key_{name}") for name in table.key))
+
+    def _delete_bindings(self, change: DeleteBindings) -> sa.Delete:
+        bindings = self._schema.tables[TABLE_OF[BindingRow].name]
+        ends_there = sa.and_(bindings.c.destination == change.name, bindings.c.destination_type == change.kind)
+        condition = ends_there if change.kind == "queue" else sa.or_(ends_there, bindings.c.source == change.name)
+        return bindings.delete().where(bindings.c.vhost == change.vhost, condition)
+
+
+def _statement_key(change: Change) -> tuple[type[Change], Table]:
+    """Neighbouring changes with the same key become one statement."""
+    if isinstance(change, Put):
+        return Put, TABLE_OF[type(change.row)]
+    if isinstance(change, Delete):
+        return Delete, TABLE_OF[type(change.row)]
+    return DeleteBindings, TABLE_OF[BindingRow]
+
+
+def _sqlite_connected(connection: Any, _record: object) -> None:
+    # The driver must not begin transactions by itself: it would leave DDL outside them.
+    connection.isolation_level = None
+    for pragma in PRAGMAS:
+        connection.execute(pragma).close()
+
+
+def _sqlite_begin(connection: sa.Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
