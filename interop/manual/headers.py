@@ -39,10 +39,10 @@ WRITTEN: Final = (
     Header("x-delivered-at", "as it was sent", "when it was due, if it was published with `x-deliver-at`", "delays"),
     Header("x-delayed-redelivered", "true", "after a crash: it may have come to its queues before", "delays"),
     Header("x-stream-offset", "number", "of streams: the message's offset", "streams"),
-    Header("x-source-queue", "text", "a job moved or copied it out of this queue", "surgery"),
-    Header("x-source-offset", "number", "the offset that it had there", "surgery"),
-    Header("x-source-redelivered", "true", "it had been delivered there before", "surgery"),
-    Header("x-redrive-count", "number", "how often it was sent back to where it died", "surgery"),
+    Header("x-source-queue", "text", "a job moved or copied it out of this queue", "dead-letters"),
+    Header("x-source-offset", "number", "the offset that it had there", "dead-letters"),
+    Header("x-source-redelivered", "true", "it had been delivered there before", "dead-letters"),
+    Header("x-redrive-count", "number", "how often it was sent back to where it died", "dead-letters"),
 )  # fmt: skip
 INSIDE: Final = {"x-amqpd-delayed"}
 """Of messages that wait on the disk; nobody is delivered one."""
