@@ -22,11 +22,11 @@ READ: Final = (
     Header("x-delay", "number", "how many ms it waits in an exchange that delays; delivered as a negative number", "delays"),
     Header("x-deliver-at", "number or timestamp", "when it is due, in ms since 1970; delivered as `x-delivered-at`", "delays"),
     Header("x-deduplication-header", "any", "the id by which an exchange of type x-message-deduplication drops copies", "deduplication"),
-    Header("x-producer-id", "number", "the publisher, which numbers its messages so that none is stored twice", "idempotent-publishing"),
-    Header("x-producer-epoch", "number", "raised when another process takes over; a lower one is refused", "idempotent-publishing"),
-    Header("x-sequence", "number", "the message's number, from 0 on", "idempotent-publishing"),
+    Header("x-producer-id", "number", "the publisher, which numbers its messages so that none is stored twice", "deduplication"),
+    Header("x-producer-epoch", "number", "raised when another process takes over; a lower one is refused", "deduplication"),
+    Header("x-sequence", "number", "the message's number, from 0 on", "deduplication"),
     Header("x-stream-filter-value", "text", "a consumer's `x-stream-filter` is compared with it", "filters"),
-    Header("x-tombstone", "true", "with an empty body, in a compacted stream: removes older messages with this routing key", "stream-storage"),
+    Header("x-tombstone", "true", "with an empty body, in a compacted stream: removes older messages with this routing key", "streams"),
     Header("x-recent-history-no-store", "true", "an exchange of type x-recent-history does not keep this message", "exchange-types"),
 )  # fmt: skip
 WRITTEN: Final = (
