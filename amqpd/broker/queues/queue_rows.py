@@ -32,7 +32,7 @@ ROWS: Final = (
         checks.positive_milliseconds,
         True,
         "expiry",
-        "a queue nobody used for so many ms is deleted",
+        "an unused queue is deleted after so many ms",
         field="expires_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,
