@@ -6,7 +6,7 @@
 <data_dir>/clock                                 the last readings of the clocks: see clock_watch.py
 <data_dir>/reserve                               room that is given up so that a full disk can be drained
 <data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log.py); ids are random, never used twice
-<data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of messages that are delayed, by exchange (broker/delays)
+<data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of messages that are delayed, by exchange (broker/delayed)
 <data_dir>/spill/<id>/                           logs of transient queues that did not fit in memory; emptied at
                                                  the start
 <data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   was deleted: see directory_removal.py

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("amqpd", "routing", "storage", "cli", "docs", "tests", "interop")
 LINKED = {ROOT / "amqpd" / name for name in ("routing", "storage", "cli")}
 PAPERS = [
-    ROOT / "README.md",
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(
         path
         for folder in FOLDERS

@@ -21,7 +21,7 @@ from amqpd.config.rabbitmq_env import VARIABLES
 from amqpd.testing import BrokerProcess
 
 HERE = Path(__file__).parent
-DOC = HERE.parent / "docs" / "rabbitmq-conf.md"
+DOC = HERE.parent / "docs" / "moving.md"
 SHA512 = "rabbit_password_hashing_sha512"
 
 
@@ -430,7 +430,7 @@ def table(rows_: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def test_every_key_is_documented() -> None:
-    """After a change of the keys: put this text between the two marks of docs/rabbitmq-conf.md."""
+    """After a change of the keys: put this text between the two marks of docs/moving.md."""
     wanted = ["| key | becomes |", "|---|---|", *table([(row.pattern, row.does) for row in ROWS])]
     text = DOC.read_text("utf-8").partition("<!-- keys -->\n")[2].partition("<!-- end of keys -->")[0]
     assert text.splitlines() == wanted

@@ -1,6 +1,6 @@
 """Answers that wait for the disk.
 
-What is declared, bound or deleted is answered when its rows are committed (broker/catalogue). Until then the channel is
+What is declared, bound or deleted is answered when its rows are committed (broker/vhost). Until then the channel is
 busy: its later commands keep their order, other channels go on. So it is while a name that the command asks for is on
 its way; then the command is given once more.
 

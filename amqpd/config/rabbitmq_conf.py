@@ -16,7 +16,7 @@ Imported only where such a file is named: `--config` or AMQPD_CONFIG that ends i
 The keys of `rabbitmq.conf`: one row each, with what becomes of it.
 
 A row's pattern is the key's words; `$name` stands for any one word, `*` at its end for any further ones. The row that
-is first in ROWS counts. Its `does` says to users what becomes of the key, and stands as it is in docs/rabbitmq-conf.md.
+is first in ROWS counts. Its `does` says to users what becomes of the key, and stands as it is in docs/moving.md.
 
 Kinds of rows: a key that is a setting by another name (`_same`), keys that make one together (methods of
 `Translation` in `rabbitmq_translation`), keys that change nothing here (`_nothing`: a note), and keys that must not be
@@ -91,7 +91,7 @@ CHANNEL_MAX: Final = 65535
 HTTP_PORT: Final = 15672
 HTTPS_PORT: Final = 15671
 METRICS_PORT: Final = 15692
-OWN_LIMITS: Final = "the admin API has limits of its own, and OpenSSL's choice stands"
+OWN_LIMITS: Final = "the admin API has limits of its own, and OpenSSL chooses"
 MECHANISMS: Final = ("PLAIN", "AMQPLAIN", "EXTERNAL")
 HANDSHAKE_MAX_S: Final = 3600.0
 LEVELS: Final = {
@@ -552,7 +552,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _same("ssl_options.depth", "amqp.tls.depth", chain_depth),
     _together("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
     *_nothing(
-        "OpenSSL's choice stands",
+        "OpenSSL chooses",
         "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
         "ssl_options.dhfile", "ssl_options.client_renegotiation", "ssl_options.secure_renegotiate",
         "ssl_options.reuse_sessions", "ssl_options.bypass_pem_cache", "ssl_options.psk_identity",
@@ -574,8 +574,8 @@ ROWS: Final[tuple[Key, ...]] = (
     _together("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
     *_refused("amqpd keeps its users itself", "auth_ldap.*", "auth_http.*", "auth_oauth2.*"),
     *_nothing("logins are answered from memory", "auth_cache.*"),
-    _only("anonymous_login_user", ("none",), "nobody comes in without a password"),
-    *_nothing("nobody comes in without a password", "anonymous_login_pass"),
+    _only("anonymous_login_user", ("none",), "a login needs a password"),
+    *_nothing("a login needs a password", "anonymous_login_pass"),
     _same("ssl_cert_login_from", "auth.ssl_cert_login_from", _login_from),
     _same("ssl_cert_login_san_type", "auth.ssl_cert_login_san_type", more="; `other_name` is **refused**"),
     _same("ssl_cert_login_san_index", "auth.ssl_cert_login_san_index", number),
@@ -671,7 +671,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _together(
         "management.listener.ssl_opts.ciphers.$name", "`http.tls.ciphers`, where its ssl is true", Translation.cipher
     ),
-    *_nothing("OpenSSL's choice stands", "management.listener.ssl_opts.*"),
+    *_nothing("OpenSSL chooses", "management.listener.ssl_opts.*"),
     _same("management.login_session_timeout", "http.login_session_timeout_s", minutes_s, ", from minutes"),
     *_refused("the admin API is at /api", "management.path_prefix"),
     *_refused(

@@ -22,7 +22,7 @@ PREFIX: Final = "RABBITMQ_"
 SERVICE_LINK: Final = re.compile(r"RABBITMQ_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
 CONFIG_FILE: Final = "RABBITMQ_CONFIG_FILE"
 CONFIG_FILES: Final = "RABBITMQ_CONFIG_FILES"
-NO_CONFIG: Final = "files ending in .config hold Erlang terms; say it in rabbitmq.conf (docs/rabbitmq-conf.md)"
+NO_CONFIG: Final = "files ending in .config hold Erlang terms; say it in rabbitmq.conf (docs/moving.md)"
 
 # What the tree's rows have as `environ_also` is read by `loading`, and may come from a file.
 WITH_FILE: Final = {
@@ -137,7 +137,7 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(CONFIG_FILE, "that `rabbitmq.conf` is read, named with its ending or without", _file),
     Variable(CONFIG_FILES, "a directory, or a pattern: read behind it, instead of `conf.d/*.conf` beside it", _file),
     Variable(ENABLED_PLUGINS, "names with commas; with `rabbitmq_prometheus` `metrics.port` is 15692", _file),
-    Variable(ENABLED_PLUGINS_FILE, "likewise a file, instead of `enabled_plugins` beside `rabbitmq.conf`", _file),
+    Variable(ENABLED_PLUGINS_FILE, "the same in a file, instead of `enabled_plugins` beside `rabbitmq.conf`", _file),
     _becomes("NODE_PORT", "amqp.port"),
     _becomes("NODE_IP_ADDRESS", "amqp.host"),
     Variable("RABBITMQ_LOGS", "`log.file`; `-` is standard error", _logs),

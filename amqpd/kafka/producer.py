@@ -1,4 +1,4 @@
-"""Logs into Kafka: a connection to each broker that leads a partition, and what goes over it (storage/replicated).
+"""Logs into Kafka: a connection to each broker that leads a partition, and what goes over it (amqpd/kafka).
 
 `open` names a partition, `offer` gives it a log's next batch, `flush`, at the end of a loop turn, sends. What is
 answered moves the partition's high watermark and tells `on_moved`. At most IN_FLIGHT_MAX requests are on the way to a

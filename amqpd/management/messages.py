@@ -16,9 +16,9 @@ route.
 The audit log over HTTP: /audit, for administrators. RabbitMQ has no such route.
 
 A page of records, oldest first. Which ones: `offset` and `since` say where it begins, `last` as many from the end;
-`until` ends it; `where` is a selector on the records' fields (docs/audit.md), `count` how many there are at most. More:
-ask again with `offset` of `next_offset`, until `ended`. Backwards: `last=100&before=OFFSET` are the hundred offsets
-below OFFSET, and there are older ones while `first_offset` of the page is above `start_offset` of the log.
+`until` ends it; `where` is a selector on the records' fields (docs/watching.md), `count` how many there are at most.
+More: ask again with `offset` of `next_offset`, until `ended`. Backwards: `last=100&before=OFFSET` are the hundred
+offsets below OFFSET, and there are older ones while `first_offset` of the page is above `start_offset` of the log.
 
 Delayed messages: /delayed, those of a vhost or an exchange, and one that is cancelled. RabbitMQ has no such routes.
 

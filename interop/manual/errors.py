@@ -36,8 +36,8 @@ OTHERS = """
 |---|---|
 | `basic.return` 312 `NO_ROUTE` | published with `mandatory`, and no queue takes it; [direct reply](../compatibility.md) to nobody too |
 | `basic.nack` on a channel with confirms | the message is not kept: the queue is full (`x-overflow: reject-publish`), or its log cannot be written |
-| `basic.cancel` from the broker | the queue of a consumer was deleted, or the consumer held a delivery [too long](../consumer-timeouts.md) |
-| `connection.blocked` | memory or disk run low: what is published is not read until `connection.unblocked`: [alarms](../alarms.md) |
+| `basic.cancel` from the broker | the queue of a consumer was deleted, or the consumer held a delivery [too long](../limits.md#consumer-timeouts) |
+| `connection.blocked` | memory or disk run low: what is published is not read until `connection.unblocked`: [alarms](../limits.md#alarms) |
 
 ## Of the admin API
 

@@ -1,4 +1,4 @@
-"""docs/reference/export.md: columns and options of `format("amqp")`, out of storage/export.
+"""docs/reference/export.md: columns and options of `format("amqp")`, out of storage/spark.
 
 The options stand as tables in the stories at the top of options.py and sink.py; a name that the code takes and its table does not
 tell is an error here. sink.py imports Spark, so both are read, not imported.

@@ -22,11 +22,11 @@ READ: Final = (
     Header("x-delay", "number", "how many ms it waits in an exchange that delays; delivered as a negative number", "delays"),
     Header("x-deliver-at", "number or timestamp", "when it is due, in ms since 1970; delivered as `x-delivered-at`", "delays"),
     Header("x-deduplication-header", "any", "the id by which an exchange of type x-message-deduplication drops copies", "deduplication"),
-    Header("x-producer-id", "number", "the publisher, which numbers its messages so that none is stored twice", "idempotent-publishing"),
-    Header("x-producer-epoch", "number", "raised when another process takes over; a lower one is refused", "idempotent-publishing"),
-    Header("x-sequence", "number", "the message's number, from 0 on", "idempotent-publishing"),
+    Header("x-producer-id", "number", "the publisher, which numbers its messages so that none is stored twice", "deduplication"),
+    Header("x-producer-epoch", "number", "raised when another process takes over; a lower one is refused", "deduplication"),
+    Header("x-sequence", "number", "the message's number, from 0 on", "deduplication"),
     Header("x-stream-filter-value", "text", "a consumer's `x-stream-filter` is compared with it", "filters"),
-    Header("x-tombstone", "true", "with an empty body, in a compacted stream: removes older messages with this routing key", "stream-storage"),
+    Header("x-tombstone", "true", "with an empty body, in a compacted stream: removes older messages with this routing key", "streams"),
     Header("x-recent-history-no-store", "true", "an exchange of type x-recent-history does not keep this message", "exchange-types"),
 )  # fmt: skip
 WRITTEN: Final = (
@@ -39,10 +39,10 @@ WRITTEN: Final = (
     Header("x-delivered-at", "as it was sent", "when it was due, if it was published with `x-deliver-at`", "delays"),
     Header("x-delayed-redelivered", "true", "after a crash: it may have come to its queues before", "delays"),
     Header("x-stream-offset", "number", "of streams: the message's offset", "streams"),
-    Header("x-source-queue", "text", "a job moved or copied it out of this queue", "surgery"),
-    Header("x-source-offset", "number", "the offset that it had there", "surgery"),
-    Header("x-source-redelivered", "true", "it had been delivered there before", "surgery"),
-    Header("x-redrive-count", "number", "how often it was sent back to where it died", "surgery"),
+    Header("x-source-queue", "text", "a job moved or copied it out of this queue", "dead-letters"),
+    Header("x-source-offset", "number", "the offset that it had there", "dead-letters"),
+    Header("x-source-redelivered", "true", "it had been delivered there before", "dead-letters"),
+    Header("x-redrive-count", "number", "how often it was sent back to where it died", "dead-letters"),
 )  # fmt: skip
 INSIDE: Final = {"x-amqpd-delayed"}
 """Of messages that wait on the disk; nobody is delivered one."""

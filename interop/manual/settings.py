@@ -17,7 +17,7 @@ Every setting has one name, and may be given in three places; the later wins:
 | the environment: `AMQPD_`, and two underscores for each dot | `AMQPD_AMQP__PORT=5673` |
 | the command line | `--amqp.port 5673` |
 
-A file whose name ends in `.conf` is RabbitMQ's own: [rabbitmq.conf](../rabbitmq-conf.md). Sizes may be written with `KiB`,
+A file whose name ends in `.conf` is RabbitMQ's own: [rabbitmq.conf](../moving.md#rabbitmqconf). Sizes may be written with `KiB`,
 `MiB` and `GiB`. An unknown name, or a value that cannot be used, is refused with exit code 64; all mistakes are named at once.
 
 ```sh

@@ -1,8 +1,8 @@
-"""What mkdocs does for the site of docs/, beside mkdocs.yml: the papers of the rooms, links out of docs/, and marks.
+"""mkdocs hooks for the site of docs/: READMEs of the code as pages, links out of docs/, marks for tests.
 
-Manuals link to READMEs that lie beside the code. On the site these are pages below `code/`, so that no link of a manual leads
-out of it and `mkdocs build --strict` looks at all of them; a link to what is no page (a source file) is left as its text. Marks of the
-snippet lane (HTML comments, tests/docs) are taken away.
+The README of the root is the first page. Pages link to READMEs beside the code; on the site these are pages below `code/`, so every
+link stays on the site and `mkdocs build --strict` checks it. A link to a source file becomes plain text. Marks for tests/docs
+(HTML comments) are removed.
 
 `python -m interop.manual.site [FOLDER]` builds the site into docs/site: mkdocs refuses a folder within docs/ as its target,
 so it is built beside it and moved.
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).parents[2]
+FRONT: Final = {"README.md": "index.md"}
+ROOT_PAPERS: Final = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ROOMS: Final = ("amqpd", "routing", "storage", "cli", "tests", "interop")
 CODE: Final = "code/"
 SHIM: Final = "https://unpkg.com/iframe-worker/shim"
@@ -38,14 +40,19 @@ def papers() -> list[str]:
     """Every paper beside the code, by its path below the root: `amqpd/broker/README.md`."""
     linked = [ROOT / "amqpd" / name for name in ("routing", "storage", "cli")]
     found = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.md")) if "node_modules" not in path.parts]
-    return ["README.md", *(str(path.relative_to(ROOT)) for path in found if not any(map(path.is_relative_to, linked)))]
+    return [*ROOT_PAPERS, *(str(path.relative_to(ROOT)) for path in found if not any(map(path.is_relative_to, linked)))]
+
+
+def uri_of(paper: str) -> str:
+    """Return the path of a paper on the site: the root's README is the first page, all others are below `code/`."""
+    return FRONT.get(paper, CODE + paper)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     from mkdocs.structure.files import File
 
     for paper in papers():
-        files.append(File.generated(config, CODE + paper, abs_src_path=str(ROOT / paper)))
+        files.append(File.generated(config, uri_of(paper), abs_src_path=str(ROOT / paper)))
     return files
 
 
@@ -84,7 +91,7 @@ def _link(link: re.Match[str], src_uri: str) -> str:
     if there.startswith("docs/"):
         uri = there.removeprefix("docs/")
     elif there.endswith(".md"):
-        uri = CODE + there
+        uri = uri_of(there)
     else:
         return link["text"]
     if not (ROOT / there).is_file():
@@ -94,6 +101,8 @@ def _link(link: re.Match[str], src_uri: str) -> str:
 
 
 def _in_tree(src_uri: str) -> str:
+    if src_uri in FRONT.values():
+        return next(paper for paper, uri in FRONT.items() if uri == src_uri)
     return src_uri.removeprefix(CODE) if src_uri.startswith(CODE) else f"docs/{src_uri}"
 
 

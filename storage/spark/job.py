@@ -8,7 +8,7 @@ Queues that are declared with `x-export: NAME`, NAME being this job's `name`, ar
 settled included, and the broker is told after each batch how far it went. Other queues give what is not settled: what
 consumers take between two runs is never exported, and that is no loss.
 
-Tells the broker how far an exporter has come, so that it may give up what it held back for it (storage/settle).
+Tells the broker how far an exporter has come, so that it may give up what it held back for it (storage/acks).
 
 A broker that runs is asked through its admin API: `url` as the source's, or the unix socket in the data directory. When
 none runs there, the file is written, and the broker finds it at its next start. A commit that does not arrive costs

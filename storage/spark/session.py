@@ -87,7 +87,7 @@ def worker_environment() -> dict[str, str]:
     The working directory stays where workers look, at the end, if this process looks there, too: a program's own
     modules may lie there. Not so if it holds another amqpd.
     """
-    root = Path(__file__).absolute().parents[3]  # of .../amqpd/storage/export/java.py
+    root = Path(__file__).absolute().parents[3]  # of .../amqpd/storage/spark/java.py
     here = Path.cwd()
     path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     if not root.name.endswith("-packages"):

@@ -1,4 +1,4 @@
-"""docs/stream-storage.md's example, and what operators do with it, on a running broker."""
+"""docs/streams.md's example, and what operators do with it, on a running broker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 from amqpd.cli.main import run
 from amqpd.testing import BrokerProcess, Vhost
 
-MANUAL = Path(__file__).parents[2] / "docs" / "stream-storage.md"
-(EXAMPLE,) = re.findall(r"```python\n(.*?)```", MANUAL.read_text("utf-8"), re.DOTALL)
+MANUAL = Path(__file__).parents[2] / "docs" / "streams.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", MANUAL.read_text("utf-8"), re.DOTALL)
+(EXAMPLE,) = (block for block in BLOCKS if '"prices"' in block)
 STREAM = {"x-queue-type": "stream"}
 
 

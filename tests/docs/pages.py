@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
 DOCS: Final = ROOT / "docs"
-LANGUAGES: Final = ("python", "sh", "toml", "ini", "http", "sql", "json", "yaml", "text")
+LANGUAGES: Final = ("python", "sh", "toml", "ini", "http", "sql", "json", "yaml", "java", "xml", "text")
 MARKS: Final = (
     "not run", "run by", "prints", "prints, numbers at least", "answers",
     "file", "append", "background", "exit", "before",
@@ -58,10 +58,10 @@ class Page(NamedTuple):
 
 
 def names() -> list[str]:
-    """Pages of people's own hand and generated ones, as paths below the root; not what `make docs` has built."""
+    """Return written and generated pages as paths below the root, without the site that `make docs` builds."""
     site = DOCS / "site"
     found = [path for path in sorted(DOCS.rglob("*.md")) if site not in path.parents]
-    return ["README.md", *(str(path.relative_to(ROOT)) for path in found)]
+    return ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *(str(path.relative_to(ROOT)) for path in found)]
 
 
 def read(name: str) -> Page:

@@ -132,6 +132,8 @@ class Player:
                 "json": self._json,
                 "yaml": self._yaml,
                 "text": self._text,
+                "java": self._file_only,
+                "xml": self._file_only,
             }
             how[block.language](block)
 
@@ -200,6 +202,9 @@ class Player:
         import yaml
 
         list(yaml.safe_load_all(block.text))
+
+    def _file_only(self, block: Block) -> None:
+        raise WrongBlock(f"{block.where}: a block of {block.language} needs the mark `file` or `run by`")
 
     def _text(self, block: Block) -> None:
         for mark in ("prints", "prints, numbers at least"):

@@ -14,7 +14,7 @@ from amqpd.management.request import ApiError
 from amqpd.management.router import Router
 from amqpd.management.routes import ROUTES
 
-NAMES = [name for name in pages.names() if not name.endswith(("compatibility.md", "rabbitmq-conf.md"))]
+NAMES = [name for name in pages.names() if not name.endswith(("compatibility.md", "moving.md"))]
 """Those two are of RabbitMQ's names, and have tests of their own."""
 
 TOOLS = re.compile(r"rabbitmq[\w-]+")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from interop.manual.site import ROOT, build, papers, rewritten
+from interop.manual.site import ROOT, build, papers, rewritten, uri_of
 
 pytest.importorskip("mkdocs")
 pytest.importorskip("material")
@@ -28,7 +28,7 @@ def test_it_has_every_page(site: Path) -> None:
     built = {str(path.relative_to(site).with_suffix(".md")) for path in site.rglob("*.html")}
     ours = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     ours = {name for name in ours if not name.startswith("site/")}
-    ours |= {f"code/{name}" for name in papers()}
+    ours |= {uri_of(name) for name in papers()}
     assert {re.sub(r"README\.md$", "index.md", name) for name in ours} - built == set()
 
 
@@ -56,8 +56,11 @@ def test_marks_of_the_lane_are_not_on_the_site(site: Path) -> None:
 def test_links_out_of_docs_lead_to_pages_of_the_site() -> None:
     assert rewritten("[a](../storage/README.md#x)", "streams.md") == "[a](code/storage/README.md#x)"
     assert rewritten("[a](../storage/README.md)", "reference/x.md") == "[a](../storage/README.md)"
-    assert rewritten("[a](../../docs/tls.md)", "code/amqpd/settings/README.md") == "[a](../../../tls.md)"
+    assert rewritten("[a](../../docs/tls.md)", "code/amqpd/config/README.md") == "[a](../../../tls.md)"
     assert rewritten("[a](../../docs/tls.md)", "code/storage/log/README.md") == "[a](../../../tls.md)"
+    assert rewritten("[a](../README.md)", "streams.md") == "[a](index.md)"
+    assert rewritten("[a](docs/tls.md)", "index.md") == "[a](tls.md)"
+    assert rewritten("[a](CONTRIBUTING.md)", "index.md") == "[a](code/CONTRIBUTING.md)"
     assert rewritten("[a](../amqpd/errors.py)", "streams.md") == "a"
     assert rewritten("[a](deploy/compose.yaml)", "deploy.md") == "[a](deploy/compose.yaml)"
     assert rewritten("```text\n[a](../amqpd/errors.py)\n<!-- x -->\n```\n<!-- y -->\nz", "a.md") == (

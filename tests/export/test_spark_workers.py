@@ -43,7 +43,7 @@ def test_the_working_directory_is_not_where_amqpd_comes_from(needs_spark: None, 
     assert mine == theirs and count == "4000"
 
 
-# As the README of storage/export has it, for a script that cron runs by path.
+# As the README of storage/spark has it, for a script that cron runs by path.
 ORDINARY = """
 import os, sys
 from pyspark.sql import SparkSession

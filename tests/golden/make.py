@@ -185,7 +185,7 @@ def numbered_queue(maker: Maker) -> str:
 
 
 def delayed(maker: Maker) -> None:
-    """Messages of `reminders`, as a wheel would have them (broker/delays); one was released before a crash."""
+    """Messages of `reminders`, as a wheel would have them (broker/delayed); one was released before a crash."""
     maker.storage.note_delays()
     stores: dict[object, LocalLog] = {}
     now_ms = maker.clock.time_ms()

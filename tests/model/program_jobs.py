@@ -1,7 +1,7 @@
 """Surgery in programs: messages browsed, moved, copied, deleted, sent back to where they died, and had once more.
 
 A job into a queue that has no room would wait; a program passes it over. Which messages, where they go and what is
-written into them is what docs/surgery.md and docs/replay.md say.
+written into them is what docs/dead-letters.md says.
 """
 
 from __future__ import annotations

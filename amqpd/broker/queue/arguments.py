@@ -210,7 +210,7 @@ QUEUE_ARGUMENTS: Final = (
         checks.positive_milliseconds,
         True,
         "queue/expiry",
-        "a queue nobody used for so many ms is deleted",
+        "an unused queue is deleted after so many ms",
         field="expires_ms",
         most=TTL_MS_MAX,
         kinds=WORK_QUEUES,

@@ -1,5 +1,5 @@
 """Messages out of the middle of a queue, for who is no consumer: found by a `Judge`, taken one by one, settled or given
-back (broker/surgery).
+back (broker/jobs).
 
     FifoSearch    through a cursor of its own in the order that consumers with filters use (filtered.py), which a
                   queue has for as long as somebody searches
