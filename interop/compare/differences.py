@@ -49,7 +49,7 @@ ALLOWED: Final[tuple[Difference, ...]] = (
                 for step in (5, 8)
             ),
             ("diagnostics", 11, 65, "RabbitMQ crashes on port 0"),
-            ("the node", 23, 0, "rotate_logs opens the log file anew; RabbitMQ's does nothing and says that it failed"),
+            ("the node", 23, 0, "rotate_logs reopens the log file; RabbitMQ's does nothing and says that it failed"),
             *(
                 ("the node", step, ours, "RabbitMQ ran without the plugin; amqpd answers as with it, and nothing there")
                 for step, ours in ((41, 0), (42, 0), (43, 69), (44, 69), (45, 69))
@@ -80,14 +80,14 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "consume/quorum nowait",
         "consumer_count=1",
         "consumer_count=0",
-        "a quorum queue of RabbitMQ goes on counting a consumer that was cancelled while it holds a message",
+        "a quorum queue of RabbitMQ still counts a consumer that was cancelled while it holds a message",
         step=8,
     ),
     Difference(
         "consume/quorum purge",
         "consumer_count=1",
         "consumer_count=0",
-        "a quorum queue of RabbitMQ counts whoever holds a message of basic.get as a consumer",
+        "a quorum queue of RabbitMQ counts a channel with a message of basic.get as a consumer",
         step=5,
     ),
     *[
@@ -200,7 +200,7 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         "declare/stream x-dead-letter-exchange values",
         r"invalid type '\w+' for arg 'x-dead-letter-exchange' in queue '(\w+)' in vhost '{v}'",
         r"invalid arg 'x-dead-letter-exchange' for queue '\1' in vhost '{v}' of queue type rabbit_stream_queue",
-        "streams have no dead letters; that is said first, whatever the value is",
+        "streams have no dead letters; that is said first, for any value",
     ),
     Difference(
         "declare/quorum counts and ends",
@@ -381,7 +381,7 @@ ALLOWED: Final[tuple[Difference, ...]] = (
         r"a\.1 basic.ack 6",
         "a.1 basic.ack 6|a.1 basic.deliver consumer_tag=c delivery_tag=1 exchange= routing_key=s "
         "{headers={x-stream-offset=l:5}} 'later'",
-        "an offset beyond the end means the end (the stream may have been made anew); RabbitMQ sends nothing "
+        "an offset beyond the end means the end (the stream may have been made again); RabbitMQ sends nothing "
         "until that offset exists",
     ),
     Difference(

@@ -28,7 +28,7 @@ FORBIDDEN: Final = {
 """Pattern -> what to write instead."""
 
 _WORD: Final = re.compile(r"[^\W_][\w'’-]*")
-_END: Final = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[^a-z\s])|(?<=[:])\s+")
+_END: Final = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[^a-z\s]|amqp)|(?<=[:])\s+")
 
 
 class Finding(NamedTuple):

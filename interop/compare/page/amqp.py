@@ -177,8 +177,8 @@ def section() -> Section:
     conversations, steps = (sum(counts[place] for counts in families.values()) for place in (0, 1))
     text = (
         f"{conversations} conversations of {steps} steps, spoken over sockets as bytes. Compared are reply codes and "
-        "texts, the order of methods, delivery tags, headers with their types, counts. `{v}` stands for the virtual "
-        "host, `{u}` for the user.\n\n"
+        "texts, the order of methods, delivery tags, headers with their types, counts. `{v}` is the virtual "
+        "host, `{u}` the user.\n\n"
     )
     rows = [
         (FAMILIES.get(family, family), f"{counts[0]}", f"{counts[1]}", f"{counts[2]}" if counts[2] else "none")

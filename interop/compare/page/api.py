@@ -24,7 +24,7 @@ def section() -> Section:
     fields = sum(map(len, wanted.values()))
     text = (
         f"{len(ALL)} calls, one after another with the same state made on both: virtual hosts, users, queues of each "
-        "kind, clients at work. Compared are the status of each answer and the names of its fields, at whatever depth. "
+        "kind, clients at work. Compared are the status of each answer and the names of its fields, at any depth. "
         "Fields that RabbitMQ does not have are in amqpd's answers too: a program looks for those it knows.\n\n"
     )
     rows: list[tuple[str, ...]] = [

@@ -15,15 +15,14 @@ def section() -> Section:
     }
     kinds = sorted({kind for document in files.values() for kind, each in document.items() if isinstance(each, list)})
     text = (
-        "A document that RabbitMQ 3.10.8 has exported goes into amqpd, what amqpd exports of it goes back into an "
-        "empty RabbitMQ, and what that exports is what the first one was, with logins that work on both: "
-        "`make test-peer` does it. Documents of 3.13 and 4.1, written after their documentation, come in whole and "
-        "come out the same. What is done with keys and items that amqpd does not know: "
-        f"[definitions.md](definitions.md). Of each kind there is something in them: {codes(kinds)}.\n\n"
+        "`make test-peer` imports a document of RabbitMQ 3.10.8 into amqpd, imports amqpd's export of it into an "
+        "empty RabbitMQ, and compares that broker's export with the first document. Logins work on both. Documents of "
+        "3.13 and 4.1, written after their documentation, are imported and exported without a change. Unknown keys and "
+        f"items: [definitions.md](definitions.md). The documents have every kind: {codes(kinds)}.\n\n"
     )
     rows: list[tuple[str, ...]] = [(code(name), f"{count}", "all") for name, count in items.items()]
-    text += table(("document", "items", "come in, and out again"), rows)
-    text += "\n### What is exported otherwise\n\n"
+    text += table(("document", "items", "imported and exported again"), rows)
+    text += "\n### What is exported differently\n\n"
     rows = [(each.kind or "the document", codes(each.keys), sentence(each.reason)) for each in APART]
     rows.append(("users", code("password_hash"), PASSWORDS))
     text += table(("of", "keys", "why"), rows)

@@ -54,7 +54,7 @@ MATTERS: Final = (
 
 def section() -> Section:
     text = (
-        "amqpd is compared with 3.10.8. Whatever a client of 4.0 to 4.3 may ask for is taken here, and obeyed where it "
+        "amqpd is compared with 3.10.8. What a client of 4.0 to 4.3 may ask for is taken here, and obeyed where it "
         "has a meaning on one node. Where 4.x refuses what 3.10.8 takes, amqpd takes it.\n\n"
     )
     text += table(("matter", "3.10.8", "4.x", "amqpd follows"), MATTERS)

@@ -18,15 +18,15 @@ PARTS: Final = (versions, amqp, api, commands, definitions, metrics)
 HEAD: Final = """\
 # Beside RabbitMQ
 
-This page lists how amqpd differs from RabbitMQ for clients, scripts and other programs. The same steps were taken with
-{peer} and with amqpd, and their answers compared. What is not listed here was the same. `make compare` makes the page
-from [RabbitMQ's recorded answers](../interop/compare/README.md) and from lists of the known differences. A
-difference that is in no list fails a test, and so does one in a list that is not there any more.
+This page lists how amqpd differs from RabbitMQ for clients, scripts and other programs. It compares the answers of
+{peer} and amqpd to the same steps. Answers that are not listed were equal. `make compare` makes the page from
+[RabbitMQ's recorded answers](../interop/compare/README.md) and from lists of known differences. A difference in no
+list fails a test, and so does a listed one that no longer exists.
 
 The main differences: amqpd is one node with its own disk, or [several over an Apache Kafka](cluster.md), which this
-page does not cover. It speaks AMQP 0-9-1 only: no AMQP 1.0, MQTT, STOMP or stream protocol. It has no federation and no
-shovel, and no logins by LDAP or OAuth 2. If you need one of these, stay with RabbitMQ. [Streams](streams.md) are those
-of AMQP; `x-queue-type: quorum` is a durable queue with delivery limits.
+page does not cover. It speaks AMQP 0-9-1 only: no AMQP 1.0, MQTT, STOMP or stream protocol. It has no federation, no
+shovel, and no logins by LDAP or OAuth 2. If you need one of these, stay with RabbitMQ. [Streams](streams.md) are
+those of AMQP; `x-queue-type: quorum` is a durable queue with delivery limits.
 
 """
 TAIL: Final = """
