@@ -51,7 +51,7 @@ class HardError(AmqpError):
 
 
 class ContentTooLarge(SoftError):
-    """Messages that one connection has begun and not finished need more memory than there is for them."""
+    """Unfinished messages of one connection need more memory than is allowed."""
 
     code = 311
     name = "CONTENT_TOO_LARGE"
@@ -79,8 +79,8 @@ class ResourceLocked(SoftError):
 
 
 class PreconditionFailed(SoftError):
-    """What is declared differs from what is there, an argument or a header cannot be used, a delivery tag is
-    unknown, or something is in use, not empty or full."""
+    """A declaration differs from the existing object, an argument or header is invalid, a delivery tag is unknown, or
+    something is in use, not empty or full."""
 
     code = 406
     name = "PRECONDITION_FAILED"
@@ -102,7 +102,7 @@ class LoginRefused(HardError):
 
 
 class FrameError(HardError):
-    """Bytes that are no frame of AMQP, or a frame that cannot be read."""
+    """Bytes that are no AMQP frame, or an invalid frame."""
 
     code = 501
     name = "FRAME_ERROR"
@@ -116,7 +116,7 @@ class SyntaxFault(HardError):
 
 
 class CommandInvalid(HardError):
-    """A method that is unknown or not for here, or an exchange type that is none."""
+    """An unknown method, a method in the wrong place, or an unknown exchange type."""
 
     code = 503
     name = "COMMAND_INVALID"
@@ -130,7 +130,7 @@ class ChannelError(HardError):
 
 
 class UnexpectedFrame(HardError):
-    """A frame that does not follow on the one before it, as a body without its header."""
+    """A frame out of order, such as a body without its header."""
 
     code = 505
     name = "UNEXPECTED_FRAME"
@@ -144,15 +144,15 @@ class ResourceError(HardError):
 
 
 class NotAllowed(HardError):
-    """A virtual host that is not there or not for this user, a consumer tag used twice, a limit of connections or
-    channels that is reached."""
+    """A virtual host is missing or forbidden, a consumer tag is used twice, or a limit of connections or channels is
+    reached."""
 
     code = 530
     name = "NOT_ALLOWED"
 
 
 class NotImplementedByBroker(HardError):
-    """Something that AMQP knows and the broker does not do: `immediate`, `prefetch_size`, reading a stream by
+    """A part of AMQP that the broker does not have: `immediate`, `prefetch_size`, reading a stream by
     basic.get."""
 
     code = 540

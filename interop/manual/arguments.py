@@ -17,13 +17,13 @@ QUEUES = """\
 
 ## Arguments of queues
 
-These are arguments of `queue.declare`. *Policy* is the key by which a [policy](../policies.md) sets the same for many queues; if both
-are set, the lower of two numbers applies, and of anything else the argument. *Compared* means that whoever declares the queue again has to
-give the same value, or gets a 406. An argument that is not in this table is kept and shown, and has no effect.
+Arguments of `queue.declare`. *Policy* is the key of a [policy](../policies.md) that sets the same for many queues. If both are set,
+the lower number applies, otherwise the argument. *Compared* means that a redeclaration needs the same value (else 406). An argument
+that is not in this table is stored and shown, and has no effect.
 
 """
 IGNORED_HEAD = """
-These are accepted because RabbitMQ's clients send them, and have no effect here:
+RabbitMQ's clients send these; they are accepted without effect:
 
 """
 CONSUMERS = """
@@ -35,7 +35,7 @@ Of `basic.consume`.
 EXCHANGES = """
 ## Arguments of exchanges
 
-These are arguments of `exchange.declare`, with the types of exchanges that know them; the others ignore them.
+Arguments of `exchange.declare` and the exchange types that use them; other types ignore them.
 
 """
 BINDINGS = """
@@ -60,11 +60,11 @@ MEANINGS = {
     "x-consistent-hash": "one binding, the same for the same key, header or property, by weight",
     "x-delayed-message": "where the type in `x-delayed-type` sends it, when it is due",
     "x-jms-topic": "every binding whose selector matches",
-    "x-local-random": "one binding, by chance; classic queues and an empty binding key only",
+    "x-local-random": "one binding, at random; classic queues and an empty binding key only",
     "x-message-deduplication": "every binding, once for each id",
     "x-modulus-hash": "one binding, by the hash of the routing key",
-    "x-random": "one binding, by chance",
-    "x-recent-history": "every binding; and the last messages to whatever is bound later",
+    "x-random": "one binding, at random",
+    "x-recent-history": "every binding; a new binding gets the last messages",
 }
 PAGES = {
     "x-delayed-message": "delays",

@@ -18,10 +18,9 @@ ROOMS = ("broker", "channel", "connection", "protocol")
 HEAD = """\
 # Errors: codes and texts
 
-This is what a client is told over AMQP. A *channel* error closes the channel it happened on, with `channel.close`, and the
-connection stays open; a *connection* error closes the connection, with `connection.close`. The text behind a code begins with its
-name: `NOT_FOUND - no queue 'orders' in vhost '/'`. At most 255 bytes of it are sent. Texts are RabbitMQ's where RabbitMQ has
-the same error, so programs that look for them find them.
+Errors that a client gets over AMQP. A *channel* error closes its channel with `channel.close`; the connection stays open. A
+*connection* error closes the connection with `connection.close`. The text begins with the name of the code: `NOT_FOUND - no queue
+'orders' in vhost '/'`. It has at most 255 bytes. Texts are RabbitMQ's if RabbitMQ has the same error.
 
 """
 TEXTS = """
@@ -34,10 +33,10 @@ OTHERS = """
 
 | answer | when |
 |---|---|
-| `basic.return` 312 `NO_ROUTE` | published with `mandatory`, and no queue takes it; [direct reply](../compatibility.md) to nobody too |
-| `basic.nack` on a channel with confirms | the message is not kept: the queue is full (`x-overflow: reject-publish`), or its log cannot be written |
+| `basic.return` 312 `NO_ROUTE` | published with `mandatory`, and no queue takes it; also a [direct reply](../compatibility.md) without a waiting client |
+| `basic.nack` on a channel with confirms | the message was not stored: the queue is full (`x-overflow: reject-publish`), or its log cannot be written |
 | `basic.cancel` from the broker | the queue of a consumer was deleted, or the consumer held a delivery [too long](../limits.md#consumer-timeouts) |
-| `connection.blocked` | memory or disk run low: what is published is not read until `connection.unblocked`: [alarms](../limits.md#alarms) |
+| `connection.blocked` | memory or disk run low: the broker reads no publishes until `connection.unblocked`: [alarms](../limits.md#alarms) |
 
 ## Of the admin API
 
@@ -47,13 +46,13 @@ A status of 400 and above has a JSON object, `{"error": ..., "reason": ...}`.
 |---|---|
 | 400 | the request cannot be understood, or the broker refuses what it asks for, with the text of AMQP's error |
 | 401 | no user, or a wrong password |
-| 403 | another site's page asks, or the reader may not |
+| 403 | the request comes from another site's page, or the user lacks a permission |
 | 404 | no such path, virtual host, queue ... |
-| 405 | the path is there, this method is not for it; `Allow` names those that are |
-| 409 | it does not fit what is there or what goes on: two metadata at once, a reload that fails |
-| 412 | a condition does not hold: a protected virtual host, `If-Match`, `If-None-Match` |
+| 405 | the path has no such method; `Allow` lists its methods |
+| 409 | it conflicts with the present state: another metadata database, a failed reload |
+| 412 | a condition is false: a protected virtual host, `If-Match`, `If-None-Match` |
 | 413 | the body is too large, or too deep |
-| 503 | a health check that says no; or the broker stops |
+| 503 | a health check failed, or the broker is stopping |
 
 ## Of amqpctl
 
