@@ -70,8 +70,7 @@ compiled: $(VENV)/.installed $(VENV)/.page $(VENV)/.extra-test
 
 lint: $(PLAIN)/.ready ## ruff, mypy --strict, the types of the page
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p amqpd
-	$(BIN)/mypy setup.py
+	@.ci/mypy
 	@$(PLAIN)/bin/python setup.py --quiet build_page --check || { [ $$? = 3 ] && [ -z "$${TEST_REQUIRE_PAGE:-}" ]; }
 
 .PHONY: test-all test-rest test-docs test-page test-peer test-long test-cluster cluster-test torture check-metrics

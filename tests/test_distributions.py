@@ -83,7 +83,7 @@ def test_the_sources_install_without_a_compiler_and_say_what_that_costs(dist: Pa
     with tarfile.open(sources) as packed:
         tops = {Path(*Path(name).parts[1:2]).name for name in packed.getnames()}
     made = {"", "PKG-INFO", "amqpd.egg-info", "setup.cfg"}
-    assert tops - made == {"LICENSE", "README.md", "amqpd", "pyproject.toml", "setup.py"}
+    assert tops - made == {"LICENSE", "README.md", "amqpd", "cli", "pyproject.toml", "routing", "setup.py", "storage"}
     program = installed(sources, tmp_path / "environment", CC="no-such-compiler", PAGE_BUILD="0")
     log = serves(program, tmp_path / "data")
     (line,) = [line for line in log.splitlines() if "interpreted" in line]

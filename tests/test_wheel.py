@@ -1,4 +1,7 @@
-"""The wheel: what it puts where, and that a project with `storage/`, `routing/`, `cli/` of its own lives beside it."""
+"""The wheel, an editable installation and a checkout: all find `amqpd.routing`, `amqpd.storage` and `amqpd.cli`.
+
+A project that uses the wheel may have `routing/`, `storage/` and `cli/` of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from amqpd import __version__
 from amqpd._build import is_compiled
 
 ROOT = Path(__file__).parent.parent
-LINKED = ("routing", "storage", "cli")
+BESIDE = ("routing", "storage", "cli")
 
 
 def run(*command: str | Path, cwd: Path, **environ: str) -> str:
@@ -34,10 +37,10 @@ def pip(*arguments: str | Path, cwd: Path, **environ: str) -> None:
 
 def built_things() -> set[Path]:
     """What a build may leave in a source tree."""
-    tops = [ROOT / room for room in ("amqpd", *LINKED)]
+    tops = [ROOT / room for room in ("amqpd", *BESIDE)]
     return {
         *(path for top in tops for path in top.rglob("*.so")),
-        *(path for pattern in ("build", "*.egg-info", "amqpd/build") for path in ROOT.glob(pattern)),
+        *(path for pattern in ("build", "*.egg-info", "*/build") for path in ROOT.glob(pattern)),
     }
 
 
@@ -75,7 +78,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"amqpd", "pyspark_amqp.py"}
     assert "amqpd/py.typed" in names
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "amqpd").rglob("*.py")}
-    for room in LINKED:
+    for room in BESIDE:
         modules |= {f"amqpd/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / room).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {*modules, "pyspark_amqp.py"}
     assert len(names) == len(set(names))
@@ -83,7 +86,7 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 @pytest.mark.slow
 def test_it_lives_beside_a_project_with_rooms_of_the_same_names(python: Path, tmp_path: Path) -> None:
-    for room in LINKED:
+    for room in BESIDE:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text(f"WHOSE = 'the project, {room}'\n")
     (tmp_path / "program.py").write_text(
@@ -97,6 +100,32 @@ def test_it_lives_beside_a_project_with_rooms_of_the_same_names(python: Path, tm
     expected = [f"the project, {room}" for room in ("storage", "routing", "cli")]
     expected += [f"amqpd.{room} False {site}/amqpd/{room}/__init__.py" for room in ("storage", "routing", "cli")]
     assert run(python, "program.py", cwd=tmp_path).splitlines() == expected
+
+
+IMPORTS = "import amqpd.routing as a, amqpd.storage as b, amqpd.cli as c; print(a.__file__, b.__file__, c.__file__)"
+
+
+def test_an_editable_installation_finds_the_folders_beside_the_package(tmp_path: Path) -> None:
+    before = built_things()
+    build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    run(sys.executable, "-P", "-c", build, tmp_path, cwd=ROOT)
+    assert built_things() == before
+    (wheel,) = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment", cwd=tmp_path)
+    interpreter = tmp_path / "environment" / "bin" / "python"
+    pip("--python", interpreter, "install", "--no-deps", wheel, cwd=tmp_path)
+    files = [str(ROOT / name / "__init__.py") for name in BESIDE]
+    assert run(interpreter, "-c", IMPORTS, cwd=tmp_path).split() == files
+    assert run(interpreter.parent / "amqpd", "--version", cwd=tmp_path).startswith(f"amqpd {__version__} (interpreted), ")
+
+
+@pytest.mark.parametrize("way", ["PYTHONPATH", "working directory"])
+def test_a_checkout_finds_the_folders_beside_the_package(way: str, tmp_path: Path) -> None:
+    files = [str(ROOT / name / "__init__.py") for name in BESIDE]
+    if way == "PYTHONPATH":
+        assert run(sys.executable, "-P", "-c", IMPORTS, cwd=tmp_path, PYTHONPATH=str(ROOT)).split() == files
+    else:
+        assert run(sys.executable, "-c", IMPORTS, cwd=ROOT).split() == files
 
 
 def test_its_program_starts_from_anywhere(python: Path, tmp_path: Path) -> None:

@@ -38,9 +38,8 @@ LINK: Final = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\
 
 def papers() -> list[str]:
     """Every paper beside the code, by its path below the root: `amqpd/broker/README.md`."""
-    linked = [ROOT / "amqpd" / name for name in ("routing", "storage", "cli")]
     found = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.md")) if "node_modules" not in path.parts]
-    return [*ROOT_PAPERS, *(str(path.relative_to(ROOT)) for path in found if not any(map(path.is_relative_to, linked)))]
+    return [*ROOT_PAPERS, *(str(path.relative_to(ROOT)) for path in found)]
 
 
 def uri_of(paper: str) -> str:

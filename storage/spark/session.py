@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
+import amqpd
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -87,7 +89,7 @@ def worker_environment() -> dict[str, str]:
     The working directory stays where workers look, at the end, if this process looks there, too: a program's own
     modules may lie there. Not so if it holds another amqpd.
     """
-    root = Path(__file__).absolute().parents[3]  # of .../amqpd/storage/spark/java.py
+    root = Path(amqpd.__file__).absolute().parents[1]
     here = Path.cwd()
     path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     if not root.name.endswith("-packages"):

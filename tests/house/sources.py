@@ -15,8 +15,8 @@ from typing import NamedTuple
 from amqpd.config import rows
 
 ROOT = Path(__file__).parents[2]
-LINKED = ("routing", "storage", "cli")
-"""Rooms that stand at the top and are linked into the package."""
+BESIDE = ("routing", "storage", "cli")
+"""Folders beside `amqpd/` whose packages are `amqpd.routing`, `amqpd.storage`, `amqpd.cli`."""
 
 FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 1000, 80, 60, 40
 
@@ -37,11 +37,9 @@ class Import(NamedTuple):
 def sources() -> dict[str, Path]:
     """Every module of the package, by its dotted name."""
     found: dict[str, Path] = {}
-    for room in ("amqpd", *LINKED):
+    for room in ("amqpd", *BESIDE):
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            if room == "amqpd" and len(parts) > 1 and parts[1] in LINKED:
-                continue  # seen through a link: counted under its own folder
             name = ".".join(parts).removesuffix(".__init__")
             found[name if room == "amqpd" else f"amqpd.{name}"] = path
     return found
