@@ -116,7 +116,7 @@ def test_an_editable_installation_finds_the_folders_beside_the_package(tmp_path:
     pip("--python", interpreter, "install", "--no-deps", wheel, cwd=tmp_path)
     files = [str(ROOT / name / "__init__.py") for name in BESIDE]
     assert run(interpreter, "-c", IMPORTS, cwd=tmp_path).split() == files
-    assert run(interpreter.parent / "amqpd", "--version", cwd=tmp_path).startswith(f"amqpd {__version__} (interpreted), ")
+    assert "(interpreted)" in run(interpreter.parent / "amqpd", "--version", cwd=tmp_path)
 
 
 @pytest.mark.parametrize("way", ["PYTHONPATH", "working directory"])
