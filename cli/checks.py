@@ -339,7 +339,7 @@ COMMANDS: Final = (
         "Health check that connects to the port of each listener",
         check_port_connectivity,
         "check_port_connectivity",
-        "69, and which port, where nobody answers",
+        "69 with the port that does not answer",
     ),
     _command(
         "check_port_listener",

@@ -190,7 +190,7 @@ COMMANDS: Final = (
         examples=(
             ("import_definitions /backup/definitions.json", "65, and what is wrong where, if not all of it can be"),
             ("import_definitions --skip-if-unchanged d.json", "no change where all of it is there already"),
-            ("import_definitions --skip-unsupported d.json", "what cannot be kept is told on standard error"),
+            ("import_definitions --skip-unsupported d.json", "items that are left out are listed on standard error"),
         ),
     ),
 )

@@ -348,7 +348,7 @@ COMMANDS: Final = (
     ),
     _command(
         "rotate_logs",
-        "Opens the log file anew, after something has renamed it",
+        "Reopens the log file after it was renamed",
         rotate_logs,
         "rotate_logs",
         "as SIGUSR1 does",

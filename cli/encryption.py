@@ -195,7 +195,7 @@ COMMANDS: Final = (
         _USAGE,
         1,
         2,
-        (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as it stands in the file'), _PASSPHRASE),
+        (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as it is written in the file'), _PASSPHRASE),
         _OPTIONS,
         examples=(("decode encrypted:c2FsdA== secret", "what is in it; needs the package cryptography"),),
         needs_app=False,

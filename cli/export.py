@@ -283,7 +283,7 @@ COMMANDS: Final = (
         0,
         0,
         (
-            ("<directory>", "files appear there whole; a rerun goes on where the last one ended, whatever ended it"),
+            ("<directory>", "files appear there complete; a later run continues where the last one ended"),
             ("<database URL>", "as SQLAlchemy writes it; rows and the batch's number are one transaction"),
         ),
         OPTIONS,

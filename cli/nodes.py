@@ -517,9 +517,9 @@ MAINTENANCE_COMMANDS: Final = (
         examples=(("reload", "names what changed, and what needs a restart"),), needs_app=False,
     ),
     Command(
-        "drain", MAINTENANCE_GROUP, "Puts the broker into maintenance mode: nobody gets in, who is in has to go", drain,
+        "drain", MAINTENANCE_GROUP, "Starts maintenance mode: refuses new clients and closes open ones", drain,
         usage="[--grace <seconds>]",
-        details=(("--grace <seconds>", "how long clients may go by themselves before they are closed; 0"),),
+        details=(("--grace <seconds>", "time for clients to leave before they are closed; 0"),),
         options=("grace",),
         examples=(("drain --grace 30", "stops the broker's traffic; messages and the admin API stay"),),
         needs_app=False,

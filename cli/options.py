@@ -119,7 +119,7 @@ SPECIFIC: Final = (
     Option("routing-keys", "", "<key1>,<key2>", "a stream for each of these routing keys, instead of --partitions"),
     Option("max-length-bytes", "", "<size>", "what each stream keeps at most: bytes, or with a unit: kb, mb, gb, tb"),
     Option("max-age", "", "<period>", "how long each stream keeps messages, as ISO 8601 has it: P7D, PT2H"),
-    Option("stream-max-segment-size-bytes", "", "<size>", "size of a stream's segments, likewise"),
+    Option("stream-max-segment-size-bytes", "", "<size>", "size of a stream's segments, in the same units"),
     Option("leader-locator", "", "<name>", "client-local, random or least-leaders: on a single node all the same"),
     Option("initial-cluster-size", "", "<number>", "copies of each stream: on a single node one"),
     Option("membership", "", "<voter|non_voter>", "what a new member may do"),

@@ -151,7 +151,7 @@ COMMANDS: Final = (
     Command(
         "set_operator_policy",
         GROUP,
-        "Sets an operator policy, whose limits hold whatever a policy says",
+        "Sets an operator policy. Its limits apply besides any policy",
         partial(_set, _OPERATORS),
         _SET_USAGE,
         3,
@@ -159,7 +159,7 @@ COMMANDS: Final = (
         _SET_DETAILS,
         ("priority", "apply-to"),
         examples=(
-            ("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue holds more, whatever it was declared"),
+            ("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue holds more, with any arguments"),
         ),
     ),
     Command(
@@ -398,7 +398,7 @@ PARAMETER_COMMANDS: Final = (
         2,
         2,
         (_PARAMETER, _VALUE),
-        examples=(("set_global_parameter cluster_name '\"shop\"'", "what clients are told in server-properties"),),
+        examples=(("set_global_parameter cluster_name '\"shop\"'", "the name in server-properties"),),
     ),
     Command(
         "set_parameter",

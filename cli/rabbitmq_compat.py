@@ -271,8 +271,8 @@ COMMANDS: Final = (
         "as set_permissions in each",
         _USER,
         ("<conf>", "as of set_permissions"),
-        ("<write>", "likewise"),
-        ("<read>", "likewise"),
+        ("<write>", "a regular expression, as for configure"),
+        ("<read>", "a regular expression, as for configure"),
     ),
     _command(
         "restart_vhost",

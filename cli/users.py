@@ -344,8 +344,8 @@ COMMANDS: Final = (
         (
             _USER,
             ("<conf>", f"declare and delete queues and exchanges: {_PATTERN}"),
-            ("<write>", "publish, and bind to: likewise"),
-            ("<read>", "consume, get, purge, and bind from: likewise"),
+            ("<write>", "publish, and bind to: a regular expression"),
+            ("<read>", "consume, get, purge, and bind from: a regular expression"),
         ),
         examples=(
             ("set_permissions -p shop alice '.*' '.*' '.*'", "everything in vhost shop"),
@@ -364,7 +364,7 @@ COMMANDS: Final = (
             _USER,
             ("<exchange>", "the topic exchange"),
             ("<write>", f"routing keys to publish with: {_PATTERN}"),
-            ("<read>", "routing keys to bind with: likewise"),
+            ("<read>", "routing keys to bind with: a regular expression"),
         ),
         examples=(("set_topic_permissions alice amq.topic '^eu\\.' '.*'", "publish eu.*, read all"),),
     ),

@@ -139,7 +139,7 @@ COMMANDS: Final = (
         "<name>",
         1,
         1,
-        (("<name>", "what clients are told in server-properties, from the next connection on"),),
+        (("<name>", "the name in server-properties, for new connections"),),
         examples=(("set_cluster_name shop", "as set_global_parameter cluster_name '\"shop\"'"),),
     ),
 )
@@ -294,7 +294,7 @@ LIMIT_COMMANDS: Final = (
         (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
         examples=(
             ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for what comes"),
-            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "nobody can connect; who is there stays"),
+            ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "refuse new connections; open ones stay"),
         ),
     ),
 )

@@ -185,7 +185,7 @@ class LogSettings:
         "text", choice("text", "json"), "How a message is written: a line of text, or a JSON object on a line."
     )
     file: Path | None = setting(
-        None, NO_PATH, "File the log is appended to; empty is standard error. SIGUSR1 opens it anew."
+        None, NO_PATH, "File the log is appended to; empty is standard error. SIGUSR1 reopens it."
     )
 
 
@@ -239,8 +239,8 @@ class StorageSettings:
     clock_steady_s: float = setting(
         3600.0,
         seconds(0.0, 31_536_000.0),
-        "After the wall clock was set by more than a minute, retention, time to live and delays follow it when it has "
-        "been steady for this time, or after amqpctl accept_clock; 0: at once.",
+        "When the wall clock was set by more than a minute, retention, time to live and delays follow it after this "
+        "time of steadiness, or after amqpctl accept_clock; 0: at once.",
     )
     recovery: Literal["salvage", "strict"] = setting(
         "salvage",
@@ -354,7 +354,7 @@ class ClusterSettings:
         ":25672", ADDRESS, "Where other nodes connect to; without a host every interface, port 0 takes any free one."
     )
     address: str = setting(
-        "", NO_ADDRESS, "What other nodes are told to connect to; empty: the host's name and the port of listen."
+        "", NO_ADDRESS, "Address that other nodes connect to; empty: the host's name and the port of listen."
     )
     slots: int = setting(
         64,

@@ -316,7 +316,7 @@ async def set_level(call: Call) -> Reply:
 
 
 async def rotate(call: Call) -> Reply:
-    """Opens the log file anew, as SIGUSR1 does.
+    """Reopens the log file, as SIGUSR1 does.
     The file of that name is opened anew, after whatever renamed it."""
     path = log_file()
     for handler in logging.getLogger().handlers:

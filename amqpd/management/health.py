@@ -83,7 +83,7 @@ async def check_vhosts(call: Call) -> Reply:
 
 
 async def check_port(call: Call) -> Reply:
-    """Whether somebody listens on the port."""
+    """Checks that a listener has the port."""
     text = call.params["port"]
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
         raise BadRequest("Not an integer")
@@ -94,7 +94,7 @@ async def check_port(call: Call) -> Reply:
 
 
 async def check_protocol(call: Call) -> Reply:
-    """Whether somebody listens for the protocol."""
+    """Checks that a listener has the protocol."""
     names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
     wanted = names.get(call.params["protocol"].lower(), call.params["protocol"].lower())
     protocols = [each["protocol"] for each in listeners(call)]
@@ -168,7 +168,7 @@ async def check_store(call: Call) -> Reply:
 
 
 async def check_leaders(call: Call) -> Reply:
-    """Queues of the virtual host that nobody serves.
+    """Queues of the virtual host without a serving node.
     rabbit 4.x: every queue is led by its only node. Raises: NotThere, NotAuthorised for the vhost."""
     call.vhosts()
     return _ok()

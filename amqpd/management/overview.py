@@ -174,7 +174,7 @@ async def _published(call: Call, within: Spans) -> dict[str, Any]:
 
 
 async def cluster_name(call: Call) -> Reply:
-    """The name that clients are told."""
+    """The cluster's name that clients see."""
     return reply({"name": call.broker.cluster_name})
 
 
@@ -399,7 +399,7 @@ async def get_pulse(call: Call) -> Reply:
 
 
 async def get_pulse_of(call: Call) -> Reply:
-    """The same of a node of a cluster, whichever node is asked."""
+    """The same of a node of the cluster, asked at any node."""
     this_node(call)
     return await get_pulse(call)
 

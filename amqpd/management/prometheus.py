@@ -141,7 +141,7 @@ IDENTITY: Final = _group(
 CHURN: Final = _group(
     "connection_churn_metrics",
     ("connections_opened_total", COUNTER, "Connections that were opened"),
-    ("connections_closed_total", COUNTER, "Connections that have ended, whatever the reason"),
+    ("connections_closed_total", COUNTER, "Connections that have ended, for any reason"),
     ("channels_opened_total", COUNTER, "Channels that were opened"),
     ("channels_closed_total", COUNTER, "Channels that have ended"),
     ("queues_declared_total", COUNTER, "Declarations of queues, also of queues that existed"),

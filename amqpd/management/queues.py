@@ -488,7 +488,7 @@ async def get_offset(call: Call) -> Reply:
 
 
 async def put_offset(call: Call) -> Reply:
-    """Sets where the consumer of that name goes on.
+    """Sets where the consumer of that name continues.
     `offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
     queue, store = await _stream(call)
     name = clean_name(call.params["name"], "a consumer")

@@ -141,7 +141,7 @@ async def reset_stats(call: Call) -> Reply:
 
 
 async def login(_call: Call) -> Reply:
-    """Name and password of the form were right, or nobody would be here; later requests bring them again."""
+    """Checks name and password of the form; later requests bring them again."""
     return reply([])
 
 

@@ -313,7 +313,7 @@ async def forget(call: Call) -> Reply:
 
 
 async def forget_sources(call: Call) -> Reply:
-    """Counts of logins by address begin anew."""
+    """Resets the counts of logins by address."""
     this_node(call)
     call.broker.auth.attempts.forget(sources_only=True)
     return NO_CONTENT

@@ -26,7 +26,7 @@ Errors that a client gets over AMQP. A *channel* error closes its channel with `
 TEXTS = """
 ## Texts by code
 
-`…` stands for a name, a number or the like.
+`…` is a name, a number or the like.
 """
 OTHERS = """
 ## Other answers

@@ -5,10 +5,10 @@
     vhost                          default /
     queue | queues | queuePattern  one name, names with commas between, or a regular expression for whole names
     startingOffsets                earliest (default of a batch), latest (of a stream), a number, or JSON {"queue": n}
-    endingOffsets                  likewise, by default latest, exclusive; batches only. In JSON -2, -1 too
+    endingOffsets                  the same values, by default latest, exclusive; batches only. In JSON -2, -1 too
     startingTimestamp              ms since 1970 or ISO 8601 (UTC unless it says otherwise): from the first record of
                                    that time or later on; counts more than an offset
-    endingTimestamp                likewise, exclusive
+    endingTimestamp                the same values, exclusive
     startingOffsetsByTimestampStrategy   error (default) or latest: when there is no such record
     failOnDataLoss                 default true: what should be there and is not is an error
     includeSettled                 default false: also what consumers have acknowledged, as far as it is still there

@@ -19,9 +19,9 @@ Options:
     window           default 1000
     mandatory        default true: a message that no queue takes fails the task
     persistent       default true: delivery mode 2 where the row names none
-    messageId        keep (default): as the row has it; row: where it has none, one made of the write, the task and the
-                     row's number, the same in a task's next attempt if its rows come in the same order (batch only);
-                     content: where it has none, the SHA-256 of exchange, key, headers, properties and value
+    messageId        keep (default): the row's own; row (batch only): if it has none, an id made of write, task and row
+                     number, equal in a task's next attempt if its rows come in the same order;
+                     content: if it has none, the SHA-256 of exchange, key, headers, properties and value
     timeout          seconds of silence before a broker counts as gone, default 60
 
 **What a retry repeats.** Spark runs a failed task again, and a stream's unfinished batch after a restart. With

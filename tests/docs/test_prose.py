@@ -13,6 +13,7 @@ ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
 ]
 EXCEPTIONS: Final[dict[str, dict[str, str]]] = {}
 """Page -> a sentence or word that stays as it is -> the reason."""
