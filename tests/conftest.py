@@ -22,7 +22,7 @@ from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log_inspect import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
 
-sys.path.insert(0, str(Path(__file__).parent / "house"))  # for `profiles` and for test_house.py
+sys.path.insert(0, str(Path(__file__).parent / "house"))  # for `profiles` and for test_architecture.py
 sys.path.append(str(Path(__file__).parents[1]))  # for `interop`; last, as amqpd is the one that is installed
 
 from profiles import examples
