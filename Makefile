@@ -9,13 +9,15 @@ PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Without it each test process would rewrite the assertions of all tests, and each broker compile its modules, again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 PLAIN := .venv-interpreted
@@ -61,8 +63,12 @@ test-interpreted: $(PLAIN)/.ready ## the part of `make test` that tests the sour
 	@echo "== pytest, interpreted: $$($(PLAIN)/bin/python -P -m amqpd --version)"
 	@$(TEST_SOURCES) -m 'not compiled_only and $(QUICK)' $(SMOKE)
 
-.PHONY: lint-and-interpreted compiled
-lint-and-interpreted: lint test-interpreted
+# Assertions are rewritten here once, while the compiler runs, and not by each process of test-compiled.
+.PHONY: lint-and-interpreted compiled rewritten
+lint-and-interpreted: rewritten lint test-interpreted
+
+rewritten: $(PLAIN)/.ready
+	@$(PLAIN)/bin/python $(PYTEST) --collect-only -q tests interop > /dev/null
 
 compiled: $(VENV)/.installed $(VENV)/.page $(VENV)/.extra-test
 	@echo "== pytest, installed: $$($(BIN)/amqpd --version)"
@@ -171,20 +177,24 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.tools: pyproject.toml setup.py | $(VENV)/.created
-	@.ci/pip requirements build run; touch $@
+	@.ci/pip requirements build; touch $@
 
 $(VENV)/.extra-%: pyproject.toml | $(VENV)/.tools
 	@.ci/pip requirements $*; touch $@
 
-$(VENV)/.installed: $(VENV)/.tools $(SOURCES)
+# The build needs the tools alone, so `make test` downloads the rest beside it.
+$(VENV)/.built: $(VENV)/.tools $(SOURCES)
 	@.ci/pip amqpd; touch $@
+
+$(VENV)/.installed: $(VENV)/.built $(VENV)/.extra-run
+	@touch $@
 
 $(VENV)/.page: $(VENV)/.installed $(PAGE_SOURCES)
 	@$(BIN)/python setup.py --quiet build_page --into "$$($(BIN)/python -P -c 'import amqpd.management as m; print(*m.__path__)')/page/dist" || [ $$? = 3 ]
 	@touch $@
 
 # The packages of .venv, but the sources before all of them.
-$(PLAIN)/.ready: $(VENV)/.extra-test $(VENV)/.extra-dev
+$(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 	@$(PYTHON) -m venv --without-pip $(@D)
 	@printf '%s\n' '$(CURDIR)' "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" > \
 		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sources.pth"

@@ -108,6 +108,8 @@ class Slot:
         for log in self.queues:
             log.note_all()
         self.logs._tell()
+        while self.logs._telling and not self.logs.ended:  # a busy machine makes several slices of it
+            self.logs._tell()
 
     def sync(self) -> None:
         """All there is is stored and told."""
