@@ -1,0 +1,91 @@
+"""Docstrings and comments of the product are in plain words. The findings of each package may only become fewer.
+
+`.venv-interpreted/bin/python tests/house/source_prose.py amqpd.routing` prints the findings of `amqpd.routing`.
+"""
+
+from __future__ import annotations
+
+from source_prose import findings, findings_of, paragraphs
+
+FINDINGS_MAX: dict[str, int] = {
+    "amqpd": 55,
+    "amqpd.auth": 43,
+    "amqpd.broker": 155,
+    "amqpd.broker.delayed": 58,
+    "amqpd.broker.flow": 28,
+    "amqpd.broker.jobs": 33,
+    "amqpd.broker.publish": 103,
+    "amqpd.broker.queue": 356,
+    "amqpd.broker.vhost": 178,
+    "amqpd.channel": 82,
+    "amqpd.cli": 83,
+    "amqpd.cluster": 362,
+    "amqpd.config": 35,
+    "amqpd.connection": 86,
+    "amqpd.kafka": 150,
+    "amqpd.management": 299,
+    "amqpd.protocol": 46,
+    "amqpd.routing": 64,
+    "amqpd.storage": 178,
+    "amqpd.storage.acks": 66,
+    "amqpd.storage.log": 189,
+    "amqpd.storage.metadata": 25,
+    "amqpd.storage.spark": 104,
+}
+"""Package -> how many findings it still has. A package that is not here has none. No number may rise."""
+
+
+def test_no_package_has_more_findings_than_before() -> None:
+    found = {package: len(lines) for package, lines in findings().items()}
+    assert {package: number for package, number in found.items() if number > FINDINGS_MAX.get(package, 0)} == {}
+
+
+def test_the_table_names_packages_that_exist() -> None:
+    assert set(FINDINGS_MAX) - set(findings()) == set()
+
+
+def test_the_check_finds_what_is_wrong() -> None:
+    long = "word " * 31
+    text = f'''"""What it is."""
+# Nobody reads
+# {long}
+x = 1  # told
+"""Of the first kind."""
+
+def f():
+    """Return `nobody` or ``told``.
+
+    {long}
+    """
+'''
+    assert [(line, finding.partition(":")[0]) for line, finding in findings_of(text)] == [
+        (1, "begins with 'What'"),
+        (2, "'Nobody'"),
+        (2, "a sentence of more than 30 words"),
+        (4, "'told'"),
+        (5, "begins with 'Of'"),
+        (10, "a sentence of more than 30 words"),
+    ]
+
+
+def test_the_check_accepts_what_is_right() -> None:
+    half = "word " * 20
+    text = f'''"""A noun phrase.
+
+{half}
+
+- {half}
+- {half}
+  {half[:40]}
+
+size: {half}
+    returns: {half}
+"""
+# {half.strip()}. {half.capitalize()}
+x = 1  # noqa: told
+'''
+    assert findings_of(text) == []
+
+
+def test_rows_of_a_table_are_read_one_by_one() -> None:
+    assert [line for line, _ in paragraphs("one\ntwo\n\na  b\nc  d\n")] == [0, 3, 4]
