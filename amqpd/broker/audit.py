@@ -60,8 +60,8 @@ from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
 from amqpd.broker.system_queues import AUDIT, AUDIT_DIRECTORY, AUDIT_QUEUE_ID
 from amqpd.errors import ResourceError
-from amqpd.protocol.field_table import Long, Timestamp, encode_table
-from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.protocol.field_table import Int64, Timestamp, encode_table
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 
 if TYPE_CHECKING:
     from amqpd.broker.flow.loop_turn import Turn
@@ -195,7 +195,7 @@ def message_of(record: Record) -> Message:
     """The message that is appended. Cost: 40 us."""
     fields = fields_of(record)
     headers: dict[str, object] = {
-        name: Long(value) if isinstance(value, int) else value
+        name: Int64(value) if isinstance(value, int) else value
         for name, value in fields.items()
         if name not in ("time", "details", "reason")
     }
@@ -209,7 +209,7 @@ def message_of(record: Record) -> Message:
         )
     )
     body = json.dumps(fields, default=_plain).encode()
-    info = scan(properties, 0, len(properties))
+    info = scan_properties(properties, 0, len(properties))
     return make_message(Envelope("", record.event), properties, body, True, info)
 
 

@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from amqpd.auth.internal_backend import NoSuchUser, NoSuchVhost
-from amqpd.protocol.field_table import Long
+from amqpd.protocol.field_table import Int64
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import AuthChange, InternalBackend
@@ -143,7 +143,7 @@ class Events:
         told = dict(headers)
         if actor != "":
             told["user_who_performed_action"] = ACTOR.get() if actor is None else actor
-        told["timestamp_in_ms"] = Long(at_ms)
+        told["timestamp_in_ms"] = Int64(at_ms)
         self._waiting.append(Event(key, told, at_ms))
         if not self._asked:
             self._asked = True

@@ -28,7 +28,14 @@ from mypy_extensions import i64, mypyc_attr, u8
 
 from amqpd.protocol.field_table import decode_table, read_u32, shortstr
 from amqpd.protocol.frame import FRAME_BODY, FRAME_HEADER, FRAME_OVERHEAD_BYTES, LARGE_BODY_BYTES, PROPERTIES_START
-from amqpd.protocol.properties import CONTENT_TYPE, NO_PROPERTIES, PropertyInfo, field_of, headers_of, scan
+from amqpd.protocol.properties import (
+    CONTENT_TYPE,
+    NO_PROPERTIES,
+    PropertyInfo,
+    decode_headers,
+    decode_property,
+    scan_properties,
+)
 from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
 from amqpd.storage.log.record import Record, RecordRoute
@@ -319,7 +326,7 @@ class FromLog:
             or record.exchange is not self._exchange
         ):
             self._envelope = self.envelope(record.exchange, record.routing_key)
-            self._info = scan(properties, 0, len(properties), self._info) if len(properties) > 3 else None
+            self._info = scan_properties(properties, 0, len(properties), self._info) if len(properties) > 3 else None
             self._exchange = record.exchange
             self._routing_key = record.routing_key
             self._properties = properties
@@ -418,7 +425,7 @@ class MessageView(Selectable):
         if number == ROUTING_KEY_FIELD:
             return self._message.envelope.routing_key
         flag: i64 = CONTENT_TYPE >> number
-        return field_of(self._message.properties(), flag)
+        return decode_property(self._message.properties(), flag)
 
 
 @final
@@ -434,7 +441,7 @@ class PropertiesView(Selectable):
         """Cost: their decoding, the first time."""
         headers = self._headers
         if headers is None:
-            headers = headers_of(self._properties, 0, len(self._properties))
+            headers = decode_headers(self._properties, 0, len(self._properties))
             self._headers = headers
         return headers
 
@@ -445,7 +452,7 @@ class PropertiesView(Selectable):
         if number == ROUTING_KEY_FIELD:
             return self._envelope.routing_key
         flag: i64 = CONTENT_TYPE >> number
-        return field_of(self._properties, flag)
+        return decode_property(self._properties, flag)
 
 
 NO_MESSAGE: Final = PropertiesView(Envelope("", ""), NO_PROPERTIES)

@@ -16,14 +16,14 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, FromLog, Message, begun, make_message
-from amqpd.protocol.field_table import CodecError, Long, encode_entry
+from amqpd.protocol.field_table import CodecError, Int64, encode_entry
 from amqpd.protocol.frame import HEADER_FIXED_BYTES
-from amqpd.protocol.properties import headers_place, with_entries, with_headers
+from amqpd.protocol.properties import headers_span, with_encoded_headers, with_headers
 from amqpd.storage.log.record import Alike, Places
 
 OFFSET_HEADER: Final = "x-stream-offset"
 _NAME: Final = OFFSET_HEADER.encode()
-_ENTRY: Final = encode_entry(OFFSET_HEADER, Long(0))
+_ENTRY: Final = encode_entry(OFFSET_HEADER, Int64(0))
 _NONE: Final = b"no bytes of a record"  # by identity
 _OFFSET_SIZE: Final = 8
 _BODY_HEAD_SIZE: Final = 4  # the end of the frame before it, and what of its own frame's head stands in `behind`
@@ -96,11 +96,11 @@ class Dresser:
     def _dressed(self, properties: bytes) -> tuple[bytes, i64]:
         """With the header, and where its offset goes. Raises: CodecError."""
         if _NAME in properties:
-            dressed = with_headers(properties, {OFFSET_HEADER: Long(-1)})
-            at = first_difference(dressed, with_headers(properties, {OFFSET_HEADER: Long(0)}))
+            dressed = with_headers(properties, {OFFSET_HEADER: Int64(-1)})
+            at = first_difference(dressed, with_headers(properties, {OFFSET_HEADER: Int64(0)}))
         else:
-            dressed = with_entries(properties, _ENTRY)
-            _, stop = headers_place(dressed, 0, len(dressed))
+            dressed = with_encoded_headers(properties, _ENTRY)
+            _, stop = headers_span(dressed, 0, len(dressed))
             at = stop - _OFFSET_SIZE
         return dressed, at
 

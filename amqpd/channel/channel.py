@@ -145,7 +145,7 @@ class Transaction:
 
     def keep(self, route: Route, message: Message) -> None:
         """Raises: PreconditionFailed where it is too much, or numbered by its producer (publishing/once.py)."""
-        if message.info is not None and message.info.numbered:
+        if message.info is not None and message.info.has_producer_id:
             raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
         self._bytes += message.size_bytes()
         if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
@@ -203,15 +203,23 @@ class Channel(ChannelState):
         self.last_queue = ""
 
     def publish(
-        self, method: bytes, content: bytes, header_size: i64, body_size: i64, frame_payload_max: i64, alike: bool
+        self,
+        method: bytes,
+        content: bytes,
+        header_size: i64,
+        body_size: i64,
+        frame_payload_max: i64,
+        same_as_last: bool,
     ) -> None:
         """A whole basic.publish. Of a large body `content` is the header frame, and the owner has its `parts`.
 
-        alike: as CommandSink.on_publish has it. Raises: as `Publisher.accept`; PreconditionFailed for a transaction
+        same_as_last: as in FrameHandler.on_publish. Raises: as `Publisher.accept`; PreconditionFailed for a transaction
         that is too large; NotOpenYet: nothing of it is done, and it is given again.
         """
         publisher = self.publisher
-        message = publisher.accept(method, content, header_size, body_size, frame_payload_max, self.owner.parts, alike)
+        message = publisher.accept(
+            method, content, header_size, body_size, frame_payload_max, self.owner.parts, same_as_last
+        )
         if publisher.crowded:
             publisher.crowded = False
             self.owner.want_share()
@@ -270,9 +278,9 @@ class Channel(ChannelState):
                 confirms.nack()
         self.owner.finish_waiting(self)
 
-    def refusal(self, method: bytes) -> AmqpError | None:
-        """What `publish` would raise for that method at once; None where it would take it: see Publisher.refusal."""
-        return self.publisher.refusal(method)
+    def publish_error(self, method: bytes) -> AmqpError | None:
+        """Return the error that `publish` would raise for this method, or None: see Publisher.publish_error."""
+        return self.publisher.publish_error(method)
 
     def ack(self, tag: i64, multiple: bool) -> None:
         """basic.ack. Raises: PreconditionFailed for a tag that is not outstanding."""

@@ -57,7 +57,7 @@ from amqpd.connection.read_pause import ALARM
 from amqpd.connection.transport import LINGER_S, RESET, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Transport
 from amqpd.errors import ConnectionForced, NotAllowed
 from amqpd.protocol import methods
-from amqpd.protocol.frame import FrameWalk
+from amqpd.protocol.frame import FrameBoundaryScanner
 from amqpd.protocol.methods import ConnectionBlocked, ConnectionClose, ConnectionOpen
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Relay:
         self.node = node
         self.client: asyncio.Transport | None = None
         self.owner: asyncio.Transport | None = None
-        self._walk = FrameWalk(handover.login.frame_max)
+        self._boundaries = FrameBoundaryScanner(handover.login.frame_max)
         self._passed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         # connection.close of ours is out: only its answer is of interest.
@@ -173,10 +173,10 @@ class Relay:
         if self.client is None or self._closing:
             return
         self._passed_bytes += len(data)
-        whole = self._walk.take(data)
+        whole = self._boundaries.complete_frames(data)
         if whole:
             self.client.write(whole)
-        if self._walk.broken:
+        if self._boundaries.is_broken:
             log.error("node %s sent a frame that is none", self.node.name, extra={"connection": self.name})
             self.close(moving(self.vhost))
 
@@ -220,7 +220,7 @@ class Relay:
         client = self.client
         if client is None or self._closing:
             return
-        if not self._walk.closed:
+        if not self._boundaries.saw_close:
             self.close(moving(self.vhost))
         elif cleanly:
             self._end_client()
@@ -237,7 +237,7 @@ class Relay:
         if owner is not None:
             self.owner = None
             owner.abort()
-        if self._walk.closed:
+        if self._boundaries.saw_close:
             self._end_client()
             return
         error = ConnectionForced(reason)

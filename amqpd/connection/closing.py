@@ -23,7 +23,7 @@ from amqpd.connection.interfaces import Control
 from amqpd.connection.read_pause import ReadGate
 from amqpd.errors import FrameError, HardError, InternalError, NotAllowed, ResourceError, SoftError
 from amqpd.protocol import methods
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.frame_parser import FrameParser
 
 
 @final
@@ -87,7 +87,7 @@ class Ending:
         control: Control,
         gate: ReadGate,
         output: Output,
-        assembler: Assembler,
+        parser: FrameParser,
         channels: Channels,
     ) -> None:
         self.name = name
@@ -95,7 +95,7 @@ class Ending:
         self._control = control
         self._gate = gate
         self._output = output
-        self._assembler = assembler
+        self._parser = parser
         self._channels = channels
 
     def enter(self, state: i64) -> None:
@@ -133,7 +133,7 @@ class Ending:
         log.info("a channel is closed: %s", error.reply_text, extra=about)
         handlers.channel_close_ok(channel)
         channel.closing = True
-        self._assembler.drop_channel(number)
+        self._parser.ignore_channel(number)
         close = methods.ChannelClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self._output.write(methods.frame(number, close))
 
@@ -151,6 +151,6 @@ class Ending:
         self._output.write(methods.frame(0, close))
         # The answer has to be heard, whatever the publisher was held for.
         self._gate.open_for_good()
-        rest = self._assembler.take_rest()
+        rest = self._parser.take_unparsed()
         if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:
             self._control.finished()

@@ -1,6 +1,6 @@
 """A connection: what is read from one socket goes to its channels.
 
-The connection is the assembler's sink. Publishes and acks go straight to their channel; channel 0 and everything
+The connection is the parser's sink. Publishes and acks go straight to their channel; channel 0 and everything
 before connection.open-ok to the control (channel_zero.py); every other method to the `on_*` module of its class. What
 they raise is caught in `run`, and in the backlog for commands that waited, and becomes a close in `closing.py` alone.
 
@@ -28,8 +28,8 @@ from amqpd.connection.socket_writer import SocketOutput
 from amqpd.errors import AmqpError, ChannelError, CommandInvalid, ContentTooLarge, FrameError, SoftError
 from amqpd.protocol import methods
 from amqpd.protocol.field_table import read_u32
-from amqpd.protocol.frame import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, CommandSink
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.frame import BASIC_PUBLISH, FRAME_OVERHEAD_BYTES, FrameHandler
+from amqpd.protocol.frame_parser import FrameParser
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
@@ -43,7 +43,7 @@ LOGIN_BYTES_MAX: Final = 16 * 1024
 
 
 @final
-class Connection(CommandSink):
+class Connection(FrameHandler):
     """One client. name: peer and own address, for logs and lists. sink_frame_max: bytes of a frame, until tuned."""
 
     def __init__(self, broker: Broker, wire: Wire, control: Control, name: str, sink_frame_max: int) -> None:
@@ -55,10 +55,10 @@ class Connection(CommandSink):
         self.name = name
         self.gate = ReadGate(wire, turn)
         self.output = SocketOutput(wire, turn, self.gate, control)
-        self.assembler = Assembler(self, sink_frame_max, broker.message_size_max_bytes)
+        self.parser = FrameParser(self, sink_frame_max, broker.message_size_max_bytes)
         self.channels = Channels()
-        self.ending = Ending(name, control, self.gate, self.output, self.assembler, self.channels)
-        self.backlog = Backlog(self, turn, control, self.gate, self.output, self.assembler, self.channels, self.ending)
+        self.ending = Ending(name, control, self.gate, self.output, self.parser, self.channels)
+        self.backlog = Backlog(self, turn, control, self.gate, self.output, self.parser, self.channels, self.ending)
         self.gate.go_on = self.resume_input
         # From connection.open on.
         self.opened: Session | None = None
@@ -91,7 +91,7 @@ class Connection(CommandSink):
     def set_frame_max(self, frame_max: int) -> None:
         """After tune-ok. frame_max: bytes of a whole frame; the peer may send eight more, as RabbitMQ lets it."""
         self.output.frame_payload_max = frame_max - FRAME_OVERHEAD_BYTES
-        self.assembler.frame_payload_max = frame_max
+        self.parser.frame_payload_max = frame_max
 
     def forget_routes(self) -> None:
         """Permissions have changed."""
@@ -104,7 +104,7 @@ class Connection(CommandSink):
         needs no collector.
         """
         self.ending.enter(CLOSED)
-        self.assembler.let_go()
+        self.parser.dispose()
         self.gate.let_go()
         self.output.let_go()
         self.backlog.let_go()
@@ -125,7 +125,7 @@ class Connection(CommandSink):
             if ending.state == HANDSHAKE and self.received_bytes > LOGIN_BYTES_MAX:
                 ending.fail(FrameError("too much before the login"))
             return
-        self.assembler.push(data)
+        self.parser.feed_data(data)
         turn = self.turn
         alone = turn.begin_read(len(data))
         try:
@@ -142,22 +142,22 @@ class Connection(CommandSink):
 
     def run(self) -> None:
         """Works off what was received."""
-        assembler = self.assembler
+        parser = self.parser
         while True:
             try:
-                assembler.run()
+                parser.parse()
                 break
             except InputWaits:
                 self.backlog.input_waits = True
                 break
             except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
-                self.ending.close_for(error, assembler.channel)
+                self.ending.close_for(error, parser.channel)
                 if not isinstance(error, SoftError):
                     break
         turn = self.turn
         if self.publishes and (turn.crowded or turn.commits.unsynced_bytes > turn.unsynced_bytes_max):
             self.gate.hold_for_sync()
-        if assembler.kept_bytes != self._kept_bytes:
+        if parser.buffered_bytes != self._kept_bytes:
             self._keep_account()
 
     def _receive_closing(self, data: bytes) -> None:
@@ -184,13 +184,13 @@ class Connection(CommandSink):
             return
         rest = self.take_input()
         if rest and self.ending.state < CLOSING:
-            self.assembler.push(rest)
+            self.parser.feed_data(rest)
             self.turn.want()
             self.run()
 
     def take_input(self) -> bytes:
         """What came and is not worked off yet: whoever takes it does that."""
-        rest = self.assembler.take_rest() + b"".join(self._input)
+        rest = self.parser.take_unparsed() + b"".join(self._input)
         self._input.clear()
         return rest
 
@@ -214,23 +214,23 @@ class Connection(CommandSink):
 
     def _keep_account(self) -> None:
         """What is kept of unfinished bodies has become more or less."""
-        assembler = self.assembler
+        parser = self.parser
         bodies = self.broker.unfinished_bodies
-        while assembler.kept_bytes > bodies.limit_bytes and assembler.newest_channel() > 0:
+        while parser.buffered_bytes > bodies.limit_bytes and parser.newest_channel() > 0:
             # One connection alone, by bodies on several channels: their frames are mixed, so none can wait for another.
             text = f"more than {bodies.limit_bytes} bytes of messages that are not complete"
-            number = assembler.newest_channel()
+            number = parser.newest_channel()
             self.ending.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
-            assembler.drop_channel(number)  # whatever state it was in
-        kept = assembler.kept_bytes
+            parser.ignore_channel(number)  # whatever state it was in
+        kept = parser.buffered_bytes
         self._kept_bytes = kept
-        bodies.changed(self.gate, kept, assembler.oldest() if kept > 0 else 0)
+        bodies.changed(self.gate, kept, parser.oldest_serial() if kept > 0 else 0)
         if kept > 0 and self.turn.alarmed:
             self.control.hold_for_alarm()
 
     def drop_bodies(self) -> None:
         """The connection ends: nothing that was begun will be complete."""
-        self.assembler.drop_contents()
+        self.parser.drop_partial_contents()
         if self._kept_bytes > 0:
             self._keep_account()
 
@@ -252,7 +252,7 @@ class Connection(CommandSink):
         header_size: i64,
         body_size: i64,
         frame_payload_max: i64,
-        alike: bool,
+        same_as_last: bool,
     ) -> None:
         channel = self.channels.get(number)
         if channel is None:
@@ -273,7 +273,7 @@ class Connection(CommandSink):
                 raise InputWaits
         self.published_count += 1
         try:
-            channel.publish(method, content, header_size, body_size, frame_payload_max, alike)
+            channel.publish(method, content, header_size, body_size, frame_payload_max, same_as_last)
         except NotOpenYet as waits:
             self.published_count -= 1
             item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
@@ -361,11 +361,11 @@ class Connection(CommandSink):
         if number == 0 or self.channels.get(number) is None:
             raise _not_open(BASIC_PUBLISH)
 
-    def refusal(self, number: i64, method: bytes) -> AmqpError | None:
+    def publish_error(self, number: i64, method: bytes) -> AmqpError | None:
         channel = self.channels.get(number)
         if channel is None or channel.busy or channel.closing:
             return None  # what a busy channel waits for may be the exchange itself
-        error = channel.refusal(method)
+        error = channel.publish_error(method)
         if error is not None:
             error.method = BASIC_PUBLISH
         return error

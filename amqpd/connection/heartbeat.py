@@ -83,7 +83,7 @@ class Heartbeats:
         if connection.received:
             connection.received = False
             clock.received = now
-            if not connection.assembler.unfinished():
+            if not connection.parser.has_partial_content():
                 clock.began_frame = 0.0
         if connection.output.sent:
             connection.output.sent = False
@@ -96,12 +96,12 @@ class Heartbeats:
             clock.received = now
         if reasons and not (reasons == OUTPUT and connection.broker.unfinished_bodies.full):
             clock.began_frame = 0.0
-        elif connection.assembler.mid_frame():
-            progress = connection.assembler.progress()
+        elif connection.parser.is_mid_command():
+            progress = connection.parser.progress()
             if not clock.began_frame or progress != clock.progress:
                 clock.began_frame = now
                 clock.progress = progress
-            elif now - clock.began_frame > MID_FRAME_S and connection.assembler.unfinished():
+            elif now - clock.began_frame > MID_FRAME_S and connection.parser.has_partial_content():
                 # Also where it is its own reading that is waited for: others wait for the end of its message.
                 connection.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
                 return

@@ -24,14 +24,14 @@ from amqpd.connection.closing import RUNNING, Channels, Ending
 from amqpd.connection.interfaces import Control
 from amqpd.connection.read_pause import BACKLOG, ReadGate
 from amqpd.errors import HardError, SoftError
-from amqpd.protocol.frame import CommandSink
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.frame import FrameHandler
+from amqpd.protocol.frame_parser import FrameParser
 
 # Commands kept for a busy channel before reading stops.
 DEFERRED_BYTES_MAX: Final = 1024 * 1024
 # Queues that one connection's publishes may reach before the others have their turn: some milliseconds.
 OFFERS_MAX: Final = 8192
-_NO_SINK: Final = CommandSink()
+_NO_SINK: Final = FrameHandler()
 
 
 class InputWaits(Exception):
@@ -87,12 +87,12 @@ class Backlog(ChannelOwner):
 
     def __init__(
         self,
-        sink: CommandSink,
+        sink: FrameHandler,
         turn: Turn,
         control: Control,
         gate: ReadGate,
         output: Output,
-        assembler: Assembler,
+        parser: FrameParser,
         channels: Channels,
         ending: Ending,
     ) -> None:
@@ -102,7 +102,7 @@ class Backlog(ChannelOwner):
         self._control = control
         self._gate = gate
         self._output = output
-        self._assembler = assembler
+        self._parser = parser
         self._channels = channels
         self._ending = ending
         self.deferred: dict[int, list[Deferred]] = {}
@@ -278,7 +278,7 @@ class Backlog(ChannelOwner):
 
     def forget(self, channel: ChannelState) -> None:
         self.drop(channel.number)
-        self._assembler.take_channel(channel.number)
+        self._parser.accept_channel(channel.number)
 
     def let_go(self) -> None:
         """The socket is gone: see Connection.let_go."""

@@ -64,7 +64,7 @@ from amqpd.management.request import (
 from amqpd.management.router import Route
 from amqpd.management.time_slice import Slices
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, CodecError
-from amqpd.protocol.properties import headers_of, scan
+from amqpd.protocol.properties import decode_headers, scan_properties
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _item(queue: Queue, entry: Entry, part: str, holder: dict[str, Any] | None) 
     message = entry.message
     assert message is not None  # what is read has its message
     properties = message.properties()
-    headers = headers_of(properties, 0, len(properties))
+    headers = decode_headers(properties, 0, len(properties))
     return {
         "queue": queue.name,
         "offset": entry.offset,
@@ -279,7 +279,7 @@ def _message(item: Any, size_max: int) -> Message:
     if not isinstance(persistent, bool):
         raise BadRequest("persistent must be true or false")
     try:
-        info = scan(properties, 0, len(properties))
+        info = scan_properties(properties, 0, len(properties))
     except CodecError as error:
         raise BadRequest(f"properties: {error}") from None
     return make_message(Envelope(names[0], names[1]), properties, body, persistent, info)

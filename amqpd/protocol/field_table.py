@@ -65,7 +65,7 @@ _NEST: Final = 17
 _UNKNOWN: Final = 255
 
 
-def _shapes() -> bytes:
+def _value_layouts() -> bytes:
     shapes = bytearray([_UNKNOWN]) * 256
     for size, letters in ((0, b"V"), (1, b"tbB"), (2, b"su"), (4, b"Iif"), (5, b"D"), (8, b"lLdT")):
         for letter in letters:
@@ -77,13 +77,13 @@ def _shapes() -> bytes:
     return bytes(shapes)
 
 
-_SHAPES: Final = _shapes()
+_VALUE_LAYOUTS: Final = _value_layouts()
 
 _U64: Final = 18446744073709551616
 
-SENDER_SELECTED: Final = 1  # survey_table: there is an entry CC or BCC at the top
+HAS_CC_OR_BCC: Final = 1  # summarize_table: there is an entry CC or BCC at the top
 PRODUCER_ID: Final = b"x-producer-id"
-NUMBERED: Final = 2  # survey_table: there is an entry x-producer-id at the top
+HAS_PRODUCER_ID: Final = 2  # summarize_table: there is an entry x-producer-id at the top
 
 
 class CodecError(ValueError):
@@ -98,7 +98,7 @@ class Timestamp(int):
 
 
 @mypyc_attr(native_class=False)
-class Long(int):
+class Int64(int):
     """An integer that is encoded as a long (type l) however small it is: RabbitMQ's counts."""
 
     __slots__ = ()
@@ -213,7 +213,7 @@ def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[obje
 
 def _fixed_size(kind: i64) -> i64:
     """Bytes of a value of the fixed-size type `kind`. Raises: CodecError for a letter that is none."""
-    size: i64 = _SHAPES[kind]
+    size: i64 = _VALUE_LAYOUTS[kind]
     if size > _FIXED_MAX:
         raise CodecError("unknown field type " + str(kind))
     return size
@@ -266,10 +266,10 @@ def validate_table(data: bytes, start: i64, end: i64) -> None:
     Every letter is known, every length inside what encloses it, nesting at most 128. What it lets through, decode_table
     decodes. Cost: some 10 ns an entry compiled. Raises: CodecError.
     """
-    survey_table(data, start, end)
+    summarize_table(data, start, end)
 
 
-def survey_table(data: bytes, start: i64, end: i64) -> i64:
+def summarize_table(data: bytes, start: i64, end: i64) -> i64:
     """validate_table, and on the way what a publish has to know of the names at the top: SENDER_SELECTED, NUMBERED."""
     if start < 0 or end > len(data) or end - start < 4:
         raise CodecError("table length is cut off")
@@ -281,7 +281,7 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
     named = True  # entries of a table have names, those of an array have none
     depth: i64 = 1
     outer: list[int] | None = None  # ends of the enclosing tables and arrays, times two, plus one for a table
-    shapes = _SHAPES
+    shapes = _VALUE_LAYOUTS
     while True:
         if position == limit:
             if outer is None or depth == 1:
@@ -298,7 +298,7 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
             if position >= limit:
                 raise CodecError("entry of a table is cut off")
             if depth == 1 and length >= 2 and (length <= 3 or length == 13):
-                found |= _told_by_name(data, name, length)
+                found |= _header_flags(data, name, length)
         kind: i64 = data[position]
         position += 1
         shape: i64 = _OCTETS
@@ -331,16 +331,16 @@ def survey_table(data: bytes, start: i64, end: i64) -> i64:
         named = kind == _TABLE
 
 
-def _told_by_name(data: bytes, name: i64, length: i64) -> i64:
+def _header_flags(data: bytes, name: i64, length: i64) -> i64:
     """What the name of 2, 3 or 13 octets that begins at `name` tells: CC and BCC, x-producer-id, 0 any other."""
     if length == 13:
         numbered = data[name] == 0x78 and data[name + 2] == 0x70 and data[name : name + 13] == PRODUCER_ID
-        return NUMBERED if numbered else 0
+        return HAS_PRODUCER_ID if numbered else 0
     if length == 3:
         selects = data[name] == 0x42 and data[name + 1] == 0x43 and data[name + 2] == 0x43
     else:
         selects = data[name] == 0x43 and data[name + 1] == 0x43
-    return SENDER_SELECTED if selects else 0
+    return HAS_CC_OR_BCC if selects else 0
 
 
 def encode_table(table: Mapping[str, object]) -> bytes:
@@ -386,7 +386,7 @@ def _utf8(text: str) -> bytes:
         raise CodecError("text that UTF-8 cannot hold") from None
 
 
-def _begin(writer: BytesWriter, depth: i64) -> i64:
+def _reserve_length(writer: BytesWriter, depth: i64) -> i64:
     """Leave room for a length. Raises: CodecError when this would nest too deep."""
     if depth > DEPTH_MAX:
         raise CodecError("tables and arrays nest deeper than 128")
@@ -395,7 +395,7 @@ def _begin(writer: BytesWriter, depth: i64) -> i64:
     return start
 
 
-def _end(writer: BytesWriter, start: i64) -> None:
+def _fill_length(writer: BytesWriter, start: i64) -> None:
     """Fill in the length of what was written behind the room that _begin left at `start`."""
     length: int = len(writer) - start - 4
     if length > 0xFFFFFFFF:
@@ -407,11 +407,11 @@ def _end(writer: BytesWriter, start: i64) -> None:
 
 
 def _encode_entries(writer: BytesWriter, table: Mapping[str, object], depth: i64) -> None:
-    start = _begin(writer, depth)
+    start = _reserve_length(writer, depth)
     for name, value in table.items():
         _encode_name(writer, name)
         _encode_value(writer, value, depth)
-    _end(writer, start)
+    _fill_length(writer, start)
 
 
 def _encode_name(writer: BytesWriter, name: str) -> None:
@@ -432,7 +432,7 @@ def _encode_value(writer: BytesWriter, value: object, depth: i64) -> None:
     elif isinstance(value, Timestamp):
         _encode_timestamp(writer, value)
     elif isinstance(value, int):
-        if -0x80000000 <= value <= 0x7FFFFFFF and not isinstance(value, Long):
+        if -0x80000000 <= value <= 0x7FFFFFFF and not isinstance(value, Int64):
             writer.append(_INT32)
             write_i32_be(writer, value)
         elif -0x8000000000000000 <= value <= 0x7FFFFFFFFFFFFFFF:
@@ -454,10 +454,10 @@ def _encode_value(writer: BytesWriter, value: object, depth: i64) -> None:
         _encode_entries(writer, value, depth + 1)
     elif isinstance(value, (list, tuple)):
         writer.append(_ARRAY)
-        start = _begin(writer, depth + 1)
+        start = _reserve_length(writer, depth + 1)
         for item in value:
             _encode_value(writer, item, depth + 1)
-        _end(writer, start)
+        _fill_length(writer, start)
     elif isinstance(value, Decimal):
         _encode_decimal(writer, value)
     else:

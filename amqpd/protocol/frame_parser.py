@@ -1,31 +1,23 @@
-"""Bytes to commands: cuts frames out of what arrives, and has a short way for publishes and acks.
+"""Parser of AMQP frames: bytes of one connection in, commands out.
 
-The assembler owns the partial frame; contents on their way are `Contents`', on which it builds. It is fed whatever the
-socket gave and calls a `CommandSink` once per complete command. A publish whose three frames lie whole in the received
-bytes is recognised in one pass; every other shape goes through `Contents`, frame by frame. Both ways give the same
-commands; a test drives them over the same random streams.
+`ContentAssembler` is the plain state machine: one frame at a time, in any legal order. `FrameParser` extends it. It
+cuts frames out of the received bytes and has a fast path for acks and for publishes whose frames are complete in the
+buffer. Both paths give the same commands; a test drives them with the same random streams.
 
-Whoever delivers a content patches channel numbers; nobody copies the body.
+A message content is handed over as the frames that carried it, byte for byte: the header frame, then the non-empty
+body frames. A delivery only replaces their channel numbers. The frames of a body above LARGE_BODY_BYTES are handed over
+as a list of payloads, because joining 16 MiB would hold the event loop.
 
-`run` may be left by an exception of the sink. The position is already behind the command then, so a caller that has
-dealt with the error calls `run` again and goes on with the next command.
+The handler may raise out of `parse`. The position is already behind the command then: a caller that has dealt with the
+error calls `parse` again, which continues with the next command.
 
-Invariants: bytes that are not consumed are kept at most once; a frame that is too large is refused at its header,
-before its payload is waited for; a client that sends one byte at a time costs one join per frame, not one per byte.
+Invariants:
+- Bytes that are not consumed are kept once.
+- A frame that is too large is rejected at its header, before its payload arrives.
+- A client that sends one byte at a time costs one join per frame, not one per byte.
+- A channel has at most one partial content; `buffered_bytes` counts the body bytes of all of them.
 
-Errors: FrameError (501), UnexpectedFrame (505); texts as RabbitMQ 3.10.8 gives them.
-
-Contents on their way, and what each frame means where it stands: one frame at a time, in any order that is legal.
-
-This is the plain state machine. `Assembler` builds on it, cuts frames out of what arrives, and has a shorter way for a
-publish that lies there whole, which gives the same commands.
-
-A content is handed over as the frames that carried it, byte for byte: header frame, then body frames (empty ones left
-out). A body above LARGE_BODY_BYTES is handed over as the payloads of its frames, which nobody joins: a copy of 16 MiB,
-and the memory for it, would hold the loop.
-
-Invariants: one content per channel is on its way at most; `kept_bytes` is what is kept of their bodies.
-Errors: FrameError (501), UnexpectedFrame (505); texts as RabbitMQ 3.10.8 gives them.
+Errors: FrameError (501) and UnexpectedFrame (505), with the texts of RabbitMQ 3.10.8.
 """
 
 from __future__ import annotations
@@ -49,10 +41,10 @@ from amqpd.protocol.frame import (
     HEADER_FIXED_BYTES,
     LARGE_BODY_BYTES,
     PROPERTIES_START,
-    CommandSink,
+    FrameHandler,
+    format_octets,
     frame,
-    frame_fault,
-    octets,
+    frame_error,
 )
 
 # Parts of a large body that are smaller than PART_BYTES_MIN are joined up to PART_BYTES, so that a body of single
@@ -67,54 +59,54 @@ _BODY_SIZE_SANE_MAX: Final = 512 * 1024 * 1024
 class PartialContent:
     """A content on its way: after the method, before the last body byte."""
 
-    def __init__(self, method: bytes, serial: i64, refusal: AmqpError | None) -> None:
+    def __init__(self, method: bytes, serial: i64, error: AmqpError | None) -> None:
         self.method = method
         self.serial = serial
         # It is read over: nothing of it is kept.
-        self.refusal = refusal
-        self.kept_bytes: i64 = 0
+        self.error = error
+        self.buffered_bytes: i64 = 0
         self.parts: list[bytes] = []
         self.header_size: i64 = 0
         self.body_size: i64 = 0
-        self.missing: i64 = -1
+        self.missing_bytes: i64 = -1
         self.frame_payload_max: i64 = 0
         # Of a large body, whose `parts` are payloads but for the header frame: small ones that wait to be joined.
-        self.large = False
-        self.small: list[bytes] = []
-        self.small_size: i64 = 0
+        self.is_large = False
+        self.small_parts: list[bytes] = []
+        self.small_parts_bytes: i64 = 0
 
     def add_payload(self, payload: bytes) -> None:
         """The next frame's payload of a large body. Cost: a copy of small ones."""
         size: i64 = len(payload)
-        if size >= PART_BYTES_MIN and not self.small:
+        if size >= PART_BYTES_MIN and not self.small_parts:
             self.parts.append(payload)
             return
-        self.small.append(payload)
-        self.small_size += size
-        if self.small_size >= PART_BYTES:
-            self.join_small()
+        self.small_parts.append(payload)
+        self.small_parts_bytes += size
+        if self.small_parts_bytes >= PART_BYTES:
+            self.join_small_parts()
 
-    def join_small(self) -> None:
-        if self.small:
-            self.parts.append(b"".join(self.small))
-            self.small.clear()
-            self.small_size = 0
+    def join_small_parts(self) -> None:
+        if self.small_parts:
+            self.parts.append(b"".join(self.small_parts))
+            self.small_parts.clear()
+            self.small_parts_bytes = 0
 
 
-class Contents:
+class ContentAssembler:
     """The contents of one connection that are on their way, by channel. Not shared, not thread-safe."""
 
-    def __init__(self, sink: CommandSink, body_size_max: int) -> None:
-        self.sink = sink
+    def __init__(self, handler: FrameHandler, body_size_max: int) -> None:
+        self.handler = handler
         self.body_size_max: i64 = body_size_max
         # Bytes kept of bodies that are not complete, and contents begun so far.
-        self.kept_bytes: i64 = 0
-        self._begun: i64 = 0
+        self.buffered_bytes: i64 = 0
+        self._content_count: i64 = 0
         self._partials: dict[int, PartialContent] = {}
         # Closed by the broker; their content frames are passed over.
-        self._dropped: set[int] = set()
+        self._ignored_channels: set[int] = set()
 
-    def oldest(self) -> i64:
+    def oldest_serial(self) -> i64:
         """The serial of the content that has been on its way longest; 0: none is. Serials go up with each content."""
         for partial in self._partials.values():
             return partial.serial
@@ -126,79 +118,81 @@ class Contents:
             return 0
         return list(self._partials)[-1]
 
-    def drop_channel(self, number: i64) -> None:
+    def ignore_channel(self, number: i64) -> None:
         """Ignores content frames of a channel from here on: the broker has closed it and the peer may not know yet."""
-        self._forget(number)
-        self._dropped.add(number)
+        self._remove_partial(number)
+        self._ignored_channels.add(number)
 
-    def take_channel(self, number: i64) -> None:
+    def accept_channel(self, number: i64) -> None:
         """The channel is closed on both sides: its number may be used again."""
-        self._forget(number)
-        self._dropped.discard(number)
+        self._remove_partial(number)
+        self._ignored_channels.discard(number)
 
-    def drop_contents(self) -> None:
+    def drop_partial_contents(self) -> None:
         """Forgets every content that is on its way."""
         self._partials.clear()
-        self.kept_bytes = 0
+        self.buffered_bytes = 0
 
-    def unfinished(self) -> bool:
+    def has_partial_content(self) -> bool:
         """Whether a content is on its way."""
         return len(self._partials) > 0
 
-    def _forget(self, number: i64) -> None:
+    def _remove_partial(self, number: i64) -> None:
         partial = self._partials.pop(number, None)
         if partial is not None:
-            self.kept_bytes -= partial.kept_bytes
+            self.buffered_bytes -= partial.buffered_bytes
 
-    def take_frame(self, kind: i64, channel: i64, payload: bytes) -> None:
-        """Any frame, one at a time: Raises: FrameError, UnexpectedFrame, and what the sink raises."""
-        if self._dropped and channel in self._dropped:
+    def handle_frame(self, kind: i64, channel: i64, payload: bytes) -> None:
+        """Any frame, one at a time: Raises: FrameError, UnexpectedFrame, and what the handler raises."""
+        if self._ignored_channels and channel in self._ignored_channels:
             if kind == FRAME_METHOD and len(payload) >= 4 and read_u32(payload, 0) != BASIC_PUBLISH:
-                self.sink.on_method(channel, payload)
+                self.handler.on_method(channel, payload)
             return
         partial = self._partials.get(channel) if self._partials else None
         if kind == FRAME_METHOD:
             if partial is not None:
-                raise self._unexpected(partial)
+                raise self._unexpected_frame(partial)
             if len(payload) < 4:
-                raise frame_fault(kind, payload, "unknown_frame")
+                raise frame_error(kind, payload, "unknown_frame")
             method = read_u32(payload, 0)
             if method == BASIC_PUBLISH:
-                self.sink.on_publish_started(channel)
-                self._begun += 1
-                self._partials[channel] = PartialContent(payload, self._begun, self.sink.refusal(channel, payload))
+                self.handler.on_publish_started(channel)
+                self._content_count += 1
+                self._partials[channel] = PartialContent(
+                    payload, self._content_count, self.handler.publish_error(channel, payload)
+                )
             else:
-                self.sink.on_method(channel, payload)
+                self.handler.on_method(channel, payload)
         elif kind == FRAME_HEADER:
             if partial is None:
                 raise UnexpectedFrame("expected method frame, got non method frame instead")
-            if partial.missing >= 0:
-                raise self._unexpected(partial)
-            self._header(channel, partial, payload)
+            if partial.missing_bytes >= 0:
+                raise self._unexpected_frame(partial)
+            self._on_header(channel, partial, payload)
         elif kind == FRAME_BODY:
             if partial is None:
                 raise UnexpectedFrame("expected method frame, got non method frame instead")
-            if partial.missing < 0:
-                raise self._unexpected(partial)
-            self._body(channel, partial, payload)
+            if partial.missing_bytes < 0:
+                raise self._unexpected_frame(partial)
+            self._on_body(channel, partial, payload)
         elif kind == FRAME_HEARTBEAT:
             if channel != 0:
-                raise UnexpectedFrame(f"type 8, all octets = {octets(payload)}")
+                raise UnexpectedFrame(f"type 8, all octets = {format_octets(payload)}")
             if payload:
-                raise frame_fault(kind, payload, "unknown_frame")
+                raise frame_error(kind, payload, "unknown_frame")
         else:
-            raise frame_fault(kind, payload, "unknown_frame")
+            raise frame_error(kind, payload, "unknown_frame")
 
-    def _unexpected(self, partial: PartialContent) -> UnexpectedFrame:
-        if partial.missing < 0:
+    def _unexpected_frame(self, partial: PartialContent) -> UnexpectedFrame:
+        if partial.missing_bytes < 0:
             text = "expected content header for class 60, got non content header frame instead"
         else:
             text = "expected content body, got non content body frame instead"
         return UnexpectedFrame(text, BASIC_PUBLISH)
 
-    def _header(self, channel: i64, partial: PartialContent, payload: bytes) -> None:
+    def _on_header(self, channel: i64, partial: PartialContent, payload: bytes) -> None:
         if len(payload) < HEADER_FIXED_BYTES + 2:
-            raise frame_fault(FRAME_HEADER, payload, "unknown_frame")
+            raise frame_error(FRAME_HEADER, payload, "unknown_frame")
         class_id = read_u16(payload, 0)
         if class_id != 60:
             raise UnexpectedFrame(
@@ -206,7 +200,7 @@ class Contents:
             )
         if read_u16(payload, 2) != 0:
             # spec: 4.2.6.1 weight is unused and must be zero; rabbit: else it is no content header
-            raise self._unexpected(partial)
+            raise self._unexpected_frame(partial)
         body_size = read_i64_be(payload, 4)
         if body_size < 0 or body_size > _BODY_SIZE_SANE_MAX:
             announced: int = body_size  # unsigned on the wire
@@ -215,50 +209,50 @@ class Contents:
             raise FrameError(f"content header announces a body of {announced} bytes", BASIC_PUBLISH)
         partial.header_size = len(payload) + FRAME_OVERHEAD_BYTES
         partial.body_size = body_size
-        partial.missing = body_size
+        partial.missing_bytes = body_size
         if body_size > self.body_size_max:
             # The channel is closed for this; its body is still to come and is dropped unbuffered.
             raise PreconditionFailed(
                 f"message size {body_size} is larger than configured max size {self.body_size_max}", BASIC_PUBLISH
             )
-        partial.large = body_size > LARGE_BODY_BYTES
-        if partial.refusal is None:
+        partial.is_large = body_size > LARGE_BODY_BYTES
+        if partial.error is None:
             partial.parts.append(frame(FRAME_HEADER, channel, payload))
         if body_size == 0:
-            self._finish(channel, partial)
+            self._finish_content(channel, partial)
 
-    def _body(self, channel: i64, partial: PartialContent, payload: bytes) -> None:
+    def _on_body(self, channel: i64, partial: PartialContent, payload: bytes) -> None:
         size: i64 = len(payload)
-        if size > partial.missing:
+        if size > partial.missing_bytes:
             # rabbit: a body longer than its header announced reads as a body frame too many
-            raise self._unexpected(partial)
-        partial.missing -= size
-        if partial.refusal is not None:
+            raise self._unexpected_frame(partial)
+        partial.missing_bytes -= size
+        if partial.error is not None:
             pass  # read over
-        elif partial.large:
+        elif partial.is_large:
             if size > 0:
                 partial.add_payload(payload)
         elif size > 0:
             partial.parts.append(frame(FRAME_BODY, channel, payload))
             if size > partial.frame_payload_max:
                 partial.frame_payload_max = size
-        if partial.missing == 0:
-            self._finish(channel, partial)
-        elif partial.refusal is None:
-            partial.kept_bytes += size
-            self.kept_bytes += size
+        if partial.missing_bytes == 0:
+            self._finish_content(channel, partial)
+        elif partial.error is None:
+            partial.buffered_bytes += size
+            self.buffered_bytes += size
 
-    def _finish(self, channel: i64, partial: PartialContent) -> None:
-        self._forget(channel)
-        if partial.refusal is not None:
-            raise partial.refusal
-        if partial.large:
-            partial.join_small()
+    def _finish_content(self, channel: i64, partial: PartialContent) -> None:
+        self._remove_partial(channel)
+        if partial.error is not None:
+            raise partial.error
+        if partial.is_large:
+            partial.join_small_parts()
             parts = partial.parts
             header = parts.pop(0)
-            self.sink.on_large_publish(channel, partial.method, header, parts, partial.body_size)
+            self.handler.on_large_publish(channel, partial.method, header, parts, partial.body_size)
             return
-        self.sink.on_publish(
+        self.handler.on_publish(
             channel,
             partial.method,
             b"".join(partial.parts),
@@ -270,112 +264,112 @@ class Contents:
 
 
 # How much of a publish is as in the one before: nothing, its method, its properties too, all as far as the body.
-_UNLIKE: Final = 0
-_METHOD: Final = 1
-_PROPERTIES: Final = 2
-_ALL: Final = 3
+_SAME_NOTHING: Final = 0
+_SAME_METHOD: Final = 1
+_SAME_PROPERTIES: Final = 2
+_SAME_SIZE: Final = 3
 # So many publishes in a row that are less alike than expected, and less is expected; all again after so many more.
-_ALIKE_TRIES: Final = 4
-_ALIKE_PAUSE: Final = 256
+_TEMPLATE_MISSES_MAX: Final = 4
+_TEMPLATE_PAUSE: Final = 256
 # Of a header frame, before the body's size: type, channel, payload size, class and weight.
 _HEADER_HEAD_BYTES: Final = 11
 # A header frame that is longer is not remembered.
-_ALIKE_HEADER_BYTES_MAX: Final = 4096
+_TEMPLATE_HEADER_BYTES_MAX: Final = 4096
 
-_NOBODY: Final = CommandSink()
+_NO_HANDLER: Final = FrameHandler()
 
 
 @final
-class Assembler(Contents):
+class FrameParser(ContentAssembler):
     """Cuts one connection's byte stream. Not shared, not thread-safe."""
 
-    def __init__(self, sink: CommandSink, frame_payload_max: int, body_size_max: int) -> None:
-        super().__init__(sink, body_size_max)
+    def __init__(self, handler: FrameHandler, frame_payload_max: int, body_size_max: int) -> None:
+        super().__init__(handler, body_size_max)
         # Payload bytes accepted in one frame. RabbitMQ takes frame_max itself, eight more than the clause allows.
         self.frame_payload_max: i64 = frame_payload_max
         self.channel: i64 = 0  # of the command last handed over: whom a soft error concerns
         self._data: bytes = b""
         self._position: i64 = 0
-        self._waiting: list[bytes] = []
-        self._waiting_size: i64 = 0
-        self._need: i64 = 0
+        self._partial_frame: list[bytes] = []
+        self._partial_frame_bytes: i64 = 0
+        self._needed_bytes: i64 = 0
         # Of the content that `_plain_content_end` found last.
         self._header_size: i64 = 0
         self._body_size: i64 = 0
         # How the last plain publish began, as far as its body: most publishers send much of that again, and a
         # comparison then stands for all checks. How much is expected to be alike; publishes that were less so, in a
         # row; publishes until all is expected again.
-        self._alike: i64 = _UNLIKE
-        self._alike_misses: i64 = 0
-        self._alike_pause: i64 = 0
-        self._alike_channel: i64 = 0
-        self._alike_method = b""
+        self._match_level: i64 = _SAME_NOTHING
+        self._template_misses: i64 = 0
+        self._template_pause: i64 = 0
+        self._template_channel: i64 = 0
+        self._template_method = b""
         # _METHOD: the method frame.
-        self._method_frame = b""
-        self._method_size: i64 = 0
+        self._template_method_frame = b""
+        self._template_method_bytes: i64 = 0
         # _PROPERTIES: that and the head of the header frame; what stands from behind the body's size up to the body
         # frame's.
-        self._alike_head = b""
-        self._alike_tail = b""
-        self._alike_header: i64 = 0
+        self._template_head = b""
+        self._template_tail = b""
+        self._template_header_bytes: i64 = 0
         # _ALL: method frame, header frame, head of the body frame; their size, that of all with the body.
-        self._alike_start = b""
-        self._alike_size: i64 = 0
-        self._alike_whole: i64 = 0
-        self._alike_body: i64 = 0
+        self._template_start = b""
+        self._template_start_bytes: i64 = 0
+        self._template_publish_bytes: i64 = 0
+        self._template_body_bytes: i64 = 0
 
-    def push(self, data: bytes) -> None:
-        """Adds received bytes; `run` works them off."""
-        if self._waiting_size:
-            self._waiting.append(data)
-            self._waiting_size += len(data)
-            if self._waiting_size < self._need:
+    def feed_data(self, data: bytes) -> None:
+        """Adds received bytes; `parse` works them off."""
+        if self._partial_frame_bytes:
+            self._partial_frame.append(data)
+            self._partial_frame_bytes += len(data)
+            if self._partial_frame_bytes < self._needed_bytes:
                 return
-            data = b"".join(self._waiting)
-            self._waiting.clear()
-            self._waiting_size = 0
+            data = b"".join(self._partial_frame)
+            self._partial_frame.clear()
+            self._partial_frame_bytes = 0
         self._data = data
         self._position = 0
 
-    def mid_frame(self) -> bool:
+    def is_mid_command(self) -> bool:
         """Whether an unfinished frame or content is held: a peer that then falls silent holds memory for nothing."""
-        return self._waiting_size > 0 or len(self._partials) > 0
+        return self._partial_frame_bytes > 0 or len(self._partials) > 0
 
     def progress(self) -> tuple[int, int, int]:
         """Changes with each octet that arrives of the oldest content, or of the frame that is to continue it."""
         for partial in self._partials.values():
-            return partial.serial, partial.missing, self._waiting_size
-        return 0, 0, self._waiting_size
+            return partial.serial, partial.missing_bytes, self._partial_frame_bytes
+        return 0, 0, self._partial_frame_bytes
 
-    def take_rest(self) -> bytes:
+    def take_unparsed(self) -> bytes:
         """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
-        rest = self._data[self._position :] + b"".join(self._waiting)
+        rest = self._data[self._position :] + b"".join(self._partial_frame)
         self._data = b""
         self._position = 0
-        self._waiting.clear()
-        self._waiting_size = 0
+        self._partial_frame.clear()
+        self._partial_frame_bytes = 0
         return rest
 
-    def let_go(self) -> None:
-        """The stream has ended: what is unfinished goes, and the sink, which has this assembler itself, with it."""
-        self.sink = _NOBODY
-        self.take_rest()
-        self.drop_contents()
+    def dispose(self) -> None:
+        """The stream has ended: what is unfinished goes, and the handler, which has this assembler itself, with it."""
+        self.handler = _NO_HANDLER
+        self.take_unparsed()
+        self.drop_partial_contents()
 
-    def run(self) -> None:
+    def parse(self) -> None:
         """Hands over every command that is complete.
 
-        Cost: linear in the bytes. Raises: FrameError, UnexpectedFrame, and whatever the sink raises.
+        Cost: linear in the bytes. Raises: FrameError, UnexpectedFrame, and whatever the handler raises.
         """
         data = self._data
         position = self._position
         end: i64 = len(data)
-        sink = self.sink
+        handler = self.handler
         payload_max = self.frame_payload_max
         need: i64 = 7
         while end - position >= 7:
-            if self._alike > _UNLIKE and not self._partials:
-                position = self._take_alike(data, position, end)
+            if self._match_level > _SAME_NOTHING and not self._partials:
+                position = self._take_same_as_last(data, position, end)
                 if end - position < 7:
                     break
             # By way of int: i32 and i64 do not mix, and a cast costs interpreted.
@@ -383,14 +377,14 @@ class Assembler(Contents):
             size: int = read_i32_be(data, position + 3)
             if size < 0 or size > payload_max:
                 shown = f"{{frame_too_large,{size & 0xFFFFFFFF},{payload_max - FRAME_OVERHEAD_BYTES}}}"
-                raise self._fault(data, position, b"", shown)
+                raise self._frame_error(data, position, b"", shown)
             frame_end = position + 7 + size
             if frame_end >= end:
                 need = size + FRAME_OVERHEAD_BYTES
                 break
             if data[frame_end] != FRAME_END:
                 shown = f"{{invalid_frame_end_marker,{data[frame_end]}}}"
-                raise self._fault(data, position, data[position + 7 : frame_end], shown)
+                raise self._frame_error(data, position, data[position + 7 : frame_end], shown)
             number = channel & 0xFFFF
             if data[position] == FRAME_METHOD and size >= 4:
                 method: int = read_i32_be(data, position + 7)
@@ -400,87 +394,87 @@ class Assembler(Contents):
                         position = after
                         continue
                     if after == 0:
-                        need = self._need
+                        need = self._needed_bytes
                         break
                 elif method == BASIC_ACK and size == 13 and not self._partials:
                     self.channel = number
                     self._position = frame_end + 1
-                    sink.on_ack(number, read_i64_be(data, position + 11), data[position + 19] & 1 == 1)
+                    handler.on_ack(number, read_i64_be(data, position + 11), data[position + 19] & 1 == 1)
                     position = frame_end + 1
                     continue
             self.channel = number
             self._position = frame_end + 1
-            self.take_frame(data[position], number, data[position + 7 : frame_end])
+            self.handle_frame(data[position], number, data[position + 7 : frame_end])
             position = frame_end + 1
         rest = end - position
         if rest > 0:
-            self._need = need
-            self._waiting.append(data[position:] if position > 0 else data)
-            self._waiting_size = rest
+            self._needed_bytes = need
+            self._partial_frame.append(data[position:] if position > 0 else data)
+            self._partial_frame_bytes = rest
         self._data = b""
         self._position = 0
 
-    def _fault(self, data: bytes, position: i64, payload: bytes, why: str) -> FrameError:
+    def _frame_error(self, data: bytes, position: i64, payload: bytes, why: str) -> FrameError:
         """Of the frame at `position`, with what is to be shown of its payload. Nothing behind it can be read."""
         self._position = len(data)
         self.channel = read_u16(data, position + 1)
-        return frame_fault(data[position], payload, why)
+        return frame_error(data[position], payload, why)
 
-    def _take_alike(self, data: bytes, position: i64, end: i64) -> i64:
+    def _take_same_as_last(self, data: bytes, position: i64, end: i64) -> i64:
         """Hands over the publishes from `position` on that begin like the one before. Returns where they end."""
-        sink = self.sink
-        while end - position >= 7 and self._alike > _UNLIKE:
-            if self._alike == _ALL:
+        handler = self.handler
+        while end - position >= 7 and self._match_level > _SAME_NOTHING:
+            if self._match_level == _SAME_SIZE:
                 before = position
-                whole = self._alike_whole
-                start = self._alike_start
-                start_size = self._alike_size
+                whole = self._template_publish_bytes
+                start = self._template_start
+                start_size = self._template_start_bytes
                 while end - position >= whole and data[position : position + start_size] == start:
                     stop = position + whole
                     if data[stop - 1] != FRAME_END:
                         break
-                    self.channel = self._alike_channel
+                    self.channel = self._template_channel
                     self._position = stop
-                    sink.on_publish(
-                        self._alike_channel,
-                        self._alike_method,
-                        data[position + self._method_size : stop],
-                        self._alike_header,
-                        self._alike_body,
-                        self._alike_body,
+                    handler.on_publish(
+                        self._template_channel,
+                        self._template_method,
+                        data[position + self._template_method_bytes : stop],
+                        self._template_header_bytes,
+                        self._template_body_bytes,
+                        self._template_body_bytes,
                         True,
                     )
                     position = stop
                 if position > before:
-                    self._alike_misses = 0
+                    self._template_misses = 0
                     if end - position < 7:
                         break
-            content = position + self._method_size
+            content = position + self._template_method_bytes
             content_end: i64 = 0
-            found: i64 = _PROPERTIES
-            if self._alike >= _PROPERTIES:
-                content_end = self._alike_content_end(data, position, end)
-            if content_end == 0 and content < end and data[position:content] == self._method_frame:
-                content_end = self._plain_content_end(data, content, end, self._alike_channel)
-                found = _METHOD
+            found: i64 = _SAME_PROPERTIES
+            if self._match_level >= _SAME_PROPERTIES:
+                content_end = self._template_content_end(data, position, end)
+            if content_end == 0 and content < end and data[position:content] == self._template_method_frame:
+                content_end = self._plain_content_end(data, content, end, self._template_channel)
+                found = _SAME_METHOD
             if content_end <= 0:
                 break
-            self.channel = self._alike_channel
+            self.channel = self._template_channel
             self._position = content_end
-            if found < self._alike or self._alike_pause <= 0:
-                self._judge_alike(found, self._alike_channel, data, position, content, content_end)
-                found = _METHOD  # under an object that may be new
+            if found < self._match_level or self._template_pause <= 0:
+                self._learn_template(found, self._template_channel, data, position, content, content_end)
+                found = _SAME_METHOD  # under an object that may be new
             else:
-                self._alike_pause -= 1
-                self._alike_misses = 0
-            sink.on_publish(
-                self._alike_channel,
-                self._alike_method,
+                self._template_pause -= 1
+                self._template_misses = 0
+            handler.on_publish(
+                self._template_channel,
+                self._template_method,
                 data[content:content_end],
                 self._header_size,
                 self._body_size,
                 self._body_size,
-                found == _PROPERTIES,
+                found == _SAME_PROPERTIES,
             )
             position = content_end
         return position
@@ -488,20 +482,20 @@ class Assembler(Contents):
     def _take_publish(self, data: bytes, start: i64, content: i64, end: i64, number: i64) -> i64:
         """Hands over the publish whose method frame lies from `start` to `content`. Returns where its content ends.
 
-        0: that is not whole; `_need` bytes from `start` on tell more. -1: it is to be taken frame by frame.
+        0: that is not whole; `_needed_bytes` bytes from `start` on tell more. -1: it is to be taken frame by frame.
         """
         content_end = self._plain_content_end(data, content, end, number)
         if content_end > 0:
             self.channel = number
             self._position = content_end
             payload = data[start + 7 : content - 1]
-            if self._alike > _UNLIKE or self._alike_pause <= 0:
-                self._judge_alike(_UNLIKE, number, data, start, content, content_end)
-                if self._alike > _UNLIKE:
-                    payload = self._alike_method
+            if self._match_level > _SAME_NOTHING or self._template_pause <= 0:
+                self._learn_template(_SAME_NOTHING, number, data, start, content, content_end)
+                if self._match_level > _SAME_NOTHING:
+                    payload = self._template_method
             else:
-                self._alike_pause -= 1
-            self.sink.on_publish(
+                self._template_pause -= 1
+            self.handler.on_publish(
                 number,
                 payload,
                 data[content:content_end],
@@ -511,56 +505,56 @@ class Assembler(Contents):
                 False,
             )
             return content_end
-        if content_end < 0 or (self._dropped and number in self._dropped):
+        if content_end < 0 or (self._ignored_channels and number in self._ignored_channels):
             return -1
         if content == end:
             # Nothing follows yet: an error of the method itself is told now.
             self.channel = number
             self._position = end
-            self.sink.on_publish_started(number)
+            self.handler.on_publish_started(number)
             self._position = start
-        self._need += content - start
+        self._needed_bytes += content - start
         return 0
 
-    def _judge_alike(self, found: i64, number: i64, data: bytes, start: i64, content: i64, end: i64) -> None:
+    def _learn_template(self, found: i64, number: i64, data: bytes, start: i64, content: i64, end: i64) -> None:
         """The plain publish at `start`, whose content lies from `content` to `end`, was less alike than expected, or it
         is time to expect more: it may be the first of many.
         """
-        if found < self._alike:
-            self._alike_misses += 1
-            if self._alike_misses > _ALIKE_TRIES:
-                self._alike_misses = 0
-                self._alike_pause = _ALIKE_PAUSE
-                self._alike = found
+        if found < self._match_level:
+            self._template_misses += 1
+            if self._template_misses > _TEMPLATE_MISSES_MAX:
+                self._template_misses = 0
+                self._template_pause = _TEMPLATE_PAUSE
+                self._match_level = found
                 return
-        # A new object, although the bytes may be those it had: the sink must not take older properties for these.
-        self._alike_method = data[start + 7 : content - 1]
-        self._alike_channel = number
-        self._method_frame = data[start:content]
-        self._method_size = content - start
-        self._alike_header = self._header_size
-        self._alike_body = self._body_size
-        if self._body_size == 0 or self._header_size > _ALIKE_HEADER_BYTES_MAX:
-            self._alike = _METHOD
-            self._alike_pause = _ALIKE_PAUSE
+        # A new object, although the bytes may be those it had: the handler must not take older properties for these.
+        self._template_method = data[start + 7 : content - 1]
+        self._template_channel = number
+        self._template_method_frame = data[start:content]
+        self._template_method_bytes = content - start
+        self._template_header_bytes = self._header_size
+        self._template_body_bytes = self._body_size
+        if self._body_size == 0 or self._header_size > _TEMPLATE_HEADER_BYTES_MAX:
+            self._match_level = _SAME_METHOD
+            self._template_pause = _TEMPLATE_PAUSE
             return
-        self._alike = _ALL
-        self._alike_head = data[start : content + _HEADER_HEAD_BYTES]
-        self._alike_tail = data[content + PROPERTIES_START : content + self._header_size + 3]
-        self._alike_size = end - 1 - self._body_size - start
-        self._alike_start = data[start : start + self._alike_size]
-        self._alike_whole = end - start
+        self._match_level = _SAME_SIZE
+        self._template_head = data[start : content + _HEADER_HEAD_BYTES]
+        self._template_tail = data[content + PROPERTIES_START : content + self._header_size + 3]
+        self._template_start_bytes = end - 1 - self._body_size - start
+        self._template_start = data[start : start + self._template_start_bytes]
+        self._template_publish_bytes = end - start
 
-    def _alike_content_end(self, data: bytes, start: i64, end: i64) -> i64:
+    def _template_content_end(self, data: bytes, start: i64, end: i64) -> i64:
         """Where the publish at `start` ends, if it is as the one before but for its body. Else, or where it is not
         whole yet, 0. Sets `_header_size` and `_body_size`.
         """
-        properties = start + self._method_size + PROPERTIES_START
-        body = properties + self._alike_header - PROPERTIES_START + 7
+        properties = start + self._template_method_bytes + PROPERTIES_START
+        body = properties + self._template_header_bytes - PROPERTIES_START + 7
         if (
             body > end
-            or data[start : properties - 8] != self._alike_head
-            or data[properties : body - 4] != self._alike_tail
+            or data[start : properties - 8] != self._template_head
+            or data[properties : body - 4] != self._template_tail
         ):
             return 0
         body_size = read_i64_be(data, properties - 8)
@@ -574,31 +568,31 @@ class Assembler(Contents):
         content_end = body + body_size + 1
         if content_end > end or data[content_end - 1] != FRAME_END:
             return 0
-        self._header_size = self._alike_header
+        self._header_size = self._template_header_bytes
         self._body_size = body_size
         return content_end
 
     def _plain_content_end(self, data: bytes, start: i64, end: i64, channel: i64) -> i64:
         """Where the content that begins at `start` ends, if it is a header frame and at most one body frame.
 
-        0: it may be plain, and `_need` bytes from `start` on tell more; never more than may be waited for: behind a
+        0: it may be plain, and `_needed_bytes` from `start` on tell more; never more than may be waited for: behind a
         part of a body other channels' frames may come. -1: another shape, or a fault, for the slow path. Else
         `_header_size` and `_body_size` are set.
         """
         have = end - start
         if have < PROPERTIES_START + 1:
             if have == 0:
-                self._need = 1
+                self._needed_bytes = 1
                 return 0
             if data[start] != FRAME_HEADER:
                 return -1
             if have < 7:
-                self._need = 7
+                self._needed_bytes = 7
                 return 0
             # One that is too short or too long is a fault, which is told now.
             if not HEADER_FIXED_BYTES + 2 <= read_u32(data, start + 3) <= self.frame_payload_max:
                 return -1
-            self._need = PROPERTIES_START + 1
+            self._needed_bytes = PROPERTIES_START + 1
             return 0
         # Eight octets at a time, whatever the fields' borders: type, channel, size; class, weight.
         word = read_i64_be(data, start)
@@ -616,7 +610,7 @@ class Assembler(Contents):
             return -1
         header_end = start + 8 + size
         if header_end > end:
-            self._need = 8 + size
+            self._needed_bytes = 8 + size
             return 0
         if data[header_end - 1] != FRAME_END:
             return -1
@@ -627,7 +621,7 @@ class Assembler(Contents):
         if end - header_end < 7:
             if end > header_end and data[header_end] != FRAME_BODY:
                 return -1
-            self._need = header_end - start + (1 if end == header_end else 7)
+            self._needed_bytes = header_end - start + (1 if end == header_end else 7)
             return 0
         # The header's frame end, then the body frame's type, channel and size.
         word = read_i64_be(data, header_end - 1)
@@ -635,6 +629,6 @@ class Assembler(Contents):
             return -1
         content_end = header_end + 8 + body_size
         if content_end > end:
-            self._need = content_end - start
+            self._needed_bytes = content_end - start
             return 0
         return content_end if data[content_end - 1] == FRAME_END else -1

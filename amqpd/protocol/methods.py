@@ -184,7 +184,7 @@ NO_ENTRIES: Final[Table] = MappingProxyType({})
 _SIZES: Final = {"o": 1, "h": 2, "i": 4, "q": 8, "H": 2}
 
 
-def read_arguments(plan: str, payload: bytes, position: int) -> list[object]:
+def decode_arguments(plan: str, payload: bytes, position: int) -> list[object]:
     """The arguments that `payload` holds from `position` to its end, without the reserved ones.
 
     Cost: some 0.2 us an argument interpreted. Raises: CodecError for a cut argument, bad UTF-8 in a name, a bad table,
@@ -254,7 +254,7 @@ def _long_string(payload: bytes, position: int, end: int) -> tuple[int, int]:
     return start, stop
 
 
-def write_arguments(plan: str, arguments: Iterable[object], head: bytes) -> bytes:
+def encode_arguments(plan: str, arguments: Iterable[object], head: bytes) -> bytes:
     """`head` and behind it `arguments` (without the reserved ones) as `plan` lays them out.
 
     Raises: CodecError when a value does not fit its place (a number out of range, a text over 255 bytes, a wrong type).
@@ -810,7 +810,7 @@ def decode(payload: bytes) -> Command:
     if method is None:
         raise UnknownMethod(number >> 16, number & 0xFFFF)
     try:
-        return method.make(read_arguments(method.plan, payload, 4))
+        return method.make(decode_arguments(method.plan, payload, 4))
     except CodecError as error:
         raise MethodSyntaxError(
             number >> 16, number & 0xFFFF, f"cannot decode {_octets(payload[4:])}", f"{method.name}: {error}"
@@ -822,7 +822,7 @@ def encode(command: Command) -> bytes:
     method = _BY_COMMAND[type(command)]
     if method.plan == "":
         return method.head
-    return write_arguments(method.plan, command, method.head)
+    return encode_arguments(method.plan, command, method.head)
 
 
 def frame(channel: int, command: Command) -> bytes:

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple, final
 from mypy_extensions import i64
 
 from amqpd.protocol.field_table import (
-    NUMBERED,
-    SENDER_SELECTED,
+    HAS_CC_OR_BCC,
+    HAS_PRODUCER_ID,
     CodecError,
     decode_table,
     encode_entry,
@@ -31,7 +31,7 @@ from amqpd.protocol.field_table import (
     read_u32,
     read_u64,
     shortstr,
-    survey_table,
+    summarize_table,
 )
 
 CONTENT_TYPE: Final = 0x8000
@@ -64,8 +64,8 @@ class PropertyInfo:
     flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
     priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is
     one of 1 to 18 plain digits, else -1. headers_start: where the headers table with its length begins, counted from
-    the flags; 0 without headers. sender_selected: there is a header CC or BCC. numbered: there is
-    one x-producer-id. direct_reply: reply-to is amq.rabbitmq.reply-to, which the broker answers for; any other is
+    the flags; 0 without headers. has_cc_or_bcc: there is a header CC or BCC. has_producer_id: there is
+    one x-producer-id. is_direct_reply_to: reply-to is amq.rabbitmq.reply-to, which the broker answers for; any other is
     between the clients.
     """
 
@@ -77,10 +77,10 @@ class PropertyInfo:
         self.expiration_ms: i64 = -1
         self.user_id: bytes | None = None
         self.headers_start: i64 = 0
-        self.sender_selected: bool = False
-        self.numbered: bool = False
-        self.surveyed: i64 = 0  # the last two as one
-        self.direct_reply: bool = False
+        self.has_cc_or_bcc: bool = False
+        self.has_producer_id: bool = False
+        self.header_flags: i64 = 0  # the last two as one
+        self.is_direct_reply_to: bool = False
 
     @property
     def has_headers(self) -> bool:
@@ -106,7 +106,7 @@ class Properties(NamedTuple):
     cluster_id: str | None = None
 
 
-def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) -> PropertyInfo:
+def scan_properties(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) -> PropertyInfo:
     """Check that [start, end) is one whole set of properties, and note what the broker must know.
 
     before: of a message that may be like this one; it is returned again where nothing of that differs,
@@ -121,10 +121,10 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         raise CodecError("property flags with a bit that means nothing")
     position = start + 2
     headers_start: i64 = 0
-    surveyed: i64 = 0
+    header_flags: i64 = 0
     delivery_mode: i64 = 0
     priority: i64 = -1
-    direct_reply = False
+    is_direct_reply_to = False
     expiration_start: i64 = 0
     expiration_end: i64 = 0
     user_id_start: i64 = 0
@@ -143,7 +143,7 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
     if flags & HEADERS != 0:
         stop = _skip_table(data, position, end)
         headers_start = position - start
-        surveyed = survey_table(data, position, stop)
+        header_flags = summarize_table(data, position, stop)
         position = stop
     if flags & DELIVERY_MODE != 0:
         if position >= end:
@@ -162,7 +162,9 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         position += 1 + size
     if flags & REPLY_TO != 0:
         stop = _skip_text(data, position, end)
-        direct_reply = stop - position == _DIRECT_REPLY_FIELD_SIZE and data[position + 1 : stop] == DIRECT_REPLY_TO
+        is_direct_reply_to = (
+            stop - position == _DIRECT_REPLY_FIELD_SIZE and data[position + 1 : stop] == DIRECT_REPLY_TO
+        )
         position = stop
     if flags & EXPIRATION != 0:
         expiration_start = position + 1
@@ -204,8 +206,8 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
         and before.headers_start == headers_start
         and before.delivery_mode == delivery_mode
         and before.priority == priority
-        and before.surveyed == surveyed
-        and before.direct_reply == direct_reply
+        and before.header_flags == header_flags
+        and before.is_direct_reply_to == is_direct_reply_to
         and (expiration_start == 0 or _is_text(data, expiration_start, expiration_end, before.expiration))
         and (user_id_start == 0 or _is_text(data, user_id_start, user_id_end, before.user_id))
     ):
@@ -214,10 +216,10 @@ def scan(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) 
     info.headers_start = headers_start
     info.delivery_mode = delivery_mode
     info.priority = priority
-    info.surveyed = surveyed
-    info.sender_selected = surveyed & SENDER_SELECTED != 0
-    info.numbered = surveyed & NUMBERED != 0
-    info.direct_reply = direct_reply
+    info.header_flags = header_flags
+    info.has_cc_or_bcc = header_flags & HAS_CC_OR_BCC != 0
+    info.has_producer_id = header_flags & HAS_PRODUCER_ID != 0
+    info.is_direct_reply_to = is_direct_reply_to
     if expiration_start > 0:
         info.expiration = data[expiration_start:expiration_end]
         info.expiration_ms = _digits(data, expiration_start, expiration_end)
@@ -297,7 +299,7 @@ def _legal_flags(data: bytes, start: i64, end: i64) -> i64:
     return flags
 
 
-def _place(data: bytes, start: i64, end: i64, wanted: i64) -> tuple[i64, i64]:
+def _field_span(data: bytes, start: i64, end: i64, wanted: i64) -> tuple[i64, i64]:
     """Where the field of flag `wanted` begins and ends; where it would go, twice, when it is absent."""
     flags = _legal_flags(data, start, end)
     position = start + 2
@@ -324,7 +326,7 @@ def decode_properties(data: bytes) -> Properties:
         else:
             stop = _skip_field(data, flag, position, end)
             if flag == HEADERS:
-                survey_table(data, position, stop)
+                summarize_table(data, position, stop)
                 table, _ = decode_table(data, position, stop)
                 fields.append(table)
             elif flag in (DELIVERY_MODE, PRIORITY):
@@ -368,12 +370,12 @@ def _encode_field(flag: int, value: object) -> bytes:
     raise CodecError(type(value).__name__ + " does not fit the property")
 
 
-def field_of(data: bytes, flag: i64) -> object:
+def decode_property(data: bytes, flag: i64) -> object:
     """The one property of `flag`, decoded as `decode_properties` does; None when it is absent. Not for HEADERS.
 
     Cost: the properties before it. Raises: CodecError.
     """
-    position, stop = _place(data, 0, len(data), flag)
+    position, stop = _field_span(data, 0, len(data), flag)
     if position == stop:
         return None
     if flag in (DELIVERY_MODE, PRIORITY):
@@ -383,20 +385,20 @@ def field_of(data: bytes, flag: i64) -> object:
     return data[position + 1 : stop].decode("utf-8", "surrogateescape")
 
 
-def headers_place(data: bytes, start: i64, end: i64) -> tuple[i64, i64]:
+def headers_span(data: bytes, start: i64, end: i64) -> tuple[i64, i64]:
     """Where the headers table of the properties [start, end), with its length, begins and ends.
 
     The same place twice when there is none. Raises: CodecError.
     """
-    return _place(data, start, end, HEADERS)
+    return _field_span(data, start, end, HEADERS)
 
 
-def headers_of(data: bytes, start: i64, end: i64) -> dict[str, object]:
+def decode_headers(data: bytes, start: i64, end: i64) -> dict[str, object]:
     """The headers in the properties [start, end), decoded; empty when there are none.
 
     Where a PropertyInfo is at hand, `decode_table(properties, info.headers_start)` saves the way. Raises: CodecError.
     """
-    position, stop = _place(data, start, end, HEADERS)
+    position, stop = _field_span(data, start, end, HEADERS)
     if position == stop:
         return {}
     table, _ = decode_table(data, position, stop)
@@ -418,7 +420,7 @@ def with_headers(properties: bytes, changes: Mapping[str, object], drop: Collect
     encoded as encode_table does. The result may be longer than a frame: the caller sees to that. Raises: CodecError.
     """
     end: i64 = len(properties)
-    start, stop = _place(properties, 0, end, HEADERS)
+    start, stop = _field_span(properties, 0, end, HEADERS)
     fresh: dict[bytes, bytes] = {}
     for name, value in changes.items():
         entry = encode_entry(name, value)
@@ -453,25 +455,25 @@ def with_headers(properties: bytes, changes: Mapping[str, object], drop: Collect
     return _replace(properties, HEADERS, start, stop, len(table).to_bytes(4, "big") + table)
 
 
-def with_entries(properties: bytes, entries: bytes) -> bytes:
+def with_encoded_headers(properties: bytes, entries: bytes) -> bytes:
     """`properties` with these headers behind those it has, none of which is of the same name.
 
     entries: as `encode_entry` gives them. The result may be longer than a frame. Raises: CodecError.
     """
-    start, stop = _place(properties, 0, len(properties), HEADERS)
+    start, stop = _field_span(properties, 0, len(properties), HEADERS)
     table = entries if start == stop else properties[start + 4 : stop] + entries
     return _replace(properties, HEADERS, start, stop, len(table).to_bytes(4, "big") + table)
 
 
 def with_reply_to(properties: bytes, reply_to: bytes) -> bytes:
     """`properties` with this reply-to, set or put in. Raises: CodecError when it is over 255 bytes."""
-    start, stop = _place(properties, 0, len(properties), REPLY_TO)
+    start, stop = _field_span(properties, 0, len(properties), REPLY_TO)
     return _replace(properties, REPLY_TO, start, stop, shortstr(reply_to))
 
 
 def without_expiration(properties: bytes) -> bytes:
     """`properties` without the expiration; the same object when there is none. Raises: CodecError."""
-    start, stop = _place(properties, 0, len(properties), EXPIRATION)
+    start, stop = _field_span(properties, 0, len(properties), EXPIRATION)
     if start == stop:
         return properties
     return _replace(properties, EXPIRATION, start, stop, b"")

@@ -544,7 +544,7 @@ class Messages:
     ) -> bytes:
         fields: dict[str, Any]
         if raw is not None:
-            p.scan(raw, 0, len(raw))
+            p.scan_properties(raw, 0, len(raw))
             found = p.decode_properties(raw)
             wanted = message_id or found.message_id or self._made_id(exchange, key, raw, body)
             mode = found.delivery_mode or (2 if self._options.persistent else None)
@@ -554,8 +554,8 @@ class Messages:
                 return p.encode_properties(found._replace(message_id=wanted, delivery_mode=mode))
             # The headers keep their bytes and with them their types.
             others = p.encode_properties(found._replace(headers={}, message_id=wanted, delivery_mode=mode))
-            first, end = p.headers_place(raw, 0, len(raw))
-            new_first, new_end = p.headers_place(others, 0, len(others))
+            first, end = p.headers_span(raw, 0, len(raw))
+            new_first, new_end = p.headers_span(others, 0, len(others))
             return others[:new_first] + raw[first:end] + others[new_end:]
         fields = {name: value for name, value in (struct or {}).items() if value is not None}
         if isinstance(fields.get("timestamp"), datetime):

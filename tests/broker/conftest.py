@@ -32,7 +32,7 @@ from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import Catalogue, VHost
-from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.storage import Storage
@@ -228,7 +228,9 @@ class Room:
     ) -> bool:
         """To every destination; False if one refused it. turn: the loop then runs until it is idle."""
         encoded = encode_properties(Properties(delivery_mode=2 if persistent else 1, **properties))  # type: ignore[arg-type]
-        message = make_message(Envelope(exchange, name), encoded, body, persistent, scan(encoded, 0, len(encoded)))
+        message = make_message(
+            Envelope(exchange, name), encoded, body, persistent, scan_properties(encoded, 0, len(encoded))
+        )
         accepted = True
         for destination in router.route(self.vhost, self.vhost.exchanges[exchange], [name], MessageView(message)):
             destination.prepare()

@@ -22,7 +22,7 @@ from taker import Taker, take
 
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.queue.queue import Queue
-from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 from amqpd.routing.selector import parse
 from amqpd.storage.filesystem import Clock
 
@@ -44,7 +44,7 @@ def report(what: str, figure_us: float, more: str = "") -> None:
 
 
 def offer(room: Room, queue: Queue, properties: bytes) -> None:
-    message = make_message(Envelope("", "q"), properties, BODY, True, scan(properties, 0, len(properties)))
+    message = make_message(Envelope("", "q"), properties, BODY, True, scan_properties(properties, 0, len(properties)))
     queue.offer(message)
 
 
@@ -88,7 +88,9 @@ def flow(what: str, count: int, filters: int) -> None:
             takers = [take(room, queue, no_ack=True)]
         names = [f"c{number % max(filters, 1)}" for number in range(count)]
         encoded = [encode_properties(Properties(headers={"colour": name, "n": 5})) for name in names[:64]]
-        messages = [make_message(Envelope("", "q"), each, BODY, False, scan(each, 0, len(each))) for each in encoded]
+        messages = [
+            make_message(Envelope("", "q"), each, BODY, False, scan_properties(each, 0, len(each))) for each in encoded
+        ]
         began_s = time.process_time()
         for number in range(count):
             queue.offer(messages[number % 64])

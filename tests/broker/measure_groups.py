@@ -23,7 +23,7 @@ from taker import Taker, take
 
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.queue.queue import Queue
-from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 
 GROUPS = 10_000
 CONSUMERS = 50
@@ -37,7 +37,7 @@ def messages_of(like: str) -> list[Message]:
         headers = {"customer": f"customer-{number}", "n": 5}
         encoded = encode_properties(Properties(headers=headers if like == "header" else None, delivery_mode=2))
         envelope = Envelope("", f"key-{number}" if like == "key" else "q")
-        made.append(make_message(envelope, encoded, BODY, True, scan(encoded, 0, len(encoded))))
+        made.append(make_message(envelope, encoded, BODY, True, scan_properties(encoded, 0, len(encoded))))
     random.Random(1).shuffle(made)
     return made
 

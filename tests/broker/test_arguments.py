@@ -12,7 +12,7 @@ from amqpd.broker.queue import arguments
 from amqpd.broker.queue.arguments import IGNORED, ROWS, compare, compared_names, validate
 from amqpd.broker.queue.config import PLAIN
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol.field_table import Long, Timestamp
+from amqpd.protocol.field_table import Int64, Timestamp
 
 SOURCES = Path(__file__).parent.parent.parent / "amqpd" / "broker"
 
@@ -134,11 +134,11 @@ class TestEquivalence:
     @pytest.mark.parametrize(
         ("given", "current"),
         [
-            (5, Long(5)),
+            (5, Int64(5)),
             (Timestamp(5), 5),
             (bytearray(b"5"), "5"),
             (b"\xff", bytearray(b"\xff")),
-            ([1, "a"], [Long(1), b"a"]),
+            ([1, "a"], [Int64(1), b"a"]),
             ({"a": 1, "b": 2.5}, {"b": 2.5, "a": 1}),
             (None, None),
         ],

@@ -15,7 +15,7 @@ from amqpd.broker.queue.grouped_log import KEPT_COUNT
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.message_groups import GroupKey, is_group_by
 from amqpd.errors import PreconditionFailed
-from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 from amqpd.storage.log.record import Record
 
 
@@ -452,7 +452,9 @@ class TestKeys:
     def test_a_header_of_a_message_and_of_its_record(self, headers, key) -> None:
         for rest in ({}, {"content_type": "text/plain"}, {"content_encoding": "x", "content_type": "", "app_id": "y"}):
             encoded = encode_properties(Properties(headers=headers, delivery_mode=2, **rest))
-            message = make_message(Envelope("", "key"), encoded, b"body", True, scan(encoded, 0, len(encoded)))
+            message = make_message(
+                Envelope("", "key"), encoded, b"body", True, scan_properties(encoded, 0, len(encoded))
+            )
             record = Record(0, 0, b"", b"key", encoded, b"body", True)
             by_header, by_key = GroupKey("header:who"), GroupKey("routing_key")
             assert by_header.of_message(message) == by_header.of_record(record) == key

@@ -21,7 +21,7 @@ from amqpd.broker.message import (
     write_header,
 )
 from amqpd.protocol.frame import LARGE_BODY_BYTES
-from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 from amqpd.storage.log.batch import BatchHeader
 from amqpd.storage.log.record import Record
 
@@ -32,7 +32,7 @@ PROPERTIES = b"\x10\x00\x02"
 def test_without_its_frames(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
-    message = make_message(Envelope("x", "k"), PROPERTIES, body, True, scan(PROPERTIES, 0, len(PROPERTIES)))
+    message = make_message(Envelope("x", "k"), PROPERTIES, body, True, scan_properties(PROPERTIES, 0, len(PROPERTIES)))
     assert message.properties() == PROPERTIES
     assert message.body() == body
     assert message.unframed() == PROPERTIES + body
@@ -44,7 +44,7 @@ def test_a_large_body_goes_out_in_frames_that_the_peer_takes(payload_max: int) -
     body = b"".join(parts)
     header = BytesWriter()
     write_header(header, 1, PROPERTIES, len(body))
-    info = scan(PROPERTIES, 0, len(PROPERTIES))
+    info = scan_properties(PROPERTIES, 0, len(PROPERTIES))
     message = message_in_parts(Envelope("x", "k"), header.getvalue(), parts, len(body), True, info)
     assert message.body() == body
     assert message.unframed() == PROPERTIES + body
@@ -93,7 +93,7 @@ def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
             key = b"key%d" % (size % 3)
             record = Record(number, 77, b"ex", key, properties, body, True)
             message = from_log.message(record)
-            info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+            info = scan_properties(properties, 0, len(properties)) if len(properties) > 3 else None
             alone = make_message(Envelope("ex", key.decode()), properties, body, True, info)
             assert (message.header_size, message.body_size) == (alone.header_size, alone.body_size)
             assert message.unframed() == alone.unframed() == properties + body

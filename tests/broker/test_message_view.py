@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from amqpd.broker.message import Envelope, MessageView, make_message
-from amqpd.protocol.properties import NO_PROPERTIES, Properties, encode_properties, scan
+from amqpd.protocol.properties import NO_PROPERTIES, Properties, encode_properties, scan_properties
 from amqpd.routing import selector_fields as fields
 from amqpd.routing.selector import parse
 
@@ -27,7 +27,7 @@ FULL = Properties(
 
 def view_of(properties: Properties) -> MessageView:
     data = encode_properties(properties)
-    info = None if data == NO_PROPERTIES else scan(data, 0, len(data))
+    info = None if data == NO_PROPERTIES else scan_properties(data, 0, len(data))
     return MessageView(make_message(Envelope("orders", "eu.new"), data, b"body", False, info))
 
 

@@ -17,7 +17,7 @@ from amqpd.broker.message import NO_MESSAGE, Envelope, make_message
 from amqpd.broker.publish import router
 from amqpd.broker.publish.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
 from amqpd.broker.queue import log_opener
-from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.queue_log import QueueLog
 
@@ -67,7 +67,7 @@ class Mover(Origin):
         keys = str(to).split()
         changed = encode_properties(Properties(delivery_mode=2, headers={"moved": True}))
         destinations = router.route(vhost, vhost.default_exchange, keys, NO_MESSAGE)
-        return Dressed(Envelope("", keys[0]), changed, scan(changed, 0, len(changed)), destinations)
+        return Dressed(Envelope("", keys[0]), changed, scan_properties(changed, 0, len(changed)), destinations)
 
     def safe(self, first: int, last: int, size: int) -> None:
         self.told.append((first, last))
@@ -151,7 +151,7 @@ class TestRoad:
         target = room.queue("target")
         mover.keep([b"logged"])
         properties = encoded("target")
-        info = scan(properties, 0, len(properties))
+        info = scan_properties(properties, 0, len(properties))
         for body, offset in ((b"logged", 0), (b"never logged", -1)):
             message = make_message(Envelope("first", "key"), properties, body, True, info)
             room.republisher.add(mover, message, offset)
@@ -278,7 +278,7 @@ class TestSafety:
         room.queue("target")
         for offset, to in enumerate(("bug", "target")):
             message = make_message(
-                Envelope("first", "key"), encoded(to), b"", True, scan(encoded(to), 0, len(encoded(to)))
+                Envelope("first", "key"), encoded(to), b"", True, scan_properties(encoded(to), 0, len(encoded(to)))
             )
             room.republisher.add(mover, message, offset)
             if to == "bug":
@@ -491,7 +491,11 @@ class TestLater:
         """Until half of it is left. Messages of transient queues, that only memory has."""
         properties = encoded("nowhere")
         message = make_message(
-            Envelope("first", "key"), properties, b"x" * body_size, True, scan(properties, 0, len(properties))
+            Envelope("first", "key"),
+            properties,
+            b"x" * body_size,
+            True,
+            scan_properties(properties, 0, len(properties)),
         )
         released: list[int] = []
         holding = SimpleNamespace(synced=lambda: released.append(len(room.republisher.line)))
@@ -514,7 +518,11 @@ class TestLater:
         room.queue("target").store.failed = True
         properties = encoded("target")
         message = make_message(
-            Envelope("first", "key"), properties, b"x" * (1 << 20), True, scan(properties, 0, len(properties))
+            Envelope("first", "key"),
+            properties,
+            b"x" * (1 << 20),
+            True,
+            scan_properties(properties, 0, len(properties)),
         )
         for _ in range(64):
             room.republisher.add(mover, message, -1)

@@ -11,7 +11,7 @@ from profiles import examples
 from amqpd.broker.consumer import Destination
 from amqpd.broker.message import Envelope, Message, make_message
 from amqpd.broker.publish.deduplication import HISTORY_BYTES_MAX, ID_BYTES_MAX, History, Note, Seen, id_of
-from amqpd.protocol.properties import Properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 
 if TYPE_CHECKING:
     from conftest import Room
@@ -74,7 +74,7 @@ def test_what_goes_nowhere_is_not_noted(room: Room) -> None:
 
 def message(body: bytes, **headers: object) -> Message:
     encoded = encode_properties(Properties(headers=headers))
-    return make_message(Envelope("x", "k"), encoded, body, False, scan(encoded, 0, len(encoded)))
+    return make_message(Envelope("x", "k"), encoded, body, False, scan_properties(encoded, 0, len(encoded)))
 
 
 def test_a_history_is_as_long_as_it_may_be() -> None:

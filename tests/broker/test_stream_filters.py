@@ -255,13 +255,13 @@ def count_looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     looked: list[object] = []
     from amqpd.broker.queue import stream_filter
 
-    decode = stream_filter.headers_of
+    decode = stream_filter.decode_headers
 
     def watched(data: bytes, start: int, end: int) -> dict[str, object]:
         looked.append(data)
         return decode(data, start, end)
 
-    monkeypatch.setattr(stream_filter, "headers_of", watched)
+    monkeypatch.setattr(stream_filter, "decode_headers", watched)
     return looked
 
 

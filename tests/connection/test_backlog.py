@@ -39,7 +39,7 @@ def test_a_busy_channel_releases_only_what_it_held_itself(house: MemoryBroker) -
 def test_a_busy_channel_that_is_closed_leaves_no_hold_behind(house: MemoryBroker) -> None:
     """What waited behind its declaration goes with the channel, and so does the reason not to read."""
     client = Served(house)
-    client.connection.assembler.body_size_max = MIB
+    client.connection.parser.body_size_max = MIB
     client.say(1, spec.Channel.Open())
     client.heard()
     client.say(1, spec.Queue.Declare(queue="q", durable=True))
@@ -80,7 +80,7 @@ def test_other_channels_do_not_wait_for_a_busy_one(house: MemoryBroker) -> None:
 def test_a_channel_that_fails_while_it_is_busy_holds_nobody(house: MemoryBroker) -> None:
     """A body that is too large is told at its header, while 2 MiB wait behind a declaration: those go."""
     client = Served(house)
-    client.connection.assembler.body_size_max = MIB
+    client.connection.parser.body_size_max = MIB
     client.say(1, spec.Channel.Open())
     client.heard()
     client.say(1, spec.Queue.Declare(queue="q", durable=True))
@@ -137,7 +137,7 @@ def test_what_stands_behind_a_close_on_a_busy_channel(
 def test_a_channel_number_taken_again_while_the_old_one_waits(house: MemoryBroker) -> None:
     """What waits for the new channel's declaration is not worked off, nor forgotten, by the old one's."""
     client = Served(house)
-    client.connection.assembler.body_size_max = MIB
+    client.connection.parser.body_size_max = MIB
     client.say(1, spec.Channel.Open())
     client.heard()
     client.say(1, spec.Queue.Declare(queue="old", durable=True))

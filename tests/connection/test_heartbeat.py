@@ -56,16 +56,16 @@ class Loop:
         self.now = end
 
 
-class Assembler:
+class Parser:
     def __init__(self) -> None:
         self.half_a_frame = False
         self.contents = 0
         self.missing = 1000
 
-    def mid_frame(self) -> bool:
+    def is_mid_command(self) -> bool:
         return self.half_a_frame or self.contents > 0
 
-    def unfinished(self) -> bool:
+    def has_partial_content(self) -> bool:
         return self.contents > 0
 
     def progress(self) -> tuple[int, int, int]:
@@ -92,7 +92,7 @@ class Connection:
         self.received = False
         self.output = Output()
         self.gate = ReadGate(Wire(), turn)
-        self.assembler = Assembler()
+        self.parser = Parser()
         self.broker = SimpleNamespace(unfinished_bodies=SimpleNamespace(full=False))
         self.wire = self.control = self
         self.aborted = False
@@ -172,7 +172,7 @@ def test_no_interval_no_heartbeats() -> None:
 def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
     """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
     room = Room(10)
-    room.connection.assembler.half_a_frame = True
+    room.connection.parser.half_a_frame = True
     room.connection.gate.hold(reason)
     room.pass_by(500, speaks=False)
     assert not room.connection.aborted
@@ -186,7 +186,7 @@ def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
 
 def test_half_a_frame_is_given_up() -> None:
     room = Room(0)
-    room.connection.assembler.half_a_frame = True
+    room.connection.parser.half_a_frame = True
     room.pass_by(MID_FRAME_S - 2, speaks=False)
     assert not room.connection.aborted
     room.pass_by(4, speaks=False)
@@ -196,7 +196,7 @@ def test_half_a_frame_is_given_up() -> None:
 def test_a_frame_that_arrives_slowly_is_not() -> None:
     room = Room(0)
     for _ in range(20):
-        room.connection.assembler.half_a_frame = True
+        room.connection.parser.half_a_frame = True
         room.pass_by(1)
         room.pass_by(20, speaks=False)
     assert not room.connection.aborted
@@ -205,9 +205,9 @@ def test_a_frame_that_arrives_slowly_is_not() -> None:
 def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
     """Although its client speaks: heartbeats, or another message. The clock stands while we do not read."""
     room = Room(10)
-    room.connection.assembler.contents = 1
+    room.connection.parser.contents = 1
     for _ in range(3):
-        room.connection.assembler.missing -= 1
+        room.connection.parser.missing -= 1
         room.pass_by(MID_FRAME_S - 2)
         assert not room.connection.forced
     room.connection.gate.hold(BODIES)
@@ -224,7 +224,7 @@ def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
 def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
     """It may take its time, but not where others' messages wait for the end of its own."""
     room = Room(10)
-    room.connection.assembler.contents = 1
+    room.connection.parser.contents = 1
     room.connection.gate.hold(OUTPUT)
     room.connection.broker.unfinished_bodies.full = full
     room.pass_by(MID_FRAME_S - 2, speaks=False)
@@ -238,7 +238,7 @@ def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
 def test_other_states_have_deadlines_of_their_own(state: int) -> None:
     room = Room(1)
     room.connection.ending.state = state
-    room.connection.assembler.half_a_frame = True
+    room.connection.parser.half_a_frame = True
     room.pass_by(500, speaks=False)
     assert not room.connection.aborted
     assert room.connection.output.written == []

@@ -421,5 +421,5 @@ def test_the_census_sees_who_is_there(house: Embedded, no_collector: None) -> No
     client.say(spec.Basic.Consume())
     client.wait("Basic.ConsumeOk")
     names = {name.rpartition(".")[2] for name in census() - before}
-    assert names >= {"Transport", "Handshake", "Connection", "Assembler", "Channel", "ChannelConsumer", "Expiry"}
+    assert names >= {"Transport", "Handshake", "Connection", "FrameParser", "Channel", "ChannelConsumer", "Expiry"}
     client.close()

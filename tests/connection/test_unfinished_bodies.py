@@ -188,7 +188,7 @@ def test_one_connection_with_many_bodies_is_bounded_too(house: MemoryBroker) -> 
             client.transport.data_received(body(100_000, channel))
     closes = client.heard()
     assert [(close.channel, close.method.reply_code) for close in closes] == [(4, 311), (3, 311)]
-    assert client.connection.assembler.kept_bytes <= 2 * MIB
+    assert client.connection.parser.buffered_bytes <= 2 * MIB
     for channel in (1, 2):
         client.transport.data_received(body(MIB - 1_000_000, channel))
     assert client.names() == []

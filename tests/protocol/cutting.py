@@ -1,8 +1,8 @@
-"""What tests of the assembler share: a plain cutter made of pamqp, who drives both, and streams to cut.
+"""What tests of the parser share: a plain cutter made of pamqp, who drives both, and streams to cut.
 
 The plain cutter knows no fast road. It reads a stream frame by frame with pamqp and keeps what is unfinished per
 channel; for every command it notes behind which byte of the stream the command was complete. So the test can demand
-that the assembler hands over neither later nor earlier than that, wherever the chunks of the stream end.
+that the parser hands over neither later nor earlier than that, wherever the chunks of the stream end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pamqp.header
 from hypothesis import strategies as st
 
 from amqpd.errors import FrameError, HardError, PreconditionFailed, SoftError, UnexpectedFrame
-from amqpd.protocol.frame import CommandSink
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.frame import FrameHandler
+from amqpd.protocol.frame_parser import FrameParser
 
 PAYLOAD_MAX = 120
 BODY_MAX = 700
@@ -156,14 +156,14 @@ class Plain:
         return 0
 
 
-# -- the assembler ---------------------------------------------------------------------------------------------------
+# -- the parser ---------------------------------------------------------------------------------------------------
 
 
 class Hiccup(SoftError):
     """What a handler may raise."""
 
 
-class Recorder(CommandSink):
+class Recorder(FrameHandler):
     """Notes what it is called with, in the plain cutter's words; raises for every command that `hiccup` picks."""
 
     def __init__(self, hiccup: Callable[[int], bool]) -> None:
@@ -172,7 +172,7 @@ class Recorder(CommandSink):
         self.closed: list[int] = []
         self.started: list[int] = []
         self.headers: dict[int, tuple[bytes, bytes]] = {}
-        self.alike = 0
+        self.same_as_last = 0
         self.hiccup = hiccup
 
     def note(self, *command: Any) -> None:
@@ -188,7 +188,7 @@ class Recorder(CommandSink):
         header_size: int,
         body_size: int,
         frame_payload_max: int,
-        alike: bool,
+        same_as_last: bool,
     ) -> None:
         if channel in self.dropped:
             return
@@ -196,8 +196,8 @@ class Recorder(CommandSink):
         assert isinstance(header, pamqp.header.ContentHeader)
         assert (consumed, number, header.body_size) == (header_size, channel, body_size)
         constant = content[:11] + content[19:header_size]
-        if alike and id(method) in self.headers:
-            self.alike += 1
+        if same_as_last and id(method) in self.headers:
+            self.same_as_last += 1
             assert self.headers[id(method)][1] == constant
         parts = []
         rest = content[consumed:]
@@ -236,28 +236,28 @@ class Recorder(CommandSink):
 
 
 class Driver:
-    """Feeds an assembler as a connection does: goes on after a soft error, ends at a hard one."""
+    """Feeds an parser as a connection does: goes on after a soft error, ends at a hard one."""
 
     def __init__(self, hiccup: Callable[[int], bool] = lambda _: False) -> None:
         self.sink = Recorder(hiccup)
-        self.assembler = Assembler(self.sink, PAYLOAD_MAX, BODY_MAX)
+        self.parser = FrameParser(self.sink, PAYLOAD_MAX, BODY_MAX)
         self.error: HardError | None = None
         self.hiccups = 0
 
     def feed(self, chunk: bytes) -> None:
         if self.error is not None:
             return
-        self.assembler.push(chunk)
+        self.parser.feed_data(chunk)
         while True:
             try:
-                self.assembler.run()
+                self.parser.parse()
             except Hiccup:
                 self.hiccups += 1
             except PreconditionFailed:
-                channel = self.assembler.channel
+                channel = self.parser.channel
                 self.sink.commands.append(("refused", channel))
                 self.sink.dropped.add(channel)
-                self.assembler.drop_channel(channel)
+                self.parser.ignore_channel(channel)
             except HardError as error:
                 self.error = error
                 return
@@ -265,7 +265,7 @@ class Driver:
                 break
             finally:
                 for channel in self.sink.closed:
-                    self.assembler.take_channel(channel)
+                    self.parser.accept_channel(channel)
                 self.sink.closed.clear()
 
 
@@ -406,4 +406,4 @@ def check(driver: Driver, expected: Outcome) -> None:
     assert driver.sink.commands == expected.commands
     assert (driver.error.code if driver.error else 0) == expected.error
     if not expected.error:
-        assert driver.assembler.mid_frame() == expected.unfinished
+        assert driver.parser.is_mid_command() == expected.unfinished

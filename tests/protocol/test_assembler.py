@@ -1,4 +1,4 @@
-"""The assembler against the plain cutter: the same commands, whole, in pieces, and one byte at a time."""
+"""The parser against the plain cutter: the same commands, whole, in pieces, and one byte at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.errors import FrameError, PreconditionFailed
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.frame_parser import FrameParser
 
 PROFILE = settings(
     deadline=None, max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -115,12 +115,12 @@ def test_a_frame_that_is_too_large_is_refused_at_its_header() -> None:
 
 def test_the_soft_error_names_its_channel() -> None:
     sink = Recorder(lambda _: False)
-    assembler = Assembler(sink, PAYLOAD_MAX, BODY_MAX)
+    parser = FrameParser(sink, PAYLOAD_MAX, BODY_MAX)
     method = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 7)
-    assembler.push(method + raw_frame(2, 7, header_payload(5000, b"\0\0")))
+    parser.feed_data(method + raw_frame(2, 7, header_payload(5000, b"\0\0")))
     with pytest.raises(PreconditionFailed, match="message size 5000 is larger than configured max size 700"):
-        assembler.run()
-    assert assembler.channel == 7
+        parser.parse()
+    assert parser.channel == 7
 
 
 def test_a_publish_is_announced_before_its_content() -> None:
@@ -138,12 +138,12 @@ def test_what_a_handler_left_can_be_taken_back() -> None:
     """The login takes the rest of the bytes and pushes it again when it is decided."""
     driver = Driver(lambda number: number == 1)
     method = pamqp.frame.marshal(spec.Tx.Select(), 1)
-    driver.assembler.push(method + method + method[:5])
+    driver.parser.feed_data(method + method + method[:5])
     with pytest.raises(Hiccup):
-        driver.assembler.run()
-    rest = driver.assembler.take_rest()
+        driver.parser.parse()
+    rest = driver.parser.take_unparsed()
     assert rest == method + method[:5]
-    assert not driver.assembler.mid_frame()
+    assert not driver.parser.is_mid_command()
     driver.feed(rest)
     driver.feed(method[5:])
     assert len(driver.sink.commands) == 3
@@ -154,21 +154,21 @@ def test_take_rest_finds_unfinished_frames() -> None:
     method = pamqp.frame.marshal(spec.Tx.Select(), 1)
     for piece in (method[:3], method[3:6], method[6:8]):
         driver.feed(piece)
-    assert driver.assembler.take_rest() == method[:8]
-    assert not driver.assembler.mid_frame()
+    assert driver.parser.take_unparsed() == method[:8]
+    assert not driver.parser.is_mid_command()
 
 
 def test_dropped_channels_hold_nothing() -> None:
     """Content for a channel that the broker has closed is not gathered."""
     driver = Driver()
     driver.feed(QUICK[0][1] + raw_frame(2, 1, header_payload(600, b"\0\0")))
-    assert driver.assembler.mid_frame()
-    driver.assembler.drop_channel(1)
+    assert driver.parser.is_mid_command()
+    driver.parser.ignore_channel(1)
     driver.sink.dropped.add(1)
-    assert not driver.assembler.mid_frame()
+    assert not driver.parser.is_mid_command()
     for _ in range(4):
         driver.feed(raw_frame(3, 1, b"x" * 100))
-        assert not driver.assembler.mid_frame()
+        assert not driver.parser.is_mid_command()
     driver.feed(pamqp.frame.marshal(spec.Channel.CloseOk(), 1) + b"".join(frame for _, frame in QUICK))
     assert [command[0] for command in driver.sink.commands] == ["method", "publish"]
 
@@ -179,4 +179,4 @@ def test_dropped_channels_are_not_waited_for() -> None:
     publish = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1)
     driver.feed(publish + raw_frame(2, 1, header_payload(BODY_MAX + 1, b"\0\0")))
     driver.feed(publish + raw_frame(2, 1, header_payload(1, b"\0\0")))
-    assert not driver.assembler.mid_frame()
+    assert not driver.parser.is_mid_command()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqpd.protocol.field_table import (
-    SENDER_SELECTED,
+    HAS_CC_OR_BCC,
     CodecError,
     Timestamp,
     decode_table,
@@ -23,7 +23,7 @@ from amqpd.protocol.field_table import (
     field_end,
     longstr,
     shortstr,
-    survey_table,
+    summarize_table,
     validate_table,
 )
 
@@ -326,9 +326,9 @@ def test_check_and_decoder_agree_on_anything(entries):
 @pytest.mark.parametrize(
     ("table", "found"),
     [
-        ({"CC": ["a"]}, SENDER_SELECTED),
-        ({"BCC": ["a"]}, SENDER_SELECTED),
-        ({"x": 1, "BCC": 5, "y": 2}, SENDER_SELECTED),
+        ({"CC": ["a"]}, HAS_CC_OR_BCC),
+        ({"BCC": ["a"]}, HAS_CC_OR_BCC),
+        ({"x": 1, "BCC": 5, "y": 2}, HAS_CC_OR_BCC),
         ({"a": {"CC": ["a"]}, "b": [{"BCC": []}]}, 0),
         ({"C": 1, "CCC": 1, "BC": 1, "CB": 1, "BBC": 1, "BCB": 1, "cc": 1, "ACC": 1, "": 1, "CCx": 1, "BCCx": 1}, 0),
         ({}, 0),
@@ -336,4 +336,4 @@ def test_check_and_decoder_agree_on_anything(entries):
 )
 def test_survey_finds_sender_selected_distribution(table, found):
     data = encode_table(table)
-    assert survey_table(data, 0, len(data)) == found
+    assert summarize_table(data, 0, len(data)) == found

@@ -19,11 +19,11 @@ from amqpd.protocol.methods import (
     MethodSyntaxError,
     UnknownMethod,
     decode,
+    decode_arguments,
     encode,
+    encode_arguments,
     frame,
     method_name,
-    read_arguments,
-    write_arguments,
 )
 
 COMMANDS = get_args(Command)
@@ -204,10 +204,10 @@ def test_bits_that_mean_nothing_are_passed_over():
 
 def test_more_than_eight_bits_take_a_second_octet():
     bits = [True, False, False, False, False, False, False, True, True]
-    assert write_arguments("b" * 9 + "h" + "bb", [*bits, 5, False, True], b"") == b"\x81\x01\x00\x05\x02"
-    assert read_arguments("b" * 9 + "h" + "bb", b"\x81\x01\x00\x05\x02", 0) == [*bits, 5, False, True]
-    assert write_arguments("b" * 8, bits[:8], b"") == b"\x81"
-    assert read_arguments("b" * 8, b"\x81", 0) == bits[:8]
+    assert encode_arguments("b" * 9 + "h" + "bb", [*bits, 5, False, True], b"") == b"\x81\x01\x00\x05\x02"
+    assert decode_arguments("b" * 9 + "h" + "bb", b"\x81\x01\x00\x05\x02", 0) == [*bits, 5, False, True]
+    assert encode_arguments("b" * 8, bits[:8], b"") == b"\x81"
+    assert decode_arguments("b" * 8, b"\x81", 0) == bits[:8]
 
 
 def sample(kind):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amqpd.protocol import methods
-from amqpd.protocol.frame import FrameWalk
+from amqpd.protocol.frame import FrameBoundaryScanner
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -24,39 +24,39 @@ def test_what_passes_is_whole_frames_and_all_of_them(frames: list[bytes], sizes:
     for each in frames:
         ends.add(max(ends) + len(each))
     stream = b"".join(frames)
-    walk = FrameWalk(4096)
+    scanner = FrameBoundaryScanner(4096)
     passed, position, turn = b"", 0, 0
     while position < len(stream):
         piece = stream[position : position + sizes[turn % len(sizes)]]
         position += len(piece)
         turn += 1
-        passed += walk.take(piece)
+        passed += scanner.complete_frames(piece)
         assert len(passed) in ends
         assert len(passed) == max(end for end in ends if end <= position)
     assert passed == stream
-    assert not walk.broken
+    assert not scanner.is_broken
 
 
 def test_a_close_is_seen() -> None:
     for command in (methods.ConnectionClose(320, "gone"), methods.ConnectionCloseOk()):
-        walk = FrameWalk(4096)
-        walk.take(methods.frame(0, methods.ConnectionOpenOk()) + frame(3, 1, b"\x00\x0a\x00\x32"))
-        assert not walk.closed
-        walk.take(methods.frame(0, command))
-        assert walk.closed
+        scanner = FrameBoundaryScanner(4096)
+        scanner.complete_frames(methods.frame(0, methods.ConnectionOpenOk()) + frame(3, 1, b"\x00\x0a\x00\x32"))
+        assert not scanner.saw_close
+        scanner.complete_frames(methods.frame(0, command))
+        assert scanner.saw_close
 
 
 def test_a_frame_of_many_pieces_is_put_together_once() -> None:
     whole = frame(3, 1, bytes(100_000))
-    walk = FrameWalk(131_072)
+    scanner = FrameBoundaryScanner(131_072)
     for start in range(0, len(whole) - 1, 1000):
-        assert walk.take(whole[start : min(start + 1000, len(whole) - 1)]) == b""
-    assert walk.take(whole[-1:]) == whole
+        assert scanner.complete_frames(whole[start : min(start + 1000, len(whole) - 1)]) == b""
+    assert scanner.complete_frames(whole[-1:]) == whole
 
 
 def test_one_that_is_larger_than_there_may_be_ends_it() -> None:
-    walk = FrameWalk(4096)
+    scanner = FrameBoundaryScanner(4096)
     good = frame(1, 1, b"\0\x0a\0\x0b")
-    assert walk.take(good + b"\x03\0\x01\x7f\xff\xff\xff") == good
-    assert walk.broken
-    assert walk.take(good) == b""
+    assert scanner.complete_frames(good + b"\x03\0\x01\x7f\xff\xff\xff") == good
+    assert scanner.is_broken
+    assert scanner.complete_frames(good) == b""

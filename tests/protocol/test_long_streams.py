@@ -1,4 +1,4 @@
-"""The assembler on long streams: linear cost, large bodies, publishers with habits."""
+"""The parser on long streams: linear cost, large bodies, publishers with habits."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cutting import (
     raw_frame,
 )
 
-from amqpd.protocol.frame import CommandSink
-from amqpd.protocol.frame_parser import Assembler
+from amqpd.protocol.frame import FrameHandler
+from amqpd.protocol.frame_parser import FrameParser
 
 
 def big_stream(size: int) -> bytes:
@@ -29,7 +29,7 @@ def big_stream(size: int) -> bytes:
     return method + raw_frame(2, 1, header_payload(size, b"\0\0")) + raw_frame(3, 1, bytes(size))
 
 
-class Count(CommandSink):
+class Count(FrameHandler):
     def __init__(self) -> None:
         self.bodies: list[int] = []
 
@@ -41,7 +41,7 @@ class Count(CommandSink):
         header_size: int,
         body_size: int,
         frame_payload_max: int,
-        alike: bool,
+        same_as_last: bool,
     ) -> None:
         self.bodies.append(body_size)
 
@@ -51,13 +51,13 @@ class Count(CommandSink):
 
 def bytewise_s(size: int, processor_s: Callable[..., float]) -> float:
     sink = Count()
-    assembler = Assembler(sink, 1 << 20, 1 << 20)
+    parser = FrameParser(sink, 1 << 20, 1 << 20)
     stream = big_stream(size)
 
     def push() -> None:
         for position in range(len(stream)):
-            assembler.push(stream[position : position + 1])
-            assembler.run()
+            parser.feed_data(stream[position : position + 1])
+            parser.parse()
 
     took = processor_s(push)
     assert sink.bodies == [size]
@@ -71,7 +71,7 @@ def test_one_byte_at_a_time_costs_linear_time(processor_s: Callable[..., float])
     assert large < 24 * small, f"{large:.3f} s for 128 KiB, {small:.4f} s for 16 KiB"
 
 
-class Large(CommandSink):
+class Large(FrameHandler):
     def __init__(self) -> None:
         self.taken: list[tuple[int, bytes, list[bytes], int]] = []
 
@@ -96,16 +96,16 @@ def test_a_large_body_stays_in_the_parts_it_came_in(chunk: int) -> None:
         stream += raw_frame(3, 1, body[at : at + size])
         at += size
     sink = Large()
-    assembler = Assembler(sink, 131072, 1 << 24)
+    parser = FrameParser(sink, 131072, 1 << 24)
     for start in range(0, len(stream), chunk):
         assert not sink.taken
-        assembler.push(stream[start : start + chunk])
-        assembler.run()
+        parser.feed_data(stream[start : start + chunk])
+        parser.parse()
     ((channel, seen, parts, body_size),) = sink.taken
     assert (channel, seen, body_size) == (1, header, len(body))
     assert b"".join(parts) == body
     assert len(parts) <= 8, [len(part) for part in parts]
-    assert not assembler.mid_frame()
+    assert not parser.is_mid_command()
 
 
 def habits(seed: int) -> bytes:
@@ -140,7 +140,7 @@ def habits(seed: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_long_streams_that_are_alike_in_this_or_that(seed: int) -> None:
-    """What the assembler expects of a stream, and gives up again, changes nothing of what it hands over."""
+    """What the parser expects of a stream, and gives up again, changes nothing of what it hands over."""
     stream = habits(seed)
     plain = Plain().cut(stream)
     assert plain.error == 0 and not plain.unfinished
@@ -154,7 +154,7 @@ def test_long_streams_that_are_alike_in_this_or_that(seed: int) -> None:
             at += size
         assert driver.error is None
         assert driver.sink.commands == plain.commands
-        assert driver.sink.alike > 0
+        assert driver.sink.same_as_last > 0
 
 
 def test_properties_of_the_same_size_are_not_the_same() -> None:
@@ -168,4 +168,4 @@ def test_properties_of_the_same_size_are_not_the_same() -> None:
     driver = Driver()
     driver.feed(stream)
     assert driver.sink.commands == Plain().cut(stream).commands
-    assert driver.sink.alike > 400
+    assert driver.sink.same_as_last > 400

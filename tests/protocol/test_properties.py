@@ -15,11 +15,11 @@ from amqpd.protocol import properties as props
 from amqpd.protocol.field_table import CodecError, Timestamp, encode_table, shortstr
 from amqpd.protocol.properties import (
     Properties,
+    decode_headers,
     decode_properties,
     encode_properties,
-    headers_of,
-    headers_place,
-    scan,
+    headers_span,
+    scan_properties,
     with_headers,
     with_reply_to,
     without_expiration,
@@ -137,7 +137,7 @@ def test_what_pamqp_encodes_is_read(properties):
     if properties.timestamp is not None:
         arguments["timestamp"] = datetime.fromtimestamp(properties.timestamp, tz=UTC)
     data = pamqp.header.ContentHeader(0, 5, pamqp.commands.Basic.Properties(**arguments)).marshal()[12:]
-    scan(data, 0, len(data))
+    scan_properties(data, 0, len(data))
     assert decode_properties(data) == properties
 
 
@@ -147,7 +147,7 @@ def test_scan_sees_what_is_there(properties, before, after):
     start = len(before)
     end = start + len(data)
     inside = before + data + after
-    info = scan(inside, start, end)
+    info = scan_properties(inside, start, end)
     assert info.flags == int.from_bytes(data[:2], "big")
     assert info.delivery_mode == (properties.delivery_mode or 0)
     assert info.priority == (-1 if properties.priority is None else properties.priority)
@@ -157,13 +157,13 @@ def test_scan_sees_what_is_there(properties, before, after):
     text = properties.expiration or ""
     plain = 1 <= len(text) <= 18 and all(each in "0123456789" for each in text)
     assert info.expiration_ms == (int(text) if plain else -1)
-    assert info.direct_reply == (properties.reply_to == "amq.rabbitmq.reply-to")
+    assert info.is_direct_reply_to == (properties.reply_to == "amq.rabbitmq.reply-to")
     assert info.has_headers == (properties.headers is not None)
-    first, last = headers_place(inside, start, end)
+    first, last = headers_span(inside, start, end)
     assert inside[first:last] == (b"" if properties.headers is None else encode_table(properties.headers))
     assert info.headers_start == (0 if properties.headers is None else first - start)
-    assert scan(inside, start, end, info) is info
-    assert headers_of(inside, start, end) == (properties.headers or {})
+    assert scan_properties(inside, start, end, info) is info
+    assert decode_headers(inside, start, end) == (properties.headers or {})
 
 
 def test_every_property_in_its_place():
@@ -174,17 +174,17 @@ def test_every_property_in_its_place():
         b"\xff\xfc\x01a\x01b\x00\x00\x00\x03\x01hV\x02\x09\x01c\x01d\x01e\x01f"
         b"\xff\xff\xff\xff\xff\xff\xff\xff\x01g\x01h\x01i\x01j"
     )
-    info = scan(data, 0, len(data))
+    info = scan_properties(data, 0, len(data))
     assert (info.delivery_mode, info.priority) == (2, 9)
-    assert (info.expiration, info.expiration_ms, info.user_id, info.direct_reply) == (b"e", -1, b"h", False)
-    assert (info.headers_start, headers_place(data, 0, len(data))) == (6, (6, 13))
+    assert (info.expiration, info.expiration_ms, info.user_id, info.is_direct_reply_to) == (b"e", -1, b"h", False)
+    assert (info.headers_start, headers_span(data, 0, len(data))) == (6, (6, 13))
     assert decode_properties(data).timestamp == 2**64 - 1
     for size in range(len(data)):
-        assert not accepted(scan, data[:size], 0, size)
-        assert not accepted(scan, data, 0, size)
+        assert not accepted(scan_properties, data[:size], 0, size)
+        assert not accepted(scan_properties, data, 0, size)
         assert not accepted(decode_properties, data[:size])
-    assert not accepted(scan, data, 0, len(data) + 1)
-    assert not accepted(scan, data, -1, len(data))
+    assert not accepted(scan_properties, data, 0, len(data) + 1)
+    assert not accepted(scan_properties, data, -1, len(data))
 
 
 REFUSED = {
@@ -214,7 +214,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_bytes_are_refused(case):
     data = REFUSED[case]
-    assert not accepted(scan, data, 0, len(data))
+    assert not accepted(scan_properties, data, 0, len(data))
     assert not accepted(decode_properties, data)
 
 
@@ -223,9 +223,9 @@ def test_headers_nested_too_deep_are_refused():
     for _ in range(127):
         table = struct.pack(">I", len(table) + 3) + b"\x01aF" + table
     data = b"\x20\x00" + table
-    assert scan(data, 0, len(data)).has_headers
+    assert scan_properties(data, 0, len(data)).has_headers
     data = b"\x20\x00" + struct.pack(">I", len(table) + 3) + b"\x01aF" + table
-    assert not accepted(scan, data, 0, len(data))
+    assert not accepted(scan_properties, data, 0, len(data))
     assert not accepted(decode_properties, data)
 
 
@@ -241,7 +241,7 @@ def test_headers_nested_too_deep_are_refused():
     ],
 )
 def test_what_a_text_or_number_means_is_not_judged_here(data, delivery_mode, expiration):
-    info = scan(data, 0, len(data))
+    info = scan_properties(data, 0, len(data))
     assert (info.delivery_mode, info.expiration) == (delivery_mode, expiration)
 
 
@@ -251,8 +251,8 @@ def test_scan_and_decoder_agree_on_damaged_properties(properties, draw):
     place = draw.draw(st.integers(0, len(damaged) - 1))
     damaged[place] = draw.draw(octets)
     data = bytes(damaged[: draw.draw(st.integers(0, len(damaged)))])
-    assert accepted(scan, data, 0, len(data)) == accepted(decode_properties, data)
-    whole = accepted(scan, data, 0, len(data))
+    assert accepted(scan_properties, data, 0, len(data)) == accepted(decode_properties, data)
+    whole = accepted(scan_properties, data, 0, len(data))
     # Surgery may overlook damage it has no business with, but it never fails on what scan lets through.
     assert accepted(without_headers, data, ["a"]) >= whole
     assert accepted(with_headers, data, {"a": 1}) >= whole
@@ -262,7 +262,7 @@ def test_scan_and_decoder_agree_on_damaged_properties(properties, draw):
 
 @given(st.binary(max_size=40))
 def test_scan_and_decoder_agree_on_anything(data):
-    assert accepted(scan, data, 0, len(data)) == accepted(decode_properties, data)
+    assert accepted(scan_properties, data, 0, len(data)) == accepted(decode_properties, data)
 
 
 def facts(info):
@@ -274,8 +274,8 @@ def facts(info):
         info.expiration_ms,
         info.user_id,
         info.headers_start,
-        info.sender_selected,
-        info.direct_reply,
+        info.has_cc_or_bcc,
+        info.is_direct_reply_to,
     )
 
 
@@ -284,8 +284,8 @@ def test_what_is_known_of_others_is_used_where_it_is_the_same_and_only_there(mes
     before = None
     for properties in messages:
         data = encode_properties(properties)
-        alone = scan(data, 0, len(data))
-        info = scan(data, 0, len(data), before)
+        alone = scan_properties(data, 0, len(data))
+        info = scan_properties(data, 0, len(data), before)
         assert facts(info) == facts(alone)
         assert (info is before) == (before is not None and facts(before) == facts(alone))
         before = info
@@ -315,8 +315,8 @@ def test_ids_of_their_own_make_no_difference_to_the_road():
         )
         for digit, size in (("7", 5), ("8", 90))
     )
-    info = scan(first, 0, len(first))
-    assert scan(second, 0, len(second), info) is info
+    info = scan_properties(first, 0, len(first))
+    assert scan_properties(second, 0, len(second), info) is info
 
 
 OTHERS = {
@@ -341,9 +341,9 @@ def test_what_the_road_must_know_is_never_another_messages(what):
     before = None
     for properties in messages:
         data = encode_properties(properties)
-        info = scan(data, 0, len(data), before)
+        info = scan_properties(data, 0, len(data), before)
         assert info is not before or properties.expiration == "1000" or properties.user_id == "anna"
-        assert facts(info) == facts(scan(data, 0, len(data)))
+        assert facts(info) == facts(scan_properties(data, 0, len(data)))
         before = info
 
 
@@ -351,11 +351,11 @@ def test_what_the_road_must_know_is_never_another_messages(what):
 def test_damage_is_found_beside_a_message_that_is_alike(properties, draw):
     """As it is without: malformed tables are 501 however the one before looked."""
     whole = encode_properties(properties)
-    known = scan(whole, 0, len(whole))
+    known = scan_properties(whole, 0, len(whole))
     damaged = bytearray(whole)
     damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(octets)
     data = bytes(damaged[: draw.draw(st.integers(0, len(damaged)))])
-    assert accepted(scan, data, 0, len(data), known) == accepted(decode_properties, data)
+    assert accepted(scan_properties, data, 0, len(data), known) == accepted(decode_properties, data)
 
 
 def test_every_letter_is_surveyed_as_it_is_decoded():
@@ -369,7 +369,7 @@ def test_every_letter_is_surveyed_as_it_is_decoded():
             table = b"\x01a" + bytes([letter]) + value
             data = b"\x20\x00" + len(table).to_bytes(4, "big") + table
             known = accepted(decode_properties, data)
-            assert accepted(scan, data, 0, len(data)) == known, (letter, size)
+            assert accepted(scan_properties, data, 0, len(data)) == known, (letter, size)
             taken += known
         assert (taken > 0) == (letter in b"tbBsuIilLfdDTSxAFV"), letter
 
@@ -377,7 +377,7 @@ def test_every_letter_is_surveyed_as_it_is_decoded():
 def test_sender_selected_distribution_is_noticed():
     for name, noticed in (("CC", True), ("BCC", True), ("cc", False)):
         data = encode_properties(Properties(content_type="t", headers={"a": 1, name: ["q"]}))
-        assert scan(data, 0, len(data)).sender_selected is noticed
+        assert scan_properties(data, 0, len(data)).has_cc_or_bcc is noticed
 
 
 @given(fields, entries, st.lists(st.sampled_from([name_of(entry) for entry in LETTERED]), max_size=4))
@@ -387,7 +387,7 @@ def test_headers_taken_out_leave_all_else(rest, headers, names):
     changed = without_headers(data, names)
     assert changed == assemble(rest, left)
     assert (changed is data) == (left == headers)
-    scan(changed, 0, len(changed))
+    scan_properties(changed, 0, len(changed))
 
 
 @given(fields, entries)
@@ -425,7 +425,7 @@ def test_headers_where_there_were_none(rest):
     assert with_headers(data, {"other": 1}) == assemble(rest, [b"\x05otherI\x00\x00\x00\x01"])
     assert with_headers(data, {}, ["a"]) is data
     assert without_headers(data, ["a"]) is data
-    assert headers_of(data, 0, len(data)) == {}
+    assert decode_headers(data, 0, len(data)) == {}
 
 
 @given(fields, entries)

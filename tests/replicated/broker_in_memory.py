@@ -22,7 +22,7 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import Windows
 from amqpd.broker.queue_services import BrokerHost
 from amqpd.broker.vhost.vhost import Catalogue, VHost
-from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.metadata.store import VhostRow
 
 SOURCE, TARGET = "source", "target"
@@ -98,7 +98,7 @@ class Owner(Slot):
     def publish(self, *bodies: bytes, priority: int = 0) -> None:
         encoded = encode_properties(Properties(delivery_mode=2, priority=priority))
         for body in bodies:
-            message = make_message(Envelope("", SOURCE), encoded, body, True, scan(encoded, 0, len(encoded)))
+            message = make_message(Envelope("", SOURCE), encoded, body, True, scan_properties(encoded, 0, len(encoded)))
             assert self.source.offer(message)
         self.run()
 

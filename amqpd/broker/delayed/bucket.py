@@ -79,7 +79,7 @@ from amqpd.broker.queue.argument_checks import erlang_type
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp, read_u32, shortstr
 from amqpd.protocol.frame import LARGE_BODY_BYTES
-from amqpd.protocol.properties import headers_place, scan, with_entries, with_headers
+from amqpd.protocol.properties import headers_span, scan_properties, with_encoded_headers, with_headers
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import Cursor, LogFailed, QueueLog
 
@@ -316,7 +316,7 @@ def with_delay(
     value_size = len(named) + 20
     size = len(_START) + 4 + value_size
     tail = due_ms.to_bytes(8, "big") + number.to_bytes(8, "big") + size.to_bytes(4, "big")
-    return with_entries(changed, _START + value_size.to_bytes(4, "big") + named + tail)
+    return with_encoded_headers(changed, _START + value_size.to_bytes(4, "big") + named + tail)
 
 
 def due_of(properties: bytes) -> i64:
@@ -330,7 +330,7 @@ def number_of(properties: bytes) -> i64:
 
 
 def _stop(properties: bytes) -> i64:
-    start, stop = headers_place(properties, 0, len(properties))
+    start, stop = headers_span(properties, 0, len(properties))
     if stop - start < 4 + _TAIL_SIZE + len(_START):
         raise ValueError("no delayed message")
     return stop
@@ -358,7 +358,7 @@ def _size(properties: bytes, stop: i64) -> i64:
 
 def without_delay(properties: bytes) -> bytes:
     """The message's properties as it is delivered."""
-    start, stop = headers_place(properties, 0, len(properties))
+    start, stop = headers_span(properties, 0, len(properties))
     left = stop - _size(properties, stop)
     table_size: int = left - start - 4
     return properties[:start] + table_size.to_bytes(4, "big") + properties[start + 4 : left] + properties[stop:]
@@ -604,7 +604,7 @@ class Release(Origin):
         properties = without_delay(properties)
         if self._again or self.again:
             properties = with_headers(properties, {REDELIVERED: True})
-        info = scan(properties, 0, len(properties))
+        info = scan_properties(properties, 0, len(properties))
         destinations = router.route(vhost, exchange, keys, PropertiesView(envelope, properties), exchange)
         if not destinations:
             self._tally.unroutable += 1

@@ -39,8 +39,8 @@ from amqpd.broker.publish.republisher import STAYS, Dressed, Origin, Republisher
 from amqpd.broker.queue.filtered import Judge
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.scan import Search
-from amqpd.protocol.field_table import Long, encode_entry
-from amqpd.protocol.properties import HEADERS, scan, with_entries, without_headers
+from amqpd.protocol.field_table import Int64, encode_entry
+from amqpd.protocol.properties import HEADERS, scan_properties, with_encoded_headers, without_headers
 from amqpd.routing.selector import Selector
 from amqpd.storage.queue_log import QueueLog
 
@@ -57,7 +57,7 @@ class Marks:
     """Of messages of the queue of this name."""
 
     def __init__(self, queue: str) -> None:
-        self._first = encode_entry(QUEUE, queue) + encode_entry(OFFSET, Long(0))[:-8]
+        self._first = encode_entry(QUEUE, queue) + encode_entry(OFFSET, Int64(0))[:-8]
         self._redelivered = encode_entry(REDELIVERED, True)
 
     def marked(self, properties: bytes, offset: i64, redelivered: bool) -> bytes:
@@ -72,7 +72,7 @@ class Marks:
         entries = self._first + number.to_bytes(8, "big")
         if redelivered:
             entries += self._redelivered
-        changed = with_entries(bare, entries)
+        changed = with_encoded_headers(bare, entries)
         return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else bare
 
 
@@ -503,7 +503,7 @@ class Job(Origin):
                 self._full_target = destination
                 return STAYS
         changed = self._marks.marked(found.properties, entry.offset, entry.redelivered)
-        return Dressed(found.envelope, changed, scan(changed, 0, len(changed)), found.destinations)
+        return Dressed(found.envelope, changed, scan_properties(changed, 0, len(changed)), found.destinations)
 
     def kept(self, offset: i64) -> None:
         entry = self._under_way.pop(offset, None)

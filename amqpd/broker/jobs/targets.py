@@ -26,8 +26,8 @@ from amqpd.broker.message import Envelope, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, Long, decode_table
-from amqpd.protocol.properties import scan, with_headers
+from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, Int64, decode_table
+from amqpd.protocol.properties import scan_properties, with_headers
 from amqpd.routing.base import CHANCE, MEMORY
 
 REDRIVE_COUNT: Final = "x-redrive-count"
@@ -176,7 +176,7 @@ class Redrive(Address):
         self.why = NO_DEATH
         if b"x-death" not in properties:
             return None
-        info = scan(properties, 0, len(properties))
+        info = scan_properties(properties, 0, len(properties))
         table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
         death = first_death(table)
         if death is None:
@@ -187,7 +187,7 @@ class Redrive(Address):
         before = table.get(REDRIVE_COUNT)
         count: int = before if isinstance(before, int) and 0 <= before < 1 << 62 else 0
         to = Envelope(exchange_name, keys[0])
-        changed = with_headers(properties, {REDRIVE_COUNT: Long(count + 1)}, DEATH_HEADERS)
+        changed = with_headers(properties, {REDRIVE_COUNT: Int64(count + 1)}, DEATH_HEADERS)
         self.why = NO_TARGET
         if queue is not None:
             if queue is self._source or queue.exclusive_owner is not None:

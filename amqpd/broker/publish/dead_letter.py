@@ -49,8 +49,14 @@ from amqpd.broker.publish.republisher import STAYS, Dressed, Origin, Republisher
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
-from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Long, Timestamp, decode_table, encode_entry
-from amqpd.protocol.properties import scan, with_entries, with_headers, without_expiration, without_headers
+from amqpd.protocol.field_table import PRODUCER_ID, CodecError, Int64, Timestamp, decode_table, encode_entry
+from amqpd.protocol.properties import (
+    scan_properties,
+    with_encoded_headers,
+    with_headers,
+    without_expiration,
+    without_headers,
+)
 from amqpd.routing.base import CHANCE, MEMORY, ROUTING_KEY
 from amqpd.storage.queue_log import QueueLog
 
@@ -134,8 +140,8 @@ class Dresser:
         """None: it has copies or an earlier death, more than its key matters on the way, or headers fill a frame."""
         if b"-death" in properties:
             return None
-        info = scan(properties, 0, len(properties))
-        if info.sender_selected:
+        info = scan_properties(properties, 0, len(properties))
+        if info.has_cc_or_bcc:
             return None
         expiration = info.expiration
         key = (queue, reason, envelope, expiration, again)
@@ -151,10 +157,10 @@ class Dresser:
         if first is None:
             return None
         changed = properties if expiration is None else without_expiration(properties)
-        changed = with_entries(changed, first.entries)
+        changed = with_encoded_headers(changed, first.entries)
         if len(changed) > FRAME_PAYLOAD_BYTES - 12:
             return None
-        return Dressed(first.envelope, changed, scan(changed, 0, len(changed)), first.destinations)
+        return Dressed(first.envelope, changed, scan_properties(changed, 0, len(changed)), first.destinations)
 
 
 def first_death(
@@ -201,7 +207,7 @@ def address(
         keep_keys=key is None,
         again=again,
     )
-    info = scan(changed, 0, len(changed))
+    info = scan_properties(changed, 0, len(changed))
     out = Envelope(exchange.name, envelope.routing_key if key is None else key)
     table = decode_table(changed, info.headers_start)[0] if info.has_headers else {}
     keys = [out.routing_key]
@@ -222,7 +228,7 @@ def new_death(
     reason: str, queue: str, exchange: str, keys: list[object], time_s: int, expiration: bytes | None
 ) -> dict[str, object]:
     death: dict[str, object] = {
-        "count": Long(1),
+        "count": Int64(1),
         "reason": reason,
         "queue": queue,
         "time": Timestamp(time_s),
@@ -254,7 +260,7 @@ def with_death(
     keep_keys: the message keeps its own routing keys; otherwise its CC goes (rabbit: before 3.13). An x-death that is
     not an array is replaced. Headers that would not fit a frame any more stay as they are.
     """
-    info = scan(properties, 0, len(properties))
+    info = scan_properties(properties, 0, len(properties))
     table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
     keys: list[object] = [routing_key, *copies(table)]
     death = new_death(reason, queue, exchange, keys, time_s, info.expiration)
@@ -302,11 +308,11 @@ def merged(death: dict[str, object], past: list[object]) -> list[object]:
         given = one.get("count", repeated)
         if known == this:
             number: int = given if isinstance(given, int) else 0
-            one["count"] = Long(number + 1 if number < COUNT_MAX else COUNT_MAX)
+            one["count"] = Int64(number + 1 if number < COUNT_MAX else COUNT_MAX)
             head = one
         else:
             if isinstance(given, int):
-                one["count"] = Long(given)
+                one["count"] = Int64(given)
             others.append(one)
     return [head, *others]
 

@@ -40,7 +40,7 @@ from amqpd.broker.vhost.policy_table import Walk
 from amqpd.broker.vhost.vhosts import tell
 from amqpd.errors import ResourceError
 from amqpd.protocol.field_table import Timestamp
-from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan
+from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.routing.message_exchange import Routed
 from amqpd.routing.registry import exchange_type
 
@@ -207,7 +207,9 @@ class Firehose(Tap):
         headers |= seen.about
         key = seen.key.encode("utf-8", "surrogateescape")[:KEY_SIZE_MAX].decode("utf-8", "surrogateescape")
         encoded = encode_properties(Properties(headers=headers))
-        copy = make_message(Envelope(EXCHANGE, key), encoded, message.body(), False, scan(encoded, 0, len(encoded)))
+        copy = make_message(
+            Envelope(EXCHANGE, key), encoded, message.body(), False, scan_properties(encoded, 0, len(encoded))
+        )
         self._unasked.offer(router.route(self._vhost, self._exchange, [key], Routed(key, headers)), copy)
 
 
@@ -279,7 +281,9 @@ class EventExchange(Exchange):
         # rabbit: persistent; both the property in seconds and the header in milliseconds
         fields = Properties(headers=event.headers, delivery_mode=2, timestamp=Timestamp(event.at_ms // 1000))
         encoded = encode_properties(fields)
-        message = make_message(Envelope(EVENT_EXCHANGE, event.key), encoded, b"", True, scan(encoded, 0, len(encoded)))
+        message = make_message(
+            Envelope(EVENT_EXCHANGE, event.key), encoded, b"", True, scan_properties(encoded, 0, len(encoded))
+        )
         self._unasked.offer(destinations, message)
         self._events.lost_count += self._unasked.lost_count
         self._unasked.lost_count = 0

@@ -44,7 +44,7 @@ from amqpd.errors import AccessRefused, AmqpError, FrameError, NotImplementedByB
 from amqpd.protocol import methods
 from amqpd.protocol.field_table import CodecError, decode_table, shortstr
 from amqpd.protocol.frame import PROPERTIES_START
-from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan, with_reply_to, without_headers
+from amqpd.protocol.properties import DELIVERY_MODE, PropertyInfo, scan_properties, with_reply_to, without_headers
 from amqpd.routing.base import ROUTING_KEY
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def needs_judging(info: PropertyInfo) -> bool:
     """Whether `judge` has to look at them. Most messages say nothing that could be wrong."""
     return (
         info.user_id is not None
-        or info.sender_selected
+        or info.has_cc_or_bcc
         or (info.expiration is not None and not 0 <= info.expiration_ms <= TTL_MS_MAX)
         or (info.flags & DELIVERY_MODE != 0 and not 1 <= info.delivery_mode <= 2)
     )
@@ -74,7 +74,7 @@ def judge(user: User, info: PropertyInfo, properties: bytes) -> None:
         _check_user_id(user, info.user_id)
     if info.expiration is not None:
         check_expiration(info.expiration)
-    if info.sender_selected:
+    if info.has_cc_or_bcc:
         sender_selected(decode_table(properties, info.headers_start)[0])
 
 
@@ -157,7 +157,7 @@ class Publisher:
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
         self._exchanges: dict[bytes, KnownExchange] = {}
-        # The last publish that went by the cache: the assembler hands over the same object where the method is the same
+        # The last publish that went by the cache: the parser hands over the same object where the method is the same
         # and says whether the properties are. Then what was found out of them holds.
         self._same_method = b""
         self._same_route: Route | None = None
@@ -176,17 +176,17 @@ class Publisher:
         body_size: i64,
         frame_payload_max: i64,
         parts: list[bytes] | None,
-        alike: bool,
+        same_as_last: bool,
     ) -> Message:
         """The message of a basic.publish, as AMQP's frames carried it; `route` says where it goes.
 
         method: the payload of basic.publish. content: header and body frames; of a large body the header frame alone,
-        and the body in `parts`. alike: as CommandSink.on_publish has it. Raises: AmqpError 403, 404, 406, 501, 506,
+        and the body in `parts`. same_as_last: as in FrameHandler.on_publish. Raises: AmqpError 403, 404, 406, 501, 506,
         540; NotOpenYet: nothing of it is done, and it is given again.
         """
         route = self._same_route
         known = method is self._same_method and route is not None and route.version == route.source.version
-        if alike and known and route is not None:
+        if same_as_last and known and route is not None:
             info = self._same_info
             persistent = self._same_persistent
         else:
@@ -209,7 +209,7 @@ class Publisher:
             message = Message(route.envelope, content, header_size, body_size, frame_payload_max, persistent, info)
         else:
             message = message_in_parts(route.envelope, content, parts, body_size, persistent, info)
-        if route.per_message or (info is not None and (info.direct_reply or info.surveyed != 0)):
+        if route.per_message or (info is not None and (info.is_direct_reply_to or info.header_flags != 0)):
             message = self._reroute(route, message)
         elif self.route is not route:
             self._go_by(route)
@@ -228,7 +228,7 @@ class Publisher:
         route = self._find(_PUBLISH + key + (b"\1" if mandatory else b"\0"))
         info = self._look_into(properties, 0, len(properties))
         message = make_message(route.envelope, properties, body, info.delivery_mode == 2, info)
-        if route.per_message or info.direct_reply or info.surveyed != 0:
+        if route.per_message or info.is_direct_reply_to or info.header_flags != 0:
             message = self._reroute(route, message)
         else:
             self._go_by(route)
@@ -251,7 +251,7 @@ class Publisher:
         if tap.is_behind():
             self.crowded = True
 
-    def refusal(self, method: bytes) -> AmqpError | None:
+    def publish_error(self, method: bytes) -> AmqpError | None:
         """What `accept` would raise for that method at once: 403, 404, 540; None where it would take it.
 
         Cost: a look into the cache, or the way to the route, which is then in the cache.
@@ -285,10 +285,10 @@ class Publisher:
         """
         before = self._last_info
         try:
-            info = scan(content, start, end, before)
+            info = scan_properties(content, start, end, before)
         except CodecError as error:
             raise FrameError(f"bad content header properties: {error}") from None
-        if info is before and not info.sender_selected:
+        if info is before and not info.has_cc_or_bcc:
             return info
         if needs_judging(info):
             same = self._same_route
@@ -305,14 +305,14 @@ class Publisher:
         what a producer has numbered goes where it is not yet (idempotence.py).
         """
         info = message.info
-        if info is not None and info.direct_reply:
+        if info is not None and info.is_direct_reply_to:
             if not self.reply_key:
                 raise PreconditionFailed("fast reply consumer does not exist")
             message = _remade(message, with_reply_to(message.properties(), self.reply_key))
             info = message.info
-        selected = info is not None and info.sender_selected
+        selected = info is not None and info.has_cc_or_bcc
         if not selected and not route.per_message:
-            self._go_by(once_route(route, message) if info is not None and info.numbered else route)
+            self._go_by(once_route(route, message) if info is not None and info.has_producer_id else route)
             return message
         envelope = route.envelope
         keys = [envelope.routing_key]
@@ -328,7 +328,7 @@ class Publisher:
         if selected and "BCC" in view.headers():
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
         found = route.to(destinations)
-        if info is not None and info.numbered:
+        if info is not None and info.has_producer_id:
             found = once_route(found, message)
         if selected and route.tap is not None:
             found.keys = keys
@@ -438,7 +438,7 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
         command = methods.decode(method)
     except methods.MethodSyntaxError as error:
         raise FrameError(error.text) from None
-    assert isinstance(command, methods.BasicPublish)  # the assembler has looked
+    assert isinstance(command, methods.BasicPublish)  # the parser has looked
     if command.immediate:
         raise NotImplementedByBroker("immediate=true")
     vhost = session.vhost
@@ -468,5 +468,9 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
 
 def _remade(message: Message, properties: bytes) -> Message:
     return make_message(
-        message.envelope, properties, message.body(), message.persistent, scan(properties, 0, len(properties))
+        message.envelope,
+        properties,
+        message.body(),
+        message.persistent,
+        scan_properties(properties, 0, len(properties)),
     )

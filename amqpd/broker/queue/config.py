@@ -40,7 +40,7 @@ from amqpd.broker.message import TTL_MS_MAX, Message
 from amqpd.broker.queue.services import QueueHost
 from amqpd.broker.stream_message import interval_ms
 from amqpd.protocol.field_table import CodecError
-from amqpd.protocol.properties import headers_of
+from amqpd.protocol.properties import decode_headers
 from amqpd.storage.log.batch import CODECS
 
 TOMBSTONE: Final = "x-tombstone"
@@ -53,7 +53,7 @@ def is_tombstone(message: Message) -> bool:
     """Whether a message without a body ends its routing key. Cost: 1 us, and decoding its headers."""
     properties = message.properties()
     try:
-        return headers_of(properties, 0, len(properties)).get(TOMBSTONE) is True
+        return decode_headers(properties, 0, len(properties)).get(TOMBSTONE) is True
     except CodecError:  # the channel has looked at them; who publishes in another way is not let down
         return False
 

@@ -35,7 +35,7 @@ from amqpd.broker.queue.offset_bitmap import OffsetBits
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
 from amqpd.broker.queue.scan_index import SearchIndex
 from amqpd.broker.queue.store import Backing
-from amqpd.protocol.properties import PropertyInfo, scan
+from amqpd.protocol.properties import PropertyInfo, scan_properties
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -212,7 +212,7 @@ class LevelOrder(ReadyOrder):
             if self._passed_over.has(record.offset):
                 continue
             properties = record.properties
-            info = scan(properties, 0, len(properties)) if len(properties) > 3 else None
+            info = scan_properties(properties, 0, len(properties)) if len(properties) > 3 else None
             self._add_cold(self._level_of(info), record.offset)
             self._scan_left -= 1
         if records and records[len(records) - 1].offset < self._scan_end - 1:

@@ -45,8 +45,8 @@ from amqpd.broker.queue.ready_order import ReadyOrder
 from amqpd.broker.queue.services import QueueHost
 from amqpd.broker.queue.store import Backing
 from amqpd.broker.queue.stream import StreamOrder
-from amqpd.protocol.field_table import Long
-from amqpd.protocol.properties import scan, with_headers
+from amqpd.protocol.field_table import Int64
+from amqpd.protocol.properties import scan_properties, with_headers
 from amqpd.storage.log.prepared import Prepared
 from amqpd.storage.queue_log import QueueLog
 
@@ -60,8 +60,8 @@ def outgoing(entry: Entry, counts_shown: bool) -> Message | None:
 def counted(entry: Entry, message: Message) -> Message:
     """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
     count: int = entry.delivery_count
-    properties = with_headers(message.properties(), {"x-delivery-count": Long(count)})
-    info = scan(properties, 0, len(properties))
+    properties = with_headers(message.properties(), {"x-delivery-count": Int64(count)})
+    info = scan_properties(properties, 0, len(properties))
     return make_message(message.envelope, properties, message.body(), message.persistent, info)
 
 

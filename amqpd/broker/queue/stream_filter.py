@@ -22,7 +22,7 @@ from mypy_extensions import i64
 
 from amqpd.broker.consumer import ConsumerArguments
 from amqpd.protocol.field_table import CodecError
-from amqpd.protocol.properties import CONTENT_TYPE, field_of, headers_of
+from amqpd.protocol.properties import CONTENT_TYPE, decode_headers, decode_property
 from amqpd.routing.selector import Selector
 from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
@@ -55,7 +55,7 @@ class RecordView(Selectable):
         if headers is None:
             properties = self._alike.properties
             try:
-                headers = headers_of(properties, 0, len(properties))
+                headers = decode_headers(properties, 0, len(properties))
             except CodecError:
                 headers = {}
             self._headers = headers
@@ -68,7 +68,7 @@ class RecordView(Selectable):
             return self._alike.routing_key.decode("utf-8", "surrogateescape")
         flag: i64 = CONTENT_TYPE >> number
         try:
-            return field_of(self._alike.properties, flag)
+            return decode_property(self._alike.properties, flag)
         except CodecError:
             return None
 
