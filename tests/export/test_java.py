@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import amqpd
 from amqpd.storage.spark import session
 
 
@@ -85,7 +86,7 @@ def test_workers_look_where_this_process_looks(tmp_path: Path, monkeypatch: pyte
         return [each for each in found["PYTHONPATH"].split(os.pathsep) if each]
 
     def installed_in(site: Path) -> None:
-        monkeypatch.setattr(session, "__file__", str(site / "amqpd" / "storage" / "export" / "session.py"))
+        monkeypatch.setattr(amqpd, "__file__", str(site / "amqpd" / "__init__.py"))
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/usr/lib/python"])
