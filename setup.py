@@ -1,6 +1,6 @@
 """Build of amqpd: what pyproject.toml says, and the hot modules compiled by mypyc.
 
-The list of hot modules stands in pyproject.toml, `[tool.amqpd] compiled-modules`. They become ONE compilation group
+The list of hot modules is in pyproject.toml, `[tool.amqpd] compiled-modules`. They become ONE compilation group
 (calls between them are direct C calls) whose shared library lies inside the package, so that a wheel puts nothing but
 `amqpd/` (and one small module for Spark) into site-packages. The rest of the package stays interpreted, and so does
 everything when
@@ -10,8 +10,8 @@ everything when
 - the installation is an editable one: built extensions must never lie beside the sources, where they would shadow
   later edits.
 
-A compilation that fails is an error, not a fallback: a broker several times slower than expected should be nobody's
-surprise. All that is built goes to a temporary directory, so no `build/` and no `.so` is left in the source tree.
+A compilation that fails is an error, not a fallback: a broker several times slower than expected must not be
+a surprise. All that is built goes to a temporary directory, so no `build/` and no `.so` is left in the source tree.
 `MYPYC_BUILD_DIR` names a directory to build in instead, which then keeps the generated C files.
 
 mypyc writes a C file for each module, a few files include them all, and each core compiles one at a time, with hidden
@@ -312,8 +312,8 @@ def fetch_packages(command: list[str], work: Path) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"npm: {error}"
     if done.returncode != 0:
-        told = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if line.startswith("npm error ")]
-        return "npm could not fetch what it is made of: " + "; ".join(told)[:300]
+        errors = [line.removeprefix("npm error ") for line in done.stderr.splitlines() if line.startswith("npm error ")]
+        return "npm could not fetch what it is made of: " + "; ".join(errors)[:300]
     stamp.write_text(wanted, "utf-8")
     return ""
 

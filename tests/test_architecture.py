@@ -47,12 +47,11 @@ LAYERS = (
     ("amqpd.server",),
     ("amqpd.cluster",),
     ("amqpd.management",),
-    ("amqpd.process",),
     ("amqpd.connection",),
     ("amqpd.protocol_server", "amqpd.listeners", "amqpd.process", "amqpd.logging_config"),
     ("amqpd.channel",),
     ("amqpd.broker.publish.publisher", "amqpd.broker.publish.fanout", "amqpd.broker.consume"),
-    ("amqpd.broker.session", "amqpd.broker.session"),
+    ("amqpd.broker.session",),
     ("amqpd.broker.broker",),
     ("amqpd.broker.queue_services",),
     ("amqpd.broker.audit", "amqpd.broker.jobs"),
@@ -65,7 +64,7 @@ LAYERS = (
     ("amqpd.auth",),
     ("amqpd",),  # protocol, routing, storage, settings, errors
 )
-"""Top to bottom; a module belongs where the longest of its names stands."""
+"""From top to bottom. The longest name that fits a module decides its layer."""
 
 
 def is_ours(module: str) -> bool:
@@ -73,28 +72,28 @@ def is_ours(module: str) -> bool:
 
 
 def layer(module: str) -> int:
-    """How far down the module stands. Everything is in the last layer unless it is named above."""
+    """Return the number of a module's layer, 0 at the top. A module that is not named above is in the last layer."""
     named = [(len(name), place) for place, names in enumerate(LAYERS) for name in names if within(module, name)]
     return max(named)[1]
 
 
-def offences(broken: Iterator[Import]) -> str:
+def listed(broken: Iterator[Import]) -> str:
     return "\n".join(str(one) for one in broken)
 
 
 class TestImports:
-    @pytest.mark.parametrize("room", ["amqpd.routing", "amqpd.storage"])
-    def test_routing_and_storage_know_themselves_only(self, room: str) -> None:
-        assert not offences(
+    @pytest.mark.parametrize("package", ["amqpd.routing", "amqpd.storage"])
+    def test_routing_and_storage_import_only_themselves(self, package: str) -> None:
+        assert not listed(
             one
             for one in all_imports()
-            if within(one.importer, room)
+            if within(one.importer, package)
             and not within(one.importer, "amqpd.storage.spark")
-            and ((is_ours(one.module) and not within(one.module, room)) or within(one.module, *NETWORK))
+            and ((is_ours(one.module) and not within(one.module, package)) or within(one.module, *NETWORK))
         )
 
-    def test_the_export_knows_storage_and_the_pure_leaves(self) -> None:
-        assert not offences(
+    def test_the_export_imports_storage_and_the_pure_leaves(self) -> None:
+        assert not listed(
             one
             for one in all_imports()
             if within(one.importer, "amqpd.storage.spark")
@@ -102,8 +101,8 @@ class TestImports:
             and not (within(one.module, "amqpd.storage") or one.module in {*LEAVES, "amqpd"})
         )
 
-    def test_the_server_knows_neither_export_nor_spark_nor_cli(self) -> None:
-        assert not offences(
+    def test_the_server_imports_neither_export_nor_spark_nor_cli(self) -> None:
+        assert not listed(
             one
             for one in all_imports()
             if not within(one.importer, "amqpd.storage.spark", "amqpd.cli")
@@ -111,7 +110,7 @@ class TestImports:
         )
 
     def test_a_node_without_kafka_imports_nothing_of_it(self) -> None:
-        assert not offences(
+        assert not listed(
             one
             for one in all_imports()
             if within(one.module, "amqpd.cluster", "amqpd.kafka", "aiokafka", "kafka")
@@ -120,7 +119,7 @@ class TestImports:
         )
 
     def test_protocol_does_no_input_or_output(self) -> None:
-        assert not offences(
+        assert not listed(
             one
             for one in all_imports()
             if within(one.importer, "amqpd.protocol")
@@ -131,19 +130,19 @@ class TestImports:
         )
 
     def test_only_connection_and_management_open_sockets(self) -> None:
-        # server.py composes: it binds the listeners; testing.py is a program around the server.
-        # The export reads logs over HTTP, and publishes over AMQP, in processes of its own.
+        # server.py binds the listeners; testing.py is a program around the server. The export reads logs over HTTP and
+        # publishes over AMQP, in processes of its own.
         allowed = ("amqpd.connection", "amqpd.management", "amqpd.server", "amqpd.testing", "amqpd.cli")
         allowed = (*allowed, "amqpd.listeners", "amqpd.process", "amqpd.tls", "amqpd.client_tls", "amqpd.storage.spark")
         allowed = (*allowed, "amqpd.cluster", "amqpd.kafka")
-        assert not offences(
+        assert not listed(
             one for one in all_imports() if within(one.module, *SOCKETS) and not within(one.importer, *allowed)
         )
 
     def test_the_command_line_is_a_client(self) -> None:
         allowed = LEAVES | LOG_READERS | {"amqpd", "amqpd._build"}
         job = ("amqpd.storage.spark", "amqpd.storage.acks.retained")  # which the command line starts
-        assert not offences(
+        assert not listed(
             one
             for one in all_imports()
             if within(one.importer, "amqpd.cli")
@@ -154,11 +153,11 @@ class TestImports:
         )
 
     def test_imports_run_downhill(self) -> None:
-        """Calls go down, answers come back as values: no module imports one of a layer above it.
+        """No module imports one of a layer above it; answers come back as values.
 
-        An import for types only may, inside one package.
+        Inside one package an import for types only may.
         """
-        assert not offences(
+        assert not listed(
             one
             for one in all_imports()
             if is_ours(one.module)
@@ -167,28 +166,24 @@ class TestImports:
             and not (one.typing_only and package_of(one.module) == package_of(one.importer))
         )
 
+    def test_layers_name_modules_that_exist_once(self) -> None:
+        names = [name for layer in LAYERS for name in layer]
+        assert [name for name in names if name not in sources()] == []
+        assert len(set(names)) == len(names)
+
     def test_a_module_is_in_the_layer_that_names_it_most_closely(self) -> None:
         assert layer("amqpd.server") < layer("amqpd.management.server") < layer("amqpd.connection.connection")
         assert layer("amqpd.broker.publish.publisher") < layer("amqpd.broker.broker")
         assert layer("amqpd.broker.broker") < layer("amqpd.broker.publish.router")
         assert {layer("amqpd." + name) for name in ("errors", "storage.storage")} == {len(LAYERS) - 1}
 
-    def test_class_files_know_the_channel_as_a_type_only(self) -> None:
-        assert not offences(
-            one
-            for one in all_imports()
-            if one.importer.startswith("amqpd.channel.on_")
-            and within(one.module, "amqpd.channel.channel")
-            and not one.typing_only
-        )
-
     def test_start_up_imports_nothing_heavy(self) -> None:
-        """What the settings and `--version` need is part of every start."""
+        """Every start loads what the settings and `--version` need."""
 
         def light(module: str) -> bool:
             return module in {"amqpd", "amqpd._build"} or within(module, "amqpd.config")
 
-        assert not offences(
+        assert not listed(
             one for one in all_imports() if light(one.importer) and is_ours(one.module) and not light(one.module)
         )
 
@@ -196,11 +191,11 @@ class TestImports:
 LARGE: dict[str, str] = {
     "amqpd.protocol.properties:scan_properties": "one pass over every message: several functions cost a quarter more",
 }
-"""What may be larger, at most six: `module`, `module:Class` or `module:function` -> why, in one line."""
+"""At most six larger ones: `module`, `module:Class` or `module:function` -> the reason."""
 
 
 API_TYPES = "amqpd.management.api_types"
-"""Its classes are named as the schemas of the API's description, which say `Queue` where a reader expects a queue."""
+"""Its classes have the names of the schemas in the API's description, so they may share a name with another class."""
 
 OPAQUE_NAMES = frozenset(
     {
@@ -332,7 +327,7 @@ OPAQUE_NAMES = frozenset(
         "amqpd.connection.closing",
     }
 )
-"""Modules and classes whose name does not say what they are, until they have another. No name may be added."""
+"""Modules and classes that still need a clear name. No name may be added."""
 
 SHARED_NAMES = frozenset(
     {
@@ -398,14 +393,14 @@ SHARED_NAMES = frozenset(
         "Writer",
     }
 )
-"""Names of several public classes, until each has its own. No name may be added."""
+"""Names that several public classes still share. No name may be added."""
 
 
 class TestNames:
     trees: ClassVar = {module: tree_of(module) for module in sources()}
 
     def test_a_name_says_what_it_names(self) -> None:
-        """A participle, an adverb or a riddle is no name: tests/house/names.py has the list."""
+        """tests/house/names.py lists the participles, adverbs and riddles that are no names."""
         found = opaque_names(self.trees)
         assert [name for name in found if name.rpartition(":")[2] not in OPAQUE_NAMES] == []
 
@@ -437,7 +432,7 @@ class TestShape:
             for name, what in too_large(module, path.read_text("utf-8"))
         }
         assert [text for name, text in found.items() if name not in LARGE] == []
-        assert [name for name in LARGE if name not in found] == [], "it is not large any more: take it from the list"
+        assert [name for name in LARGE if name not in found] == [], "no longer large: remove it from LARGE"
         assert len(LARGE) <= 6
 
 
@@ -450,21 +445,21 @@ class TestCompiledModules:
         assert len(set(self.modules)) == len(self.modules)
 
     def test_they_know_no_event_loop(self) -> None:
-        assert not offences(
+        assert not listed(
             one
             for one in all_imports()
             if one.importer in self.modules and within(one.module, *NETWORK) and not one.typing_only
         )
 
     def test_no_built_extension_lies_beside_the_sources(self) -> None:
-        """It would shadow later edits of the source."""
-        assert [path for room in ("amqpd", *BESIDE) for path in (ROOT / room).rglob("*.so")] == []
+        """An extension would shadow later edits of the source."""
+        assert [path for folder in ("amqpd", *BESIDE) for path in (ROOT / folder).rglob("*.so")] == []
         assert not (ROOT / "build").exists()
 
 
 class TestDanger:
     def test_nothing_that_runs_data_as_code(self) -> None:
-        assert not offences(one for one in all_imports() if within(one.module, *DANGEROUS))
+        assert not listed(one for one in all_imports() if within(one.module, *DANGEROUS))
         calls = [
             f"{module}:{node.lineno} calls {node.func.id}"
             for module in sources()
@@ -475,11 +470,11 @@ class TestDanger:
 
 
 class TestDocumentation:
-    def test_every_room_has_its_readme(self) -> None:
-        rooms = {path.parent for path in sources().values()} | {ROOT, ROOT / "tests", ROOT / "interop"}
-        assert sorted(str(room.relative_to(ROOT)) for room in rooms if not (room / "README.md").is_file()) == []
+    def test_every_folder_has_a_readme(self) -> None:
+        folders = {path.parent for path in sources().values()} | {ROOT, ROOT / "tests", ROOT / "interop"}
+        assert sorted(str(path.relative_to(ROOT)) for path in folders if not (path / "README.md").is_file()) == []
 
-    def test_every_module_opens_with_its_story(self) -> None:
+    def test_every_module_has_a_docstring(self) -> None:
         written = [module for module, path in sources().items() if path.stat().st_size]
         assert [module for module in written if not ast.get_docstring(tree_of(module))] == []
 
@@ -496,7 +491,7 @@ class TestDocumentation:
         documented = text.partition("<!-- settings -->\n")[2].partition("<!-- end of settings -->")[0]
         assert documented.splitlines() == table
 
-    def test_every_setting_is_obeyed_somewhere(self) -> None:
+    def test_every_setting_is_read(self) -> None:
         """`amqp.tls.port` is read as `...tls.port`, `data_dir` as `...settings.data_dir`, `compat` by `product`.
 
         A section may go by another name in the module that reads it: `amqp = settings.amqp`, or a parameter annotated

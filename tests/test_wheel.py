@@ -37,7 +37,7 @@ def pip(*arguments: str | Path, cwd: Path, **environ: str) -> None:
 
 def built_things() -> set[Path]:
     """What a build may leave in a source tree."""
-    tops = [ROOT / room for room in ("amqpd", *BESIDE)]
+    tops = [ROOT / folder for folder in ("amqpd", *BESIDE)]
     return {
         *(path for top in tops for path in top.rglob("*.so")),
         *(path for pattern in ("build", "*.egg-info", "*/build") for path in ROOT.glob(pattern)),
@@ -78,27 +78,27 @@ def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"amqpd", "pyspark_amqp.py"}
     assert "amqpd/py.typed" in names
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "amqpd").rglob("*.py")}
-    for room in BESIDE:
-        modules |= {f"amqpd/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / room).rglob("*.py")}
+    for folder in BESIDE:
+        modules |= {f"amqpd/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / folder).rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {*modules, "pyspark_amqp.py"}
     assert len(names) == len(set(names))
 
 
 @pytest.mark.slow
-def test_it_lives_beside_a_project_with_rooms_of_the_same_names(python: Path, tmp_path: Path) -> None:
-    for room in BESIDE:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text(f"WHOSE = 'the project, {room}'\n")
+def test_it_lives_beside_a_project_with_packages_of_the_same_names(python: Path, tmp_path: Path) -> None:
+    for name in BESIDE:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"OWNER = 'the project, {name}'\n")
     (tmp_path / "program.py").write_text(
         "import storage, routing, cli\n"
         "import amqpd.storage, amqpd.routing, amqpd.cli\n"
-        "for room in storage, routing, cli: print(room.WHOSE)\n"
-        "for room in amqpd.storage, amqpd.routing, amqpd.cli:\n"
-        "    print(room.__name__, hasattr(room, 'WHOSE'), room.__file__)\n"
+        "for package in storage, routing, cli: print(package.OWNER)\n"
+        "for package in amqpd.storage, amqpd.routing, amqpd.cli:\n"
+        "    print(package.__name__, hasattr(package, 'OWNER'), package.__file__)\n"
     )
     site = next((python.parent.parent / "lib").glob("python*/site-packages"))
-    expected = [f"the project, {room}" for room in ("storage", "routing", "cli")]
-    expected += [f"amqpd.{room} False {site}/amqpd/{room}/__init__.py" for room in ("storage", "routing", "cli")]
+    expected = [f"the project, {name}" for name in ("storage", "routing", "cli")]
+    expected += [f"amqpd.{name} False {site}/amqpd/{name}/__init__.py" for name in ("storage", "routing", "cli")]
     assert run(python, "program.py", cwd=tmp_path).splitlines() == expected
 
 
@@ -134,17 +134,17 @@ def test_its_program_starts_from_anywhere(python: Path, tmp_path: Path) -> None:
 
 
 def test_an_export_without_the_extra_says_what_to_install(python: Path, tmp_path: Path) -> None:
-    """As it is after `make run`: amqpd is there, Spark is not. A wrong command line is told first."""
-    told = {}
+    """After `make run` amqpd is installed and Spark is not. A wrong command line is reported first."""
+    printed = {}
     for arguments in ((), ("--to", "lake", "--queue", "orders")):
         command = (python.parent / "amqpctl", "export", *arguments)
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert "Traceback" not in done.stderr, done.stderr
-        told[done.returncode] = done.stdout + done.stderr
-    assert "--to is needed" in told[64]
-    assert "needs the package pyspark: " in told[69] and f"{python} -m pip install " in told[69]
+        printed[done.returncode] = done.stdout + done.stderr
+    assert "--to is needed" in printed[64]
+    assert "needs the package pyspark: " in printed[69] and f"{python} -m pip install " in printed[69]
     spark = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]["spark"]
-    assert all(f"'{each}'" in told[69] for each in spark) and "make spark" in told[69]
+    assert all(f"'{each}'" in printed[69] for each in spark) and "make spark" in printed[69]
     assert list(tmp_path.iterdir()) == []
 
 

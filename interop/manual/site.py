@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).parents[2]
 FRONT: Final = {"README.md": "index.md"}
 ROOT_PAPERS: Final = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
-ROOMS: Final = ("amqpd", "routing", "storage", "cli", "tests", "interop")
+FOLDERS: Final = ("amqpd", "routing", "storage", "cli", "tests", "interop")
 CODE: Final = "code/"
 SHIM: Final = "https://unpkg.com/iframe-worker/shim"
 OUR_SHIM: Final = "assets/frame-worker.js"
@@ -38,7 +38,7 @@ LINK: Final = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\
 
 def papers() -> list[str]:
     """Every paper beside the code, by its path below the root: `amqpd/broker/README.md`."""
-    found = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.md")) if "node_modules" not in path.parts]
+    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in path.parts]
     return [*ROOT_PAPERS, *(str(path.relative_to(ROOT)) for path in found)]
 
 

@@ -22,7 +22,7 @@ MODULES_MAX, FILE_LINES_MAX, FUNCTION_LINES_MAX, METHODS_MAX, ATTRIBUTES_MAX = 3
 
 
 class Import(NamedTuple):
-    """One imported module. typing_only: stands under `if TYPE_CHECKING`."""
+    """One imported module. `typing_only`: the import is under `if TYPE_CHECKING`."""
 
     importer: str
     module: str
@@ -37,11 +37,11 @@ class Import(NamedTuple):
 def sources() -> dict[str, Path]:
     """Every module of the package, by its dotted name."""
     found: dict[str, Path] = {}
-    for room in ("amqpd", *BESIDE):
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for folder in ("amqpd", *BESIDE):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts).removesuffix(".__init__")
-            found[name if room == "amqpd" else f"amqpd.{name}"] = path
+            found[name if folder == "amqpd" else f"amqpd.{name}"] = path
     return found
 
 
@@ -101,8 +101,9 @@ def package_of(module: str) -> str:
     return module if sources()[module].name == "__init__.py" else module.rpartition(".")[0]
 
 
-def within(module: str, *rooms: str) -> bool:
-    return any(module == room or module.startswith(room + ".") for room in rooms)
+def within(module: str, *names: str) -> bool:
+    """Return whether a module is one of `names` or lies in one of them."""
+    return any(module == name or module.startswith(name + ".") for name in names)
 
 
 def settings_read(tree: ast.Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""The rules of the house are worth what their reader sees."""
+"""The reader of the sources sees what the tests of the architecture check."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def f():
         found = imports_in("amqpd.channel", True, ast.parse("from . import near\n"), {"amqpd.channel.near"})
         assert found[0].module == "amqpd.channel.near"
 
-    def test_it_sees_every_room(self) -> None:
-        rooms = {".".join(module.split(".")[:2]) for module in sources()}
+    def test_it_sees_every_package(self) -> None:
+        packages = {".".join(module.split(".")[:2]) for module in sources()}
         names = ("protocol", "connection", "channel", "broker", "auth", "management", *BESIDE)
-        assert rooms >= {f"amqpd.{name}" for name in names}
+        assert packages >= {f"amqpd.{name}" for name in names}
 
 
 class TestShape:
