@@ -33,7 +33,7 @@ from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.front_end import AdminFrontEnd
 from amqpd.process import Notifier
-from amqpd.routing.selector import prepare
+from amqpd.routing.selector import build_parsers
 from amqpd.storage.data_directory import DataDirectoryInUse
 from amqpd.storage.metadata.store import Metadata, MetadataError, Row
 from amqpd.storage.queue_log import LogUnusable
@@ -350,7 +350,7 @@ class Server:
 
 def _make_parsers() -> None:
     try:
-        prepare()
+        build_parsers()
     except OSError as error:  # no descriptor is left to read the modules with
         log.warning("the parsers of selectors are left to the first selector: %s", error)
 

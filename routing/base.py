@@ -32,7 +32,7 @@ class ExchangeType(Protocol):
     """The matching structure of one exchange."""
 
     @property
-    def looks_at(self) -> int:
+    def depends_on(self) -> int:
         """What of a message has a say: numbers of `base.py`, added up. ROUTING_KEY alone: the route may be kept by it.
         Fixed once the exchange is made.
         """
@@ -50,7 +50,7 @@ class ExchangeType(Protocol):
         """Destinations of a message, each once.
 
         key: the routing key, at most 255 bytes as sent. headers: decoded; None when the message has none or when
-        `looks_at` is without HEADERS. Raises: nothing.
+        `depends_on` is without HEADERS. Raises: nothing.
         The set may be the exchange type's own: callers neither change it nor keep it beyond the next bind or unbind.
         """
 
@@ -78,7 +78,7 @@ class UnknownExchangeType(RoutingError):
 ROUTING_KEY: Final = 1
 HEADERS: Final = 2
 PROPERTIES: Final = 4
-CHANCE: Final = 8
+RANDOMNESS: Final = 8
 """Equal messages may go different ways."""
-MEMORY: Final = 16
+HISTORY: Final = 16
 """What went before has a say, or it keeps something of what it is asked for."""

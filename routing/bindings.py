@@ -20,7 +20,7 @@ class BindingTable:
 
     def __init__(self) -> None:
         self._destinations: dict[object, set[object]] = {}
-        self._again: dict[tuple[object, object], int] = {}
+        self._repeats: dict[tuple[object, object], int] = {}
 
     def add(self, key: object, destination: object) -> set[object]:
         """Counts one binding and returns the set of this key. Cost: O(1)."""
@@ -30,7 +30,7 @@ class BindingTable:
             self._destinations[key] = destinations
         elif destination in destinations:
             pair = (key, destination)
-            self._again[pair] = self._again.get(pair, 0) + 1
+            self._repeats[pair] = self._repeats.get(pair, 0) + 1
         else:
             destinations.add(destination)
         return destinations
@@ -41,12 +41,12 @@ class BindingTable:
         Raises: KeyError if there is no such binding, which is an error of the caller.
         """
         pair = (key, destination)
-        again = self._again.get(pair, 0)
-        if again > 1:
-            self._again[pair] = again - 1
+        repeats = self._repeats.get(pair, 0)
+        if repeats > 1:
+            self._repeats[pair] = repeats - 1
             return False
-        if again == 1:
-            del self._again[pair]
+        if repeats == 1:
+            del self._repeats[pair]
             return False
         destinations = self._destinations[key]
         destinations.remove(destination)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Fanout:
     """Matching structure of one fanout exchange."""
 
-    looks_at: ClassVar[int] = ROUTING_KEY
+    depends_on: ClassVar[int] = ROUTING_KEY
 
     def __init__(self) -> None:
         self._binding_counts: dict[object, int] = {}
@@ -54,7 +54,7 @@ class Fanout:
 class Direct:
     """Matching structure of one direct exchange."""
 
-    looks_at: ClassVar[int] = ROUTING_KEY
+    depends_on: ClassVar[int] = ROUTING_KEY
 
     def __init__(self) -> None:
         self._table = BindingTable()

@@ -58,8 +58,8 @@ from zlib import crc32
 from librt.strings import read_i32_le
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.routing.base import CHANCE, HEADERS, PROPERTIES, BadBinding
-from amqpd.routing.message_exchange import WholeMessage, label_of
+from amqpd.routing.base import HEADERS, PROPERTIES, RANDOMNESS, BadBinding
+from amqpd.routing.message_exchange import MessageExchangeType, destination_label
 from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import CORRELATION_ID, MESSAGE_ID, TIMESTAMP
 
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 _MASK: Final = 0xFFFFFFFF
 
 
-def mixed(value: i64, seed: i64, second_seed: i64) -> i64:
+def mix_bits(value: i64, seed: i64, second_seed: i64) -> i64:
     """32 bits out of three times 32."""
     x = value ^ seed
     x ^= x >> 16
@@ -95,27 +95,27 @@ def value_hash(value: object) -> i64:
     """Of a field's value; None: it is absent. Values of different types are different."""
     if isinstance(value, str):
         return key_hash(value)
-    return crc32(encoded(value))
+    return crc32(stable_encoding(value))
 
 
-def encoded(value: object) -> bytes:
+def stable_encoding(value: object) -> bytes:
     """The same for the same value, in whatever process and order of keys."""
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogateescape")
     if isinstance(value, (bytes, bytearray)):
         return b"b" + bytes(value)
     if isinstance(value, list):
-        return b"[" + b",".join([encoded(item) for item in value]) + b"]"
+        return b"[" + b",".join([stable_encoding(item) for item in value]) + b"]"
     if isinstance(value, dict):
-        pairs = sorted([(str(name), encoded(item)) for name, item in value.items()])
-        return b"{" + b",".join([encoded(name) + b"=" + item for name, item in pairs]) + b"}"
+        pairs = sorted([(str(name), stable_encoding(item)) for name, item in value.items()])
+        return b"{" + b",".join([stable_encoding(name) + b"=" + item for name, item in pairs]) + b"}"
     if isinstance(value, (float, Decimal)):
         return b"f" + str(value).encode()
     return type(value).__name__.encode() + b":" + str(value).encode()
 
 
 @final
-class Choices:
+class OrderedBindings:
     """Bindings in the order of their destinations' labels, each of them one choice."""
 
     def __init__(self) -> None:
@@ -124,14 +124,14 @@ class Choices:
 
     def add(self, destination: object) -> None:
         """Cost: a search, and a move of what stands behind it."""
-        label = label_of(destination)
+        label = destination_label(destination)
         place = bisect_left(self._labels, label)
         self._labels.insert(place, label)
         self.destinations.insert(place, destination)
 
     def remove(self, destination: object) -> None:
         """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
-        label = label_of(destination)
+        label = destination_label(destination)
         place = bisect_left(self._labels, label)
         if place == len(self._labels) or self._labels[place] != label:
             raise KeyError(label)
@@ -144,11 +144,11 @@ HASH_PROPERTY: Final = "hash-property"
 HASHED_PROPERTIES: Final = {"correlation_id": CORRELATION_ID, "message_id": MESSAGE_ID, "timestamp": TIMESTAMP}
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _DRAWS: Final = 4294967296.0
-_NOTHING: Final[list[object]] = []
+_NO_DESTINATIONS: Final[list[object]] = []
 _SEEDS_SIZE: Final = 8
 
 
-def weight_of(key: str) -> int:
+def parse_weight(key: str) -> int:
     """The weight that a binding key is. Raises: BadBinding with RabbitMQ's texts."""
     if _INTEGER.fullmatch(key) is None:
         shown = key.replace("\\", "\\\\").replace('"', '\\"')
@@ -160,24 +160,24 @@ def weight_of(key: str) -> int:
 
 
 @final
-class Peers:
+class EqualWeightGroup:
     """The destinations of one weight. seeds: of each, eight bytes."""
 
     def __init__(self) -> None:
         self.seeds = b""
         self.labels: list[str] = []
         self.destinations: list[object] = []
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
 
     def add(self, label: str, destination: object) -> None:
-        self._places[label] = len(self.labels)
+        self._positions[label] = len(self.labels)
         self.labels.append(label)
         self.destinations.append(destination)
         self.seeds += blake2b(label.encode("utf-8", "surrogateescape"), digest_size=_SEEDS_SIZE).digest()
 
     def remove(self, label: str) -> None:
         """The last one takes its place: their order means nothing."""
-        place = self._places.pop(label)
+        place = self._positions.pop(label)
         last = len(self.labels) - 1
         seeds = self.seeds
         end = last * _SEEDS_SIZE
@@ -185,13 +185,13 @@ class Peers:
             start = place * _SEEDS_SIZE
             self.labels[place] = self.labels[last]
             self.destinations[place] = self.destinations[last]
-            self._places[self.labels[place]] = place
+            self._positions[self.labels[place]] = place
             seeds = seeds[:start] + seeds[end:] + seeds[start + _SEEDS_SIZE : end]
         self.seeds = seeds[:end]
         self.labels.pop()
         self.destinations.pop()
 
-    def highest(self, hashed: i64) -> tuple[i64, i64]:
+    def highest_draw(self, hashed: i64) -> tuple[i64, i64]:
         """The highest draw of all, and whose it is. Cost: some 3 ns each."""
         seeds = self.seeds
         count: i64 = len(seeds) // _SEEDS_SIZE
@@ -201,7 +201,7 @@ class Peers:
         while place < count:
             first = i64(read_i32_le(seeds, place * 8))
             second = i64(read_i32_le(seeds, place * 8 + 4))
-            drawn = mixed(hashed, first & 0xFFFFFFFF, second & 0xFFFFFFFF)
+            drawn = mix_bits(hashed, first & 0xFFFFFFFF, second & 0xFFFFFFFF)
             if drawn > best or (drawn == best and self.labels[place] < self.labels[best_place]):
                 best = drawn
                 best_place = place
@@ -210,7 +210,7 @@ class Peers:
 
 
 @final
-class ConsistentHash(WholeMessage):
+class ConsistentHash(MessageExchangeType):
     """Matching structure of one x-consistent-hash exchange."""
 
     def __init__(self) -> None:
@@ -219,54 +219,54 @@ class ConsistentHash(WholeMessage):
         self._property: int = -1
         # By label: the weights of its bindings together. By that: who has it.
         self._weights: dict[str, int] = {}
-        self._peers: dict[int, Peers] = {}
+        self._groups: dict[int, EqualWeightGroup] = {}
 
     def configure(self, arguments: Arguments) -> None:
         header = arguments.get(HASH_HEADER)
         name = arguments.get(HASH_PROPERTY)
         if isinstance(header, str):
             self._header = header
-            self.looks_at = HEADERS
+            self.depends_on = HEADERS
         elif isinstance(name, str) and name in HASHED_PROPERTIES:
             self._property = HASHED_PROPERTIES[name]
-            self.looks_at = PROPERTIES
+            self.depends_on = PROPERTIES
 
     def validate(self, key: str, arguments: Arguments) -> None:
         """Raises: BadBinding where the key is no weight."""
-        weight_of(key)
+        parse_weight(key)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: some 2 us, and a copy of 8 bytes for each binding of this weight."""
-        label = label_of(destination)
-        self._weigh(label, destination, self._weights.get(label, 0) + weight_of(key))
+        label = destination_label(destination)
+        self._set_weight(label, destination, self._weights.get(label, 0) + parse_weight(key))
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
-        label = label_of(destination)
-        self._weigh(label, destination, self._weights[label] - weight_of(key))
+        label = destination_label(destination)
+        self._set_weight(label, destination, self._weights[label] - parse_weight(key))
 
-    def _weigh(self, label: str, destination: object, weight: int) -> None:
+    def _set_weight(self, label: str, destination: object, weight: int) -> None:
         """This is its weight from now on; 0: it goes."""
         before = self._weights.get(label, 0)
         if before:
-            peers = self._peers[before]
+            peers = self._groups[before]
             peers.remove(label)
             if not peers.labels:
-                del self._peers[before]
+                del self._groups[before]
             del self._weights[label]
         if weight:
             self._weights[label] = weight
-            if weight not in self._peers:
-                self._peers[weight] = Peers()
-            self._peers[weight].add(label, destination)
+            if weight not in self._groups:
+                self._groups[weight] = EqualWeightGroup()
+            self._groups[weight].add(label, destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
         """One destination, or none where nothing is bound. Cost: some 3 ns for each that is bound, 50 ns more for each
         weight that occurs.
         """
-        if self.looks_at == HEADERS:
+        if self.depends_on == HEADERS:
             return self._choose(value_hash(message.headers().get(self._header)))
-        if self.looks_at == PROPERTIES:
+        if self.depends_on == PROPERTIES:
             return self._choose(value_hash(message.field(self._property)))
         return self._choose(key_hash(keys[0]))  # rabbit: CC and BCC have no say
 
@@ -274,12 +274,12 @@ class ConsistentHash(WholeMessage):
         return set(self._choose(key_hash(key)))
 
     def _choose(self, hashed: i64) -> list[object]:
-        chosen: Peers | None = None
+        chosen: EqualWeightGroup | None = None
         chosen_place: i64 = 0
         lowest = 0.0
-        alone = len(self._peers) == 1
-        for weight, peers in self._peers.items():
-            drawn, place = peers.highest(hashed)
+        alone = len(self._groups) == 1
+        for weight, peers in self._groups.items():
+            drawn, place = peers.highest_draw(hashed)
             if alone:
                 return [peers.destinations[place]]
             score = -log((float(drawn) + 0.5) / _DRAWS) / float(weight)
@@ -289,62 +289,62 @@ class ConsistentHash(WholeMessage):
                 or (score == lowest and peers.labels[place] < chosen.labels[chosen_place])
             ):
                 chosen, chosen_place, lowest = peers, place, score
-        return _NOTHING if chosen is None else [chosen.destinations[chosen_place]]
+        return _NO_DESTINATIONS if chosen is None else [chosen.destinations[chosen_place]]
 
 
 @final
-class ModulusHash(WholeMessage):
+class ModulusHash(MessageExchangeType):
     """Matching structure of one x-modulus-hash exchange."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._choices = Choices()
+        self._bindings = OrderedBindings()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: some 2 us, and a move of what stands behind it."""
-        self._choices.add(destination)
+        self._bindings.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
-        self._choices.remove(destination)
+        self._bindings.remove(destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
         """One destination, or none where nothing is bound. Cost: O(1)."""
-        destinations = self._choices.destinations
+        destinations = self._bindings.destinations
         count: i64 = len(destinations)
         if count == 0:
-            return _NOTHING
-        return [destinations[mixed(keys_hash(keys), 0, 0) % count]]
+            return _NO_DESTINATIONS
+        return [destinations[mix_bits(keys_hash(keys), 0, 0) % count]]
 
 
-_MODULES: Final = {"quorum": "rabbit_quorum_queue", "stream": "rabbit_stream_queue"}
+_UNSUPPORTED_QUEUE_TYPES: Final = {"quorum": "rabbit_quorum_queue", "stream": "rabbit_stream_queue"}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Random(WholeMessage):
+class Random(MessageExchangeType):
     """Matching structure of one x-random exchange. chance: a number from 0 up to 1, another one each time."""
 
     def __init__(self, chance: Callable[[], float] = random_number) -> None:
         super().__init__()
-        self.looks_at = CHANCE
-        self._chance = chance
-        self._choices = Choices()
+        self.depends_on = RANDOMNESS
+        self._random_number = chance
+        self._bindings = OrderedBindings()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: some 2 us, and a move of what stands behind it."""
-        self._choices.add(destination)
+        self._bindings.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
-        self._choices.remove(destination)
+        self._bindings.remove(destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
         """One destination, or none where nothing is bound. Cost: O(1)."""
-        destinations = self._choices.destinations
+        destinations = self._bindings.destinations
         count = len(destinations)
         if count < 2:
-            return destinations if count else _NOTHING
-        return [destinations[int(self._chance() * count)]]
+            return destinations if count else _NO_DESTINATIONS
+        return [destinations[int(self._random_number() * count)]]
 
 
 @final
@@ -360,5 +360,5 @@ class LocalRandom(Random):
         """Raises: BadBinding for an exchange, and for queues that RabbitMQ keeps on several nodes."""
         if kind == "exchange":
             raise BadBinding("Destination not found")
-        if kind in _MODULES:
-            raise BadBinding(f"Queue type {_MODULES[kind]} not valid for this exchange type")
+        if kind in _UNSUPPORTED_QUEUE_TYPES:
+            raise BadBinding(f"Queue type {_UNSUPPORTED_QUEUE_TYPES[kind]} not valid for this exchange type")

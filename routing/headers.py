@@ -59,15 +59,15 @@ PRESENT: Final = comparable(None)
 
 
 @final
-class Rule:
+class HeadersRule:
     """The conditions that some bindings have in common, and where these lead."""
 
     def __init__(self, conditions: list[tuple[str, object]], destinations: set[object]) -> None:
         self.conditions = conditions
         self.destinations = destinations
-        self.slots: list[tuple[str, object]] = []  # the conditions it waits under
+        self.indexed_under: list[tuple[str, object]] = []  # the conditions it waits under
 
-    def holds(self, headers: Arguments, known: dict[str, object]) -> bool:
+    def matches(self, headers: Arguments, known: dict[str, object]) -> bool:
         """Whether every condition holds; known: what `comparable` said so far about these headers, filled as needed."""
         for name, wanted in self.conditions:
             if name not in headers:
@@ -82,45 +82,45 @@ class Rule:
 
 
 @final
-class Slot:
+class ConditionSlot:
     """The rules that wait under one condition, by their identity in the binding table."""
 
     def __init__(self) -> None:
-        self.any_rules: dict[object, Rule] = {}
-        self.all_rules: dict[object, Rule] = {}
+        self.any_rules: dict[object, HeadersRule] = {}
+        self.all_rules: dict[object, HeadersRule] = {}
 
 
 @final
 class Headers:
     """Matching structure of one headers exchange."""
 
-    looks_at: ClassVar[int] = HEADERS
+    depends_on: ClassVar[int] = HEADERS
 
     def __init__(self) -> None:
         self._table = BindingTable()
-        self._rules: dict[object, Rule] = {}
-        self._slots: dict[str, dict[object, Slot]] = {}
-        self._always: object = (True, frozenset())  # the identity of a rule for `all` without conditions
+        self._rules: dict[object, HeadersRule] = {}
+        self._index: dict[str, dict[object, ConditionSlot]] = {}
+        self._match_all_identity: object = (True, frozenset())  # the identity of a rule for `all` without conditions
 
     def validate(self, key: str, arguments: Arguments) -> None:
         """Raises: BadBinding for an `x-match` that is no string, or none of the four. RabbitMQ's texts, 406."""
-        match_mode(arguments)
+        parse_match_mode(arguments)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: the conditions of the binding. Raises: BadBinding as `validate`."""
-        match_all, conditions = conditions_of(arguments)
+        match_all, conditions = parse_conditions(arguments)
         identity = (match_all, frozenset(conditions))
         destinations = self._table.add(identity, destination)
         if not conditions or identity in self._rules:
             return
-        rule = Rule(conditions, destinations)
-        rule.slots = [self._emptiest_slot(conditions)] if match_all else conditions
+        rule = HeadersRule(conditions, destinations)
+        rule.indexed_under = [self._rarest_condition(conditions)] if match_all else conditions
         self._rules[identity] = rule
-        for name, wanted in rule.slots:
-            slots = self._slots.setdefault(name, {})
+        for name, wanted in rule.indexed_under:
+            slots = self._index.setdefault(name, {})
             slot = slots.get(wanted)
             if slot is None:
-                slot = Slot()
+                slot = ConditionSlot()
                 slots[wanted] = slot
             if match_all:
                 slot.all_rules[identity] = rule
@@ -129,12 +129,12 @@ class Headers:
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: the conditions of the binding. Raises: KeyError if there is no such binding, an error of the caller."""
-        match_all, conditions = conditions_of(arguments)
+        match_all, conditions = parse_conditions(arguments)
         identity = (match_all, frozenset(conditions))
         if not self._table.remove(identity, destination) or not conditions:
             return
-        for name, wanted in self._rules.pop(identity).slots:
-            slots = self._slots[name]
+        for name, wanted in self._rules.pop(identity).indexed_under:
+            slots = self._index[name]
             slot = slots[wanted]
             if match_all:
                 del slot.all_rules[identity]
@@ -143,7 +143,7 @@ class Headers:
             if not slot.all_rules and not slot.any_rules:
                 del slots[wanted]
                 if not slots:
-                    del self._slots[name]
+                    del self._index[name]
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
         """Destinations whose conditions hold; not to be changed.
@@ -152,13 +152,13 @@ class Headers:
         Cost: the headers, and the rules that wait under a condition of theirs that holds (an `all` rule at most once).
         """
         found: list[set[object]] = []
-        always = self._table.get(self._always)
+        always = self._table.get(self._match_all_identity)
         if always is not None:
             found.append(always)
-        if headers is not None and self._slots:
+        if headers is not None and self._index:
             known: dict[str, object] = {}
             for name in headers:
-                slots = self._slots.get(name)
+                slots = self._index.get(name)
                 if slots is None:
                     continue
                 present = slots.get(PRESENT)
@@ -174,24 +174,26 @@ class Headers:
 
     def is_empty(self) -> bool:
         """Whether nothing that a message would be held against is left. Cost: O(1)."""
-        return not self._rules and not self._slots and self._table.get(self._always) is None
+        return not self._rules and not self._index and self._table.get(self._match_all_identity) is None
 
-    def most_rules_in_one_slot(self) -> int:
+    def largest_slot(self) -> int:
         """The most `all` rules that one header can call up. Cost: all slots."""
-        return max([len(slot.all_rules) for slots in self._slots.values() for slot in slots.values()], default=0)
+        return max([len(slot.all_rules) for slots in self._index.values() for slot in slots.values()], default=0)
 
-    def _collect(self, slot: Slot, headers: Arguments, known: dict[str, object], found: list[set[object]]) -> None:
+    def _collect(
+        self, slot: ConditionSlot, headers: Arguments, known: dict[str, object], found: list[set[object]]
+    ) -> None:
         for rule in slot.any_rules.values():
             found.append(rule.destinations)
         for rule in slot.all_rules.values():
-            if rule.holds(headers, known):
+            if rule.matches(headers, known):
                 found.append(rule.destinations)
 
-    def _emptiest_slot(self, conditions: list[tuple[str, object]]) -> tuple[str, object]:
+    def _rarest_condition(self, conditions: list[tuple[str, object]]) -> tuple[str, object]:
         best = conditions[0]
         best_count = -1
         for condition in conditions:
-            slots = self._slots.get(condition[0])
+            slots = self._index.get(condition[0])
             slot = slots.get(condition[1]) if slots is not None else None
             count = len(slot.all_rules) if slot is not None else 0
             if best_count < 0 or count < best_count:
@@ -200,7 +202,7 @@ class Headers:
         return best
 
 
-def match_mode(arguments: Arguments) -> tuple[bool, bool]:
+def parse_match_mode(arguments: Arguments) -> tuple[bool, bool]:
     """(all rather than any, conditions named `x-...` count) as `x-match` says. Raises: BadBinding."""
     if X_MATCH not in arguments:
         return True, False
@@ -213,7 +215,7 @@ def match_mode(arguments: Arguments) -> tuple[bool, bool]:
         return True, True
     if mode == "any-with-x":
         return False, True
-    kind = type_name(mode)
+    kind = field_type_name(mode)
     if kind == "longstr":
         raise BadBinding(
             f"Invalid x-match field value {erlang_term(mode)}; expected all, any, all-with-x, or any-with-x"
@@ -221,9 +223,9 @@ def match_mode(arguments: Arguments) -> tuple[bool, bool]:
     raise BadBinding(f"Invalid x-match field type {kind} (value {erlang_term(mode)}); expected longstr")
 
 
-def conditions_of(arguments: Arguments) -> tuple[bool, list[tuple[str, object]]]:
+def parse_conditions(arguments: Arguments) -> tuple[bool, list[tuple[str, object]]]:
     """(all rather than any, conditions as name and comparable value) of a binding. Raises: BadBinding."""
-    match_all, with_x = match_mode(arguments)
+    match_all, with_x = parse_match_mode(arguments)
     conditions = [
         (name, comparable(wanted))
         for name, wanted in arguments.items()
@@ -232,7 +234,7 @@ def conditions_of(arguments: Arguments) -> tuple[bool, list[tuple[str, object]]]
     return match_all, conditions
 
 
-def type_name(value: object) -> str:
+def field_type_name(value: object) -> str:
     """RabbitMQ's name for the field type of a decoded value.
 
     The width of an integer is not kept by decoding, so what fits 32 bits is taken for the signedint it mostly is.
@@ -272,9 +274,11 @@ def erlang_term(value: object) -> str:
         unscaled = int("".join([str(digit) for digit in digits]))
         return f"{{{-int(exponent)},{-unscaled if sign else unscaled}}}"
     if isinstance(value, list):
-        return "[" + ",".join([f"{{{type_name(item)},{erlang_term(item)}}}" for item in value]) + "]"
+        return "[" + ",".join([f"{{{field_type_name(item)},{erlang_term(item)}}}" for item in value]) + "]"
     if isinstance(value, dict):
-        fields = [f"{{{erlang_term(name)},{type_name(item)},{erlang_term(item)}}}" for name, item in value.items()]
+        fields = [
+            f"{{{erlang_term(name)},{field_type_name(item)},{erlang_term(item)}}}" for name, item in value.items()
+        ]
         return "[" + ",".join(fields) + "]"
     if isinstance(value, float):
         return erlang_float(value)

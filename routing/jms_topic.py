@@ -23,8 +23,8 @@ from amqpd.routing import base
 from amqpd.routing import selector_ast as nodes
 from amqpd.routing.base import BadBinding, BadSelector
 from amqpd.routing.bindings import BindingTable, union
-from amqpd.routing.message_exchange import Routed
-from amqpd.routing.selector import Selector, parse, parse_erlang
+from amqpd.routing.message_exchange import RoutedMessage
+from amqpd.routing.selector import Selector, parse_erlang_selector, parse_selector
 from amqpd.routing.selector_fields import ROUTING_KEY_FIELD
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 TEXT_ARGUMENTS: Final = ["x-selector", "rjms_selector"]
 ERLANG_ARGUMENT: Final = "rjms_erlang_selector"
-NOTHING: Final = Selector("FALSE", nodes.IsTrue(nodes.Constant(False)))
+MATCHES_NOTHING: Final = Selector("FALSE", nodes.IsTrue(nodes.Constant(False)))
 _NO_HEADERS: Final[dict[str, object]] = {}
 
 
@@ -42,47 +42,47 @@ _NO_HEADERS: Final[dict[str, object]] = {}
 class JmsTopic:
     """Matching structure of one x-jms-topic exchange."""
 
-    looks_at: ClassVar[int] = base.ROUTING_KEY | base.HEADERS
+    depends_on: ClassVar[int] = base.ROUTING_KEY | base.HEADERS
 
     def __init__(self) -> None:
         self._table = BindingTable()
         # Selectors and where they lead: by the header they require, by its text; and those that require none.
-        self._waiting: dict[str, dict[str, dict[Selector, set[object]]]] = {}
+        self._by_required_header: dict[str, dict[str, dict[Selector, set[object]]]] = {}
         self._others: dict[Selector, set[object]] = {}
 
     def validate(self, key: str, arguments: Arguments) -> None:
         """Raises: BadBinding without a selector, or with one that is none or looks at what an exchange does not see."""
-        selector_of(arguments)
+        parse_binding_selector(arguments)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: parsing the selector, unless it is one of the last (`selector.parse`). What `validate` does not take (a
         binding that another version of this program kept) is logged, and matches nothing.
         """
-        selector = kept_selector(arguments)
+        selector = stored_selector(arguments)
         destinations = self._table.add(selector, destination)
-        required = selector.required
+        required = selector.required_header
         if required is None:
             self._others[selector] = destinations
             return
         name, text = required
-        self._waiting.setdefault(name, {}).setdefault(text, {})[selector] = destinations
+        self._by_required_header.setdefault(name, {}).setdefault(text, {})[selector] = destinations
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost as `bind`. Raises: KeyError if there is no such binding, an error of the caller."""
-        selector = kept_selector(arguments)
+        selector = stored_selector(arguments)
         if not self._table.remove(selector, destination):
             return
-        required = selector.required
+        required = selector.required_header
         if required is None:
             del self._others[selector]
             return
         name, text = required
-        texts = self._waiting[name]
+        texts = self._by_required_header[name]
         del texts[text][selector]
         if not texts[text]:
             del texts[text]
             if not texts:
-                del self._waiting[name]
+                del self._by_required_header[name]
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
         """Destinations whose selector matches; not to be changed.
@@ -91,12 +91,12 @@ class JmsTopic:
         and those whose header has the text they require; some tens of nanoseconds a term.
         """
         table = _NO_HEADERS if headers is None else headers if isinstance(headers, dict) else dict(headers)
-        message = Routed(key, table)
+        message = RoutedMessage(key, table)
         found: list[set[object]] = []
         for selector, destinations in self._others.items():
             if selector.matches(message):
                 found.append(destinations)
-        for name, texts in self._waiting.items():
+        for name, texts in self._by_required_header.items():
             text = table.get(name)
             if isinstance(text, str):
                 selectors = texts.get(text)
@@ -108,19 +108,19 @@ class JmsTopic:
 
     def is_empty(self) -> bool:
         """Whether nothing that a message would be held against is left. Cost: O(1)."""
-        return not self._waiting and not self._others
+        return not self._by_required_header and not self._others
 
 
-def kept_selector(arguments: Arguments) -> Selector:
+def stored_selector(arguments: Arguments) -> Selector:
     """The selector of a binding that is there."""
     try:
-        return selector_of(arguments)
+        return parse_binding_selector(arguments)
     except BadBinding as error:
         log.error("a binding to an exchange of type x-jms-topic cannot be understood and matches nothing: %s", error)
-        return NOTHING
+        return MATCHES_NOTHING
 
 
-def selector_of(arguments: Arguments) -> Selector:
+def parse_binding_selector(arguments: Arguments) -> Selector:
     """The selector of a binding. Raises: BadBinding."""
     names = [name for name in [*TEXT_ARGUMENTS, ERLANG_ARGUMENT] if name in arguments]
     if len(names) != 1:
@@ -133,10 +133,10 @@ def selector_of(arguments: Arguments) -> Selector:
     if not isinstance(text, str):
         raise BadBinding(f"{name} is not a text")
     try:
-        selector = parse_erlang(text) if name == ERLANG_ARGUMENT else parse(text)
+        selector = parse_erlang_selector(text) if name == ERLANG_ARGUMENT else parse_selector(text)
     except BadSelector as error:
         raise BadBinding(f"{name}: {error}") from None
-    for node in selector.condition.all():
+    for node in selector.condition.walk():
         if isinstance(node, nodes.Field) and node.rule.number != ROUTING_KEY_FIELD and node.rule.header == "":
             raise BadBinding(f"{name}: an exchange sees the headers and p.routing-key of a message, no other property")
     return selector

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Routed(Selectable):
+class RoutedMessage(Selectable):
     """headers: decoded, not to be changed."""
 
     def __init__(self, key: str, headers: dict[str, object]) -> None:
@@ -41,7 +41,7 @@ class Routed(Selectable):
         return self._key if number == ROUTING_KEY_FIELD else None
 
 
-def label_of(destination: object) -> str:
+def destination_label(destination: object) -> str:
     """What tells a destination from others, in this life and the next: its kind and its name.
 
     An exchange says of itself that it is one (`destination_type`); a test's destinations are their own names.
@@ -52,12 +52,12 @@ def label_of(destination: object) -> str:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class WholeMessage:
+class MessageExchangeType:
     """Matching structure of one exchange whose type looks at messages as a whole."""
 
     def __init__(self) -> None:
         # As `ExchangeType` has it. A type whose answer depends on its exchange's arguments says so in `configure`.
-        self.looks_at: int = ROUTING_KEY
+        self.depends_on: int = ROUTING_KEY
 
     def configure(self, arguments: Arguments) -> None:
         """The arguments of the exchange, which are checked. Called once, before anything is bound."""
@@ -84,4 +84,4 @@ class WholeMessage:
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
         """As `ExchangeType.match`: of a message with this key alone. For types that look at nothing else."""
-        return set(self.route([key], Routed(key, {} if headers is None else dict(headers))))
+        return set(self.route([key], RoutedMessage(key, {} if headers is None else dict(headers))))

@@ -1,9 +1,10 @@
-"""Exchange types by name: those of this package, and guests.
+"""Exchange types by name: the built-in types, and plugins.
 
-`BUILT_IN` holds the types of this package. A name that is not among them is looked for among the installed entry points
-of the group `amqpd.exchange_types` (name = type name, value = a callable without arguments that returns an
-ExchangeType). Guests are looked for only on such a miss, so an ordinary start reads no package metadata. A guest cannot
-replace a built-in. A guest that cannot be loaded is logged, and its type counts as unknown.
+`BUILT_IN` holds the types of this package. Any other name is looked up among the installed entry points of the group
+`amqpd.exchange_types`: the entry point's name is the type's name, its value a callable without arguments that returns
+an ExchangeType. The look-up happens only on a miss, so a normal start reads no package metadata. A plugin cannot
+replace a built-in type. A plugin that cannot be loaded is logged, and its type is unknown to clients: a client that
+declares an exchange must not be able to cause an internal error (541).
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ BUILT_IN: Final[dict[str, Callable[[], ExchangeType]]] = {
 }
 
 
-def exchange_type(name: str) -> Callable[[], ExchangeType]:
-    """What makes an empty exchange of this type.
+def exchange_type_factory(name: str) -> Callable[[], ExchangeType]:
+    """Return the callable that creates an exchange of this type.
 
-    Cost: a dict look-up; the first miss reads the metadata of the installed packages (milliseconds), once.
+    Cost: a dict look-up. The first miss reads the metadata of all installed packages once (milliseconds).
     Raises: UnknownExchangeType.
     """
     built_in = BUILT_IN.get(name)
-    return built_in if built_in is not None else _load_guest(name)
+    return built_in if built_in is not None else _load_plugin(name)
 
 
 def exchange_type_names() -> list[str]:
-    """Every name `exchange_type` may answer to, sorted; guests are listed without being loaded."""
-    return sorted(BUILT_IN.keys() | guests().keys())
+    """Return all known type names, sorted. Plugins are listed without loading them."""
+    return sorted(BUILT_IN.keys() | plugins().keys())
 
 
 @cache
-def guests() -> dict[str, EntryPoint]:
-    """Installed guests by name; of two with one name the first found serves, and the other is logged."""
+def plugins() -> dict[str, EntryPoint]:
+    """Return the installed plugins by type name. If two have the same name, the first wins and the other is logged."""
     found: dict[str, EntryPoint] = {}
     for entry_point in entry_points(group=ENTRY_POINT_GROUP):
         if entry_point.name in BUILT_IN or entry_point.name in found:
@@ -68,24 +69,25 @@ def guests() -> dict[str, EntryPoint]:
     return found
 
 
-def forget_guests() -> None:
-    """Has installed packages looked at afresh with the next miss."""
-    guests.cache_clear()
-    _load_guest.cache_clear()
+def reload_plugins() -> None:
+    """Make the next miss read the installed packages again."""
+    plugins.cache_clear()
+    _load_plugin.cache_clear()
 
 
 @cache
-def _load_guest(name: str) -> Callable[[], ExchangeType]:
-    # Only successes are remembered by `cache`, so names that clients make up do not pile up here.
-    guest = guests().get(name)
-    if guest is None:
+def _load_plugin(name: str) -> Callable[[], ExchangeType]:
+    # `cache` keeps results, not exceptions: names that clients invent do not accumulate.
+    plugin = plugins().get(name)
+    if plugin is None:
         raise UnknownExchangeType(name)
     try:
-        make: object = guest.load()
-    except Exception as error:  # a guest may fail in any way; to the client its type simply does not exist
-        log.exception("exchange type %s: cannot load %s", name, guest.value)
+        factory: object = plugin.load()
+        exchange: object = factory() if callable(factory) else None
+    except Exception as error:  # a plugin can fail in any way; for the client its type does not exist
+        log.exception("exchange type %s: cannot load %s", name, plugin.value)
         raise UnknownExchangeType(name) from error
-    if not callable(make):
-        log.error("exchange type %s: %s is not callable", name, guest.value)
+    if not callable(factory) or not isinstance(getattr(exchange, "depends_on", None), int):
+        log.error("exchange type %s: %s does not create an exchange type (depends_on is missing)", name, plugin.value)
         raise UnknownExchangeType(name)
-    return make
+    return factory

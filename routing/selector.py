@@ -25,7 +25,7 @@ from amqpd.routing.selector_ast import Condition, Selectable
 
 TEXT_SIZE_MAX: Final = 4096
 """Characters, as RabbitMQ has it."""
-REMEMBERED_MAX: Final = 256
+CACHE_SIZE_MAX: Final = 256
 """Selectors of the last consumers and bindings, by text: a thousand consumers with one selector are parsed once."""
 
 
@@ -33,17 +33,17 @@ REMEMBERED_MAX: Final = 256
 class Selector:
     """One selector, ready to be asked. Equal to every other one that says the same.
 
-    text: as it was written. needs_headers: whether it may look at headers at all. asks_time: whether it has UTC(), so
-    that it may answer otherwise later. required: a header and the text it
-    must have for any match, where that is plain to see.
+    text: as it was written. needs_headers: whether it may look at headers at all. depends_on_time: whether it has
+    UTC(), so that it may answer otherwise later. required: a header and the text it must have for any match, where that
+    is plain to see.
     """
 
     def __init__(self, text: str, condition: Condition) -> None:
         self.text: Final = text
         self.condition: Final = condition
-        self.needs_headers: bool = any([_names_header(node) for node in condition.all()])  # noqa: C419
-        self.asks_time: bool = any([isinstance(node, nodes.Now) for node in condition.all()])  # noqa: C419
-        self.required: tuple[str, str] | None = _required_text(condition)
+        self.needs_headers: bool = any([_names_header(node) for node in condition.walk()])  # noqa: C419
+        self.depends_on_time: bool = any([isinstance(node, nodes.Now) for node in condition.walk()])  # noqa: C419
+        self.required_header: tuple[str, str] | None = _required_header(condition)
 
     def matches(self, message: Selectable) -> bool:
         """Whether `message` is one of those selected. Raises nothing, keeps nothing."""
@@ -59,7 +59,7 @@ class Selector:
         return f"Selector({self.text!r})"
 
 
-def parse(text: str) -> Selector:
+def parse_selector(text: str) -> Selector:
     """The selector that `text` says.
 
     Cost: some 10 us a word the first time, 5 ms at most, and a look-up while it is remembered; the very first call
@@ -68,45 +68,45 @@ def parse(text: str) -> Selector:
     if len(text) > TEXT_SIZE_MAX:
         raise BadSelector(f"the selector has more than {TEXT_SIZE_MAX} characters")
     if not text or text.isspace():
-        return EVERYTHING
-    selector = _remembered.get(text)
+        return MATCHES_ALL
+    selector = _sql_cache.get(text)
     if selector is None:
-        selector = Selector(text, selector_parser.tree(text))
-        _remember(_remembered, text, selector)
+        selector = Selector(text, selector_parser.parse_sql(text))
+        _add_to_cache(_sql_cache, text, selector)
     return selector
 
 
-def prepare() -> None:
+def build_parsers() -> None:
     """Makes the parsers, for a thread that has the time: 60 ms of a processor, which else the first `parse` takes."""
-    selector_parser.parser()
+    selector_parser.sql_parser()
     selector_parser.erlang_parser()
 
 
-def parse_erlang(term: str) -> Selector:
+def parse_erlang_selector(term: str) -> Selector:
     """The selector that a term of RabbitMQ's JMS client says. Cost and Raises: as `parse`."""
-    selector = _remembered_terms.get(term)
+    selector = _erlang_cache.get(term)
     if selector is None:
-        selector = Selector(term, selector_parser.erlang_tree(term))
-        _remember(_remembered_terms, term, selector)
+        selector = Selector(term, selector_parser.parse_erlang_term(term))
+        _add_to_cache(_erlang_cache, term, selector)
     return selector
 
 
-def remembered(text: str) -> bool:
+def is_cached(text: str) -> bool:
     """Whether this text or term is parsed at no cost."""
-    return text in _remembered or text in _remembered_terms
+    return text in _sql_cache or text in _erlang_cache
 
 
-def _remember(selectors: dict[str, Selector], text: str, selector: Selector) -> None:
-    if len(selectors) >= REMEMBERED_MAX:
+def _add_to_cache(selectors: dict[str, Selector], text: str, selector: Selector) -> None:
+    if len(selectors) >= CACHE_SIZE_MAX:
         del selectors[next(iter(selectors))]
     selectors[text] = selector
 
 
-def _names_header(node: nodes.Node) -> bool:
+def _names_header(node: nodes.SelectorNode) -> bool:
     return isinstance(node, nodes.Header) or (isinstance(node, nodes.Field) and node.rule.header != "")
 
 
-def _required_text(condition: Condition) -> tuple[str, str] | None:
+def _required_header(condition: Condition) -> tuple[str, str] | None:
     parts: tuple[Condition, ...] = condition.conditions if isinstance(condition, nodes.And) else (condition,)
     for part in parts:
         if isinstance(part, nodes.Compare) and part.operator == "=":
@@ -116,7 +116,7 @@ def _required_text(condition: Condition) -> tuple[str, str] | None:
     return None
 
 
-EVERYTHING: Final = Selector("", nodes.IsTrue(nodes.Constant(True)))
+MATCHES_ALL: Final = Selector("", nodes.IsTrue(nodes.Constant(True)))
 """What an empty text selects (JMS: it means that there is no selector)."""
-_remembered: Final[dict[str, Selector]] = {}
-_remembered_terms: Final[dict[str, Selector]] = {}
+_sql_cache: Final[dict[str, Selector]] = {}
+_erlang_cache: Final[dict[str, Selector]] = {}

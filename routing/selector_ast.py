@@ -229,7 +229,7 @@ class Selectable:
         raise NotImplementedError
 
 
-def number_of(value: object) -> Any:
+def as_number(value: object) -> Any:
     """`value` if it is a number, else None. Truth values are no numbers."""
     if isinstance(value, bool):
         return None
@@ -238,7 +238,7 @@ def number_of(value: object) -> Any:
     return float(value) if isinstance(value, Decimal) else None
 
 
-def bounded(value: Any) -> object:
+def bound_number(value: Any) -> object:
     """What was reckoned: an integer beyond 64 bits becomes approximate, so that none grows without end; NaN is NULL."""
     if isinstance(value, int):
         return value if -INTEGER_MAX <= value <= INTEGER_MAX else float(value)
@@ -278,42 +278,42 @@ def compare_values(code: i64, left: object, right: object) -> bool:
         if not isinstance(right, bool) or code > _UNEQUAL:  # truth values have no order
             return False
         return (left is right) == (code == _EQUAL)
-    one = number_of(left)
-    other = number_of(right)
+    one = as_number(left)
+    other = as_number(right)
     return one is not None and other is not None and compare_numbers(code, one, other)
 
 
-class Node:
+class SelectorNode:
     """Equal to one of its class with equal parts."""
 
     def __init__(self, parts: tuple[object, ...]) -> None:
         self.parts: Final = parts
         size = 1
         depth = 0
-        for node in self._nodes():
+        for node in self._children():
             size += node.size
             depth = max(depth, node.depth)
         self.size: int = size
         self.depth: int = depth + 1
 
-    def _nodes(self) -> list[Node]:
-        found: list[Node] = []
+    def _children(self) -> list[SelectorNode]:
+        found: list[SelectorNode] = []
         for part in self.parts:
-            if isinstance(part, Node):
+            if isinstance(part, SelectorNode):
                 found.append(part)
             elif isinstance(part, (tuple, frozenset)):
-                found += [item for item in part if isinstance(item, Node)]
+                found += [item for item in part if isinstance(item, SelectorNode)]
         return found
 
-    def all(self) -> list[Node]:
+    def walk(self) -> list[SelectorNode]:
         """The node itself and all that it is made of."""
-        found: list[Node] = [self]
-        for node in self._nodes():
-            found += node.all()
+        found: list[SelectorNode] = [self]
+        for node in self._children():
+            found += node.walk()
         return found
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Node) and type(other) is type(self) and self.parts == other.parts
+        return isinstance(other, SelectorNode) and type(other) is type(self) and self.parts == other.parts
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.parts))
@@ -322,15 +322,15 @@ class Node:
         return f"{type(self).__name__}({', '.join([repr(part) for part in self.parts])})"
 
 
-class Value(Node):
+class Value(SelectorNode):
     """Something with a value."""
 
-    def get(self, message: Selectable) -> object:
+    def evaluate(self, message: Selectable) -> object:
         """A number, a text, a truth value, anything else a header can be; None for NULL."""
         raise NotImplementedError
 
 
-class Condition(Node):
+class Condition(SelectorNode):
     """Something true, false or unknown."""
 
     def truth(self, message: Selectable) -> i64:
@@ -349,7 +349,7 @@ class Constant(Value):
         super().__init__(("bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number", value))
         self.value: Final = value
 
-    def get(self, message: Selectable) -> object:
+    def evaluate(self, message: Selectable) -> object:
         return self.value
 
 
@@ -361,7 +361,7 @@ class Header(Value):
         super().__init__((name,))
         self.name: Final = name
 
-    def get(self, message: Selectable) -> object:
+    def evaluate(self, message: Selectable) -> object:
         return message.headers().get(self.name)
 
 
@@ -377,16 +377,16 @@ class Field(Value):
         self._header: str = rule.header
         self._default: object = rule.default
 
-    def get(self, message: Selectable) -> object:
+    def evaluate(self, message: Selectable) -> object:
         value = message.field(self._number)
         if value is not None:
-            return value if self._form == "" else formed(self._form, value)
+            return value if self._form == "" else convert_field(self._form, value)
         if self._header != "":
             value = message.headers().get(self._header)
         return self._default if value is None else value
 
 
-def formed(form: str, value: object) -> object:
+def convert_field(form: str, value: object) -> object:
     """The value of a field in the form that its name promises: the digits of `expiration` as a number, the seconds of
     `timestamp` as milliseconds, JMS' words for the delivery mode.
     """
@@ -404,7 +404,7 @@ class Now(Value):
     def __init__(self) -> None:
         super().__init__(())
 
-    def get(self, message: Selectable) -> object:
+    def evaluate(self, message: Selectable) -> object:
         return time.time_ns() // 1_000_000
 
 
@@ -416,9 +416,9 @@ class Negative(Value):
         super().__init__((value,))
         self.value: Final = value
 
-    def get(self, message: Selectable) -> object:
-        number = number_of(self.value.get(message))
-        return None if number is None else bounded(-number)
+    def evaluate(self, message: Selectable) -> object:
+        number = as_number(self.value.evaluate(message))
+        return None if number is None else bound_number(-number)
 
 
 @final
@@ -431,21 +431,21 @@ class Arithmetic(Value):
         self.left: Final = left
         self.right: Final = right
 
-    def get(self, message: Selectable) -> object:
-        left = number_of(self.left.get(message))
-        right = number_of(self.right.get(message))
+    def evaluate(self, message: Selectable) -> object:
+        left = as_number(self.left.evaluate(message))
+        right = as_number(self.right.evaluate(message))
         if left is None or right is None:
             return None
         operator = self.operator
         if operator == "+":
-            return bounded(left + right)
+            return bound_number(left + right)
         if operator == "-":
-            return bounded(left - right)
+            return bound_number(left - right)
         if operator == "*":
-            return bounded(left * right)
+            return bound_number(left * right)
         if right == 0:
             return None
-        return bounded(left / right) if operator == "/" else remainder(left, right)  # rabbit: 5 / 2 is 2.5
+        return bound_number(left / right) if operator == "/" else remainder(left, right)  # rabbit: 5 / 2 is 2.5
 
 
 def remainder(left: Any, right: Any) -> object:
@@ -453,18 +453,18 @@ def remainder(left: Any, right: Any) -> object:
     if isinstance(left, int) and isinstance(right, int):
         rest: Any = abs(left) % abs(right)
         return -rest if left < 0 else rest
-    return bounded(math.fmod(left, right)) if math.isfinite(left) else None
+    return bound_number(math.fmod(left, right)) if math.isfinite(left) else None
 
 
 @final
-class Truth(Value):
+class BooleanValue(Value):
     """The value of a condition: true, false, or NULL where it is unknown."""
 
     def __init__(self, condition: Condition) -> None:
         super().__init__((condition,))
         self.condition: Final = condition
 
-    def get(self, message: Selectable) -> object:
+    def evaluate(self, message: Selectable) -> object:
         truth = self.condition.truth(message)
         return None if truth == UNKNOWN else truth == TRUE
 
@@ -481,7 +481,7 @@ class IsTrue(Condition):
         self.value: Final = value
 
     def truth(self, message: Selectable) -> i64:
-        value = self.value.get(message)
+        value = self.value.evaluate(message)
         if not isinstance(value, bool):
             return UNKNOWN
         return TRUE if value else FALSE
@@ -503,13 +503,13 @@ class Compare(Condition):
             self._text = right.value
 
     def truth(self, message: Selectable) -> i64:
-        left = self.left.get(message)
+        left = self.left.evaluate(message)
         if left is None:
             return UNKNOWN
         text = self._text
         if text is not None:
             return TRUE if isinstance(left, str) and compare_texts(self._code, left, text) else FALSE
-        right = self.right.get(message)
+        right = self.right.evaluate(message)
         if right is None:
             return UNKNOWN
         return TRUE if compare_values(self._code, left, right) else FALSE
@@ -524,16 +524,16 @@ class OneOf(Condition):
         self.value: Final = value
         self.choices: Final = choices
         self._others: set[object] = {choice.value for choice in choices if not isinstance(choice.value, bool)}
-        self._truths: list[object] = [choice.value for choice in choices if isinstance(choice.value, bool)]
+        self._booleans: list[object] = [choice.value for choice in choices if isinstance(choice.value, bool)]
 
     def truth(self, message: Selectable) -> i64:
-        value = self.value.get(message)
+        value = self.value.evaluate(message)
         if value is None:
             return UNKNOWN
         if isinstance(value, bool):
-            return TRUE if value in self._truths else FALSE
+            return TRUE if value in self._booleans else FALSE
         if not isinstance(value, str):
-            value = number_of(value)
+            value = as_number(value)
         return TRUE if value in self._others else FALSE
 
 
@@ -549,7 +549,7 @@ class Like(Condition):
         self._pattern: Final = pattern_of(pattern, escape)
 
     def truth(self, message: Selectable) -> i64:
-        value = self.value.get(message)
+        value = self.value.evaluate(message)
         if not isinstance(value, str):
             return UNKNOWN
         return TRUE if self._pattern.matches(value) else FALSE
@@ -572,7 +572,7 @@ class IsNull(Condition):
         self.value: Final = value
 
     def truth(self, message: Selectable) -> i64:
-        return TRUE if self.value.get(message) is None else FALSE
+        return TRUE if self.value.evaluate(message) is None else FALSE
 
 
 @final

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 NODES_MAX: Final = 200
 DEPTH_MAX: Final = 32
-WORDS_MAX: Final = 500
+TOKENS_MAX: Final = 500
 """Words, signs and texts of a selector, counted before it is parsed."""
 INTEGER_MAX: Final = 2**63
 """Inclusive, as it may stand behind a minus."""
-SHOWN_MAX: Final = 24
+EXCERPT_SIZE_MAX: Final = 24
 """Characters of a client's text in a message of error."""
 
 _END: Final = r"(?![\w$])"
@@ -103,7 +103,7 @@ NAME: /([^\W\d]|\$)[\w$]*/
 %ignore /[ \t\f\r\n]+/
 """
 
-WORDS: Final = {
+TOKEN_NAMES: Final = {
     "$END": "the end",
     "RPAR": ")",
     "LPAR": "(",
@@ -117,49 +117,49 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _WORD: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[\w$.]+|[^\s\w]""")
 
 
-def tree(text: str) -> nodes.Condition:
+def parse_sql(text: str) -> nodes.Condition:
     """What `text` says. Raises: BadSelector, with line and column."""
     from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
-    if len(_WORD.findall(text)) > WORDS_MAX:
-        raise BadSelector(f"the selector has more than {WORDS_MAX} words and signs")
+    if len(_WORD.findall(text)) > TOKENS_MAX:
+        raise BadSelector(f"the selector has more than {TOKENS_MAX} words and signs")
     try:
-        made = cast("nodes.Node", parser().parse(text))
+        made = cast("nodes.SelectorNode", sql_parser().parse(text))
     except UnexpectedCharacters as error:
-        _refuse_at(error.line, error.column, f"{shown(text[error.pos_in_stream :])} cannot be read")
+        _reject_at(error.line, error.column, f"{quote_excerpt(text[error.pos_in_stream :])} cannot be read")
     except UnexpectedToken as error:
         wanted = _expected(error.accepts or error.expected)
         if error.token.type == "$END":
-            _refuse_at(*_end_of(text), f"the selector is not complete{wanted}")
-        _refuse_at(error.line, error.column, f"{shown(str(error.token))} is not expected here{wanted}")
+            _reject_at(*_end_of(text), f"the selector is not complete{wanted}")
+        _reject_at(error.line, error.column, f"{quote_excerpt(str(error.token))} is not expected here{wanted}")
     except UnexpectedInput as error:
-        _refuse_at(error.line, error.column, "not understood")
-    condition = condition_of(made, None)
+        _reject_at(error.line, error.column, "not understood")
+    condition = as_condition(made, None)
     check_patterns(condition)
     return condition
 
 
 @cache
-def parser() -> Lark:
+def sql_parser() -> Lark:
     """The parser, made once. Cost: 0.1 s of CPU for the first caller."""
     from lark import Lark
 
-    return Lark(GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_Builder())
+    return Lark(GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_SqlTreeBuilder())
 
 
-def _refuse_at(line: int, column: int, why: str) -> NoReturn:
+def _reject_at(line: int, column: int, why: str) -> NoReturn:
     raise BadSelector(f"line {line}, column {column}: {why}") from None
 
 
-def _refuse(place: Token | None, why: str) -> NoReturn:
+def _reject(place: Token | None, why: str) -> NoReturn:
     if place is None or place.line is None or place.column is None:
         raise BadSelector(why)
-    _refuse_at(place.line, place.column, why)
+    _reject_at(place.line, place.column, why)
 
 
-def shown(text: str) -> str:
+def quote_excerpt(text: str) -> str:
     """A client's text in a message of error."""
-    return repr(text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "...")
+    return repr(text if len(text) <= EXCERPT_SIZE_MAX else text[:EXCERPT_SIZE_MAX] + "...")
 
 
 def _end_of(text: str) -> tuple[int, int]:
@@ -170,61 +170,61 @@ def _expected(terminals: set[str]) -> str:
     """What may stand there, where that is a short list; where a value may, nothing else need be said."""
     if "NAME" in terminals:
         return ", but a value or a condition is"
-    names = sorted([WORDS.get(name, name) for name in terminals if name not in ("SIGN", "FACTOR")])
+    names = sorted([TOKEN_NAMES.get(name, name) for name in terminals if name not in ("SIGN", "FACTOR")])
     return f", but {' or '.join(names)}" if len(names) <= 3 else ""
 
 
-def check_size(node: nodes.Node, place: Token | None) -> None:
+def check_size(node: nodes.SelectorNode, place: Token | None) -> None:
     """Raises: BadSelector for a tree that is too large."""
     if node.size > NODES_MAX:
-        _refuse(place, f"the selector has more than {NODES_MAX} parts")
+        _reject(place, f"the selector has more than {NODES_MAX} parts")
     if node.depth > DEPTH_MAX:
-        _refuse(place, f"the selector nests deeper than {DEPTH_MAX}")
+        _reject(place, f"the selector nests deeper than {DEPTH_MAX}")
 
 
 def check_patterns(condition: nodes.Condition) -> None:
     """Raises: BadSelector when its LIKE patterns together are too dear."""
-    patterns = [node for node in condition.all() if isinstance(node, nodes.Like)]
+    patterns = [node for node in condition.walk() if isinstance(node, nodes.Like)]
     if sum([pattern.loose() for pattern in patterns]) > LOOSE_CHARACTERS_MAX:
         raise BadSelector(f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
     if sum([pattern.searches() for pattern in patterns]) > SEARCHES_MAX:
         raise BadSelector(f"LIKE: there are {SEARCHES_MAX} parts between two % at most")
 
 
-def _made(place: Token | None, node: nodes.Node) -> nodes.Node:
+def _within_bounds(place: Token | None, node: nodes.SelectorNode) -> nodes.SelectorNode:
     """A node that is within bounds."""
     check_size(node, place)
     return node
 
 
-def condition_of(node: nodes.Node, place: Token | None) -> nodes.Condition:
+def as_condition(node: nodes.SelectorNode, place: Token | None) -> nodes.Condition:
     """The condition, also that which a value is where one is wanted. Raises: BadSelector for what can be none."""
     if isinstance(node, nodes.Condition):
         return node
-    if isinstance(node, nodes.Truth):
+    if isinstance(node, nodes.BooleanValue):
         return node.condition
     assert isinstance(node, nodes.Value)
     if isinstance(node, (nodes.Arithmetic, nodes.Negative, nodes.Now)) or (
         isinstance(node, nodes.Constant) and not isinstance(node.value, bool)
     ):
-        _refuse(place, "a condition is wanted here, not a number or a text")
+        _reject(place, "a condition is wanted here, not a number or a text")
     return nodes.IsTrue(node)
 
 
-def value_of(node: nodes.Node) -> nodes.Value:
+def as_value(node: nodes.SelectorNode) -> nodes.Value:
     """The value, also that of a condition."""
     if isinstance(node, nodes.Condition):
-        return nodes.Truth(node)
+        return nodes.BooleanValue(node)
     assert isinstance(node, nodes.Value)
     return node
 
 
-def between_of(value: nodes.Value, low: nodes.Value, high: nodes.Value) -> nodes.Condition:
+def make_between(value: nodes.Value, low: nodes.Value, high: nodes.Value) -> nodes.Condition:
     """value BETWEEN low AND high."""
     return nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
 
 
-def one_of(value: nodes.Value, choices: list[nodes.Value]) -> nodes.Condition:
+def make_in(value: nodes.Value, choices: list[nodes.Value]) -> nodes.Condition:
     """value IN (choices), of which any may be other than constants."""
     others = [choice for choice in choices if not isinstance(choice, nodes.Constant)]
     constants = frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)])
@@ -233,134 +233,142 @@ def one_of(value: nodes.Value, choices: list[nodes.Value]) -> nodes.Condition:
     return found[0] if len(found) == 1 else nodes.Or(tuple(found))
 
 
-def _number(node: nodes.Node, place: Token) -> nodes.Value:
-    value = value_of(node)
-    if isinstance(value, nodes.Truth) or (isinstance(value, nodes.Constant) and nodes.number_of(value.value) is None):
-        _refuse(place, f"'{place}' wants numbers")
+def _number(node: nodes.SelectorNode, place: Token) -> nodes.Value:
+    value = as_value(node)
+    if isinstance(value, nodes.BooleanValue) or (
+        isinstance(value, nodes.Constant) and nodes.as_number(value.value) is None
+    ):
+        _reject(place, f"'{place}' wants numbers")
     return value
 
 
-class _Builder:
+class _SqlTreeBuilder:
     """What lark calls for each rule, with what the parts of it have become."""
 
-    def disjunction(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+    def disjunction(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
         return self._joined(parts, nodes.Or)
 
-    def conjunction(self, parts: list[nodes.Node | Token]) -> nodes.Node:
+    def conjunction(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
         return self._joined(parts, nodes.And)
 
-    def _joined(self, parts: list[nodes.Node | Token], kind: type[nodes.And | nodes.Or]) -> nodes.Node:
-        left, word, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
-        first, second = condition_of(left, word), condition_of(right, word)
+    def _joined(self, parts: list[nodes.SelectorNode | Token], kind: type[nodes.And | nodes.Or]) -> nodes.SelectorNode:
+        left, word, right = cast("tuple[nodes.SelectorNode, Token, nodes.SelectorNode]", parts)
+        first, second = as_condition(left, word), as_condition(right, word)
         before = first.conditions if isinstance(first, kind) else (first,)
         after = second.conditions if isinstance(second, kind) else (second,)
-        return _made(word, kind((*before, *after)))
+        return _within_bounds(word, kind((*before, *after)))
 
-    def negation(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        word, node = cast("tuple[Token, nodes.Node]", parts)
-        return _made(word, nodes.Not(condition_of(node, word)))
+    def negation(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        word, node = cast("tuple[Token, nodes.SelectorNode]", parts)
+        return _within_bounds(word, nodes.Not(as_condition(node, word)))
 
-    def compare(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        left, operator, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
+    def compare(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        left, operator, right = cast("tuple[nodes.SelectorNode, Token, nodes.SelectorNode]", parts)
         name = "<>" if operator == "!=" else str(operator)
-        return _made(operator, nodes.Compare(name, value_of(left), value_of(right)))
+        return _within_bounds(operator, nodes.Compare(name, as_value(left), as_value(right)))
 
-    def between(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        left, negated, word, rest = _split(parts)
-        low, high = [value_of(part) for part in rest if isinstance(part, nodes.Node)]
-        node = between_of(value_of(left), low, high)
-        return _made(word, nodes.Not(node) if negated else node)
+    def between(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        left, negated, word, rest = _split_predicate(parts)
+        low, high = [as_value(part) for part in rest if isinstance(part, nodes.SelectorNode)]
+        node = make_between(as_value(left), low, high)
+        return _within_bounds(word, nodes.Not(node) if negated else node)
 
-    def one_of(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        left, negated, word, rest = _split(parts)
-        node = one_of(value_of(left), [value_of(part) for part in rest if isinstance(part, nodes.Node)])
-        return _made(word, nodes.Not(node) if negated else node)
+    def one_of(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        left, negated, word, rest = _split_predicate(parts)
+        node = make_in(as_value(left), [as_value(part) for part in rest if isinstance(part, nodes.SelectorNode)])
+        return _within_bounds(word, nodes.Not(node) if negated else node)
 
-    def like(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        left, negated, word, rest = _split(parts)
-        texts = [_unquoted(part) for part in rest if not isinstance(part, nodes.Node) and part.type == "TEXT"]
+    def like(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        left, negated, word, rest = _split_predicate(parts)
+        texts = [_unquoted(part) for part in rest if not isinstance(part, nodes.SelectorNode) and part.type == "TEXT"]
         escape = texts[1] if len(texts) == 2 else ""
         if len(texts) == 2 and len(escape) != 1:
-            _refuse(word, "what follows ESCAPE is one character")
+            _reject(word, "what follows ESCAPE is one character")
         try:
-            node = nodes.Like(value_of(left), texts[0], escape)
+            node = nodes.Like(as_value(left), texts[0], escape)
         except BadSelector as error:
-            _refuse(word, str(error))
-        return _made(word, nodes.Not(node) if negated else node)
+            _reject(word, str(error))
+        return _within_bounds(word, nodes.Not(node) if negated else node)
 
-    def is_null(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        left, word = cast("tuple[nodes.Node, Token]", parts[:2])
-        node = nodes.IsNull(value_of(left))
-        return _made(word, nodes.Not(node) if len(parts) == 4 else node)
+    def is_null(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        left, word = cast("tuple[nodes.SelectorNode, Token]", parts[:2])
+        node = nodes.IsNull(as_value(left))
+        return _within_bounds(word, nodes.Not(node) if len(parts) == 4 else node)
 
-    def arithmetic(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        left, operator, right = cast("tuple[nodes.Node, Token, nodes.Node]", parts)
-        return _made(operator, nodes.Arithmetic(str(operator), _number(left, operator), _number(right, operator)))
+    def arithmetic(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        left, operator, right = cast("tuple[nodes.SelectorNode, Token, nodes.SelectorNode]", parts)
+        return _within_bounds(
+            operator, nodes.Arithmetic(str(operator), _number(left, operator), _number(right, operator))
+        )
 
-    def signed(self, parts: list[nodes.Node | Token]) -> nodes.Node:
-        sign, node = cast("tuple[Token, nodes.Node]", parts)
+    def signed(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
+        sign, node = cast("tuple[Token, nodes.SelectorNode]", parts)
         value = _number(node, sign)
         if isinstance(value, nodes.Constant):
-            return nodes.Constant(-nodes.number_of(value.value)) if sign == "-" else value
+            return nodes.Constant(-nodes.as_number(value.value)) if sign == "-" else value
         if sign == "-":
-            return _made(sign, nodes.Negative(value))
-        return _made(sign, nodes.Negative(nodes.Negative(value)))  # what is no number has no +
+            return _within_bounds(sign, nodes.Negative(value))
+        return _within_bounds(sign, nodes.Negative(nodes.Negative(value)))  # what is no number has no +
 
-    def text(self, parts: list[Token]) -> nodes.Node:
+    def text(self, parts: list[Token]) -> nodes.SelectorNode:
         return nodes.Constant(_unquoted(parts[0]))
 
-    def integer(self, parts: list[Token]) -> nodes.Node:
+    def integer(self, parts: list[Token]) -> nodes.SelectorNode:
         digits = parts[0].rstrip("lL")
         if len(digits) > 1 and digits[0] == "0":
-            _refuse(parts[0], "a number may not begin with 0: to Java it would be octal")
+            _reject(parts[0], "a number may not begin with 0: to Java it would be octal")
         return _integer(parts[0], digits, 10)
 
-    def hexadecimal(self, parts: list[Token]) -> nodes.Node:
+    def hexadecimal(self, parts: list[Token]) -> nodes.SelectorNode:
         return _integer(parts[0], parts[0][2:].rstrip("lL"), 16)
 
-    def approximate(self, parts: list[Token]) -> nodes.Node:
+    def approximate(self, parts: list[Token]) -> nodes.SelectorNode:
         value = float(parts[0].rstrip("fFdD"))
         if math.isinf(value):
-            _refuse(parts[0], "number too large")
+            _reject(parts[0], "number too large")
         return nodes.Constant(value)
 
-    def true(self, parts: list[Token]) -> nodes.Node:
+    def true(self, parts: list[Token]) -> nodes.SelectorNode:
         return nodes.Constant(True)
 
-    def false(self, parts: list[Token]) -> nodes.Node:
+    def false(self, parts: list[Token]) -> nodes.SelectorNode:
         return nodes.Constant(False)
 
-    def utc(self, parts: list[Token]) -> nodes.Node:
+    def utc(self, parts: list[Token]) -> nodes.SelectorNode:
         return nodes.Now()
 
-    def name(self, parts: list[Token]) -> nodes.Node:
+    def name(self, parts: list[Token]) -> nodes.SelectorNode:
         name = str(parts[0])
         if name in JMS_FORBIDDEN:
-            _refuse(parts[0], f"{name} may not be used in a selector")
+            _reject(parts[0], f"{name} may not be used in a selector")
         rule = JMS_FIELDS.get(name)
         return nodes.Header(name) if rule is None else nodes.Field(rule)
 
-    def bracketed(self, parts: list[Token]) -> nodes.Node:
+    def bracketed(self, parts: list[Token]) -> nodes.SelectorNode:
         name = parts[0][1:-1].replace("[[", "[").replace("]]", "]")
         if _CONTROL.search(name):
-            _refuse(parts[0], "a name has a control character")
+            _reject(parts[0], "a name has a control character")
         return nodes.Header(name)
 
-    def field(self, parts: list[Token]) -> nodes.Node:
+    def field(self, parts: list[Token]) -> nodes.SelectorNode:
         section, name = parts[0].split(".")
         rules: dict[str, FieldRule] = HEADER_SECTION if section in ("h", "header") else PROPERTIES
         return nodes.Field(rules[name.replace("_", "-")])
 
-    def application(self, parts: list[Token]) -> nodes.Node:
+    def application(self, parts: list[Token]) -> nodes.SelectorNode:
         return nodes.Header(parts[0].split(".")[1])
 
-    def unknown(self, parts: list[Token]) -> nodes.Node:
-        _refuse(parts[0], f"there is no field {shown(str(parts[0]))}; a header of that name is written in brackets")
+    def unknown(self, parts: list[Token]) -> nodes.SelectorNode:
+        _reject(
+            parts[0], f"there is no field {quote_excerpt(str(parts[0]))}; a header of that name is written in brackets"
+        )
 
 
-def _split(parts: list[nodes.Node | Token]) -> tuple[nodes.Node, bool, Token, list[nodes.Node | Token]]:
+def _split_predicate(
+    parts: list[nodes.SelectorNode | Token],
+) -> tuple[nodes.SelectorNode, bool, Token, list[nodes.SelectorNode | Token]]:
     """Left side, whether there is a NOT, the keyword, and what follows."""
-    left = cast("nodes.Node", parts[0])
+    left = cast("nodes.SelectorNode", parts[0])
     second = cast("Token", parts[1])
     if second.type == "NOT":
         return left, True, second, parts[3:]
@@ -372,10 +380,10 @@ def _unquoted(token: Token) -> str:
     return token[1:-1].replace(quote * 2, quote)
 
 
-def _integer(place: Token, digits: str, base: int) -> nodes.Node:
+def _integer(place: Token, digits: str, base: int) -> nodes.SelectorNode:
     value = int(digits, base) if len(digits) <= 20 else INTEGER_MAX + 1
     if value > INTEGER_MAX:
-        _refuse(place, "number too large: integers have 64 bits")
+        _reject(place, "number too large: integers have 64 bits")
     return nodes.Constant(value)
 
 
@@ -391,32 +399,32 @@ NUMBER: /[-+]?[0-9]+(\.[0-9]+([eE][-+]?[0-9]+)?)?/
 """
 TERM_SIZE_MAX: Final = 16_384
 """Characters: the term is some four times as long as its SQL text."""
-ERLANG_WORDS_MAX: Final = 2_000
+ERLANG_TOKENS_MAX: Final = 2_000
 _ERLANG_WORD: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+|[^\s\w]""")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
-class Atom(str):
+class ErlangAtom(str):
     """An Erlang atom; texts are str."""
 
     __slots__ = ()
 
 
-Term: TypeAlias = "Atom | str | int | float | list[Term] | tuple[Term, ...]"
+ErlangTerm: TypeAlias = "ErlangAtom | str | int | float | list[ErlangTerm] | tuple[ErlangTerm, ...]"
 
 _NEGATIONS: Final = {"not_like": "like", "not_in": "in", "not_between": "between", "not_null": "is_null"}
 
 
-def erlang_tree(text: str) -> nodes.Condition:
+def parse_erlang_term(text: str) -> nodes.Condition:
     """What the term says. Raises: BadSelector."""
     from lark.exceptions import UnexpectedInput
 
     _check_text(text)
     try:
-        term = cast("Term", erlang_parser().parse(text))
+        term = cast("ErlangTerm", erlang_parser().parse(text))
     except UnexpectedInput as error:
         raise BadSelector(f"line {error.line}, column {error.column}: not a term of RabbitMQ's JMS client") from None
-    condition = condition_of(_node(term), None)
+    condition = as_condition(_node(term), None)
     check_patterns(condition)
     return condition
 
@@ -424,7 +432,7 @@ def erlang_tree(text: str) -> nodes.Condition:
 def _check_text(text: str) -> None:
     """Raises: BadSelector for what is too large, or nests deeper than `_node` may follow it."""
     words = _ERLANG_WORD.findall(text) if len(text) <= TERM_SIZE_MAX else None
-    if words is None or len(words) > ERLANG_WORDS_MAX:
+    if words is None or len(words) > ERLANG_TOKENS_MAX:
         raise BadSelector("the selector is too large")
     depth = 0
     for word in words:
@@ -438,63 +446,63 @@ def erlang_parser() -> Lark:
     """The parser of terms, made once."""
     from lark import Lark
 
-    return Lark(ERLANG_GRAMMAR, parser="lalr", lexer="basic", transformer=_Terms())
+    return Lark(ERLANG_GRAMMAR, parser="lalr", lexer="basic", transformer=_ErlangTermBuilder())
 
 
-class _Terms:
+class _ErlangTermBuilder:
     """What lark calls for each part of the grammar."""
 
-    def start(self, parts: list[Term]) -> Term:
+    def start(self, parts: list[ErlangTerm]) -> ErlangTerm:
         return parts[0]
 
-    def tuple(self, parts: list[Term]) -> Term:
+    def tuple(self, parts: list[ErlangTerm]) -> ErlangTerm:
         return tuple(parts)
 
-    def list(self, parts: list[Term]) -> Term:
+    def list(self, parts: list[ErlangTerm]) -> ErlangTerm:
         return list(parts)
 
-    def ATOM(self, token: Token) -> Term:  # noqa: N802
-        return Atom(_ESCAPE.sub(r"\1", token[1:-1]) if token[0] == "'" else token)
+    def ATOM(self, token: Token) -> ErlangTerm:  # noqa: N802
+        return ErlangAtom(_ESCAPE.sub(r"\1", token[1:-1]) if token[0] == "'" else token)
 
-    def BINARY(self, token: Token) -> Term:  # noqa: N802
+    def BINARY(self, token: Token) -> ErlangTerm:  # noqa: N802
         return _ESCAPE.sub(r"\1", token[token.find('"') + 1 : token.rfind('"')]) if '"' in token else ""
 
-    def NUMBER(self, token: Token) -> Term:  # noqa: N802
+    def NUMBER(self, token: Token) -> ErlangTerm:  # noqa: N802
         if token.lstrip("+-").isdigit():
             return int(token) if len(token) <= 20 else float(token)
         return float(token)
 
 
-def _refuse_erlang(term: Term) -> BadSelector:
-    return BadSelector(f"no selector of RabbitMQ's JMS client: {shown(str(term))}")
+def _invalid_term(term: ErlangTerm) -> BadSelector:
+    return BadSelector(f"no selector of RabbitMQ's JMS client: {quote_excerpt(str(term))}")
 
 
-def _node(term: Term) -> nodes.Node:
-    if isinstance(term, Atom):
+def _node(term: ErlangTerm) -> nodes.SelectorNode:
+    if isinstance(term, ErlangAtom):
         if term not in ("true", "false"):
-            raise _refuse_erlang(term)
+            raise _invalid_term(term)
         return nodes.Constant(term == "true")
     if isinstance(term, (str, int, float)):
         return nodes.Constant(term)
-    if not isinstance(term, tuple) or len(term) < 2 or not isinstance(term[0], Atom):
-        raise _refuse_erlang(term)
+    if not isinstance(term, tuple) or len(term) < 2 or not isinstance(term[0], ErlangAtom):
+        raise _invalid_term(term)
     name = str(term[0])
     node = _operation(_NEGATIONS.get(name, name), list(term[1:]), term)
     check_size(node, None)
-    return nodes.Not(condition_of(node, None)) if name in _NEGATIONS else node
+    return nodes.Not(as_condition(node, None)) if name in _NEGATIONS else node
 
 
-def _operation(name: str, operands: list[Term], term: Term) -> nodes.Node:
+def _operation(name: str, operands: list[ErlangTerm], term: ErlangTerm) -> nodes.SelectorNode:
     first = operands[0]
     if name == "ident" and isinstance(first, str):
         rule = JMS_FIELDS.get(first)
         return nodes.Header(first) if rule is None else nodes.Field(rule)
     if name in ("and", "or") and len(operands) == 2:
-        parts = tuple([condition_of(_node(operand), None) for operand in operands])
+        parts = tuple([as_condition(_node(operand), None) for operand in operands])
         return nodes.And(parts) if name == "and" else nodes.Or(parts)
     if name == "not" and len(operands) == 1:
-        return nodes.Not(condition_of(_node(first), None))
-    value = value_of(_node(first))
+        return nodes.Not(as_condition(_node(first), None))
+    value = as_value(_node(first))
     if name == "is_null" and len(operands) == 1:
         return nodes.IsNull(value)
     if name in ("-", "+") and len(operands) == 1:
@@ -504,41 +512,41 @@ def _operation(name: str, operands: list[Term], term: Term) -> nodes.Node:
     if name == "between":
         return _between(value, operands[1:], term)
     if len(operands) != 2:
-        raise _refuse_erlang(term)
+        raise _invalid_term(term)
     second = operands[1]
     if name == "in" and isinstance(second, list):
-        return one_of(value, [value_of(_node(choice)) for choice in second])
-    other = value_of(_node(second))
+        return make_in(value, [as_value(_node(choice)) for choice in second])
+    other = as_value(_node(second))
     if name in nodes.COMPARISONS:
         return nodes.Compare(name, value, other)
     if name in ("+", "-", "*", "/"):
         return nodes.Arithmetic(name, value, other)
-    raise _refuse_erlang(term)
+    raise _invalid_term(term)
 
 
-def _like(value: nodes.Value, operands: list[Term], term: Term) -> nodes.Node:
+def _like(value: nodes.Value, operands: list[ErlangTerm], term: ErlangTerm) -> nodes.SelectorNode:
     """Pattern and escape, as two operands or as a pair."""
     pair = operands[0] if len(operands) == 1 else tuple(operands)
     if not isinstance(pair, tuple) or len(pair) != 2:
-        raise _refuse_erlang(term)
+        raise _invalid_term(term)
     pattern, escape = pair
-    if isinstance(escape, Atom):
+    if isinstance(escape, ErlangAtom):
         escape = ""
     elif not isinstance(escape, str) or len(escape) != 1:
-        raise _refuse_erlang(term)
+        raise _invalid_term(term)
     if not isinstance(pattern, str):
-        raise _refuse_erlang(term)
+        raise _invalid_term(term)
     return nodes.Like(value, pattern, escape)
 
 
-def _between(value: nodes.Value, operands: list[Term], term: Term) -> nodes.Node:
+def _between(value: nodes.Value, operands: list[ErlangTerm], term: ErlangTerm) -> nodes.SelectorNode:
     """Low and high, as two operands or as a range."""
-    if len(operands) == 1 and isinstance(operands[0], tuple) and operands[0][:1] == (Atom("range"),):
+    if len(operands) == 1 and isinstance(operands[0], tuple) and operands[0][:1] == (ErlangAtom("range"),):
         operands = list(operands[0][1:])
     if len(operands) != 2:
-        raise _refuse_erlang(term)
-    low, high = [value_of(_node(operand)) for operand in operands]
-    return between_of(value, low, high)
+        raise _invalid_term(term)
+    low, high = [as_value(_node(operand)) for operand in operands]
+    return make_between(value, low, high)
 
 
 _QUOTED: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
@@ -546,7 +554,7 @@ _PROPERTY: Final = re.compile(rf"(?<![\w.\[-])({'|'.join(name.replace('-', '[-_]
 _DIFFERENCE: Final = re.compile(r"(?<![\w.\[-])x(?:-\w+)+")
 
 
-def hint(text: str) -> str:
+def suggest_fix(text: str) -> str:
     """What stands there without `p.` and is called as a property is, and what is a difference and looks like a name;
     "": nothing does.
 

@@ -10,8 +10,8 @@ Compiled by mypyc. Source: the plugin rabbitmq-message-deduplication (https://gi
 
 The exchange type `x-recent-history`: a fanout that remembers the last messages, for those who are bound later.
 
-Matching is that of a fanout, with one destination more: the `keeper`, which the broker brings, takes every message and
-gives the last ones to what is newly bound. It is there without a binding, too.
+Matching is that of a fanout, with one destination more: the `recorder`, which the broker brings, takes every message
+and gives the last ones to what is newly bound. It is there without a binding, too.
 
 Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_recent_history_exchange.
 """
@@ -23,26 +23,26 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import mypyc_attr
 
-from amqpd.routing.base import HEADERS, MEMORY
+from amqpd.routing.base import HEADERS, HISTORY
 from amqpd.routing.direct_fanout import Fanout
-from amqpd.routing.message_exchange import WholeMessage
+from amqpd.routing.message_exchange import MessageExchangeType
 from amqpd.routing.selector_ast import Selectable
 
 if TYPE_CHECKING:
     from amqpd.routing.base import Arguments
 
 
-HEADER: Final = "x-deduplication-header"
-TTL: Final = "x-cache-ttl"
-SIZE: Final = "x-cache-size"
-PERSISTENCE: Final = "x-cache-persistence"
+DEDUPLICATION_HEADER: Final = "x-deduplication-header"
+CACHE_TTL: Final = "x-cache-ttl"
+CACHE_SIZE: Final = "x-cache-size"
+CACHE_PERSISTENCE: Final = "x-cache-persistence"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Memory:
+class DeduplicationMemory:
     """What an exchange has seen."""
 
-    def look(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
+    def route_once(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
         """Where a message goes: all that is `bound`, with the entry to be made when it is there; nothing, or who knows
         whether the first one is safe, where this value has been seen.
 
@@ -52,13 +52,13 @@ class Memory:
 
 
 @final
-class Deduplication(WholeMessage):
+class Deduplication(MessageExchangeType):
     """Matching structure of one x-message-deduplication exchange. Without a memory it is a fanout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks_at = HEADERS | MEMORY
-        self.memory: Memory | None = None
+        self.depends_on = HEADERS | HISTORY
+        self.memory: DeduplicationMemory | None = None
         self._bound = Fanout()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
@@ -75,30 +75,30 @@ class Deduplication(WholeMessage):
         if self.memory is None or not bound:
             return bound  # what goes nowhere has not been seen
         headers = message.headers()
-        if HEADER not in headers:
+        if DEDUPLICATION_HEADER not in headers:
             return bound
-        return self.memory.look(headers[HEADER], headers.get(TTL), bound)
+        return self.memory.route_once(headers[DEDUPLICATION_HEADER], headers.get(CACHE_TTL), bound)
 
 
-LENGTH: Final = "x-recent-history-length"
-LENGTH_DEFAULT: Final = 20
+HISTORY_LENGTH: Final = "x-recent-history-length"
+HISTORY_LENGTH_DEFAULT: Final = 20
 NO_STORE: Final = "x-recent-history-no-store"
 
 
 @final
-class RecentHistory(WholeMessage):
+class RecentHistory(MessageExchangeType):
     """Matching structure of one x-recent-history exchange."""
 
     def __init__(self) -> None:
         super().__init__()
         self._counts: dict[object, int] = {}
         self._destinations: set[object] = set()
-        self.keeper: object = None
+        self.recorder: object = None
 
-    def keep(self, keeper: object) -> None:
+    def attach_recorder(self, recorder: object) -> None:
         """From now on every message goes to it, too."""
-        self.keeper = keeper
-        self._destinations.add(keeper)
+        self.recorder = recorder
+        self._destinations.add(recorder)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
         """Cost: O(1)."""
@@ -113,7 +113,7 @@ class RecentHistory(WholeMessage):
             self._destinations.discard(destination)
 
     def route(self, keys: list[str], message: Selectable) -> set[object]:
-        """Everything bound, and the keeper: this exchange's own set. Cost: O(1)."""
+        """Everything bound, and the recorder: this exchange's own set. Cost: O(1)."""
         return self._destinations
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:

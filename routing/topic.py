@@ -45,25 +45,25 @@ ANY_WORDS: Final = "#"
 
 
 @final
-class Node:
+class TrieNode:
     """What is reached after some words of a pattern.
 
-    Of the literals behind it a single one stands in `word` and `behind_word`, several in `literals`.
+    Of the literals behind it a single one stands in `word` and `word_child`, several in `literals`.
     """
 
     def __init__(self) -> None:
         self.word: str | None = None
-        self.behind_word: Node | None = None
-        self.literals: dict[str, Node] | None = None
-        self.one_word: Node | None = None
-        self.any_words: Node | None = None
+        self.word_child: TrieNode | None = None
+        self.literals: dict[str, TrieNode] | None = None
+        self.one_word: TrieNode | None = None
+        self.any_words: TrieNode | None = None
         self.destinations: set[object] | None = None
         self.stamp: i64 = 0
 
     def has_literals(self) -> bool:
         return self.word is not None or self.literals is not None
 
-    def is_bare(self) -> bool:
+    def is_empty(self) -> bool:
         """Neither destination nor child."""
         return (
             self.word is None
@@ -73,23 +73,23 @@ class Node:
             and self.destinations is None
         )
 
-    def literal(self, word: str) -> Node | None:
+    def literal_child(self, word: str) -> TrieNode | None:
         """The node behind this word of a key."""
         only = self.word
         if only is not None:
-            return self.behind_word if only == word else None
+            return self.word_child if only == word else None
         literals = self.literals
         return literals.get(word) if literals is not None else None
 
-    def child(self, word: str) -> Node | None:
+    def child(self, word: str) -> TrieNode | None:
         """The node behind this word of a pattern."""
         if word == ONE_WORD:
             return self.one_word
         if word == ANY_WORDS:
             return self.any_words
-        return self.literal(word)
+        return self.literal_child(word)
 
-    def set_child(self, word: str, child: Node) -> None:
+    def set_child(self, word: str, child: TrieNode) -> None:
         """Puts `child` behind this word of a pattern, where there is none."""
         if word == ONE_WORD:
             self.one_word = child
@@ -97,15 +97,15 @@ class Node:
             self.any_words = child
         elif self.literals is not None:
             self.literals[word] = child
-        elif self.word is None or self.behind_word is None:
+        elif self.word is None or self.word_child is None:
             self.word = word
-            self.behind_word = child
+            self.word_child = child
         else:
-            self.literals = {self.word: self.behind_word, word: child}
+            self.literals = {self.word: self.word_child, word: child}
             self.word = None
-            self.behind_word = None
+            self.word_child = None
 
-    def drop_child(self, word: str) -> None:
+    def remove_child(self, word: str) -> None:
         """Takes the node behind this word away."""
         if word == ONE_WORD:
             self.one_word = None
@@ -113,7 +113,7 @@ class Node:
             self.any_words = None
         elif self.literals is None:
             self.word = None
-            self.behind_word = None
+            self.word_child = None
         else:
             del self.literals[word]
             if not self.literals:
@@ -122,8 +122,8 @@ class Node:
     def node_count(self) -> int:
         """Nodes below this one. Cost: as many; recursion as deep as the longest pattern (128 words)."""
         children = list(self.literals.values()) if self.literals is not None else []
-        if self.behind_word is not None:
-            children.append(self.behind_word)
+        if self.word_child is not None:
+            children.append(self.word_child)
         if self.one_word is not None:
             children.append(self.one_word)
         if self.any_words is not None:
@@ -131,7 +131,7 @@ class Node:
         return len(children) + sum([child.node_count() for child in children])
 
 
-def normal_form(pattern: str) -> list[str]:
+def normalize_pattern(pattern: str) -> list[str]:
     """The words of `pattern`; in each run of wildcards the stars come first, and one `#` stands for all."""
     words: list[str] = []
     if not pattern:  # rabbit: an empty pattern has no words, as has an empty key
@@ -151,18 +151,18 @@ def normal_form(pattern: str) -> list[str]:
 
 
 @final
-class Trie:
+class TopicTrie:
     """Topic patterns -> destinations. Not for two threads at once: a match leaves stamps on the nodes."""
 
     def __init__(self) -> None:
         self._table = BindingTable()
         self._plain: dict[str, set[object]] = {}
-        self._root = Node()
+        self._root = TrieNode()
         self._stamp: i64 = 0
 
     def add(self, pattern: str, destination: object) -> None:
         """One more binding. Cost: the words of the pattern."""
-        words = normal_form(pattern)
+        words = normalize_pattern(pattern)
         destinations = self._table.add(".".join(words), destination)
         if ONE_WORD not in words and ANY_WORDS not in words:
             self._plain[pattern] = destinations
@@ -171,7 +171,7 @@ class Trie:
         for word in words:
             child = node.child(word)
             if child is None:
-                child = Node()
+                child = TrieNode()
                 node.set_child(word, child)
             node = child
         node.destinations = destinations
@@ -181,7 +181,7 @@ class Trie:
 
         Raises: KeyError if there is no such binding, which is an error of the caller.
         """
-        words = normal_form(pattern)
+        words = normalize_pattern(pattern)
         if not self._table.remove(".".join(words), destination):
             return
         if ONE_WORD not in words and ANY_WORDS not in words:
@@ -196,9 +196,9 @@ class Trie:
             node = child
         node.destinations = None
         depth = len(words)
-        while depth > 0 and path[depth].is_bare():
+        while depth > 0 and path[depth].is_empty():
             depth -= 1
-            path[depth].drop_child(words[depth])
+            path[depth].remove_child(words[depth])
 
     def node_count(self) -> int:
         """Nodes in use, the root apart: what bounds the cost of a match. Cost: as many."""
@@ -213,14 +213,14 @@ class Trie:
         """
         plain = self._plain.get(key) if self._plain else None
         root = self._root
-        if root.is_bare():
+        if root.is_empty():
             return plain if plain is not None else set()
         found: list[set[object]] = []
         if plain is not None:
             found.append(plain)
         self._stamp += 1
         stamp = self._stamp
-        met_any_words: list[Node] = []
+        met_any_words: list[TrieNode] = []
         any_words = root.any_words
         if any_words is not None:
             if any_words.destinations is not None:
@@ -230,16 +230,16 @@ class Trie:
         reached = [root]
         if key:
             for word in key.split("."):
-                following: list[Node] = []
+                following: list[TrieNode] = []
                 for node in reached:
-                    child = node.literal(word)
+                    child = node.literal_child(word)
                     if child is not None:
                         following.append(child)
                     child = node.one_word
                     if child is not None:
                         following.append(child)
                 for any_words in met_any_words:
-                    child = any_words.literal(word)
+                    child = any_words.literal_child(word)
                     if child is not None:
                         following.append(child)
                 for node in following:
@@ -264,10 +264,10 @@ class Trie:
 class Topic:
     """Matching structure of one topic exchange."""
 
-    looks_at: ClassVar[int] = ROUTING_KEY
+    depends_on: ClassVar[int] = ROUTING_KEY
 
     def __init__(self) -> None:
-        self._trie = Trie()
+        self._trie = TopicTrie()
 
     def validate(self, key: str, arguments: Arguments) -> None:
         """Every key is a good pattern: matching is cheap whatever it says."""

@@ -310,7 +310,6 @@ OPAQUE_NAMES = frozenset(
         "Went",
         "Where",
         "Whole",
-        "WholeMessage",
         "Works",
         "Written",
         "_Ends",

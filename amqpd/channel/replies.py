@@ -27,7 +27,7 @@ from amqpd.channel.channel import Channel
 from amqpd.errors import HardError, InternalError, NotFound, PreconditionFailed, ResourceError
 from amqpd.protocol.methods import Command, encode
 from amqpd.routing.jms_topic import ERLANG_ARGUMENT, TEXT_ARGUMENTS
-from amqpd.routing.selector import remembered
+from amqpd.routing.selector import is_cached
 
 NOT_MADE: Final = "metadata could not be written"
 NOT_DELETED: Final = "the deletion is not written yet and will be tried until it is"
@@ -120,7 +120,7 @@ def wait_for_share(channel: Channel, command: Command, arguments: Mapping[str, o
     size = 0
     for name in ARGUMENTS:
         text = arguments.get(name)
-        if isinstance(text, str) and not remembered(text):
+        if isinstance(text, str) and not is_cached(text):
             size += len(text)
     turn = channel.session.turn
     if size == 0 or turn.scans.may_parse(turn.number, size):

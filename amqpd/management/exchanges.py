@@ -75,8 +75,8 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
     if isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen):
         seen = matcher.memory
         return {"cache_info": {"entries": seen.count(), "size": seen.size, "duplicates": seen.copy_count}}
-    if isinstance(matcher, RecentHistory) and isinstance(matcher.keeper, History):
-        return {"recent_history_count": matcher.keeper.count()}
+    if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, History):
+        return {"recent_history_count": matcher.recorder.count()}
     return {}
 
 

@@ -19,8 +19,8 @@ from amqpd.management.router import Route
 from amqpd.management.time_slice import Slices
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX
 from amqpd.routing.base import BadSelector
-from amqpd.routing.selector import EVERYTHING, Selector, parse
-from amqpd.routing.selector_parser import hint
+from amqpd.routing.selector import MATCHES_ALL, Selector, parse_selector
+from amqpd.routing.selector_parser import suggest_fix
 
 if TYPE_CHECKING:
     from amqpd.broker.consumer import Entry
@@ -63,7 +63,7 @@ async def get_messages(call: Call) -> Reply:
         messages.append(_shown(entry, state, encoding, truncate))
         if slices.due:
             await slices.rest()
-    said = hint(selector.text) if selector is not None and not messages else ""
+    said = suggest_fix(selector.text) if selector is not None and not messages else ""
     return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": said})
 
 
@@ -228,7 +228,7 @@ def job_item(job: Job) -> dict[str, Any]:
         "looked_at": job.conditions.looked_count,
         "under_way": job.under_way_count,
         "left": dict(job.conditions.left),
-        "hint": hint(selector.text) if nothing and selector is not None else "",
+        "hint": suggest_fix(selector.text) if nothing and selector is not None else "",
         "begun": job.begun_ms,
         "ended": job.ended_ms or None,
         "rate": int(job.done_count) * 1000 // took_ms,
@@ -246,10 +246,10 @@ def selector_of(text: object) -> Selector | None:
     if not isinstance(text, str):
         raise BadRequest("where must be text")
     try:
-        selector = parse(text)
+        selector = parse_selector(text)
     except BadSelector as error:
         raise BadRequest(f"where: {error}") from None
-    return None if selector is EVERYTHING else selector
+    return None if selector is MATCHES_ALL else selector
 
 
 def time_ms(value: object) -> int:

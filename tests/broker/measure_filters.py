@@ -23,7 +23,7 @@ from taker import Taker, take
 from amqpd.broker.message import Envelope, make_message
 from amqpd.broker.queue.queue import Queue
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 from amqpd.storage.filesystem import Clock
 
 BODY = b"." * 100
@@ -64,7 +64,7 @@ def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], P
                 room.turn.want()
                 room.turns()
         room.turns()
-        parse(wanted)  # the first one makes the parser
+        parse_selector(wanted)  # the first one makes the parser
         began_s = time.process_time()
         taker: Taker = take(room, queue, wanted, turn=False)
         longest_s = time.process_time() - began_s

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from amqpd.broker.jobs.jobs import Jobs, Request
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.storage import Storage
 
@@ -47,7 +47,7 @@ def main() -> None:
         jobs = Jobs(room.republisher, room.turn, room._soon.append)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        job = jobs.begin(Request("rewind", room.vhost, queue, selector=parse(where) if where else None))
+        job = jobs.begin(Request("rewind", room.vhost, queue, selector=parse_selector(where) if where else None))
         longest, longest_cpu, what = 0.0, 0.0, ""
         while not job.ended_ms:
             calls = []

@@ -6,7 +6,7 @@ from typing import Any
 
 from amqpd.broker.jobs.job import Job
 from amqpd.broker.jobs.jobs import Jobs, Request
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 KINDS = ("durable", "transient", "quorum", "priority")
 
@@ -20,7 +20,7 @@ def declare(room: Any, kind: str, name: str = "source") -> Any:
 
 
 def run(room: Any, jobs: Jobs, verb: str, source: Any, selector: str = "", **more: Any) -> Job:
-    job = jobs.begin(Request(verb, room.vhost, source, selector=parse(selector) if selector else None, **more))
+    job = jobs.begin(Request(verb, room.vhost, source, selector=parse_selector(selector) if selector else None, **more))
     room.turns()
     return job
 

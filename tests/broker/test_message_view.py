@@ -5,7 +5,7 @@ from __future__ import annotations
 from amqpd.broker.message import Envelope, MessageView, make_message
 from amqpd.protocol.properties import NO_PROPERTIES, Properties, encode_properties, scan_properties
 from amqpd.routing import selector_fields as fields
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 FULL = Properties(
     "text/plain",
@@ -52,7 +52,7 @@ def test_headers_are_decoded_once() -> None:
 
 
 def test_selectors_take_it() -> None:
-    selector = parse(
+    selector = parse_selector(
         "a = 1 AND colour LIKE 'r%' AND p.type = 't' AND p.creation-time = 1700000000000 AND h.priority > 6"
     )
     assert selector.matches(view_of(FULL))

@@ -14,11 +14,13 @@ from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import FilteredOrder
 from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBits
 from amqpd.errors import NotFound, PreconditionFailed
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 
 def run(room: Any, jobs: Jobs, source: Any, selector: str = "", **more: Any) -> Job:
-    job = jobs.begin(Request("rewind", room.vhost, source, selector=parse(selector) if selector else None, **more))
+    job = jobs.begin(
+        Request("rewind", room.vhost, source, selector=parse_selector(selector) if selector else None, **more)
+    )
     for _ in range(100):
         room.advance(25)
         if job.ended_ms:

@@ -15,7 +15,7 @@ from amqpd.broker.jobs.job import Job
 from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.broker.queue.filtered import FilteredOrder
 from amqpd.broker.queue.replay import Rewinding
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 COUNT = 40
 EVEN = list(range(0, COUNT, 2))
@@ -147,7 +147,7 @@ class TestNobodyGetsThem:
         job = begin(room, queue)
         jobs = Jobs(room.republisher, room.turn, room._soon.append)
         other = room.queue("other")
-        deletion = jobs.begin(Request("delete", room.vhost, queue, selector=parse("n < 20")))
+        deletion = jobs.begin(Request("delete", room.vhost, queue, selector=parse_selector("n < 20")))
         move = jobs.begin(Request("move", room.vhost, queue, to_queue="other"))
         copy = jobs.begin(Request("delete", room.vhost, queue, dry_run=True))
         turns(room)

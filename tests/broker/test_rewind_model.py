@@ -20,7 +20,7 @@ from profiles import examples
 
 from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.errors import PreconditionFailed
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 from amqpd.storage.acks.retained import retained_of
 
 EXAMPLES = int(os.environ.get("REWIND_EXAMPLES", examples(40)))
@@ -115,7 +115,7 @@ class RewindMachine(RuleBasedStateMachine):
     )
     def rewind(self, where: str, first: int, length: int, ms: int) -> None:
         """Found, taken back, without its file, over: by how long it goes on here."""
-        selector = parse(where) if where else None
+        selector = parse_selector(where) if where else None
         until = -1 if length < 0 else first + length
         request = Request("rewind", self.room.vhost, self.queue, selector=selector, begin=first, until=until)
         if self.job is not None:
@@ -164,7 +164,7 @@ class RewindMachine(RuleBasedStateMachine):
     @rule()
     def delete(self) -> None:
         """By a job, what is ready and matches; a rewind goes on with time alone, and none passes."""
-        job = self.jobs.begin(Request("delete", self.room.vhost, self.queue, selector=parse("k = 2")))
+        job = self.jobs.begin(Request("delete", self.room.vhost, self.queue, selector=parse_selector("k = 2")))
         self.turns()
         assert job.state == "done", (job.state, job.reason)
         for offset, state in self.state.items():

@@ -10,7 +10,7 @@ from taker import Taker, take
 
 from amqpd.broker.jobs.job import Conditions
 from amqpd.broker.queue.scan import GroupedSearch, LevelSearch
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 KINDS = {"groups": {"x_group_by": "header:group"}, "levels": {"x_max_priority": 3}}
 
@@ -41,7 +41,7 @@ def test_whatever_happens(room: Any, kind: str, durable: bool, window: int, seed
     looked = 0
     for _ in range(400):
         if search is None:
-            conditions = Conditions(parse("n < 3"), None)
+            conditions = Conditions(parse_selector("n < 3"), None)
             end = queue.backing.next_offset
             search = (GroupedSearch if kind == "groups" else LevelSearch)(queue, conditions, lambda: None)
         what = rng.choice(("publish", "take", "leave", "ack", "requeue", "purge", "search", "search", "back", "settle"))
@@ -87,7 +87,7 @@ def test_what_came_back_is_not_gone_over_with_each_slice(room: Any, kind: str) -
             room.publish(name, b"", headers={"group": f"g{number % 7}", "n": number}, turn=number % 100 == 99)
         room.turn.want()
         room.turns()
-        conditions = Conditions(parse("n < 0"), None)
+        conditions = Conditions(parse_selector("n < 0"), None)
         search = (GroupedSearch if kind == "groups" else LevelSearch)(queue, conditions, lambda: None)
         room.clock.per_look_ms = 1
         slices = []

@@ -50,7 +50,7 @@ def test_against_a_twin(room: Room, size: int, ttl_ms: int, publishes: list[tupl
     twin = Twin(size, ttl_ms)
     for value, ttl, later_ms in publishes:
         clock.now_ms += later_ms
-        found = list(seen.look(value, ttl, ["q"]))
+        found = list(seen.route_once(value, ttl, ["q"]))
         assert bool(found) is twin.publish(value, None if ttl is True else ttl, clock.now_ms)
         if found:
             note = found[-1]
@@ -68,7 +68,7 @@ def test_values_of_all_types_are_told_apart() -> None:
 
 def test_what_goes_nowhere_is_not_noted(room: Room) -> None:
     seen = Seen(room.turn, room.timers, 9, 0)
-    note = list(seen.look("a", None, ["q"]))[-1]
+    note = list(seen.route_once("a", None, ["q"]))[-1]
     assert isinstance(note, Note) and not note.goes_with([])
 
 

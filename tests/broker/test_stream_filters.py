@@ -18,7 +18,7 @@ from amqpd.broker.queue.stream import SHARE_COUNT, StreamOrder
 from amqpd.broker.queue.stream_filter import RecordView, StreamFilter
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 from amqpd.storage.log.record import Alike
 
 from .stream_room import Reader
@@ -109,8 +109,8 @@ class TestSelectors:
     def test_time_goes_on_for_utc(self) -> None:
         data = encode_properties(Properties(timestamp=1))
         view = RecordView(Alike(b"", b"", b"s", data, True))
-        selector = parse("p.creation-time < UTC()")
-        assert selector.asks_time and not parse("a = 1").asks_time
+        selector = parse_selector("p.creation-time < UTC()")
+        assert selector.depends_on_time and not parse_selector("a = 1").depends_on_time
         assert StreamFilter(selector, frozenset(), False).wants(view)
 
 

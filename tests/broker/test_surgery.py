@@ -13,7 +13,7 @@ from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import FILTERS_MAX, FilteredOrder
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.protocol.properties import decode_properties
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 
 class TestMove:
@@ -181,7 +181,7 @@ class TestBesideFilters:
         taker = take(room, source, "n < 10", credit=3)
         fill(room, "source", 600)
         assert taker.got == [b"0", b"1", b"2"]
-        job = jobs.begin(Request("move", room.vhost, source, to_queue="target", selector=parse("n >= 5")))
+        job = jobs.begin(Request("move", room.vhost, source, to_queue="target", selector=parse_selector("n >= 5")))
         for _ in range(3):
             soon, room._soon[:] = room._soon[:], []
             for call in soon:
@@ -206,7 +206,7 @@ class TestBesideFilters:
         assert (job.state, source.filters.unmatched_count()) == ("waiting", 10)
         for number in range(FILTERS_MAX - 1):
             take(room, source, f"n < -{number + 1}")
-        assert source.filters.full(parse("n = 77")), "the job has a filter of its own, beside theirs"
+        assert source.filters.full(parse_selector("n = 77")), "the job has a filter of its own, beside theirs"
         job.stop()
         room.turns()
         assert (job.state, source.filters.unmatched_count()) == ("stopped", 10)

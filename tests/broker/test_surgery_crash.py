@@ -11,7 +11,7 @@ from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.protocol.properties import decode_properties
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 ROOM = Path("/data")
 COUNT = 24
@@ -27,7 +27,7 @@ def move(room: Any, where: str) -> None:
     """In steps of a few messages, with time passing in between, so that settlements are written on the way."""
     jobs = Jobs(room.republisher, room.turn, room._soon.append)
     source = room.vhost.queues["source"]
-    selector = parse(where) if where else None
+    selector = parse_selector(where) if where else None
     for limit in (5, 5, 0):
         job = jobs.begin(Request("move", room.vhost, source, "target", selector=selector, limit=limit))
         room.advance(60)

@@ -20,7 +20,7 @@ from profiles import examples
 from amqpd.broker.jobs.jobs import Jobs, Request
 from amqpd.broker.queue import scan
 from amqpd.protocol.properties import decode_properties
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 EXAMPLES = int(os.environ.get("SURGERY_EXAMPLES", examples(60)))
 COLOURS = ("red", "green", "blue")
@@ -111,7 +111,7 @@ class SurgeryMachine(RuleBasedStateMachine):
         self.where = where
         self.touched = {self.number(entry) for entry in self.held}
         self.before = dict(self.target_counts())
-        selector = parse(where) if where else None
+        selector = parse_selector(where) if where else None
         self.job = self.jobs.begin(
             Request(verb, self.room.vhost, self.source, "target", selector=selector, limit=limit, dry_run=dry)
         )

@@ -19,7 +19,7 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 ROUNDS_MAX: Final = 3000
 
@@ -283,7 +283,7 @@ class BrokerLife(Process):
             if verb != "copy":
                 sent.places[source].leave(now_ms)
                 sent.places[source].asked_ms = 0
-        selector = parse(where) if where else None
+        selector = parse_selector(where) if where else None
         job = self.jobs.begin(Request(verb, self.vhost, queue, target, selector=selector))
         self._end(job)
         if job.done_count != len(moved):

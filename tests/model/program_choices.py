@@ -9,21 +9,21 @@ from typing import Any
 from program_routing import CHOOSING
 
 from amqpd.routing import registry
-from amqpd.routing.message_exchange import WholeMessage, label_of
+from amqpd.routing.message_exchange import MessageExchangeType, destination_label
 
 
-class Watched(WholeMessage):
+class Watched(MessageExchangeType):
     """choices: routing key and label of the destination, since somebody looked."""
 
     def __init__(self, matcher: Any) -> None:
         super().__init__()
         self.matcher = matcher
-        self.looks_at = matcher.looks_at
+        self.depends_on = matcher.depends_on
         self.choices: list[tuple[str, str]] = []
 
     def configure(self, arguments: Any) -> None:
         self.matcher.configure(arguments)
-        self.looks_at = self.matcher.looks_at
+        self.depends_on = self.matcher.depends_on
 
     def validate(self, key: str, arguments: Any) -> None:
         self.matcher.validate(key, arguments)
@@ -39,7 +39,7 @@ class Watched(WholeMessage):
 
     def route(self, keys: list[str], message: Any) -> Collection[object]:
         found = self.matcher.route(keys, message)
-        self.choices += [(keys[0], label_of(each)) for each in found]
+        self.choices += [(keys[0], destination_label(each)) for each in found]
         return found
 
 

@@ -18,7 +18,7 @@ from program_twin import NUMBERS
 from amqpd.broker.flow.timers import TICK_MS
 from amqpd.broker.jobs.job import Job
 from amqpd.broker.jobs.jobs import Request, browse
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 
 SOURCE = ("x-source-queue", "x-source-offset", "x-source-redelivered")
 
@@ -49,7 +49,7 @@ class Surgeon(Judge):
         if queue is None or queue.unsure:
             return
         real = self.house.vhost.queues[name]
-        page = asyncio.run(browse(real, parse(where) if where else None, 1000, begin))
+        page = asyncio.run(browse(real, parse_selector(where) if where else None, 1000, begin))
         got = [(entry.offset, entry.message and entry.message.body(), state) for entry, state in page.messages]
         letters = [each for each in self.wanted(self.there(queue), where) if each.offset >= begin]
         due = [(each.offset, each.body, "ready" if each in queue.ready else "unacked") for each in letters]
@@ -72,7 +72,7 @@ class Surgeon(Judge):
         by_chance = any(each.kind in ("x-random", "x-local-random") for each in self.twin.exchanges.values())
         if by_chance and (verb == "redrive" or not to_queue):
             return  # it is asked twice where a message goes
-        request = {"selector": parse(where) if where else None, "limit": limit, "dry_run": dry_run}
+        request = {"selector": parse_selector(where) if where else None, "limit": limit, "dry_run": dry_run}
         if verb in ("move", "copy"):
             request["to_queue" if to_queue else "to_exchange"] = target
         job = self.begin(verb, name, **request)
@@ -212,7 +212,7 @@ class Surgeon(Judge):
         ways = [(each, self.marked(queue, replace(each, redelivered=True)), Way([target or ""])) for each in letters]
         if target is not None and not dry_run and not self.has_room(letters, [target], name):
             return
-        selector = parse(where) if where else None
+        selector = parse_selector(where) if where else None
         where_from = {"begin": begin, "until": until, "until_ms": until_ms}
         job = self.begin("rewind", name, to_queue=target, selector=selector, limit=limit, dry_run=dry_run, **where_from)
         if in_place:

@@ -11,9 +11,9 @@ from profiles import examples
 
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.message_exchange import Routed
-from amqpd.routing.selector import parse
-from amqpd.routing.topic import Trie
+from amqpd.routing.message_exchange import RoutedMessage
+from amqpd.routing.selector import parse_selector
+from amqpd.routing.topic import TopicTrie
 
 DESTINATIONS = st.sampled_from(["q1", "q2", "q3"])
 
@@ -45,7 +45,7 @@ def naive_match(bindings: list[tuple[str, str]], key: str) -> set[object]:
 class TopicTwins(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.trie = Trie()
+        self.trie = TopicTrie()
         self.bindings: list[tuple[str, str]] = []
 
     @rule(pattern=PATTERNS, destination=DESTINATIONS)
@@ -80,7 +80,7 @@ TestTopicTwins = TopicTwins.TestCase
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(PATTERNS, max_size=12), st.lists(KEYS, min_size=1, max_size=8))
 def test_patterns_by_themselves(patterns: list[str], keys: list[str]) -> None:
-    trie = Trie()
+    trie = TopicTrie()
     bindings = [(pattern, f"{number} {pattern}") for number, pattern in enumerate(patterns)]
     for pattern, destination in bindings:
         trie.add(pattern, destination)
@@ -201,8 +201,8 @@ class JmsTopicTwins(RuleBasedStateMachine):
 
     @rule(headers=SELECTED)
     def publish(self, headers: dict[str, object]) -> None:
-        message = Routed("", headers)
-        expected = {destination for selector, destination in self.bindings if parse(selector).matches(message)}
+        message = RoutedMessage("", headers)
+        expected = {destination for selector, destination in self.bindings if parse_selector(selector).matches(message)}
         assert self.exchange.match("", headers or None) == expected
 
     @invariant()

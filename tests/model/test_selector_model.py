@@ -17,7 +17,7 @@ from profiles import examples
 
 from amqpd.routing import selector_ast as nodes
 from amqpd.routing.base import BadSelector
-from amqpd.routing.selector import Selector, parse
+from amqpd.routing.selector import Selector, parse_selector
 from amqpd.routing.selector_ast import LOOSE_CHARACTERS_MAX, pattern_of
 
 # -- the twin ----------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def value_of(node: nodes.Value, headers: Mapping[str, object]) -> object:
         return node.value
     if isinstance(node, nodes.Header):
         return headers.get(node.name)
-    if isinstance(node, nodes.Truth):
+    if isinstance(node, nodes.BooleanValue):
         return truth_of(node.condition, headers)
     if isinstance(node, nodes.Negative):
         value = value_of(node.value, headers)
@@ -184,7 +184,7 @@ VALUES: st.SearchStrategy[nodes.Value] = st.deferred(
         HEADERS,
         CONSTANTS,
         ARITHMETIC,
-        st.builds(nodes.Truth, LEAVES.filter(lambda leaf: not isinstance(leaf, nodes.IsTrue))),
+        st.builds(nodes.BooleanValue, LEAVES.filter(lambda leaf: not isinstance(leaf, nodes.IsTrue))),
     )
 )
 LEAVES: st.SearchStrategy[nodes.Condition] = st.deferred(
@@ -204,10 +204,10 @@ CONDITIONS: st.SearchStrategy[nodes.Condition] = st.deferred(
 # -- their text --------------------------------------------------------------------------------------------------------
 
 
-def written(node: nodes.Node, luck: random.Random) -> str:
+def written(node: nodes.SelectorNode, luck: random.Random) -> str:
     """One of the texts that mean `node`; everything but names and constants in parentheses."""
 
-    def inner(part: nodes.Node) -> str:
+    def inner(part: nodes.SelectorNode) -> str:
         return f"({spaced(written(part, luck), luck)})"
 
     def word(text: str) -> str:
@@ -219,7 +219,7 @@ def written(node: nodes.Node, luck: random.Random) -> str:
         if node.name.isidentifier() and node.name != "AND" and luck.random() < 0.7:
             return luck.choice(["", "", "a.", "application-properties."]) + node.name
         return "[" + node.name.replace("]", "]]") + "]"
-    if isinstance(node, nodes.Truth):
+    if isinstance(node, nodes.BooleanValue):
         return inner(node.condition)
     if isinstance(node, nodes.Negative):
         return "-" + inner(node.value)
@@ -267,7 +267,7 @@ def test_selectors_mean_what_their_trees_say(
 ) -> None:
     text = written(condition, luck)
     try:
-        selector = parse(text)
+        selector = parse_selector(text)
     except BadSelector as error:
         refused = str(error)
     else:
@@ -310,7 +310,7 @@ TOKENS = [
 @given(text=st.lists(st.sampled_from(TOKENS)).map(" ".join) | st.text(max_size=30))
 def test_anything_is_taken_or_refused(text: str) -> None:
     try:
-        selector = parse(text)
+        selector = parse_selector(text)
     except BadSelector as error:
         refused = str(error)
     else:

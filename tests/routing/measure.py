@@ -15,9 +15,9 @@ from amqpd.routing import topic
 from amqpd.routing.hashing import ConsistentHash, ModulusHash, Random
 from amqpd.routing.headers import Headers
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.message_exchange import Routed
-from amqpd.routing.selector import parse
-from amqpd.routing.topic import Trie
+from amqpd.routing.message_exchange import RoutedMessage
+from amqpd.routing.selector import parse_selector
+from amqpd.routing.topic import TopicTrie
 
 BINDING_COUNT = 10_000
 
@@ -51,7 +51,7 @@ def report(what: str, figure_us: float) -> None:
 
 
 def measure_topic() -> None:
-    exchange = Trie()
+    exchange = TopicTrie()
     keys_by_kind: dict[str, list[str]] = {}
     for number in range(BINDING_COUNT):
         kind, pattern, key = topic_binding(number)
@@ -66,7 +66,7 @@ def measure_topic() -> None:
 
 
 def measure_plain_topic() -> None:
-    exchange = Trie()
+    exchange = TopicTrie()
     keys = [f"plain.key.{number}" for number in range(BINDING_COUNT)]
     for key in keys:
         exchange.add(key, key)
@@ -81,7 +81,7 @@ def hostile_patterns() -> Iterable[str]:
 def measure_hostile_topic() -> None:
     worst_us = 0.0
     for pattern in hostile_patterns():
-        exchange = Trie()
+        exchange = TopicTrie()
         exchange.add(pattern, "q")
         for key in (".".join("a" * 128), ".".join("ab" * 64), "." * 255):
             worst_us = max(worst_us, best_us(exchange.match, [key] * 10))
@@ -115,15 +115,15 @@ TEN_TERMS = {
 def measure_selectors() -> None:
     """Terms on one header, the worst case of each: nothing but the last term decides."""
     for what, (text, value) in TEN_TERMS.items():
-        message = Routed("", {"x": value})
-        matches = parse(text).matches
+        message = RoutedMessage("", {"x": value})
+        matches = parse_selector(text).matches
         assert matches(message)
         report(f"selector, {what}", best_us(lambda key, m=matches, v=message: m(v), ["k"] * 20_000))
-    long = Routed("", {"x": "ab" * 60_000})
-    hostile = parse("x LIKE '%" + "a_" * 15 + "c%'")
+    long = RoutedMessage("", {"x": "ab" * 60_000})
+    hostile = parse_selector("x LIKE '%" + "a_" * 15 + "c%'")
     report("selector, LIKE with _ at its dearest, 120 KB", best_us(lambda key: hostile.matches(long), ["k"] * 3))
     start = time.perf_counter()
-    parse(" OR ".join([f"x{number} = 'v{number}'" for number in range(60)]))
+    parse_selector(" OR ".join([f"x{number} = 'v{number}'" for number in range(60)]))
     report("selector of 60 terms, parsed", (time.perf_counter() - start) * 1e6)
 
 

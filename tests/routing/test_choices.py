@@ -12,19 +12,19 @@ from profiles import examples
 
 from amqpd.routing import base
 from amqpd.routing.base import BadBinding
-from amqpd.routing.hashing import LocalRandom, ModulusHash, Random, mixed
-from amqpd.routing.message_exchange import Routed, WholeMessage, label_of
+from amqpd.routing.hashing import LocalRandom, ModulusHash, Random, mix_bits
+from amqpd.routing.message_exchange import MessageExchangeType, RoutedMessage, destination_label
 
-NONE = Routed("", {})
+NONE = RoutedMessage("", {})
 
 
-def goes(exchange: WholeMessage, *keys: str) -> object:
+def goes(exchange: MessageExchangeType, *keys: str) -> object:
     (destination,) = exchange.route(list(keys), NONE)
     return destination
 
 
 @pytest.mark.parametrize("make", [ModulusHash, lambda: Random(Chance(5).random), lambda: LocalRandom(Chance(5).random)])
-def test_each_binding_gets_as_much(make: type[WholeMessage]) -> None:
+def test_each_binding_gets_as_much(make: type[MessageExchangeType]) -> None:
     exchange = make()
     assert list(exchange.route(["k"], NONE)) == []
     for number in range(10):
@@ -60,7 +60,7 @@ def test_modulus_hash_is_the_same_in_every_version() -> None:
         exchange.bind("", {}, f"q{number}")
     assert [goes(exchange, f"k{number}") for number in range(12)] == FROZEN
     assert exchange.match("k0", None) == {FROZEN[0]}
-    assert exchange.looks_at == base.ROUTING_KEY
+    assert exchange.depends_on == base.ROUTING_KEY
     # rabbit: all keys are hashed, those of CC and BCC too
     assert len({goes(exchange, "k0", f"cc{number}") for number in range(100)}) == 9
 
@@ -72,7 +72,7 @@ def test_chance_is_asked_for_each_message() -> None:
     exchange = Random(iter([0.0, 0.5, 0.999999]).__next__)
     for name in "abc":
         exchange.bind("", {}, name)
-    assert exchange.looks_at == base.CHANCE
+    assert exchange.depends_on == base.RANDOMNESS
     assert [goes(exchange, "k", "cc") for _ in range(3)] == ["a", "b", "c"]
 
 
@@ -103,9 +103,9 @@ def test_mixing_changes_half_of_the_bits() -> None:
         changed = 0
         for _ in range(400):
             value, seed, second = (chance.getrandbits(32) for _ in range(3))
-            changed += (mixed(value, seed, second) ^ mixed(value ^ 1 << bit, seed, second)).bit_count()
+            changed += (mix_bits(value, seed, second) ^ mix_bits(value ^ 1 << bit, seed, second)).bit_count()
         assert 15 < changed / 400 < 17, bit
-    assert len({mixed(value, 3, 4) for value in range(50_000)}) == 50_000
+    assert len({mix_bits(value, 3, 4) for value in range(50_000)}) == 50_000
 
 
 class Named:
@@ -118,4 +118,10 @@ class Other(Named):
 
 
 def test_a_queue_and_an_exchange_of_one_name_are_two() -> None:
-    assert label_of(Named("a")) == label_of("a") == "queue:a" != label_of(Other("a")) == "exchange:a"
+    assert (
+        destination_label(Named("a"))
+        == destination_label("a")
+        == "queue:a"
+        != destination_label(Other("a"))
+        == "exchange:a"
+    )

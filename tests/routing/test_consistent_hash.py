@@ -13,8 +13,8 @@ from profiles import examples
 
 from amqpd.routing import base
 from amqpd.routing.base import BadBinding
-from amqpd.routing.hashing import ConsistentHash, weight_of
-from amqpd.routing.message_exchange import Routed
+from amqpd.routing.hashing import ConsistentHash, parse_weight
+from amqpd.routing.message_exchange import RoutedMessage
 from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import MESSAGE_ID, TIMESTAMP
 
@@ -44,7 +44,7 @@ def made(weights: dict[str, int]) -> ConsistentHash:
 
 def goes(exchange: ConsistentHash, key: str) -> object:
     (destination,) = exchange.match(key, None)
-    assert exchange.route([key, "cc", "bcc"], Routed(key, {})) == [destination]
+    assert exchange.route([key, "cc", "bcc"], RoutedMessage(key, {})) == [destination]
     return destination
 
 
@@ -133,7 +133,7 @@ FROZEN = ["q7", "q3", "q4", "q0", "q5", "q0", "q6", "q4", "q8", "q2", "q6", "q0"
 def test_nothing_bound() -> None:
     exchange = made({"a": 1})
     exchange.unbind("1", {}, "a")
-    assert exchange.route(["k"], Routed("k", {})) == [] and exchange.match("k", None) == set()
+    assert exchange.route(["k"], RoutedMessage("k", {})) == [] and exchange.match("k", None) == set()
     with pytest.raises(KeyError):
         exchange.unbind("1", {}, "a")
 
@@ -141,15 +141,15 @@ def test_nothing_bound() -> None:
 def test_a_header() -> None:
     exchange = made({f"q{number}": 1 for number in range(8)})
     exchange.configure({"hash-header": "customer"})
-    assert exchange.looks_at == base.HEADERS
+    assert exchange.depends_on == base.HEADERS
 
     def by(*values: object) -> list[object]:
-        return [exchange.route(["k"], Routed(f"k{value}", {"customer": value}))[0] for value in values]
+        return [exchange.route(["k"], RoutedMessage(f"k{value}", {"customer": value}))[0] for value in values]
 
     assert len(set(by(*range(100)))) == 8
     first = by("x", b"\xff", 7, 1.5, True, [1, {"b": 1, "a": 2}])
     assert first == by("x", b"\xff", 7, 1.5, True, [1, {"a": 2, "b": 1}])
-    without = {exchange.route([f"k{n}"], Routed(f"k{n}", {"other": n}))[0] for n in range(50)}
+    without = {exchange.route([f"k{n}"], RoutedMessage(f"k{n}", {"other": n}))[0] for n in range(50)}
     assert len(without) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_header() -> None:
 def test_a_property(name: str, number: int) -> None:
     exchange = made({f"q{n}": 1 for n in range(8)})
     exchange.configure({"hash-property": name})
-    assert exchange.looks_at == base.PROPERTIES
+    assert exchange.depends_on == base.PROPERTIES
     assert len({exchange.route(["k"], Told(number, f"{n}"))[0] for n in range(200)}) == 8
     assert len({exchange.route([f"k{n}"], Told(number, None))[0] for n in range(50)}) == 1
 
@@ -180,7 +180,7 @@ def test_bad_weights(key: str, text: str) -> None:
 
 
 def test_weights_may_be_large() -> None:
-    assert weight_of("+5") == 5 and weight_of("007") == 7
+    assert parse_weight("+5") == 5 and parse_weight("007") == 7
     exchange = made({"a": 1, "b": 10**254})
     assert {goes(exchange, key) for key in KEYS[:100]} == {"b"}
 

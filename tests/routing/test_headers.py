@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from amqpd.routing.base import BadBinding
-from amqpd.routing.headers import Headers, erlang_float, type_name
+from amqpd.routing.headers import Headers, erlang_float, field_type_name
 
 
 class Timestamp(int):
@@ -179,7 +179,7 @@ def test_a_rule_waits_where_fewest_others_do() -> None:
     for number in range(100):
         exchange.bind("", {"format": "pdf", "customer": number}, number)
     assert exchange.match("", {"format": "pdf", "customer": 42}) == {42}
-    assert exchange.most_rules_in_one_slot() == 1
+    assert exchange.largest_slot() == 1
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_bad_x_match_is_refused_in_rabbitmqs_words(value: object, text: str) -
 
 
 def test_integers_are_named_by_the_width_they_need() -> None:
-    assert [type_name(value) for value in (2**31 - 1, -(2**31))] == ["signedint", "signedint"]
-    assert [type_name(value) for value in (2**31, -(2**31) - 1)] == ["long", "long"]
+    assert [field_type_name(value) for value in (2**31 - 1, -(2**31))] == ["signedint", "signedint"]
+    assert [field_type_name(value) for value in (2**31, -(2**31) - 1)] == ["long", "long"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from amqpd.routing import selector_parser
 from amqpd.routing.base import HEADERS, ROUTING_KEY, BadBinding, BadSelector
 from amqpd.routing.jms_topic import JmsTopic
-from amqpd.routing.selector import parse
+from amqpd.routing.selector import parse_selector
 from amqpd.routing.selector_ast import Condition
 
 
@@ -24,7 +24,7 @@ def test_selectors_choose() -> None:
     assert exchange.match("k", {"colour": "red", "weight": 1}) == {"red", "all"}
     assert exchange.match("eu.x", {"colour": ["red"]}) == {"all", "europe"}
     assert exchange.match("k", None) == {"all"}
-    assert exchange.looks_at == ROUTING_KEY | HEADERS
+    assert exchange.depends_on == ROUTING_KEY | HEADERS
 
 
 def test_jms_names_are_headers_here() -> None:
@@ -82,7 +82,7 @@ def test_bad_bindings(arguments: dict[str, object], error: str) -> None:
 
 
 def meaning(term: str) -> Condition:
-    return selector_parser.erlang_tree(term)
+    return selector_parser.parse_erlang_term(term)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def meaning(term: str) -> Condition:
     ],
 )
 def test_terms_of_the_jms_client(term: str, text: str) -> None:
-    assert meaning(term) == parse(text).condition
+    assert meaning(term) == parse_selector(text).condition
 
 
 @pytest.mark.parametrize(

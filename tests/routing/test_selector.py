@@ -9,7 +9,7 @@ import pytest
 
 from amqpd.routing import selector_fields as fields
 from amqpd.routing.base import BadSelector
-from amqpd.routing.selector import EVERYTHING, TEXT_SIZE_MAX, parse
+from amqpd.routing.selector import MATCHES_ALL, TEXT_SIZE_MAX, parse_selector
 from amqpd.routing.selector_ast import Selectable
 
 
@@ -185,12 +185,12 @@ FALSE = [
 
 @pytest.mark.parametrize("text", TRUE)
 def test_matches(text: str) -> None:
-    assert parse(text).matches(Message(SHIPMENT)) is True
+    assert parse_selector(text).matches(Message(SHIPMENT)) is True
 
 
 @pytest.mark.parametrize("text", FALSE)
 def test_does_not_match(text: str) -> None:
-    assert parse(text).matches(Message(SHIPMENT)) is False
+    assert parse_selector(text).matches(Message(SHIPMENT)) is False
 
 
 PROPERTIES: dict[int, object] = {
@@ -224,25 +224,31 @@ PROPERTIES: dict[int, object] = {
     ],
 )
 def test_fields(text: str) -> None:
-    assert parse(text).matches(Message({}, PROPERTIES))
+    assert parse_selector(text).matches(Message({}, PROPERTIES))
 
 
 def test_fields_that_are_absent() -> None:
     bare = Message()
-    assert parse("p.priority IS NULL AND h.priority = 4 AND JMSPriority = 4").matches(bare)
-    assert parse("JMSDeliveryMode = 'NON_PERSISTENT' AND p.delivery-mode IS NULL").matches(bare)
-    assert parse("p.expiration IS NULL AND p.creation-time IS NULL AND JMSType IS NULL").matches(bare)
+    assert parse_selector("p.priority IS NULL AND h.priority = 4 AND JMSPriority = 4").matches(bare)
+    assert parse_selector("JMSDeliveryMode = 'NON_PERSISTENT' AND p.delivery-mode IS NULL").matches(bare)
+    assert parse_selector("p.expiration IS NULL AND p.creation-time IS NULL AND JMSType IS NULL").matches(bare)
     sent_as_headers = Message({"JMSType": "order", "JMSPriority": 9, "JMSDeliveryMode": "PERSISTENT"})
-    assert parse("JMSType = 'order' AND JMSPriority = 9 AND JMSDeliveryMode = 'PERSISTENT'").matches(sent_as_headers)
+    assert parse_selector("JMSType = 'order' AND JMSPriority = 9 AND JMSDeliveryMode = 'PERSISTENT'").matches(
+        sent_as_headers
+    )
 
 
 def test_headers_are_asked_for_only_when_named() -> None:
     message = Message({"a": 1}, PROPERTIES)
     for text in ("p.type = 'order'", "UTC() > 0", "JMSType = 'order'", "p.type = 'other' AND a = 1"):
-        assert parse(text).matches(message) is (text != "p.type = 'other' AND a = 1")
+        assert parse_selector(text).matches(message) is (text != "p.type = 'other' AND a = 1")
     assert not message.asked_for_headers
-    assert not parse("p.type = 'order'").needs_headers
-    assert parse("a = 1").needs_headers and parse("JMSType = 'x'").needs_headers and parse("x IN (y)").needs_headers
+    assert not parse_selector("p.type = 'order'").needs_headers
+    assert (
+        parse_selector("a = 1").needs_headers
+        and parse_selector("JMSType = 'x'").needs_headers
+        and parse_selector("x IN (y)").needs_headers
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,30 +289,32 @@ def test_headers_are_asked_for_only_when_named() -> None:
 )
 def test_errors_say_where(text: str, error: str) -> None:
     if not error:
-        parse(text)
+        parse_selector(text)
         return
     with pytest.raises(BadSelector) as refused:
-        parse(text)
+        parse_selector(text)
     assert error in str(refused.value)
     assert len(str(refused.value)) < 180  # it has to fit a reply
 
 
 def test_same_selector() -> None:
-    one, other = parse("a = 1 AND (b LIKE 'x%' or C)"), parse("  a=1 and b   LIKE 'x%' OR C  ")
+    one, other = parse_selector("a = 1 AND (b LIKE 'x%' or C)"), parse_selector("  a=1 and b   LIKE 'x%' OR C  ")
     assert one != other
-    other = parse("(a=1) and ((b) like 'x%' OR C)")
+    other = parse_selector("(a=1) and ((b) like 'x%' OR C)")
     assert one == other and hash(one) == hash(other)
-    assert parse("a = 1") != parse("a = TRUE") and parse("a = '1'") != parse("a = 1")
-    assert parse("a IN (1, 2)") == parse("a IN (2, 1)")
-    assert parse("") is EVERYTHING
+    assert parse_selector("a = 1") != parse_selector("a = TRUE") and parse_selector("a = '1'") != parse_selector(
+        "a = 1"
+    )
+    assert parse_selector("a IN (1, 2)") == parse_selector("a IN (2, 1)")
+    assert parse_selector("") is MATCHES_ALL
 
 
 def test_required_text() -> None:
-    assert parse("a = 'x' AND b > 1").required == ("a", "x")
-    assert parse("b > 1 AND 'x' = a").required == ("a", "x")
-    assert parse("a = 'x' OR b > 1").required is None
-    assert parse("NOT a = 'x'").required is None
-    assert parse("a = 1").required is None
+    assert parse_selector("a = 'x' AND b > 1").required_header == ("a", "x")
+    assert parse_selector("b > 1 AND 'x' = a").required_header == ("a", "x")
+    assert parse_selector("a = 'x' OR b > 1").required_header is None
+    assert parse_selector("NOT a = 'x'").required_header is None
+    assert parse_selector("a = 1").required_header is None
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
@@ -337,14 +345,14 @@ def test_required_text() -> None:
     ],
 )
 def test_the_hostile_are_refused_at_once(text: str, error: str, processor_s: Callable[..., float]) -> None:
-    parse("warm = 1")
+    parse_selector("warm = 1")
 
     def one() -> None:
         if error:
             with pytest.raises(BadSelector, match=error):
-                parse(text)
+                parse_selector(text)
         else:
-            parse(text).matches(Message(SHIPMENT))
+            parse_selector(text).matches(Message(SHIPMENT))
 
     assert min(processor_s(one) for _ in range(3)) < 0.3
 
@@ -365,6 +373,6 @@ LONG = "ab" * 60_000
     ],
 )
 def test_the_hostile_are_never_slow(text: str, processor_s: Callable[..., float]) -> None:
-    selector = parse(text)
+    selector = parse_selector(text)
     message = Message({"a": LONG, "big": 2**63 - 1})
     assert min(processor_s(lambda: selector.matches(message)) for _ in range(3)) < 0.1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.routing.selector import parse
-from amqpd.routing.selector_parser import hint
+from amqpd.routing.selector import parse_selector
+from amqpd.routing.selector_parser import suggest_fix
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from amqpd.routing.selector_parser import hint
     ],
 )
 def test_what_may_mean_something_else(text: str, said: list[str]) -> None:
-    assert parse(text)
-    assert hint(text) == "; ".join(said)
+    assert parse_selector(text)
+    assert suggest_fix(text) == "; ".join(said)
 
 
 @pytest.mark.parametrize(
@@ -36,5 +36,5 @@ def test_what_may_mean_something_else(text: str, said: list[str]) -> None:
     ],
 )
 def test_what_says_what_it_means(text: str) -> None:
-    assert parse(text)
-    assert hint(text) == ""
+    assert parse_selector(text)
+    assert suggest_fix(text) == ""

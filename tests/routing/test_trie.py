@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from amqpd.routing.topic import Trie, normal_form
+from amqpd.routing.topic import TopicTrie, normalize_pattern
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from amqpd.routing.topic import Trie, normal_form
     ],
 )
 def test_which_keys_a_pattern_accepts(pattern: str, accepted: list[str], refused: list[str]) -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add(pattern, "q")
     trie.add("some.other.*.pattern.#", "elsewhere")
     assert [key for key in accepted + refused if trie.match(key) == {"q"}] == accepted
@@ -44,7 +44,7 @@ def test_which_keys_a_pattern_accepts(pattern: str, accepted: list[str], refused
 
 def test_one_literal_more_and_one_less_behind_a_node() -> None:
     """A single one stands in the node itself, several in a table: none is lost on the way there and back."""
-    trie = Trie()
+    trie = TopicTrie()
     patterns = ["a.x.*", "a.y.*", "a.z.*", "#.x", "#.y"]
     for count, pattern in enumerate(patterns):
         trie.add(pattern, pattern)
@@ -63,7 +63,7 @@ def test_one_literal_more_and_one_less_behind_a_node() -> None:
 
 
 def test_a_plain_pattern_among_others() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add("a.b", "plain")
     trie.add("a.b", "plain too")
     trie.add("a.*", "star")
@@ -87,11 +87,11 @@ def test_a_plain_pattern_among_others() -> None:
     ],
 )
 def test_normal_form(pattern: str, words: list[str]) -> None:
-    assert normal_form(pattern) == words
+    assert normalize_pattern(pattern) == words
 
 
 def test_each_destination_once() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     for pattern in ("a.b", "a.*", "*.b", "#", "a.#", "#.b", "#.a.#.b"):
         trie.add(pattern, "q")
     trie.add("a.#", "r")
@@ -99,7 +99,7 @@ def test_each_destination_once() -> None:
 
 
 def test_patterns_that_say_the_same_are_still_two_bindings() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add("#.*", "q")
     trie.add("*.#", "q")
     trie.remove("#.*", "q")
@@ -109,7 +109,7 @@ def test_patterns_that_say_the_same_are_still_two_bindings() -> None:
 
 
 def test_removal_keeps_what_shares_the_path() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add("a.*", "q1")
     trie.add("a.*", "q2")
     trie.add("a.*.c", "q3")
@@ -125,7 +125,7 @@ def test_removal_keeps_what_shares_the_path() -> None:
 
 
 def test_removal_gives_the_nodes_back() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     patterns = ["a.b.*.c.#.d", "a.b.*", "#", "*.#.x", "a.b.*.c", "plain.words"]
     for pattern in patterns:
         trie.add(pattern, "q")
@@ -135,7 +135,7 @@ def test_removal_gives_the_nodes_back() -> None:
 
 
 def test_plain_patterns_need_no_nodes() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add("a.b.c", "q")
     trie.add("", "r")
     assert trie.node_count() == 0
@@ -144,7 +144,7 @@ def test_plain_patterns_need_no_nodes() -> None:
 
 
 def test_removing_what_is_not_there_is_loud_and_harmless() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add("a.*", "q")
     for pattern, destination in [("a.*", "other"), ("a.#", "q"), ("a.b", "q")]:
         with pytest.raises(KeyError):
@@ -153,7 +153,7 @@ def test_removing_what_is_not_there_is_loud_and_harmless() -> None:
 
 
 def test_a_match_leaves_nothing_behind_for_the_next() -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add("#.a.#.b", "q")
     assert [trie.match(key) for key in ("a.b", "b", "a.b", "a", "x.a.y.b")] == [{"q"}, set(), {"q"}, set(), {"q"}]
 
@@ -171,7 +171,7 @@ def test_a_match_leaves_nothing_behind_for_the_next() -> None:
 )
 @pytest.mark.parametrize("key", [".".join(["a"] * 128), ".".join(["a", "b"] * 64), "." * 255])
 def test_no_pattern_costs_more_than_ten_milliseconds(pattern: str, key: str, processor_s: Callable[..., float]) -> None:
-    trie = Trie()
+    trie = TopicTrie()
     trie.add(pattern, "q")
     trie.match(key)
     assert min(processor_s(lambda: trie.match(key)) for _ in range(5)) <= 0.010
@@ -179,7 +179,7 @@ def test_no_pattern_costs_more_than_ten_milliseconds(pattern: str, key: str, pro
 
 def test_many_patterns_behind_one_hash_cost_no_more_than_one(processor_s: Callable[..., float]) -> None:
     def best_match_s(pattern_count: int) -> float:
-        trie = Trie()
+        trie = TopicTrie()
         for number in range(pattern_count):
             trie.add(f"#.evt{number}", number)
         assert trie.match("x.y.evt0") == {0}

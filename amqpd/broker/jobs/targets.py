@@ -28,7 +28,7 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, Int64, decode_table
 from amqpd.protocol.properties import scan_properties, with_headers
-from amqpd.routing.base import CHANCE, MEMORY
+from amqpd.routing.base import HISTORY, RANDOMNESS
 
 REDRIVE_COUNT: Final = "x-redrive-count"
 DEATH_HEADERS: Final = ("x-death", "x-first-death-reason", "x-first-death-queue", "x-first-death-exchange")
@@ -123,7 +123,7 @@ class ToExchange(Address):
             destinations = router.route(self._vhost, exchange, [key], PropertiesView(to, properties))
             if destinations and destinations[0].routed and self._source not in destinations:
                 found = Found(to, properties, destinations)
-            if router.looks_at(self._vhost, exchange) & (CHANCE | MEMORY):
+            if router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY):
                 return found  # the next one like it may go another way
         if len(self._made) >= REMEMBERED_MAX:
             self._made.clear()
@@ -203,7 +203,7 @@ class Redrive(Address):
             if not self._may_write("exchange", exchange_name):
                 self.why = NO_PERMISSION
                 return None
-            self._varies = router.looks_at(self._vhost, exchange) & (CHANCE | MEMORY) != 0
+            self._varies = router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY) != 0
             destinations = router.route(self._vhost, exchange, keys, PropertiesView(to, changed))
             if not destinations or not destinations[0].routed or self._source in destinations:
                 return None

@@ -57,7 +57,7 @@ from amqpd.protocol.properties import (
     without_expiration,
     without_headers,
 )
-from amqpd.routing.base import CHANCE, MEMORY, ROUTING_KEY
+from amqpd.routing.base import HISTORY, RANDOMNESS, ROUTING_KEY
 from amqpd.storage.queue_log import QueueLog
 
 REDELIVERED: Final = "x-death-redelivered"
@@ -115,7 +115,7 @@ class Dresser:
             return STAYS
         exchange = vhost.exchanges.get(name) if name is not None else None
         dressed: Dressed | None = None
-        if exchange is not None and router.looks_at(vhost, exchange) & (CHANCE | MEMORY):
+        if exchange is not None and router.depends_on(vhost, exchange) & (RANDOMNESS | HISTORY):
             # The next one like it may go another way.
             return address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
         if exchange is not None:
@@ -149,7 +149,7 @@ class Dresser:
             first = self._first[key]
         else:
             first = None
-            if router.looks_at(vhost, exchange) == ROUTING_KEY:
+            if router.depends_on(vhost, exchange) == ROUTING_KEY:
                 first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s, again)
             if len(self._first) >= REMEMBERED_MAX:
                 self._first.clear()

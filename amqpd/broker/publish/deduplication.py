@@ -37,8 +37,8 @@ from amqpd.broker.flow.loop_turn import Confirmer, Turn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
 from amqpd.protocol.field_table import decode_table
-from amqpd.routing.hashing import encoded
-from amqpd.routing.stateful import NO_STORE, Memory
+from amqpd.routing.hashing import stable_encoding
+from amqpd.routing.stateful import NO_STORE, DeduplicationMemory
 from amqpd.storage.queue_log import QueueLog
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ _GONE: Final = 3
 
 def id_of(value: object) -> bytes:
     """What is kept of a header's value: different for different values, types counted."""
-    whole = encoded(value)
+    whole = stable_encoding(value)
     return whole if len(whole) <= ID_BYTES_MAX else b"#" + blake2b(whole, digest_size=32).digest()
 
 
@@ -166,7 +166,7 @@ class Store:
 
 
 @final
-class Seen(Memory):
+class Seen(DeduplicationMemory):
     """Of one exchange. size: how many ids at most. ttl_ms: how long each is kept, where its message does not say; 0:
     for ever. store: None: nothing is written.
     """
@@ -191,7 +191,7 @@ class Seen(Memory):
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def look(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
+    def route_once(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
         ident = id_of(value)
         note = self._unsafe.get(ident)
         if note is not None:

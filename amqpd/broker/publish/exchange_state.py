@@ -24,7 +24,15 @@ from amqpd.broker.publish.firehose import Unasked
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Binding, Exchange
 from amqpd.broker.vhost.exchange_state import Keeping
-from amqpd.routing.stateful import LENGTH, LENGTH_DEFAULT, PERSISTENCE, SIZE, TTL, Deduplication, RecentHistory
+from amqpd.routing.stateful import (
+    CACHE_PERSISTENCE,
+    CACHE_SIZE,
+    CACHE_TTL,
+    HISTORY_LENGTH,
+    HISTORY_LENGTH_DEFAULT,
+    Deduplication,
+    RecentHistory,
+)
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, SeenCacheRow, SeenRow, random_id
 
 if TYPE_CHECKING:
@@ -71,14 +79,14 @@ class KeptOnLoop(Keeping):
     def begin(self, vhost: str, exchange: Exchange) -> None:
         matcher = exchange.matcher
         if isinstance(matcher, RecentHistory):
-            length = exchange.arguments.get(LENGTH)
-            matcher.keep(History(length if isinstance(length, int) else LENGTH_DEFAULT))
+            length = exchange.arguments.get(HISTORY_LENGTH)
+            matcher.attach_recorder(History(length if isinstance(length, int) else HISTORY_LENGTH_DEFAULT))
         elif isinstance(matcher, Deduplication):
             matcher.memory = self._seen(vhost, exchange)
 
     def _seen(self, vhost: str, exchange: Exchange) -> Seen:
-        size, ttl_ms = number_of(exchange.arguments.get(SIZE)), number_of(exchange.arguments.get(TTL))
-        if exchange.arguments.get(PERSISTENCE) != "disk" or not exchange.durable:
+        size, ttl_ms = number_of(exchange.arguments.get(CACHE_SIZE)), number_of(exchange.arguments.get(CACHE_TTL))
+        if exchange.arguments.get(CACHE_PERSISTENCE) != "disk" or not exchange.durable:
             return Seen(self._turn, self._timers, size, ttl_ms)
         known = self._caches.pop((vhost, exchange.name), None)
         if known is None:
@@ -99,8 +107,8 @@ class KeptOnLoop(Keeping):
 
     def bound(self, vhost: str, binding: Binding) -> None:
         matcher = binding.source.matcher
-        if isinstance(matcher, RecentHistory) and isinstance(matcher.keeper, History):
-            self._give(vhost, binding, matcher.keeper.messages())
+        if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, History):
+            self._give(vhost, binding, matcher.recorder.messages())
 
     def _give(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
         """The oldest first; a long history in slices."""

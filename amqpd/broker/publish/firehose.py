@@ -41,8 +41,8 @@ from amqpd.broker.vhost.vhosts import tell
 from amqpd.errors import ResourceError
 from amqpd.protocol.field_table import Timestamp
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
-from amqpd.routing.message_exchange import Routed
-from amqpd.routing.registry import exchange_type
+from amqpd.routing.message_exchange import RoutedMessage
+from amqpd.routing.registry import exchange_type_factory
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
@@ -210,7 +210,7 @@ class Firehose(Tap):
         copy = make_message(
             Envelope(EXCHANGE, key), encoded, message.body(), False, scan_properties(encoded, 0, len(encoded))
         )
-        self._unasked.offer(router.route(self._vhost, self._exchange, [key], Routed(key, headers)), copy)
+        self._unasked.offer(router.route(self._vhost, self._exchange, [key], RoutedMessage(key, headers)), copy)
 
 
 def trace(vhost: VHost, node: str, on: bool, done: Done = unheard) -> bool:
@@ -249,7 +249,7 @@ class EventExchange(Exchange):
     """It is heard from `start` on: what is loaded when the broker starts is no event."""
 
     def __init__(self, events: Events, vhost: VHost) -> None:
-        super().__init__(EVENT_EXCHANGE, "topic", exchange_type("topic")(), True, False, True, {})
+        super().__init__(EVENT_EXCHANGE, "topic", exchange_type_factory("topic")(), True, False, True, {})
         self._events = events
         self._vhost = vhost
         self._unasked = Unasked(vhost.queue_host.turn.want)
@@ -275,7 +275,7 @@ class EventExchange(Exchange):
         """To whoever is bound. The queue of an event about itself may be gone by then."""
         if self._vhost.deleted:
             return
-        destinations = router.route(self._vhost, self, [event.key], Routed(event.key, event.headers))
+        destinations = router.route(self._vhost, self, [event.key], RoutedMessage(event.key, event.headers))
         if not destinations:
             return
         # rabbit: persistent; both the property in seconds and the header in milliseconds

@@ -456,7 +456,7 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
         else:
             route = Route(envelope, [target], command.mandatory, target, False)
         return route, exchange.passed, target is not None
-    by_key = router.looks_at(vhost, exchange) == ROUTING_KEY
+    by_key = router.depends_on(vhost, exchange) == ROUTING_KEY
     if vhost.unavailable:
         router.check_available(vhost, exchange, [key], by_key)
     destinations = router.route(vhost, exchange, [key], NO_MESSAGE) if by_key else []

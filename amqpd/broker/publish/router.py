@@ -17,7 +17,7 @@ from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.base import HEADERS, ROUTING_KEY
-from amqpd.routing.message_exchange import WholeMessage
+from amqpd.routing.message_exchange import MessageExchangeType
 from amqpd.routing.selector_ast import Selectable
 
 
@@ -54,10 +54,10 @@ def route(
                     empty = False
                 continue
             reached: Iterable[object]
-            if isinstance(matcher, WholeMessage):
+            if isinstance(matcher, MessageExchangeType):
                 reached = matcher.route(keys, message)
             else:
-                reached = matcher.match(key, message.headers() if matcher.looks_at & HEADERS else None)
+                reached = matcher.match(key, message.headers() if matcher.depends_on & HEADERS else None)
             for destination in reached:
                 if isinstance(destination, Exchange):
                     empty = False
@@ -70,7 +70,7 @@ def route(
                         found[destination] = None
                     else:
                         kept.append(destination)
-            if isinstance(matcher, WholeMessage):
+            if isinstance(matcher, MessageExchangeType):
                 break  # it has answered for all keys
         if empty and at.alternate:
             alternate = vhost.exchanges.get(at.alternate)
@@ -119,18 +119,18 @@ def check_available(vhost: VHost, exchange: Exchange, keys: list[str], by_key: b
                 stack.append(destination)
 
 
-def looks_at(vhost: VHost, exchange: Exchange) -> int:
+def depends_on(vhost: VHost, exchange: Exchange) -> int:
     """What the exchanges look at that a message published here may meet (`routing/base.py`): where it is the routing
     key alone, a route may be kept by it. Cost: all bindings behind it, once per version of the exchange.
     """
     version = exchange.routes.version
     if exchange.looks_version != version:
-        exchange.looks_at = _looks_at(vhost, exchange)
+        exchange.depends_on = _depends_on(vhost, exchange)
         exchange.looks_version = version
-    return exchange.looks_at
+    return exchange.depends_on
 
 
-def _looks_at(vhost: VHost, exchange: Exchange) -> int:
+def _depends_on(vhost: VHost, exchange: Exchange) -> int:
     seen = {exchange}
     stack = [exchange]
     looks = ROUTING_KEY
@@ -139,7 +139,7 @@ def _looks_at(vhost: VHost, exchange: Exchange) -> int:
         if at.delays:
             looks |= HEADERS
         if at.matcher is not None:
-            looks |= at.matcher.looks_at
+            looks |= at.matcher.depends_on
         reached: list[object] = [binding.destination for binding in at.bindings.values()]
         if at.alternate:
             reached.append(vhost.exchanges.get(at.alternate))

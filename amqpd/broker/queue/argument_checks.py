@@ -19,7 +19,7 @@ from amqpd.broker.queue.types import KINDS, kind_of
 from amqpd.broker.stream_message import interval_ms
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp
-from amqpd.routing.headers import erlang_term, type_name
+from amqpd.routing.headers import erlang_term, field_type_name
 from amqpd.storage.acks.retained import NAME as EXPORT_NAME
 
 IGNORED: Final = "queue/arguments"
@@ -86,7 +86,7 @@ class Row(NamedTuple):
 Check: TypeAlias = Callable[[Row, object, Context], object]
 
 
-erlang_type: Final = type_name
+erlang_type: Final = field_type_name
 """RabbitMQ's name for the type of a field value, as its texts use it."""
 SEGMENT_SIZE_BYTES_MAX: Final = 3_000_000_000
 """rabbit: more is refused."""

@@ -32,7 +32,7 @@ from amqpd.broker.stream_message import AGO, FIRST, LAST, NEXT, OFFSET, TIME, St
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp
 from amqpd.routing.base import BadSelector
-from amqpd.routing.selector import EVERYTHING, parse
+from amqpd.routing.selector import MATCHES_ALL, parse_selector
 
 
 class ConsumerRow(NamedTuple):
@@ -79,10 +79,10 @@ def _consumer_name(row: ConsumerRow, value: object, context: Context) -> object:
 
 def _selector(row: ConsumerRow, value: object, context: Context) -> object:
     try:
-        selector = parse(text(row, value, context))
+        selector = parse_selector(text(row, value, context))
     except BadSelector as error:
         raise invalid(row, context, str(error)) from None
-    return None if selector is EVERYTHING else selector
+    return None if selector is MATCHES_ALL else selector
 
 
 def _filter_values(row: ConsumerRow, value: Any, context: Context) -> object:

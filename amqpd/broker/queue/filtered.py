@@ -345,7 +345,7 @@ class FilteredOrder(FifoOrder):
         if view is None:
             view = MessageView(message)
         answer = selector.matches(view)
-        if message.started and not selector.asks_time:
+        if message.started and not selector.depends_on_time:
             cursor.asked_content = content
             cursor.asked_envelope = message.envelope
             cursor.answer = answer

@@ -40,7 +40,7 @@ from amqpd.broker.queue.priority import LevelOrder
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES
 from amqpd.broker.queue.scan_index import SearchIndex
-from amqpd.routing.selector import EVERYTHING
+from amqpd.routing.selector import MATCHES_ALL
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -357,7 +357,7 @@ class FifoSearch(TakingSearch):
             queue.order = filters.order
         self._order: FilteredOrder = filters.order
         self._scans = Scans(queue.host.timers)
-        cursor = FilterCursor(EVERYTHING, free_bit(self._order.cursors))
+        cursor = FilterCursor(MATCHES_ALL, free_bit(self._order.cursors))
         cursor.judge = judge
         cursor.arrived = wake
         self._order.add_cursor(cursor)

@@ -89,7 +89,7 @@ class StreamFilter:
         self._selector: Final = selector
         self._values: Final = values
         self._match_unfiltered: Final = match_unfiltered
-        self._answers_once: bool = selector is None or not selector.asks_time
+        self._answers_once: bool = selector is None or not selector.depends_on_time
         self._view: RecordView | None = None
         self._answer = False
 

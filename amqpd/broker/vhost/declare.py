@@ -55,8 +55,8 @@ from amqpd.broker.vhost.vhost import Names, VHost, locked
 from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
 from amqpd.protocol.field_table import encode_table
 from amqpd.routing.base import BadBinding, ExchangeType, UnknownExchangeType
-from amqpd.routing.message_exchange import WholeMessage
-from amqpd.routing.registry import exchange_type
+from amqpd.routing.message_exchange import MessageExchangeType
+from amqpd.routing.registry import exchange_type_factory
 from amqpd.storage.metadata.store import BindingRow, Change, Delete, DeleteBindings, ExchangeRow, Put, QueueRow
 from amqpd.storage.queue_log import QueueLog
 
@@ -363,7 +363,7 @@ def bind(
         return
     try:
         source.matcher.validate(routing_key, arguments)
-        if isinstance(source.matcher, WholeMessage):
+        if isinstance(source.matcher, MessageExchangeType):
             source.matcher.validate_destination("exchange" if isinstance(destination, Exchange) else destination.kind)
     except BadBinding as error:
         raise PreconditionFailed(str(error)) from None
@@ -466,7 +466,7 @@ def check_exchange_declaration(vhost: str, asked: ExchangeDeclaration) -> None:
 def _exchange_type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
     kind = routing_type(asked.kind, asked.arguments)
     try:
-        return exchange_type(kind)
+        return exchange_type_factory(kind)
     except UnknownExchangeType:
         # rabbit: 3.x closes the connection for this
         raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None

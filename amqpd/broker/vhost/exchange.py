@@ -33,8 +33,8 @@ from amqpd.protocol.field_table import encode_table
 from amqpd.routing.base import ROUTING_KEY, Arguments, BadBinding, ExchangeType
 from amqpd.routing.hashing import HASH_HEADER, HASH_PROPERTY, HASHED_PROPERTIES
 from amqpd.routing.headers import erlang_term
-from amqpd.routing.message_exchange import WholeMessage
-from amqpd.routing.stateful import LENGTH, PERSISTENCE, SIZE, TTL
+from amqpd.routing.message_exchange import MessageExchangeType
+from amqpd.routing.stateful import CACHE_PERSISTENCE, CACHE_SIZE, CACHE_TTL, HISTORY_LENGTH
 
 
 def _text(row: Row, value: object, context: Context) -> str:
@@ -78,7 +78,7 @@ def _cache_number(row: Row, value: object, context: Context) -> None:
 
 
 def _bad_cache_number(name: str) -> PreconditionFailed:
-    begin = "Missing or invalid argument" if name == SIZE else "Invalid argument"
+    begin = "Missing or invalid argument" if name == CACHE_SIZE else "Invalid argument"
     return PreconditionFailed(f"{begin}, '{name}' must be an integer greater than 0")
 
 
@@ -143,7 +143,7 @@ ROWS: Final[dict[str, Row]] = {
             takes="message_id|correlation_id|timestamp",
         ),
         Row(
-            LENGTH,
+            HISTORY_LENGTH,
             _history_length,
             True,
             "recent_history",
@@ -152,7 +152,7 @@ ROWS: Final[dict[str, Row]] = {
             takes="messages",
         ),
         Row(
-            SIZE,
+            CACHE_SIZE,
             _cache_number,
             True,
             "deduplication",
@@ -161,7 +161,7 @@ ROWS: Final[dict[str, Row]] = {
             takes="number",
         ),
         Row(
-            TTL,
+            CACHE_TTL,
             _cache_number,
             True,
             "deduplication",
@@ -170,7 +170,7 @@ ROWS: Final[dict[str, Row]] = {
             takes="ms",
         ),
         Row(
-            PERSISTENCE,
+            CACHE_PERSISTENCE,
             _cache_persistence,
             True,
             "deduplication",
@@ -204,8 +204,8 @@ ROWS: Final[dict[str, Row]] = {
 def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, object]) -> None:
     """kind: the exchange's type. Raises: PreconditionFailed."""
     context = Context(exchange, vhost, arguments)
-    if routing_type(kind, arguments) == _DEDUPLICATION and SIZE not in arguments:
-        raise _bad_cache_number(SIZE)
+    if routing_type(kind, arguments) == _DEDUPLICATION and CACHE_SIZE not in arguments:
+        raise _bad_cache_number(CACHE_SIZE)
     for name, value in arguments.items():
         row = ROWS.get(name)
         if row is not None and _is_of(row, kind, arguments):
@@ -259,7 +259,7 @@ def routing_type(kind: str, arguments: Mapping[str, object]) -> str:
 class Unavailable:
     """The `ExchangeType` of such an exchange."""
 
-    looks_at = ROUTING_KEY
+    depends_on = ROUTING_KEY
 
     def __init__(self, kind: str) -> None:
         self.reason = (
@@ -382,10 +382,10 @@ class Exchange:
         # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
         self.passed = Passed()
-        # The answer of `router.looks_at`, and the version that it holds for.
-        self.looks_at = ROUTING_KEY
+        # The answer of `router.depends_on`, and the version that it holds for.
+        self.depends_on = ROUTING_KEY
         self.looks_version = -1
-        if isinstance(matcher, WholeMessage):
+        if isinstance(matcher, MessageExchangeType):
             matcher.configure(arguments)
 
     @property

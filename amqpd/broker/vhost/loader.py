@@ -25,7 +25,7 @@ from amqpd.broker.vhost.vhost import VHost
 from amqpd.broker.vhost.vhosts import PROTECTION, VHosts
 from amqpd.protocol.field_table import decode_table
 from amqpd.routing.base import ExchangeType
-from amqpd.routing.registry import exchange_type
+from amqpd.routing.registry import exchange_type_factory
 from amqpd.storage.metadata.store import BindingRow, Delete, ExchangeRow, MetadataState, PolicyRow, QueueRow
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _binding(vhost: VHost, row: BindingRow) -> Binding | None:
 def _matcher(row: ExchangeRow) -> ExchangeType:
     """Of an exchange that was declared in an earlier life; a guest's package may be gone, or broken."""
     try:
-        return exchange_type(routing_type(row.type, _table(row.arguments)))()
+        return exchange_type_factory(routing_type(row.type, _table(row.arguments)))()
     except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
         matcher = Unavailable(row.type)
         log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)

@@ -38,7 +38,7 @@ from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
 from amqpd.broker.vhost.pending import Coming, Declared, Done
 from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, Walk
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
-from amqpd.routing.registry import exchange_type
+from amqpd.routing.registry import exchange_type_factory
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.metadata.interface import MetadataKeeper
 from amqpd.storage.metadata.store import VhostRow
@@ -162,7 +162,7 @@ class VHost(Names):
         self.exchanges[""] = self.default_exchange
         for exchange_name, kind in SYSTEM_EXCHANGES:
             internal = exchange_name == "amq.rabbitmq.trace"
-            matcher = exchange_type(kind)()
+            matcher = exchange_type_factory(kind)()
             self.exchanges[exchange_name] = Exchange(exchange_name, kind, matcher, True, False, internal, {})
 
     @property
