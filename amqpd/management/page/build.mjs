@@ -16,13 +16,13 @@ const here = dirname(fileURLToPath(import.meta.url));
 const folder = resolve(process.argv[2] ?? join(here, "dist"));
 const started = performance.now();
 
-// Each page imports src/kit.ts, which so becomes one file.
-const kit = {
-  name: "kit",
+// Each page imports src/common.ts, which so becomes one file.
+const common = {
+  name: "common",
   setup({ onLoad }) {
     onLoad({ filter: /\/src\/(main|pages\/[^/]+)\.tsx$/ }, async ({ path }) => {
       const source = await readFile(path, "utf8");
-      return { contents: `import "${path.endsWith("main.tsx") ? "./kit" : "../kit"}";\n${source}`, loader: "tsx" };
+      return { contents: `import "${path.endsWith("main.tsx") ? "./common" : "../common"}";\n${source}`, loader: "tsx" };
     });
   },
 };
@@ -44,7 +44,7 @@ const built = await build({
   entryNames: "[name]-[hash]",
   chunkNames: "[name]-[hash]",
   metafile: true,
-  plugins: [kit],
+  plugins: [common],
   logLevel: "warning",
 });
 

@@ -1,6 +1,6 @@
 // The API as the page asks it: typed by its OpenAPI description, errors in words, and whether the broker answers at all.
 import { signal } from "@preact/signals";
-import { parsed } from "./exact";
+import { parsed } from "./json";
 import type { paths } from "./schema";
 
 /** Since when (ms) the broker has not answered; null: it does. */

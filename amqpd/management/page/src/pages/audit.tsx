@@ -2,10 +2,10 @@
 // steps backwards, so that a search in a long log shows what it has found so far.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { address, request, sentence } from "../api/client";
-import { Field } from "../parts/form";
-import { Rows, type Column } from "../parts/list";
-import { count, plural } from "../parts/numbers";
-import { Badge, Name, Table, Title } from "../parts/text";
+import { Field } from "../components/form";
+import { Rows, type Column } from "../components/paged-list";
+import { count, plural } from "../components/format";
+import { Badge, Name, Table, Title } from "../components/elements";
 import { place, setQuery } from "../shell/router";
 
 interface Entry {

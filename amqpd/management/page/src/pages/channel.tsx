@@ -1,12 +1,12 @@
 // One channel: where it publishes, from which queues it consumes.
 import { useState } from "preact/hooks";
 import { get } from "../api/client";
-import { Chart, Charts } from "../parts/chart";
-import { Consumers } from "../parts/consumers";
-import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
-import { Rows } from "../parts/list";
-import { count, rate } from "../parts/numbers";
-import { exchangeName, Facts, Failure, Name, Section, Title, To, Waiting } from "../parts/text";
+import { Chart, Charts } from "../components/chart";
+import { Consumers } from "../components/consumers";
+import { SHORT, useHistory, type Counters, type Range } from "../components/samples";
+import { Rows } from "../components/paged-list";
+import { count, rate } from "../components/format";
+import { exchangeName, Facts, Failure, Name, Section, Title, To, Waiting } from "../components/elements";
 import type { PageProps } from "../shell/pages";
 import { ChannelState, mode } from "./channels";
 

@@ -1,10 +1,10 @@
 // All channels: what they publish, what they have in hand.
 import type { components } from "../api/schema";
-import { List, type Column } from "../parts/list";
-import { count, rate } from "../parts/numbers";
-import { Badge, Name, Title, To } from "../parts/text";
+import { List, type Column } from "../components/paged-list";
+import { count, rate } from "../components/format";
+import { Badge, Name, Title, To } from "../components/elements";
 import { has, session } from "../shell/session";
-import { vhost } from "../shell/vhost";
+import { vhost } from "../shell/preferences";
 
 type Channel = components["schemas"]["Channel"];
 

@@ -1,11 +1,11 @@
 // Who is connected, what they do, and whom the broker holds, and why.
 import type { components } from "../api/schema";
-import { Held } from "../parts/held";
-import { List, type Column } from "../parts/list";
-import { bytes, count, moment } from "../parts/numbers";
-import { Badge, Name, Title, To } from "../parts/text";
+import { Held } from "../components/states";
+import { List, type Column } from "../components/paged-list";
+import { bytes, count, moment } from "../components/format";
+import { Badge, Name, Title, To } from "../components/elements";
 import { has, session } from "../shell/session";
-import { vhost } from "../shell/vhost";
+import { vhost } from "../shell/preferences";
 
 type Connection = components["schemas"]["Connection"];
 

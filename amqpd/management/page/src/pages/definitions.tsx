@@ -1,13 +1,13 @@
 // Definitions: everything but messages, taken out as a document, and brought in after a look at what that would do.
 import { useRef, useState } from "preact/hooks";
 import { address, request, sentence } from "../api/client";
-import { Confirm, type Consequence } from "../parts/dialog";
-import { Field } from "../parts/form";
-import { Rows } from "../parts/list";
-import { count, plural } from "../parts/numbers";
-import { Badge, Name, Section, Table, Title } from "../parts/text";
-import { VhostChoice } from "../parts/vhost-choice";
-import { lookForVhosts } from "../shell/vhost";
+import { Confirm, type Consequence } from "../components/dialog";
+import { Field } from "../components/form";
+import { Rows } from "../components/paged-list";
+import { count, plural } from "../components/format";
+import { Badge, Name, Section, Table, Title } from "../components/elements";
+import { VhostChoice } from "../components/vhost-select";
+import { lookForVhosts } from "../shell/preferences";
 
 interface Change {
   path: string;

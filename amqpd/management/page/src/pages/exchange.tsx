@@ -1,15 +1,15 @@
 // One exchange: what passes through it, where to, and a message through it.
 import { useState } from "preact/hooks";
 import { counted, get, remove } from "../api/client";
-import { Bind, Bindings } from "../parts/bindings";
-import { Chart, Charts } from "../parts/chart";
-import { Danger } from "../parts/dialog";
-import { SHORT, useHistory, type Counters, type Range } from "../parts/history";
-import { count, plural } from "../parts/numbers";
-import { Publish } from "../parts/publish";
-import { useRights } from "../parts/rights";
-import { exchangeName, Facts, Failure, Name, Section, Table, Title, Waiting } from "../parts/text";
-import { Tabs } from "../parts/tabs";
+import { Bind, Bindings } from "../components/bindings";
+import { Chart, Charts } from "../components/chart";
+import { Danger } from "../components/dialog";
+import { SHORT, useHistory, type Counters, type Range } from "../components/samples";
+import { count, plural } from "../components/format";
+import { Publish } from "../components/publish";
+import { useRights } from "../components/rights";
+import { exchangeName, Facts, Failure, Name, Section, Table, Title, Waiting } from "../components/elements";
+import { Tabs } from "../components/tabs";
 import type { PageProps } from "../shell/pages";
 import { go } from "../shell/router";
 

@@ -2,16 +2,16 @@
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { address, found, get, put } from "../api/client";
-import { Dialog } from "../parts/dialog";
-import { Arguments, asObject } from "../parts/arguments";
-import { Field, Form, text } from "../parts/form";
-import { List, type Column } from "../parts/list";
-import { notify } from "../parts/notices";
-import { rate } from "../parts/numbers";
-import { Badge, exchangeName, Name, Title, To } from "../parts/text";
-import { VhostChoice } from "../parts/vhost-choice";
+import { Dialog } from "../components/dialog";
+import { Arguments, asObject } from "../components/arguments";
+import { Field, Form, text } from "../components/form";
+import { List, type Column } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { rate } from "../components/format";
+import { Badge, exchangeName, Name, Title, To } from "../components/elements";
+import { VhostChoice } from "../components/vhost-select";
 import { usePoll } from "../shell/poll";
-import { vhost, vhosts } from "../shell/vhost";
+import { vhost, vhosts } from "../shell/preferences";
 
 type Exchange = components["schemas"]["Exchange"];
 

@@ -1,14 +1,14 @@
 // What queues keep for exports to a lake, and how far each exporter is behind.
 import { useState } from "preact/hooks";
 import { address, request } from "../api/client";
-import { Danger, Dialog, type Consequence } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { List, type Column } from "../parts/list";
-import { notify } from "../parts/notices";
-import { bytes, count, plural } from "../parts/numbers";
-import { Badge, Name, Title, To } from "../parts/text";
-import { VhostChoice } from "../parts/vhost-choice";
-import { vhost, vhosts } from "../shell/vhost";
+import { Danger, Dialog, type Consequence } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { List, type Column } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { bytes, count, plural } from "../components/format";
+import { Badge, Name, Title, To } from "../components/elements";
+import { VhostChoice } from "../components/vhost-select";
+import { vhost, vhosts } from "../shell/preferences";
 
 interface Export {
   vhost: string;

@@ -1,10 +1,10 @@
 // The nodes of the broker, one as a rule; of a cluster, which of them runs which virtual host.
 import { useState } from "preact/hooks";
 import { address, request } from "../api/client";
-import { Danger, type Consequence } from "../parts/dialog";
-import { Rows, type Column } from "../parts/list";
-import { bytes, count, duration, plural, rate } from "../parts/numbers";
-import { Badge, Facts, Failure, Name, Section, Title, To, visible } from "../parts/text";
+import { Danger, type Consequence } from "../components/dialog";
+import { Rows, type Column } from "../components/paged-list";
+import { bytes, count, duration, plural, rate } from "../components/format";
+import { Badge, Facts, Failure, Name, Section, Title, To, visible } from "../components/elements";
 import { usePoll } from "../shell/poll";
 import { has } from "../shell/session";
 

@@ -1,4 +1,4 @@
-import { Title } from "../parts/text";
+import { Title } from "../components/elements";
 
 export default function NotFound() {
   return (

@@ -1,11 +1,11 @@
 // The broker at a glance: how much there is, how fast it goes, how the node is, and what it holds up.
 import { useState } from "preact/hooks";
 import { address, get, type Answer } from "../api/client";
-import { Chart, Charts } from "../parts/chart";
-import { ALL, useHistory, type Counters, type Range } from "../parts/history";
-import { count, rate } from "../parts/numbers";
-import { Facts, Failure, Missing, Section, Title } from "../parts/text";
-import { NodeNow } from "../parts/node";
+import { Chart, Charts } from "../components/chart";
+import { ALL, useHistory, type Counters, type Range } from "../components/samples";
+import { count, rate } from "../components/format";
+import { Facts, Failure, Missing, Section, Title } from "../components/elements";
+import { NodeNow } from "../components/node-status";
 import { usePainted } from "../shell/poll";
 import { has } from "../shell/session";
 import { href } from "../shell/router";

@@ -1,19 +1,19 @@
 // Policies and operator policies: what there is, and a new or another one with what it would do, told while it is written.
 import { useEffect, useState } from "preact/hooks";
 import { address, found, request, sentence } from "../api/client";
-import { Arguments, objectOf } from "../parts/arguments";
-import { Confirm, Danger, Dialog, type Consequence } from "../parts/dialog";
-import { Field } from "../parts/form";
-import { List, type Column } from "../parts/list";
-import { notify } from "../parts/notices";
-import { plural } from "../parts/numbers";
-import { Pattern } from "../parts/permissions";
-import { Effects, summary, type Effect } from "../parts/policy-effects";
-import { Tabs } from "../parts/tabs";
-import { Name, Table, Title, To, visible } from "../parts/text";
-import { VhostChoice } from "../parts/vhost-choice";
+import { Arguments, objectOf } from "../components/arguments";
+import { Confirm, Danger, Dialog, type Consequence } from "../components/dialog";
+import { Field } from "../components/form";
+import { List, type Column } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { plural } from "../components/format";
+import { Pattern } from "../components/permissions";
+import { Effects, summary, type Effect } from "../components/policy-effects";
+import { Tabs } from "../components/tabs";
+import { Name, Table, Title, To, visible } from "../components/elements";
+import { VhostChoice } from "../components/vhost-select";
 import { has } from "../shell/session";
-import { vhost, vhosts } from "../shell/vhost";
+import { vhost, vhosts } from "../shell/preferences";
 
 interface Policy {
   vhost: string;

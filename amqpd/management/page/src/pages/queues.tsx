@@ -2,18 +2,18 @@
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { address, found, request } from "../api/client";
-import { notify } from "../parts/notices";
-import { Dialog } from "../parts/dialog";
-import { Arguments, asObject } from "../parts/arguments";
-import { Field, Form, text } from "../parts/form";
-import { chosenColumns, fieldsOf, List, listUrl, type Column } from "../parts/list";
-import { bytes, count, rate } from "../parts/numbers";
-import { State } from "../parts/state";
-import { Badge, Name, Table, Title, To } from "../parts/text";
-import { VhostChoice } from "../parts/vhost-choice";
-import { Many } from "../queue/many";
+import { notify } from "../components/notices";
+import { Dialog } from "../components/dialog";
+import { Arguments, asObject } from "../components/arguments";
+import { Field, Form, text } from "../components/form";
+import { chosenColumns, fieldsOf, List, listUrl, type Column } from "../components/paged-list";
+import { bytes, count, rate } from "../components/format";
+import { State } from "../components/state";
+import { Badge, Name, Table, Title, To } from "../components/elements";
+import { VhostChoice } from "../components/vhost-select";
+import { Many } from "../queue/bulk";
 import { session } from "../shell/session";
-import { vhost, vhosts } from "../shell/vhost";
+import { vhost, vhosts } from "../shell/preferences";
 
 type Queue = components["schemas"]["Queue"];
 

@@ -1,13 +1,13 @@
 // Topology: what is bound to what, where messages flow and where they pile up, as a picture and as lists.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { address, request } from "../api/client";
-import { Rows, type Column } from "../parts/list";
-import { count, plural, rate } from "../parts/numbers";
-import { Tabs } from "../parts/tabs";
-import { Badge, exchangeName, Failure, Missing, Name, Title, To } from "../parts/text";
+import { Rows, type Column } from "../components/paged-list";
+import { count, plural, rate } from "../components/format";
+import { Tabs } from "../components/tabs";
+import { Badge, exchangeName, Failure, Missing, Name, Title, To } from "../components/elements";
 import { usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
-import { vhost } from "../shell/vhost";
+import { vhost } from "../shell/preferences";
 import { model, pilesUp, WORDS, type Answer, type Exchange, type Leads, type Model, type Queue } from "../topology/model";
 import { Picture } from "../topology/picture";
 

@@ -1,20 +1,20 @@
 // One user: tags, password, what he may do where, how much of it, and his end.
 import { useState } from "preact/hooks";
 import { address, counted, found, request } from "../api/client";
-import { Danger, type Consequence } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { Limits } from "../parts/limits";
-import { List } from "../parts/list";
-import { notify } from "../parts/notices";
-import { plural } from "../parts/numbers";
-import { Facts, Failure, Name, Section, Table, Title, To } from "../parts/text";
+import { Danger, type Consequence } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { Limits } from "../components/limits";
+import { List } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { plural } from "../components/format";
+import { Facts, Failure, Name, Section, Table, Title, To } from "../components/elements";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
 import { go } from "../shell/router";
 import { session } from "../shell/session";
-import { vhosts } from "../shell/vhost";
-import { Pattern, Permissions, type Permission } from "../parts/permissions";
-import { VhostChoice } from "../parts/vhost-choice";
+import { vhosts } from "../shell/preferences";
+import { Pattern, Permissions, type Permission } from "../components/permissions";
+import { VhostChoice } from "../components/vhost-select";
 import { TagFields, Tags, tagsOf, type User } from "./users";
 
 interface Topic extends Omit<Permission, "configure"> {

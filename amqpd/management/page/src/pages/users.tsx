@@ -1,11 +1,11 @@
 // Who may log in, with which tags. What each may do where is on his own page.
 import { useState } from "preact/hooks";
 import { address, request } from "../api/client";
-import { Dialog } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { List, type Column } from "../parts/list";
-import { notify } from "../parts/notices";
-import { Badge, Title, To, visible } from "../parts/text";
+import { Dialog } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { List, type Column } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { Badge, Title, To, visible } from "../components/elements";
 
 export interface User {
   name: string;

@@ -1,17 +1,17 @@
 // One virtual host: who may enter it, its limits, whether it is protected or traced, and its end.
 import { address, get, request } from "../api/client";
-import { Danger, type Consequence } from "../parts/dialog";
-import { Form } from "../parts/form";
-import { Limits } from "../parts/limits";
-import { notify } from "../parts/notices";
-import { bytes, count, plural, rate } from "../parts/numbers";
-import { Permissions } from "../parts/permissions";
-import { Facts, Failure, Name, Section, Title } from "../parts/text";
+import { Danger, type Consequence } from "../components/dialog";
+import { Form } from "../components/form";
+import { Limits } from "../components/limits";
+import { notify } from "../components/notices";
+import { bytes, count, plural, rate } from "../components/format";
+import { Permissions } from "../components/permissions";
+import { Facts, Failure, Name, Section, Title } from "../components/elements";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
 import { go, href } from "../shell/router";
 import { has } from "../shell/session";
-import { choose, lookForVhosts } from "../shell/vhost";
+import { choose, lookForVhosts } from "../shell/preferences";
 import { bodyOf, State, VhostFields, type Vhost } from "./vhosts";
 
 interface Known {

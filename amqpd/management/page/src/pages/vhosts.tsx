@@ -1,14 +1,14 @@
 // All virtual hosts that the user may see, with what lies in them.
 import { useState } from "preact/hooks";
 import { address, found, request } from "../api/client";
-import { Dialog } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { List, type Column } from "../parts/list";
-import { notify } from "../parts/notices";
-import { count, rate } from "../parts/numbers";
-import { Badge, Name, Title, To } from "../parts/text";
+import { Dialog } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { List, type Column } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { count, rate } from "../components/format";
+import { Badge, Name, Title, To } from "../components/elements";
 import { has } from "../shell/session";
-import { lookForVhosts } from "../shell/vhost";
+import { lookForVhosts } from "../shell/preferences";
 
 interface Rate {
   rate?: number;

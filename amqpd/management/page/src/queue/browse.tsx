@@ -2,13 +2,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, sentence } from "../api/client";
-import { Dialog } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { Rows, type Column } from "../parts/list";
-import { notify } from "../parts/notices";
-import { MessageView, preview, type Message } from "../parts/message";
-import { bytes, count, moment } from "../parts/numbers";
-import { Badge, exchangeName, Failure, Name, Section } from "../parts/text";
+import { Dialog } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { Rows, type Column } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { MessageView, preview, type Message } from "../components/message";
+import { bytes, count, moment } from "../components/format";
+import { Badge, exchangeName, Failure, Name, Section } from "../components/elements";
 
 type Messages = components["schemas"]["Messages"];
 

@@ -2,13 +2,13 @@
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, post, remove, sentence } from "../api/client";
-import { Confirm, type Consequence } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { Rows } from "../parts/list";
-import { notify } from "../parts/notices";
-import { count, moment, plural, rate } from "../parts/numbers";
-import { Badge, Failure, Section, visible } from "../parts/text";
-import type { Rights } from "../parts/rights";
+import { Confirm, type Consequence } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { Rows } from "../components/paged-list";
+import { notify } from "../components/notices";
+import { count, moment, plural, rate } from "../components/format";
+import { Badge, Failure, Section, visible } from "../components/elements";
+import type { Rights } from "../components/rights";
 import { usePoll } from "../shell/poll";
 import type { Of } from "./browse";
 

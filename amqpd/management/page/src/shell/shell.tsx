@@ -3,17 +3,17 @@ import { useSignal, useSignalEffect } from "@preact/signals";
 import type { ComponentType } from "preact";
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
 import { silentSince, sentence, unspeakable, UNSPEAKABLE } from "../api/client";
-import { Icon } from "../parts/icon";
-import { forgetNotices, Notices, notify } from "../parts/notices";
-import { Unfetched, Waiting } from "../parts/text";
-import { VhostChoice, VhostSearch } from "../parts/vhost-choice";
+import { Icon } from "../components/icon";
+import { forgetNotices, Notices, notify } from "../components/notices";
+import { Unfetched, Waiting } from "../components/elements";
+import { VhostChoice, VhostSearch } from "../components/vhost-select";
 import { Login } from "./login";
 import { componentOf, fetchPage, PAGES, pageOf, type Page, type PageProps } from "./pages";
 import { EVERY_S, everyS, painted, setEvery } from "./poll";
 import { href, place } from "./router";
 import { has, logout, orAbove, session } from "./session";
 import { theme, type Theme } from "./theme";
-import { choose, lookForVhosts, vhost, vhosts } from "./vhost";
+import { choose, lookForVhosts, vhost, vhosts } from "./preferences";
 
 export function Shell() {
   const who = session.value;

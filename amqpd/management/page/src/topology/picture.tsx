@@ -4,8 +4,8 @@
 // It is for eyes and a pointer. Whoever has a keyboard or a screen reader has the same in the list beside it, so nothing in
 // it can be focused, and the keys scroll it. (In SVG the attribute is `tabindex`, and `tabIndex` is none.)
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, plural, rate } from "../parts/numbers";
-import { exchangeName, visible } from "../parts/text";
+import { count, plural, rate } from "../components/format";
+import { exchangeName, visible } from "../components/elements";
 import { href } from "../shell/router";
 import { ALL, layout, type Layout, type Spot } from "./layout";
 import { pilesUp, things, WORDS, type Exchange, type Leads, type Model, type Queue } from "./model";

@@ -2,11 +2,11 @@
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, put, remove } from "../api/client";
-import { Confirm, Danger } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { List, Rows } from "../parts/list";
-import { count, moment, plural } from "../parts/numbers";
-import { Failure, Name, Section } from "../parts/text";
+import { Confirm, Danger } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { List, Rows } from "../components/paged-list";
+import { count, moment, plural } from "../components/format";
+import { Failure, Name, Section } from "../components/elements";
 import { usePoll } from "../shell/poll";
 import type { Of } from "./browse";
 

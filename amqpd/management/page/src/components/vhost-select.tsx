@@ -1,11 +1,11 @@
 // The choice of a virtual host: the first hundred at once, of more a list in pages that the broker searches.
 import { signal } from "@preact/signals";
-import { lookForVhosts, vhostCount, vhosts } from "../shell/vhost";
+import { lookForVhosts, vhostCount, vhosts } from "../shell/preferences";
 import { setQuery } from "../shell/router";
 import { Dialog } from "./dialog";
-import { List } from "./list";
-import { count } from "./numbers";
-import { Name, visible } from "./text";
+import { List } from "./paged-list";
+import { count } from "./format";
+import { Name, visible } from "./elements";
 
 interface VhostChoiceProps {
   value: string;

@@ -1,11 +1,11 @@
 // Getting messages as a consumer would: they are taken out, and put back or not.
 import { useRef, useState } from "preact/hooks";
 import { get, post } from "../api/client";
-import { Confirm } from "../parts/dialog";
-import { Field } from "../parts/form";
-import { MessageView, preview, type Shown } from "../parts/message";
-import { plural } from "../parts/numbers";
-import { Section } from "../parts/text";
+import { Confirm } from "../components/dialog";
+import { Field } from "../components/form";
+import { MessageView, preview, type Shown } from "../components/message";
+import { plural } from "../components/format";
+import { Section } from "../components/elements";
 import type { Of } from "./browse";
 
 const MODES = {

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { sentence } from "../api/client";
-import { kept } from "../api/exact";
+import { kept } from "../api/json";
 import { Confirm, type Consequence } from "./dialog";
 
 export function Field({ label, hint, children }: { label: string; hint?: string; children: ComponentChildren }) {

@@ -1,7 +1,7 @@
 // What a policy would do, as the broker has found out: in a sentence, and thing by thing.
-import { Rows } from "./list";
-import { count, plural } from "./numbers";
-import { Badge, Name, Table } from "./text";
+import { Rows } from "./paged-list";
+import { count, plural } from "./format";
+import { Badge, Name, Table } from "./elements";
 
 interface Item {
   kind: "queue" | "exchange";

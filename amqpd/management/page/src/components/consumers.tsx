@@ -1,8 +1,8 @@
 // Consumers, of a queue or of a channel; those of a stream with the place where each is.
 import type { components } from "../api/schema";
-import { List, Rows, type Column } from "./list";
-import { count } from "./numbers";
-import { Badge, Name, Table, To } from "./text";
+import { List, Rows, type Column } from "./paged-list";
+import { count } from "./format";
+import { Badge, Name, Table, To } from "./elements";
 
 type Consumer = components["schemas"]["Consumer"];
 

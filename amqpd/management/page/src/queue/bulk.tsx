@@ -2,11 +2,11 @@
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { address, get, post, remove, sentence } from "../api/client";
-import { Confirm, Danger, Dialog, type Consequence, type Say } from "../parts/dialog";
-import { Field, Form, text } from "../parts/form";
-import { allOf } from "../parts/list";
-import { plural } from "../parts/numbers";
-import { visible } from "../parts/text";
+import { Confirm, Danger, Dialog, type Consequence, type Say } from "../components/dialog";
+import { Field, Form, text } from "../components/form";
+import { allOf } from "../components/paged-list";
+import { plural } from "../components/format";
+import { visible } from "../components/elements";
 
 type Queue = components["schemas"]["Queue"];
 type Job = components["schemas"]["Job"];

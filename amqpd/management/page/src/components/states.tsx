@@ -1,6 +1,6 @@
 // Why the broker does not read a connection, in words.
 import type { components } from "../api/schema";
-import { Badge } from "./text";
+import { Badge } from "./elements";
 
 type Connection = components["schemas"]["Connection"];
 

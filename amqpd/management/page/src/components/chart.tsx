@@ -3,9 +3,9 @@ import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { dark } from "../shell/theme";
-import { brief, bytes, count, duration, rate } from "./numbers";
-import type { Points, Range } from "./history";
-import { Section, Unfetched } from "./text";
+import { brief, bytes, count, duration, rate } from "./format";
+import type { Points, Range } from "./samples";
+import { Section, Unfetched } from "./elements";
 
 export interface Curve {
   /** In the counters that are drawn. */

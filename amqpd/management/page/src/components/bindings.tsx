@@ -3,9 +3,9 @@ import type { components } from "../api/schema";
 import { post, remove, type Names } from "../api/client";
 import { Danger } from "./dialog";
 import { Field, Form, object, text } from "./form";
-import { List, type Column } from "./list";
+import { List, type Column } from "./paged-list";
 import { notify } from "./notices";
-import { exchangeName, Name, Table, To } from "./text";
+import { exchangeName, Name, Table, To } from "./elements";
 
 export type Binding = components["schemas"]["Binding"];
 

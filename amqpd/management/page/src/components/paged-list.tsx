@@ -7,9 +7,9 @@ import { address, getUrl, Refusal, sentence, type Names, type Query } from "../a
 import { usePainted, usePoll } from "../shell/poll";
 import { place, setQuery } from "../shell/router";
 import { Icon } from "./icon";
-import { count, plural } from "./numbers";
+import { count, plural } from "./format";
 import { notify } from "./notices";
-import { Failure, Missing, visible, Waiting } from "./text";
+import { Failure, Missing, visible, Waiting } from "./elements";
 
 export interface Column<T> {
   title: string;

@@ -1,13 +1,13 @@
 // What users may configure, write and read in virtual hosts: of one user in all of them, or in one of all users.
 import { useState } from "preact/hooks";
 import { address, found, request } from "../api/client";
-import { vhosts } from "../shell/vhost";
+import { vhosts } from "../shell/preferences";
 import { Danger, type Consequence } from "./dialog";
 import { Field, Form, text } from "./form";
-import { List, type Column } from "./list";
+import { List, type Column } from "./paged-list";
 import { notify } from "./notices";
-import { Name, Table, To } from "./text";
-import { VhostChoice } from "./vhost-choice";
+import { Name, Table, To } from "./elements";
+import { VhostChoice } from "./vhost-select";
 
 export interface Permission {
   user: string;

@@ -1,6 +1,6 @@
 // How a queue is, in a word.
 import type { components } from "../api/schema";
-import { Badge } from "./text";
+import { Badge } from "./elements";
 
 export function State({ queue }: { queue: components["schemas"]["Queue"] }) {
   if (queue.state === "syncing") return <Badge kind="warn" title={queue.state_reason ?? ""}>syncing</Badge>;

@@ -2,7 +2,7 @@
 // All of it is one JSON object as a text, which may be written by hand as well: arguments of clients' own have no row in the broker.
 import { useEffect, useState } from "preact/hooks";
 import { get, type Answer } from "../api/client";
-import { kept } from "../api/exact";
+import { kept } from "../api/json";
 import { Field } from "./form";
 import { Icon } from "./icon";
 

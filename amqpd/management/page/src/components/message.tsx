@@ -2,9 +2,9 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get } from "../api/client";
-import { pretty } from "../api/exact";
-import { bytes, count, moment } from "./numbers";
-import { Badge, exchangeName, Facts, Failure, Name, Table, To, visible } from "./text";
+import { pretty } from "../api/json";
+import { bytes, count, moment } from "./format";
+import { Badge, exchangeName, Facts, Failure, Name, Table, To, visible } from "./elements";
 
 export type Message = components["schemas"]["Message"];
 type Found = components["schemas"]["Found"];

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { address, request, sentence, type Names } from "../api/client";
 import { notify } from "./notices";
-import { count } from "./numbers";
+import { count } from "./format";
 
 interface LimitsProps {
   of: Record<string, number>;

@@ -4,7 +4,7 @@ import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { sentence } from "../api/client";
 import { Icon } from "./icon";
 import { notify } from "./notices";
-import { visible } from "./text";
+import { visible } from "./elements";
 
 /** The browser's own modal dialog: it keeps the focus, gives it back, and Escape closes it. */
 export function Dialog({ title, onClose, children, wide }: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {

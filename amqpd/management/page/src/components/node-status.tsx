@@ -6,10 +6,10 @@ import { usePoll } from "../shell/poll";
 import { href } from "../shell/router";
 import { look, session } from "../shell/session";
 import { Chart } from "./chart";
-import { HELD } from "./held";
-import { RANGES, useHistory, type Points, type Range } from "./history";
-import { bytes, count, duration, plural } from "./numbers";
-import { Badge, Facts, Failure, Section, To, visible } from "./text";
+import { HELD } from "./states";
+import { RANGES, useHistory, type Points, type Range } from "./samples";
+import { bytes, count, duration, plural } from "./format";
+import { Badge, Facts, Failure, Section, To, visible } from "./elements";
 
 type Pulse = components["schemas"]["Pulse"];
 type Histogram = components["schemas"]["Histogram"];
