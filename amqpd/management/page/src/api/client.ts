@@ -1,18 +1,18 @@
 // The API as the page asks it: typed by its OpenAPI description, errors in words, and whether the broker answers at all.
 import { signal } from "@preact/signals";
-import { parsed } from "./json";
+import { parseJson } from "./json";
 import type { paths } from "./schema";
 
 /** Since when (ms) the broker has not answered; null: it does. */
-export const silentSince = signal<number | null>(null);
+export const unreachableSince = signal<number | null>(null);
 /** How often the session has turned out to be over; who shows the login listens to it. */
-export const sessionOver = signal(0);
+export const sessionEndCount = signal(0);
 
 /** The broker refused: status, its word for it, and its reason in a sentence. */
-export class Refusal extends Error {
+export class ApiError extends Error {
   constructor(
     readonly status: number,
-    readonly word: string,
+    readonly code: string,
     readonly reason: string,
   ) {
     super(reason);
@@ -20,42 +20,42 @@ export class Refusal extends Error {
 }
 
 /** Nobody answered. */
-export class Silence extends Error {
+export class UnreachableError extends Error {
   constructor() {
     super("The broker does not answer.");
   }
 }
 
-type Json<Operation> = Operation extends { responses: { 200: { content: { "application/json": infer Body } } } } ? Whole<Body> : unknown;
+type Json<Operation> = Operation extends { responses: { 200: { content: { "application/json": infer Body } } } } ? Unpaged<Body> : unknown;
 /** A list without `page` in its query. */
-type Whole<Body> = Body extends { page_count: number } ? never : Body;
-type With<Method extends string> = {
+type Unpaged<Body> = Body extends { page_count: number } ? never : Body;
+type PathWith<Method extends string> = {
   [Path in keyof paths]: paths[Path] extends Record<Method, infer Operation> ? (Operation extends undefined ? never : Path) : never;
 }[keyof paths];
-export type GetPath = With<"get">;
+export type GetPath = PathWith<"get">;
 export type Answer<Path extends GetPath> = paths[Path] extends { get: infer Operation } ? Json<Operation> : never;
 /** What stands for the names in a path, `{vhost}`: encoded here, whatever they hold. */
-export type Names = Record<string, string | number>;
+export type PathNames = Record<string, string | number>;
 export type Query = Record<string, string | number | boolean | undefined>;
 
 /** Names that no address can hold: browsers take `..`, and %2E%2E too, for the way up, and would ask for another thing. */
-export const unspeakable = (name: string): boolean => name === "." || name === "..";
-export const UNSPEAKABLE = "A browser cannot ask for a thing of this name: in an address it means the way up. amqpctl can.";
+export const isDotSegment = (name: string): boolean => name === "." || name === "..";
+export const DOT_SEGMENT_TEXT = "A browser cannot ask for a thing of this name: in an address it means the way up. amqpctl can.";
 
-function segment(name: string): string {
-  if (unspeakable(name)) throw new Error(UNSPEAKABLE);
+function encodeSegment(name: string): string {
+  if (isDotSegment(name)) throw new Error(DOT_SEGMENT_TEXT);
   return encodeURIComponent(name);
 }
 
-export function address(path: string, names: Names = {}, query: Query = {}): string {
-  const whole = path.replace(/\{(\w+)\}/g, (_, name: string) => segment(String(names[name])));
+export function apiUrl(path: string, names: PathNames = {}, query: Query = {}): string {
+  const url = path.replace(/\{(\w+)\}/g, (_, name: string) => encodeSegment(String(names[name])));
   const pairs = Object.entries(query).filter(([, value]) => value !== undefined && value !== "");
-  return pairs.length ? `${whole}?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}` : whole;
+  return pairs.length ? `${url}?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}` : url;
 }
 
 /** Any request. body: JSON, as it is where it is a Blob, or a form where it is URLSearchParams. more: headers. Throws: Refusal, Silence, AbortError. */
-export async function request<T>(method: string, url: string, body?: unknown, signal?: AbortSignal, more: Record<string, string> = {}): Promise<T> {
-  const headers: Record<string, string> = { "Amqpd-Page": "1", Accept: "application/json", ...more };
+export async function request<T>(method: string, url: string, body?: unknown, signal?: AbortSignal, extraHeaders: Record<string, string> = {}): Promise<T> {
+  const headers: Record<string, string> = { "Amqpd-Page": "1", Accept: "application/json", ...extraHeaders };
   const form = body instanceof URLSearchParams;
   if (body !== undefined && !form) headers["Content-Type"] = "application/json";
   let answer: Response;
@@ -70,84 +70,84 @@ export async function request<T>(method: string, url: string, body?: unknown, si
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    silentSince.value ??= Date.now();
-    throw new Silence();
+    unreachableSince.value ??= Date.now();
+    throw new UnreachableError();
   }
-  silentSince.value = null;
-  if (!answer.ok) throw await refusal(answer);
+  unreachableSince.value = null;
+  if (!answer.ok) throw await toApiError(answer);
   const text = await answer.text();
-  return (text ? parsed(text) : undefined) as T;
+  return (text ? parseJson(text) : undefined) as T;
 }
 
-const EARLY_MS = 5000;
-const early = new Map<string, { at: number; answer: Promise<unknown> }>();
+const PREFETCH_TTL_MS = 5000;
+const prefetched = new Map<string, { at: number; answer: Promise<unknown> }>();
 
 /** Asks now what somebody will `get` soon, such as a page that is on its way: the first who does has this answer. */
-export function askAhead(url: string): void {
+export function prefetch(url: string): void {
   const answer = request("GET", url);
   answer.catch(() => undefined); // who wants it hears of that
-  early.set(url, { at: Date.now(), answer });
+  prefetched.set(url, { at: Date.now(), answer });
 }
 
 /** What was asked ahead is nobody's any more: another user, or none, will ask. */
-export function forgetAhead(): void {
-  early.clear();
+export function clearPrefetched(): void {
+  prefetched.clear();
 }
 
-async function refusal(answer: Response): Promise<Refusal> {
-  let said: { error?: unknown; reason?: unknown; detail?: unknown } = {};
+async function toApiError(answer: Response): Promise<ApiError> {
+  let body: { error?: unknown; reason?: unknown; detail?: unknown } = {};
   try {
-    said = (await answer.json()) as typeof said;
+    body = (await answer.json()) as typeof body;
   } catch {
     // Not from the broker, but from something between: the status has to do.
   }
-  const text = [said.detail, said.reason].find((each) => typeof each === "string" && each) as string | undefined;
+  const text = [body.detail, body.reason].find((each) => typeof each === "string" && each) as string | undefined;
   const reason = text ?? (answer.statusText || `status ${answer.status}`);
-  if (answer.status === 401 && reason === "Login failed") sessionOver.value += 1;
-  return new Refusal(answer.status, typeof said.error === "string" ? said.error : "", reason);
+  if (answer.status === 401 && reason === "Login failed") sessionEndCount.value += 1;
+  return new ApiError(answer.status, typeof body.error === "string" ? body.error : "", reason);
 }
 
-export function get<Path extends GetPath>(path: Path, names?: Names, query?: Query, signal?: AbortSignal): Promise<Answer<Path>> {
-  return getUrl<Answer<Path>>(address(path, names, query), signal);
+export function get<Path extends GetPath>(path: Path, names?: PathNames, query?: Query, signal?: AbortSignal): Promise<Answer<Path>> {
+  return getUrl<Answer<Path>>(apiUrl(path, names, query), signal);
 }
 
 export function getUrl<T>(url: string, signal?: AbortSignal): Promise<T> {
-  const asked = early.get(url);
-  early.delete(url);
-  return asked && Date.now() - asked.at < EARLY_MS ? (asked.answer as Promise<T>) : request<T>("GET", url, undefined, signal);
+  const prefetchedAnswer = prefetched.get(url);
+  prefetched.delete(url);
+  return prefetchedAnswer && Date.now() - prefetchedAnswer.at < PREFETCH_TTL_MS ? (prefetchedAnswer.answer as Promise<T>) : request<T>("GET", url, undefined, signal);
 }
 
 /** What stands at an address; undefined: nothing does. */
-export async function found<T>(url: string): Promise<T | undefined> {
+export async function getIfExists<T>(url: string): Promise<T | undefined> {
   try {
     return await request<T>("GET", url);
   } catch (error) {
-    if (error instanceof Refusal && error.status === 404) return undefined;
+    if (error instanceof ApiError && error.status === 404) return undefined;
     throw error;
   }
 }
 
 /** How many a list has, without the list. */
-export async function counted(path: string, names: Names = {}): Promise<number> {
-  const { total_count } = await request<{ total_count: number }>("GET", address(path, names, { page: 1, page_size: 1 }));
+export async function countItems(path: string, names: PathNames = {}): Promise<number> {
+  const { total_count } = await request<{ total_count: number }>("GET", apiUrl(path, names, { page: 1, page_size: 1 }));
   return total_count;
 }
 
-export function put(path: With<"put">, names: Names, body: unknown = {}): Promise<unknown> {
-  return request("PUT", address(path, names), body);
+export function put(path: PathWith<"put">, names: PathNames, body: unknown = {}): Promise<unknown> {
+  return request("PUT", apiUrl(path, names), body);
 }
 
-export function post<T = unknown>(path: With<"post">, names: Names, body: unknown = {}): Promise<T> {
-  return request<T>("POST", address(path, names), body);
+export function post<T = unknown>(path: PathWith<"post">, names: PathNames, body: unknown = {}): Promise<T> {
+  return request<T>("POST", apiUrl(path, names), body);
 }
 
-export function remove(path: With<"delete">, names: Names, query?: Query): Promise<unknown> {
-  return request("DELETE", address(path, names, query));
+export function remove(path: PathWith<"delete">, names: PathNames, query?: Query): Promise<unknown> {
+  return request("DELETE", apiUrl(path, names, query));
 }
 
 /** An error as a sentence for people. */
-export function sentence(error: unknown): string {
-  if (error instanceof Refusal) {
+export function errorText(error: unknown): string {
+  if (error instanceof ApiError) {
     if (error.status === 401) {
       const tag = /^Not (\w+) user$/.exec(error.reason);
       if (tag) return `You may not do that: it takes the user tag ${tag[1] === "administrator" ? "administrator" : `${tag[1]}, or administrator`}.`;

@@ -6,33 +6,57 @@ interface Context {
 type Reviver = (key: string, value: unknown, context?: Context) => unknown;
 type Raw = { rawJSON?: (text: string) => unknown };
 
-function revived(text: string, exact: (source: string) => unknown): unknown {
+function parseWith(text: string, exact: (source: string) => unknown): unknown {
   const reviver: Reviver = (_, value, context) =>
     typeof value === "number" && context?.source !== undefined && String(value) !== context.source ? exact(context.source) : value;
   return JSON.parse(text, reviver);
 }
 
 /** JSON; whole numbers beyond 2^53 are texts. */
-export function parsed(text: string): unknown {
+export function parseJson(text: string): unknown {
   if (!/\d{16}/.test(text)) return JSON.parse(text);
-  return revived(text, (source) => (/^-?\d+$/.test(source) ? source : Number(source)));
+  return parseWith(text, (source) => (/^-?\d+$/.test(source) ? source : Number(source)));
 }
 
 /** JSON that is sent on, each number as it was written. Throws: SyntaxError; Error where this browser might change one. */
-export function kept(text: string): unknown {
+export function parseExactJson(text: string): unknown {
   const { rawJSON } = JSON as Raw;
-  const value = rawJSON ? revived(text, rawJSON) : JSON.parse(text);
+  const value = rawJSON ? parseWith(text, rawJSON) : JSON.parse(text);
   if (!rawJSON && /\d{16}/.test(text)) throw new Error("this browser cannot keep a number of so many digits; a newer one can");
   return value;
 }
 
 /** JSON with line breaks, each number as it was written. undefined: it is no JSON, or this browser would change a number. */
-export function pretty(text: string): string | undefined {
+export function formatJson(text: string): string | undefined {
   const { rawJSON } = JSON as Raw;
   try {
-    if (rawJSON) return JSON.stringify(revived(text, rawJSON), null, 2);
+    if (rawJSON) return JSON.stringify(parseWith(text, rawJSON), null, 2);
     return /\d{16}/.test(text) ? undefined : JSON.stringify(JSON.parse(text), null, 2);
   } catch {
     return undefined;
+  }
+}
+
+/** The JSON object in a text, its numbers as they were written; an empty text is an empty one. Throws: Error for people. */
+export function parseObject(written: string, label: string): Record<string, unknown> {
+  const text = written.trim();
+  if (!text) return {};
+  let value: unknown;
+  try {
+    value = parseExactJson(text);
+  } catch (error) {
+    throw new Error(`${label}: this is not JSON (${error instanceof Error ? error.message : String(error)})`);
+  }
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error(`${label}: a JSON object is wanted, {"name": value}`);
+  return value as Record<string, unknown>;
+}
+
+/** The object in a JSON text, numbers as they are written; null: it is none. */
+export function tryParseObject(text: string): Record<string, unknown> | null {
+  try {
+    const value = parseExactJson(text.trim() || "{}");
+    return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : null;
+  } catch {
+    return null;
   }
 }

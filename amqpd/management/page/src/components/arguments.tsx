@@ -1,43 +1,41 @@
 // Arguments of a queue or an exchange, and the definition of a policy: a row each with its name, its kind of value and its unit.
 // All of it is one JSON object as a text, which may be written by hand as well: arguments of clients' own have no row in the broker.
 import { useEffect, useState } from "preact/hooks";
-import { get, type Answer } from "../api/client";
-import { kept } from "../api/json";
+import { type Answer, get } from "../api/client";
+import { tryParseObject } from "../api/json";
+import { Icon } from "./elements";
 import { Field } from "./form";
-import { Icon } from "./icon";
 
-export { asObject } from "./form";
-
-type Known = Answer<"/api/amqpd/arguments">[number];
+type ArgumentRow = Answer<"/api/amqpd/arguments">[number];
 type Kind = "queue" | "exchange" | "policy" | "operator policy";
 
 /** One that may be set: as an argument, or as a policy's key. */
-interface Offer {
+interface ArgumentOption {
   name: string;
-  value: Known["value"];
+  value: ArgumentRow["value"];
   unit: string;
   words: string[];
   meaning: string;
 }
 
-let asked: Promise<Known[]> | undefined;
+let rowsPromise: Promise<ArgumentRow[]> | undefined;
 
-function ask(): Promise<Known[]> {
-  asked ??= get("/api/amqpd/arguments");
-  asked.catch(() => (asked = undefined));
-  return asked;
+function loadRows(): Promise<ArgumentRow[]> {
+  rowsPromise ??= get("/api/amqpd/arguments");
+  rowsPromise.catch(() => (rowsPromise = undefined));
+  return rowsPromise;
 }
 
-function offers(known: Known[], kind: Kind, type: string | undefined): Offer[] {
+function optionsFor(known: ArgumentRow[], kind: Kind, type: string | undefined): ArgumentOption[] {
   if (kind === "queue" || kind === "exchange") return known.filter((each) => each.of === kind && (!each.types || type === undefined || each.types.includes(type)));
-  const [thing, only] = APPLIED[type ?? ""] ?? [];
+  const [thing, only] = APPLY_TO_FILTERS[type ?? ""] ?? [];
   return known
     .filter((each) => (!thing || each.of === thing) && (!only || !each.types || each.types.includes(only)))
     .flatMap(({ policy, meaning }) => (policy && (kind === "policy" || policy.operator) ? [{ ...policy, meaning }] : []));
 }
 
 /** By what a policy applies to: the thing, and its type. */
-const APPLIED: Record<string, ["queue" | "exchange", string?]> = {
+const APPLY_TO_FILTERS: Record<string, ["queue" | "exchange", string?]> = {
   queues: ["queue"],
   classic_queues: ["queue", "classic"],
   quorum_queues: ["queue", "quorum"],
@@ -46,7 +44,7 @@ const APPLIED: Record<string, ["queue" | "exchange", string?]> = {
 };
 
 /** What a row begins with. */
-function begun({ value, unit, words }: Offer): unknown {
+function initialValue({ value, unit, words }: ArgumentOption): unknown {
   if (value === "flag") return true;
   if (value === "choice") return words[0];
   if (value === "text") return "";
@@ -55,7 +53,7 @@ function begun({ value, unit, words }: Offer): unknown {
 
 interface ArgumentsProps {
   kind: Kind;
-  /** Of the queue or exchange, or what the policy applies to: only what that takes is offered. */
+  /** Of the queue or exchange, or what the policy applies to: only what that takes is optioned. */
   type?: string;
   label: string;
   /** A JSON object, or nothing. */
@@ -64,46 +62,46 @@ interface ArgumentsProps {
 }
 
 export function Arguments({ kind, type, label, text, onChange }: ArgumentsProps) {
-  const [known, setKnown] = useState<Known[]>([]);
+  const [rows, setRows] = useState<ArgumentRow[]>([]);
   useEffect(() => {
     let ended = false;
     // Without the list all of it can be written as JSON.
-    ask().then((found) => !ended && setKnown(found), () => undefined);
+    loadRows().then((found) => !ended && setRows(found), () => undefined);
     return () => {
       ended = true;
     };
   }, []);
-  const offered = offers(known, kind, type);
-  const now = objectOf(text);
+  const options = optionsFor(rows, kind, type);
+  const values = tryParseObject(text);
   const set = (next: Record<string, unknown>): void => onChange(Object.keys(next).length ? JSON.stringify(next, null, 2) : "");
-  const rows = offered.filter(({ name }) => now && name in now);
+  const present = options.filter(({ name }) => values && name in values);
   return (
     <fieldset>
       <legend>{label}</legend>
-      {now &&
-        rows.map((offer) => (
-          <div key={offer.name} class="argument">
-            <Field label={offer.name} hint={offer.meaning}>
-              <Value of={offer} value={now[offer.name]} onChange={(value) => set({ ...now, [offer.name]: value })} />
+      {values &&
+        present.map((option) => (
+          <div key={option.name} class="argument">
+            <Field label={option.name} hint={option.meaning}>
+              <ValueInput of={option} value={values[option.name]} onChange={(value) => set({ ...values, [option.name]: value })} />
             </Field>
-            <button type="button" class="quiet" aria-label={`Remove ${offer.name}`} onClick={() => set(Object.fromEntries(Object.entries(now).filter(([name]) => name !== offer.name)))}>
+            <button type="button" class="quiet" aria-label={`Remove ${option.name}`} onClick={() => set(Object.fromEntries(Object.entries(values).filter(([name]) => name !== option.name)))}>
               <Icon name="close" />
             </button>
           </div>
         ))}
-      {now && (
+      {values && (
         <p class="chips" aria-label={`Add to ${label.toLowerCase()}`} role="group">
-          {offered
-            .filter((offer) => !(offer.name in now))
-            .map((offer) => (
-              <button key={offer.name} type="button" class="quiet" title={offer.meaning} onClick={() => set({ ...now, [offer.name]: begun(offer) })}>
-                + {offer.name}
+          {options
+            .filter((option) => !(option.name in values))
+            .map((option) => (
+              <button key={option.name} type="button" class="quiet" title={option.meaning} onClick={() => set({ ...values, [option.name]: initialValue(option) })}>
+                + {option.name}
               </button>
             ))}
         </p>
       )}
-      {!now && <p class="bad">{label}: this is no JSON object.</p>}
-      <details open={!now}>
+      {!values && <p class="bad">{label}: this is no JSON object.</p>}
+      <details open={!values}>
         <summary>As JSON</summary>
         <textarea class="code" rows={4} spellcheck={false} aria-label={`${label} as JSON`} placeholder='{"name": value}' value={text} onInput={(event) => onChange(event.currentTarget.value)} />
       </details>
@@ -111,7 +109,7 @@ export function Arguments({ kind, type, label, text, onChange }: ArgumentsProps)
   );
 }
 
-function Value({ of, value, onChange }: { of: Offer; value: unknown; onChange: (value: unknown) => void }) {
+function ValueInput({ of, value, onChange }: { of: ArgumentOption; value: unknown; onChange: (value: unknown) => void }) {
   if (of.value === "flag" || of.value === "choice") {
     const words = of.value === "flag" ? ["true", "false"] : of.words;
     return (
@@ -130,14 +128,4 @@ function Value({ of, value, onChange }: { of: Offer; value: unknown; onChange: (
     );
   }
   return <input class="code" autocomplete="off" spellcheck={false} value={typeof value === "string" ? value : JSON.stringify(value)} onInput={(event) => onChange(event.currentTarget.value)} />;
-}
-
-/** The object in a JSON text, numbers as they are written; null: it is none. */
-export function objectOf(text: string): Record<string, unknown> | null {
-  try {
-    const value = kept(text.trim() || "{}");
-    return typeof value === "object" && value !== null && !Array.isArray(value) ? (value as Record<string, unknown>) : null;
-  } catch {
-    return null;
-  }
 }

@@ -1,56 +1,55 @@
 // Bindings of a queue or an exchange, which may be ten thousand: shown, added, taken away.
 import type { components } from "../api/schema";
-import { post, remove, type Names } from "../api/client";
-import { Danger } from "./dialog";
-import { Field, Form, object, text } from "./form";
-import { List, type Column } from "./paged-list";
+import { type PathNames, post, remove } from "../api/client";
+import { DangerButton } from "./dialog";
+import { exchangeInPath, exchangeName, KeyValues, Name, NameLink } from "./elements";
+import { Field, fieldObject, fieldText, Form } from "./form";
 import { notify } from "./notices";
-import { exchangeName, Name, Table, To } from "./elements";
+import { PagedList } from "./paged-list";
+import type { Column } from "./table";
 
 export type Binding = components["schemas"]["Binding"];
 
 interface BindingsProps {
   /** Of the API, with names in braces. */
   path: string;
-  of: Names;
+  of: PathNames;
   /** Which end is listed; the other one is the page's own thing. */
-  shown: "source" | "destination";
+  end: "source" | "destination";
   /** Another value asks anew. */
   version: number;
   onChange: () => void;
-  mayChange: boolean;
+  canChange: boolean;
 }
 
-const inPath = (name: string): string => name || "amq.default";
-
-function names(of: Binding): Record<string, string> {
-  return { vhost: of.vhost, exchange: inPath(of.source), queue: of.destination, target: of.destination, props: of.properties_key };
+function pathNames(of: Binding): Record<string, string> {
+  return { vhost: of.vhost, exchange: exchangeInPath(of.source), queue: of.destination, target: of.destination, props: of.properties_key };
 }
 
-export function Bindings({ path, of, shown, version, onChange, mayChange }: BindingsProps) {
+export function BindingList({ path, of, end, version, onChange, canChange }: BindingsProps) {
   const columns: Column<Binding>[] = [
-    shown === "source"
-      ? { title: "From exchange", sort: "source", cell: (each) => <To path={["exchanges", each.vhost, inPath(each.source)]}>{exchangeName(each.source)}</To> }
+    end === "source"
+      ? { title: "From exchange", sort: "source", cell: (each) => <NameLink path={["exchanges", each.vhost, exchangeInPath(each.source)]}>{exchangeName(each.source)}</NameLink> }
       : {
           title: "To",
           sort: "destination",
           cell: (each) => (
             <>
-              {each.destination_type} <To path={[each.destination_type === "queue" ? "queues" : "exchanges", each.vhost, each.destination]}>{each.destination}</To>
+              {each.destination_type} <NameLink path={[each.destination_type === "queue" ? "queues" : "exchanges", each.vhost, each.destination]}>{each.destination}</NameLink>
             </>
           ),
         },
     { title: "Routing key", sort: "routing_key", cell: (each) => <Name>{each.routing_key}</Name> },
-    { title: "Arguments", cell: (each) => <Table of={each.arguments} none="" /> },
+    { title: "Arguments", cell: (each) => <KeyValues of={each.arguments} none="" /> },
     {
       title: "",
       cell: (each) =>
         each.source === "" ? (
           <span class="soft">always there</span>
         ) : (
-          <Danger
+          <DangerButton
             label="Unbind"
-            disabled={!mayChange}
+            disabled={!canChange}
             title={`Take the binding from ${exchangeName(each.source)} away?`}
             look={async () => ({
               text: (
@@ -62,7 +61,7 @@ export function Bindings({ path, of, shown, version, onChange, mayChange }: Bind
               action: "Unbind",
             })}
             run={async () => {
-              await remove(each.destination_type === "queue" ? "/api/bindings/{vhost}/e/{exchange}/q/{queue}/{props}" : "/api/bindings/{vhost}/e/{exchange}/e/{target}/{props}", names(each));
+              await remove(each.destination_type === "queue" ? "/api/bindings/{vhost}/e/{exchange}/q/{queue}/{props}" : "/api/bindings/{vhost}/e/{exchange}/e/{target}/{props}", pathNames(each));
               return "The binding is gone.";
             }}
             onDone={onChange}
@@ -71,7 +70,7 @@ export function Bindings({ path, of, shown, version, onChange, mayChange }: Bind
     },
   ];
   return (
-    <List<Binding>
+    <PagedList<Binding>
       what="bindings"
       path={path}
       names={of}
@@ -79,20 +78,20 @@ export function Bindings({ path, of, shown, version, onChange, mayChange }: Bind
       idOf={(each) => JSON.stringify([each.source, each.destination_type, each.destination, each.properties_key])}
       searched="many"
       by="name or routing key"
-      as={shown === "source" ? "from-" : "to-"}
+      as={end === "source" ? "from-" : "to-"}
       version={version}
     />
   );
 }
 
 /** Binds the page's own thing to another one. */
-export function Bind({ vhost, queue, exchange, onChange }: { vhost: string; queue?: string; exchange?: string; onChange: () => void }) {
+export function BindForm({ vhost, queue, exchange, onChange }: { vhost: string; queue?: string; exchange?: string; onChange: () => void }) {
   const send = async (fields: FormData): Promise<void> => {
-    const other = text(fields, "other");
-    const body = { routing_key: text(fields, "key"), arguments: object(fields, "arguments", "Arguments") };
+    const other = fieldText(fields, "other");
+    const body = { routing_key: fieldText(fields, "key"), arguments: fieldObject(fields, "arguments", "Arguments") };
     if (queue !== undefined) await post("/api/bindings/{vhost}/e/{exchange}/q/{queue}", { vhost, exchange: other, queue }, body);
-    else if (text(fields, "kind") === "queue") await post("/api/bindings/{vhost}/e/{exchange}/q/{queue}", { vhost, exchange: inPath(exchange!), queue: other }, body);
-    else await post("/api/bindings/{vhost}/e/{exchange}/e/{target}", { vhost, exchange: inPath(exchange!), target: other }, body);
+    else if (fieldText(fields, "kind") === "queue") await post("/api/bindings/{vhost}/e/{exchange}/q/{queue}", { vhost, exchange: exchangeInPath(exchange!), queue: other }, body);
+    else await post("/api/bindings/{vhost}/e/{exchange}/e/{target}", { vhost, exchange: exchangeInPath(exchange!), target: other }, body);
     notify("The binding is there.");
     onChange();
   };

@@ -2,10 +2,10 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
-import { dark } from "../shell/theme";
-import { brief, bytes, count, duration, rate } from "./format";
-import type { Points, Range } from "./samples";
-import { Section, Unfetched } from "./elements";
+import { isDark } from "../shell/preferences";
+import { LoadError, Section } from "./elements";
+import { formatBytes, formatCount, formatDuration, formatRate, formatShort } from "./format";
+import type { Range, Series } from "./samples";
 
 export interface Curve {
   /** In the counters that are drawn. */
@@ -14,40 +14,40 @@ export interface Curve {
 }
 
 type Unit = "rate" | "count" | "bytes" | "ms";
-const SHOWN: Record<Unit, (value: number | null | undefined) => string> = { rate, count, bytes, ms: duration };
-const AXIS: Record<Unit, (value: number) => string> = { rate: brief, count: brief, bytes, ms: duration };
+const FORMAT: Record<Unit, (value: number | null | undefined) => string> = { rate: formatRate, count: formatCount, bytes: formatBytes, ms: formatDuration };
+const AXIS_FORMAT: Record<Unit, (value: number) => string> = { rate: formatShort, count: formatShort, bytes: formatBytes, ms: formatDuration };
 // Told apart by those who see few colours too: hues of different lightness, and every other one dashed.
 const LIGHT = ["#0b62b3", "#b35400", "#00775c", "#a3257f", "#6a4bc4", "#8c6d00", "#5b6570", "#c22f2f"];
 const DARK = ["#6db5ff", "#ffab5e", "#4fd0ae", "#f48bd2", "#b6a1ff", "#e3c34b", "#aab4be", "#ff8d8d"];
 const HEIGHT = 180;
 
 /** 14:30, or with seconds; local. */
-function clock(at: number, seconds: boolean): string {
+function clockTime(at: number, seconds: boolean): string {
   return new Date(at * 1000).toTimeString().slice(0, seconds ? 8 : 5);
 }
 
 /** What the axis of time shows, in seconds: all of `ageS`, also where there are fewer samples. */
-function span(from: number | null, to: number | null, ageS: number | undefined): [number, number] {
+function timeRange(from: number | null, to: number | null, ageS: number | undefined): [number, number] {
   const end = to && Number.isFinite(to) ? to : Date.now() / 1000;
   const begin = from && Number.isFinite(from) ? from : end;
   return [ageS === undefined ? Math.min(begin, end - 60) : end - ageS, end];
 }
 
 /** A sample with none before and behind it is no line, but a dot. */
-function lone(values: ArrayLike<number | null | undefined>): number[] {
+function isolatedPoints(values: ArrayLike<number | null | undefined>): number[] {
   const is = (index: number): boolean => typeof values[index] === "number";
   return Array.from(values, (_, index) => index).filter((index) => is(index) && !is(index - 1) && !is(index + 1));
 }
 
 /** When the first sample was taken, seconds since 1970; undefined where that is before what is shown. */
-function recordedSince({ times, ageS, sinceS }: Points): number | undefined {
+function recordedSince({ times, ageS, sinceS }: Series): number | undefined {
   const last = times.at(-1);
   return sinceS !== undefined && last !== undefined && ageS !== undefined && sinceS > last - ageS ? sinceS : undefined;
 }
 
 interface ChartProps {
   title: string;
-  points: Points;
+  points: Series;
   curves: Curve[];
   unit?: Unit;
   /** Instead of counters as they were: what a curve is at each moment. */
@@ -57,8 +57,8 @@ interface ChartProps {
 export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) {
   const values = curves.map((curve) => of?.(curve) ?? (unit === "rate" ? points.rates(curve.name) : points.values(curve.name)));
   const frame = useRef<HTMLDivElement>(null);
-  const drawn = useRef<uPlot>();
-  const colors = dark.value ? DARK : LIGHT;
+  const plot = useRef<uPlot>();
+  const colors = isDark.value ? DARK : LIGHT;
   const data = [points.times, ...values] as uPlot.AlignedData;
   const latest = useRef(data);
   latest.current = data;
@@ -78,7 +78,7 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
       const style = getComputedStyle(element);
       const [grid, text] = [style.borderTopColor, style.color];
       const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui" };
-      drawn.current = new UPlot(
+      plot.current = new UPlot(
         {
           width: Math.max(100, element.clientWidth),
           height: HEIGHT,
@@ -86,37 +86,37 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
           padding: [8, 28, 0, 0],
           legend: { show: false },
           cursor: { points: { size: 6 }, drag: { x: false, y: false } },
-          scales: { x: { range: (_, from, to) => span(from, to, shownS.current) }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, unit === "bytes" ? 1024 : 1)] } },
-          axes: [{ ...axis, space: 80, size: 30, values: (_, ticks, __, ___, step) => ticks.map((at) => clock(at, step < 60)) }, { ...axis, size: unit === "bytes" ? 78 : 62, values: (_, ticks) => ticks.map(AXIS[unit]) }],
-          series: [{}, ...curves.map((curve, index) => ({ label: curve.label, stroke: colors[index % colors.length]!, width: 1.8, spanGaps: false, points: { show: true, size: 4, fill: colors[index % colors.length]!, filter: (plot: uPlot, of: number) => lone(plot.data[of]!) }, ...(index % 2 ? { dash: [6, 3] } : {}) }))],
+          scales: { x: { range: (_, from, to) => timeRange(from, to, shownS.current) }, y: { range: (_, __, most) => [0, Math.max(most * 1.1, unit === "bytes" ? 1024 : 1)] } },
+          axes: [{ ...axis, space: 80, size: 30, values: (_, ticks, __, ___, step) => ticks.map((at) => clockTime(at, step < 60)) }, { ...axis, size: unit === "bytes" ? 78 : 62, values: (_, ticks) => ticks.map(AXIS_FORMAT[unit]) }],
+          series: [{}, ...curves.map((curve, index) => ({ label: curve.label, stroke: colors[index % colors.length]!, width: 1.8, spanGaps: false, points: { show: true, size: 4, fill: colors[index % colors.length]!, filter: (plot: uPlot, of: number) => isolatedPoints(plot.data[of]!) }, ...(index % 2 ? { dash: [6, 3] } : {}) }))],
         },
         latest.current,
         element,
       );
-      sizes = new ResizeObserver(() => drawn.current?.setSize({ width: Math.max(100, element.clientWidth), height: HEIGHT }));
+      sizes = new ResizeObserver(() => plot.current?.setSize({ width: Math.max(100, element.clientWidth), height: HEIGHT }));
       sizes.observe(element);
     }, () => undefined);
     return () => {
       ended = true;
       sizes?.disconnect();
-      drawn.current?.destroy();
-      drawn.current = undefined;
+      plot.current?.destroy();
+      plot.current = undefined;
     };
-  }, [key, unit, dark.value]);
+  }, [key, unit, isDark.value]);
 
   useEffect(() => {
-    drawn.current?.setData(data);
+    plot.current?.setData(data);
   });
 
   // A counter that nobody has asked for has no samples yet, but a rate.
   const now = curves.map((curve, index) => (unit === "rate" ? points.now?.(curve.name) : undefined) ?? values[index]!.findLast((value) => value !== null) ?? null);
-  const since = recordedSince(points);
-  const said = curves.map((curve, index) => `${curve.label} ${SHOWN[unit](now[index])}`).join(", ");
+  const startS = recordedSince(points);
+  const latestText = curves.map((curve, index) => `${curve.label} ${FORMAT[unit](now[index])}`).join(", ");
   return (
     <figure class="chart">
       <figcaption>
         <h3>
-          {title} {since !== undefined && <small>recorded since {clock(since, (points.ageS ?? 0) <= 600)}</small>}
+          {title} {startS !== undefined && <small>recorded since {clockTime(startS, (points.ageS ?? 0) <= 600)}</small>}
         </h3>
         <ul class="legend">
           {curves.map((curve, index) => (
@@ -124,12 +124,12 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
               <svg viewBox="0 0 22 6" aria-hidden="true">
                 <path d="M0 3h22" stroke={colors[index % colors.length]} stroke-width="3" stroke-dasharray={index % 2 ? "6 3" : undefined} />
               </svg>
-              {curve.label} <b>{SHOWN[unit](now[index])}</b>
+              {curve.label} <b>{FORMAT[unit](now[index])}</b>
             </li>
           ))}
         </ul>
       </figcaption>
-      {failed ? <Unfetched /> : <div ref={frame} class="plot" role="img" aria-label={`${title}, now: ${said}`} />}
+      {failed ? <LoadError /> : <div ref={frame} class="plot" role="img" aria-label={`${title}, now: ${latestText}`} />}
     </figure>
   );
 }

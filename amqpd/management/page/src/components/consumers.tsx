@@ -1,18 +1,19 @@
 // Consumers, of a queue or of a channel; those of a stream with the place where each is.
 import type { components } from "../api/schema";
-import { List, Rows, type Column } from "./paged-list";
-import { count } from "./format";
-import { Badge, Name, Table, To } from "./elements";
+import { Badge, KeyValues, Name, NameLink } from "./elements";
+import { formatCount } from "./format";
+import { PagedList } from "./paged-list";
+import { type Column, DataTable } from "./table";
 
 type Consumer = components["schemas"]["Consumer"];
 
 const TAG: Column<Consumer> = { title: "Consumer tag", cell: (each) => <Name>{each.consumer_tag}</Name> };
-const QUEUE: Column<Consumer> = { title: "Queue", cell: (each) => <To path={["queues", each.queue.vhost, each.queue.name]}>{each.queue.name}</To> };
-const CHANNEL: Column<Consumer> = { title: "Channel", cell: (each) => each.channel_details && <To path={["channels", each.channel_details.name]}>{each.channel_details.name}</To> };
+const QUEUE: Column<Consumer> = { title: "Queue", cell: (each) => <NameLink path={["queues", each.queue.vhost, each.queue.name]}>{each.queue.name}</NameLink> };
+const CHANNEL: Column<Consumer> = { title: "Channel", cell: (each) => each.channel_details && <NameLink path={["channels", each.channel_details.name]}>{each.channel_details.name}</NameLink> };
 const USER: Column<Consumer> = { title: "User", cell: (each) => each.channel_details && <Name>{each.channel_details.user}</Name> };
 const STREAM: Column<Consumer>[] = [
-  { title: "At offset", number: true, cell: (each) => count(each.stream?.offset) },
-  { title: "Behind", number: true, cell: (each) => count(each.stream?.lag) },
+  { title: "At offset", number: true, cell: (each) => formatCount(each.stream?.offset) },
+  { title: "Behind", number: true, cell: (each) => formatCount(each.stream?.lag) },
   { title: "Its name", cell: (each) => each.stream?.name && <Name>{each.stream.name}</Name> },
 ];
 
@@ -22,22 +23,22 @@ function columns(first: Column<Consumer>[], stream: boolean): Column<Consumer>[]
     ...first,
     { title: "State", cell: (each) => <Activity of={each} /> },
     { title: "Acks", cell: (each) => (each.ack_required ? "yes" : "no: a message is gone once it is sent") },
-    { title: "Prefetch", number: true, cell: (each) => (each.prefetch_count ? count(each.prefetch_count) : "none") },
+    { title: "Prefetch", number: true, cell: (each) => (each.prefetch_count ? formatCount(each.prefetch_count) : "none") },
     ...(stream ? STREAM : []),
-    { title: "Arguments", cell: (each) => <Table of={each.arguments} none="" /> },
+    { title: "Arguments", cell: (each) => <KeyValues of={each.arguments} none="" /> },
   ];
 }
 
 const idOf = (each: Consumer): string => `${each.channel_details?.name}\0${each.consumer_tag}`;
 
 /** Of a channel, which has few. */
-export function Consumers({ of }: { of: Consumer[] }) {
-  return <Rows what="consumers" items={of} columns={columns([QUEUE], of.some((each) => each.stream))} idOf={idOf} />;
+export function ChannelConsumers({ of }: { of: Consumer[] }) {
+  return <DataTable what="consumers" items={of} columns={columns([QUEUE], of.some((each) => each.stream))} idOf={idOf} />;
 }
 
 /** Of a queue, which may have thousands: in pages. */
-export function ConsumersOfQueue({ of, stream }: { of: { vhost: string; queue: string }; stream: boolean }) {
-  return <List<Consumer> what="consumers" path="/api/queues/{vhost}/{queue}/consumers" names={of} searched="many" by="consumer tag" columns={columns([CHANNEL, USER], stream)} idOf={idOf} />;
+export function QueueConsumers({ of, stream }: { of: { vhost: string; queue: string }; stream: boolean }) {
+  return <PagedList<Consumer> what="consumers" path="/api/queues/{vhost}/{queue}/consumers" names={of} searched="many" by="consumer tag" columns={columns([CHANNEL, USER], stream)} idOf={idOf} />;
 }
 
 function Activity({ of }: { of: Consumer }) {
@@ -45,7 +46,7 @@ function Activity({ of }: { of: Consumer }) {
     <>
       {of.activity_status === "waiting" ? <Badge title="Another one is the single active consumer">waiting</Badge> : <Badge kind="good">active</Badge>}
       {of.exclusive && <Badge>exclusive</Badge>}
-      {of.groups_held !== undefined && <Badge title="Groups of which it has unacked messages">{count(of.groups_held)} groups</Badge>}
+      {of.groups_held !== undefined && <Badge title="Groups of which it has unacked messages">{formatCount(of.groups_held)} groups</Badge>}
     </>
   );
 }

@@ -1,10 +1,9 @@
 // Dialogs, and among them the one that stands before everything dangerous: what will happen, to how many, and only then do.
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
-import { sentence } from "../api/client";
-import { Icon } from "./icon";
+import { errorText } from "../api/client";
+import { Icon, showInvisible } from "./elements";
 import { notify } from "./notices";
-import { visible } from "./elements";
 
 /** The browser's own modal dialog: it keeps the focus, gives it back, and Escape closes it. */
 export function Dialog({ title, onClose, children, wide }: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {
@@ -16,7 +15,7 @@ export function Dialog({ title, onClose, children, wide }: { title: string; onCl
   return (
     <dialog ref={dialog} class={wide ? "wide" : ""} aria-labelledby={id} onClose={onClose}>
       <div class="title">
-        <h2 id={id}>{visible(title)}</h2>
+        <h2 id={id}>{showInvisible(title)}</h2>
         <button class="quiet" aria-label="Close" onClick={() => dialog.current?.close()}>
           <Icon name="close" />
         </button>
@@ -26,33 +25,33 @@ export function Dialog({ title, onClose, children, wide }: { title: string; onCl
   );
 }
 
-export interface Consequence {
+export interface Preview {
   /** What it will do, to how many messages; in whole sentences. */
   text: ComponentChildren;
   /** What stands on the button that does it: "Purge 1,203 messages". */
   action: string;
   /** There is nothing to do: it cannot be confirmed. */
-  nothing?: boolean;
+  nothingToDo?: boolean;
 }
 
 /** Says how far it is. */
-export type Say = (text: string) => void;
+export type ReportProgress = (text: string) => void;
 
-interface DangerProps {
+interface DangerButtonProps {
   /** Of the button that opens the dialog. */
   label: string;
   title: string;
   /** Finds out what it will do: by a dry run, or by a look at the thing as it is now. signal: nobody waits for it any more. */
-  look: (signal: AbortSignal) => Promise<Consequence>;
+  look: (signal: AbortSignal) => Promise<Preview>;
   /** Does it; what it returns is told. */
-  run: (say: Say) => Promise<string | void>;
+  run: (say: ReportProgress) => Promise<string | void>;
   onDone?: () => void;
   disabled?: boolean;
   why?: string;
 }
 
 /** A button that asks before it does. */
-export function Danger({ label, title, look, run, onDone, disabled, why }: DangerProps) {
+export function DangerButton({ label, title, look, run, onDone, disabled, why }: DangerButtonProps) {
   const [open, setOpen] = useState(false);
   return (
     <>
@@ -60,7 +59,7 @@ export function Danger({ label, title, look, run, onDone, disabled, why }: Dange
         {label}
       </button>
       {open && (
-        <Confirm
+        <ConfirmDialog
           title={title}
           look={look}
           run={run}
@@ -74,16 +73,16 @@ export function Danger({ label, title, look, run, onDone, disabled, why }: Dange
   );
 }
 
-export function Confirm({ title, look, run, onClose }: Pick<DangerProps, "title" | "look" | "run"> & { onClose: (done: boolean) => void }) {
-  const [found, setFound] = useState<Consequence>();
+export function ConfirmDialog({ title, look, run, onClose }: Pick<DangerButtonProps, "title" | "look" | "run"> & { onClose: (done: boolean) => void }) {
+  const [shown, setShown] = useState<Preview>();
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
-  const [said, setSaid] = useState("");
+  const [progress, setProgress] = useState("");
   const done = useRef(false);
   const frame = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const left = new AbortController();
-    look(left.signal).then(setFound, (error: unknown) => setFailure(sentence(error)));
+    look(left.signal).then(setShown, (error: unknown) => setFailure(errorText(error)));
     return () => left.abort();
   }, []);
   const close = (): void => frame.current?.closest("dialog")?.close();
@@ -91,31 +90,31 @@ export function Confirm({ title, look, run, onClose }: Pick<DangerProps, "title"
     setBusy(true);
     setFailure("");
     try {
-      const told = await run(setSaid);
-      if (told) notify(told);
+      const message = await run(setProgress);
+      if (message) notify(message);
       done.current = true;
       close();
     } catch (error) {
-      setFailure(sentence(error));
+      setFailure(errorText(error));
     }
     setBusy(false);
-    setSaid("");
+    setProgress("");
   };
   return (
     <Dialog title={title} onClose={() => onClose(done.current)}>
       <div ref={frame}>
-        <div aria-live="polite">{found ? found.text : !failure && <p>Looking at what it would do …</p>}</div>
+        <div aria-live="polite">{shown ? shown.text : !failure && <p>Looking at what it would do …</p>}</div>
         <p aria-live="polite" class="soft">
-          {said}
+          {progress}
         </p>
         <p role="alert" class="bad">
           {failure}
         </p>
         <div class="buttons">
           <button onClick={close}>Cancel</button>
-          {found && !found.nothing && (
+          {shown && !shown.nothingToDo && (
             <button class="danger main" disabled={busy} onClick={() => void confirm()}>
-              {found.action}
+              {shown.action}
             </button>
           )}
         </div>

@@ -1,26 +1,26 @@
 // Small pieces of text that every page has.
 import type { ComponentChildren } from "preact";
-import { sentence, Silence } from "../api/client";
-import { href } from "../shell/router";
+import { errorText, UnreachableError } from "../api/client";
+import { href, route } from "../shell/router";
 
 // Control characters, and what turns the direction of writing round or has no width.
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 /** A text from outside so that nothing in it is unseen or turns what stands beside it round. */
-export function visible(text: string): string {
-  return text.replace(UNSEEN, (sign) => `‹${sign.charCodeAt(0).toString(16).padStart(2, "0")}›`);
+export function showInvisible(text: string): string {
+  return text.replace(INVISIBLE, (sign) => `‹${sign.charCodeAt(0).toString(16).padStart(2, "0")}›`);
 }
 
 /** Spaces at its ends, which nobody would see, and of which a link of nothing else would be none. */
-const spaced = (text: string): string => text.replace(/^ +| +$/g, (spaces) => "‹20›".repeat(spaces.length));
+const showOuterSpaces = (text: string): string => text.replace(/^ +| +$/g, (spaces) => "‹20›".repeat(spaces.length));
 
 /** A name from outside: of a queue, a user, a header. */
 export function Name({ children }: { children: string }) {
-  return <bdi class="name">{children === "" ? <i>(empty)</i> : spaced(visible(children))}</bdi>;
+  return <bdi class="name">{children === "" ? <i>(empty)</i> : showOuterSpaces(showInvisible(children))}</bdi>;
 }
 
 /** A link to a thing's own page. */
-export function To({ path, children, query }: { path: (string | number)[]; children: string; query?: Record<string, string> }) {
+export function NameLink({ path, children, query }: { path: (string | number)[]; children: string; query?: Record<string, string> }) {
   return (
     <a href={href(path, query)}>
       <Name>{children}</Name>
@@ -32,8 +32,13 @@ export function exchangeName(name: string): string {
   return name || "(AMQP default)";
 }
 
+/** The name of an exchange in paths of the API and of the page. */
+export function exchangeInPath(name: string): string {
+  return name || "amq.default";
+}
+
 /** The heading of a page; kind: what the named thing is. */
-export function Title({ kind, children, aside }: { kind?: string; children: string; aside?: ComponentChildren }) {
+export function PageTitle({ kind, children, aside }: { kind?: string; children: string; aside?: ComponentChildren }) {
   return (
     <div class="title">
       <h1>
@@ -46,16 +51,16 @@ export function Title({ kind, children, aside }: { kind?: string; children: stri
 }
 
 /** Why something cannot be shown. That the broker does not answer at all the shell says, for the whole page. */
-export function Failure({ error }: { error: unknown }) {
-  return error === undefined || error instanceof Silence ? null : (
+export function ErrorMessage({ error }: { error: unknown }) {
+  return error === undefined || error instanceof UnreachableError ? null : (
     <p role="alert" class="failure">
-      {sentence(error)}
+      {errorText(error)}
     </p>
   );
 }
 
 /** A module of the page that cannot be had: the broker is away, or has another build of the page by now. */
-export function Unfetched() {
+export function LoadError() {
   return (
     <div role="alert" class="failure">
       <p>This part of the page cannot be fetched: the broker is away, or has another version by now.</p>
@@ -64,7 +69,7 @@ export function Unfetched() {
   );
 }
 
-export function Waiting() {
+export function Loading() {
   return <p class="wait">Loading …</p>;
 }
 
@@ -94,14 +99,14 @@ export function Facts({ of }: { of: [string, ComponentChildren | undefined][] })
 }
 
 /** Arguments, headers, definitions: any JSON object, a line for each key. */
-export function Table({ of, none = "none" }: { of: Record<string, unknown>; none?: string }) {
+export function KeyValues({ of, none = "none" }: { of: Record<string, unknown>; none?: string }) {
   const entries = Object.entries(of);
   if (!entries.length) return <>{none}</>;
   return (
     <ul class="pairs">
       {entries.map(([name, value]) => (
         <li key={name}>
-          <Name>{name}</Name> = {value === "" ? <i>(empty)</i> : <code>{visible(typeof value === "string" ? value : JSON.stringify(value))}</code>}
+          <Name>{name}</Name> = {value === "" ? <i>(empty)</i> : <code>{showInvisible(typeof value === "string" ? value : JSON.stringify(value))}</code>}
         </li>
       ))}
     </ul>
@@ -109,7 +114,7 @@ export function Table({ of, none = "none" }: { of: Record<string, unknown>; none
 }
 
 /** Of a cluster: whose part is not there. */
-export function Missing({ nodes }: { nodes: string[] | undefined }) {
+export function MissingNodes({ nodes }: { nodes: string[] | undefined }) {
   if (!nodes?.length) return null;
   return (
     <p role="alert" class="warning">
@@ -128,5 +133,45 @@ export function Section({ title, aside, children }: { title: string; aside?: Com
       </div>
       {children}
     </section>
+  );
+}
+
+const PATHS = {
+  menu: "M3 6h18M3 12h18M3 18h18",
+  close: "M5 5l14 14M19 5L5 19",
+  up: "M6 15l6-6 6 6",
+  down: "M6 9l6 6 6-6",
+} as const;
+
+/** A small picture beside words or on a button that has a name. */
+export function Icon({ name }: { name: keyof typeof PATHS }) {
+  return (
+    <svg class="icon" viewBox="0 0 24 24" aria-hidden="true">
+      <path d={PATHS[name]} />
+    </svg>
+  );
+}
+
+export interface Tab {
+  id: string;
+  title: string;
+  body: () => ComponentChildren;
+}
+
+/** Links, as each tab has an address; the first is open unless another is named. */
+export function Tabs({ tabs, label }: { tabs: Tab[]; label: string }) {
+  const said = route.value.query.get("tab");
+  const open = tabs.find((tab) => tab.id === said) ?? tabs[0];
+  return (
+    <>
+      <nav class="tabs" aria-label={label}>
+        {tabs.map((tab, index) => (
+          <a key={tab.id} href={href(route.value.path, { tab: index ? tab.id : undefined })} aria-current={tab === open ? "page" : undefined}>
+            {tab.title}
+          </a>
+        ))}
+      </nav>
+      <div key={open?.id} class="stack">{open?.body()}</div>
+    </>
   );
 }

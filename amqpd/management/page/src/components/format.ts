@@ -4,15 +4,15 @@
 const SHORT = ["", "K", "M", "B", "T"];
 
 /** value: a whole number. */
-const grouped = (value: number): string => String(value).replace(/\B(?=(?:\d{3})+$)/g, ",");
+const groupDigits = (value: number): string => String(value).replace(/\B(?=(?:\d{3})+$)/g, ",");
 
 /** 12,345; nothing is a dash. */
-export function count(value: number | null | undefined): string {
-  return value === null || value === undefined || !Number.isFinite(value) ? "–" : grouped(Math.round(value));
+export function formatCount(value: number | null | undefined): string {
+  return value === null || value === undefined || !Number.isFinite(value) ? "–" : groupDigits(Math.round(value));
 }
 
 /** 12.3K: for axes and narrow places. */
-export function brief(value: number): string {
+export function formatShort(value: number): string {
   let step = 0;
   let shown = Math.abs(value) < 1 ? Math.round(value * 100) / 100 : Math.round(value * 10) / 10;
   while (Math.abs(shown) >= 1000 && step < SHORT.length - 1) {
@@ -24,15 +24,15 @@ export function brief(value: number): string {
 }
 
 /** A rate a second: 0.4/s, 12/s, 10,200/s. */
-export function rate(value: number | null | undefined): string {
+export function formatRate(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
-  const shown = value > 0 && value < 10 ? String(Math.round(value * 10) / 10) : count(value);
+  const shown = value > 0 && value < 10 ? String(Math.round(value * 10) / 10) : formatCount(value);
   return `${shown}/s`;
 }
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
-export function bytes(value: number | null | undefined): string {
+export function formatBytes(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   let unit = 0;
   while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) {
@@ -43,7 +43,7 @@ export function bytes(value: number | null | undefined): string {
 }
 
 /** 1 d 3 h, 4 min 10 s, 12 s, 3.4 ms. */
-export function duration(ms: number | null | undefined): string {
+export function formatDuration(ms: number | null | undefined): string {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";
   if (ms < 1) return `${Math.round(ms * 1000)} µs`;
   if (ms < 1000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
@@ -55,7 +55,7 @@ export function duration(ms: number | null | undefined): string {
 }
 
 /** A moment, local: 2026-11-23 14:30:05. */
-export function moment(ms: number | null | undefined): string {
+export function formatTime(ms: number | null | undefined): string {
   if (!ms) return "–";
   const at = new Date(ms);
   const two = (value: number): string => String(value).padStart(2, "0");
@@ -67,5 +67,5 @@ export function moment(ms: number | null | undefined): string {
 
 /** "1 message", "1,203 messages". */
 export function plural(value: number, one: string, many = `${one}s`): string {
-  return `${count(value)} ${value === 1 ? one : many}`;
+  return `${formatCount(value)} ${value === 1 ? one : many}`;
 }

@@ -1,31 +1,31 @@
 // Limits of a user or a virtual host: a number each, or none.
 import { useState } from "preact/hooks";
-import { address, request, sentence, type Names } from "../api/client";
+import { apiUrl, errorText, type PathNames, request } from "../api/client";
+import { formatCount } from "./format";
 import { notify } from "./notices";
-import { count } from "./format";
 
 interface LimitsProps {
   of: Record<string, number>;
   names: readonly string[];
   /** Of the API; `name` is the limit's. */
   path: string;
-  thing: Names;
+  pathNames: PathNames;
   onDone: () => void;
 }
 
-export function Limits({ of, names, path, thing, onDone }: LimitsProps) {
+export function LimitForms({ of, names, path, pathNames, onDone }: LimitsProps) {
   return (
     <ul class="pairs">
       {names.map((name) => (
         <li key={name}>
-          <Limit name={name} value={of[name]} url={address(path, { ...thing, name })} onDone={onDone} />
+          <LimitForm name={name} value={of[name]} url={apiUrl(path, { ...pathNames, name })} onDone={onDone} />
         </li>
       ))}
     </ul>
   );
 }
 
-function Limit({ name, value, url, onDone }: { name: string; value: number | undefined; url: string; onDone: () => void }) {
+function LimitForm({ name, value, url, onDone }: { name: string; value: number | undefined; url: string; onDone: () => void }) {
   const [typed, setTyped] = useState<string | null>(null);
   const [failure, setFailure] = useState("");
   const shown = typed ?? (value === undefined ? "" : String(value));
@@ -35,11 +35,11 @@ function Limit({ name, value, url, onDone }: { name: string; value: number | und
     try {
       if (shown.trim() === "") await request("DELETE", url);
       else await request("PUT", url, { value: Number(shown) });
-      notify(shown.trim() === "" ? `There is no ${name} any more.` : `${name} is ${count(Number(shown))}.`);
+      notify(shown.trim() === "" ? `There is no ${name} any more.` : `${name} is ${formatCount(Number(shown))}.`);
       setTyped(null);
       onDone();
     } catch (error) {
-      setFailure(sentence(error));
+      setFailure(errorText(error));
     }
   };
   return (

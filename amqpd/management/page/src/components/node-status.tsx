@@ -1,15 +1,15 @@
 // The node now: alarms, what it holds back and why, how long syncs take, how late the loop is, what it uses of what it may.
 import { useEffect, useRef } from "preact/hooks";
 import type { components } from "../api/schema";
-import { get, Refusal } from "../api/client";
+import { ApiError, get } from "../api/client";
 import { usePoll } from "../shell/poll";
 import { href } from "../shell/router";
-import { look, session } from "../shell/session";
+import { loadSession, session } from "../shell/session";
 import { Chart } from "./chart";
-import { HELD } from "./states";
-import { RANGES, useHistory, type Points, type Range } from "./samples";
-import { bytes, count, duration, plural } from "./format";
-import { Badge, Facts, Failure, Section, To, visible } from "./elements";
+import { Badge, ErrorMessage, Facts, NameLink, Section, showInvisible } from "./elements";
+import { formatBytes, formatCount, formatDuration, plural } from "./format";
+import { type Range, RANGES, type Series, useHistory } from "./samples";
+import { PAUSE_REASONS } from "./states";
 
 type Pulse = components["schemas"]["Pulse"];
 type Histogram = components["schemas"]["Histogram"];
@@ -24,7 +24,7 @@ const FIELDS =
   "mem_used,mem_used_details,mem_limit,mem_alarm,disk_free,disk_free_limit,disk_free_alarm,fd_used,fd_total,uptime,being_drained,io_write_bytes_details.rate,db_dir,platform";
 const MINUTE_MS = 60_000;
 
-interface Look {
+interface PulseSample {
   at: number;
   pulse: Pulse;
 }
@@ -34,7 +34,7 @@ function total(of: Histogram): number {
 }
 
 /** Between two looks: how often, how long on average, and below which bound 99 of 100 were; ms. */
-function between(before: Histogram, after: Histogram): { count: number; mean: number | null; most: number | null } {
+function histogramDifference(before: Histogram, after: Histogram): { count: number; mean: number | null; most: number | null } {
   const counts = after.counts.map((each, index) => each - (before.counts[index] ?? 0));
   const all = total(after) - total(before);
   if (all <= 0 || counts.some((each) => each < 0)) return { count: 0, mean: null, most: null };
@@ -45,60 +45,60 @@ function between(before: Histogram, after: Histogram): { count: number; mean: nu
 }
 
 /** Looks of the last time, kept while the page is open: the broker has only sums of these. */
-function useLooks(pulse: Pulse | undefined, range: Range, node: string): Look[] {
-  const looks = useRef<Look[]>([]);
+function usePulseSamples(pulse: Pulse | undefined, range: Range, node: string): PulseSample[] {
+  const samples = useRef<PulseSample[]>([]);
   const of = useRef(node);
-  if (of.current !== node) [of.current, looks.current] = [node, []];
+  if (of.current !== node) [of.current, samples.current] = [node, []];
   useEffect(() => {
     if (!pulse) return;
-    const last = looks.current.at(-1);
-    if (last && total(pulse.loop_lag) < total(last.pulse.loop_lag)) looks.current = []; // the broker has been started anew
-    looks.current = [...looks.current.filter((look) => look.at > Date.now() - RANGES["1 h"][0] * 1000), { at: Date.now(), pulse }];
+    const last = samples.current.at(-1);
+    if (last && total(pulse.loop_lag) < total(last.pulse.loop_lag)) samples.current = []; // the broker has been started anew
+    samples.current = [...samples.current.filter((look) => look.at > Date.now() - RANGES["1 h"][0] * 1000), { at: Date.now(), pulse }];
   }, [pulse]);
   const from = Date.now() - RANGES[range][0] * 1000;
-  return looks.current.filter((look) => look.at >= from);
+  return samples.current.filter((look) => look.at >= from);
 }
 
-function points(looks: Look[]): Points {
+function averageSeries(samples: PulseSample[]): Series {
   const means = (of: (pulse: Pulse) => Histogram): (number | null)[] =>
-    looks.map((look, index) => (index ? between(of(looks[index - 1]!.pulse), of(look.pulse)).mean : null));
+    samples.map((look, index) => (index ? histogramDifference(of(samples[index - 1]!.pulse), of(look.pulse)).mean : null));
   const values = (name: string): (number | null)[] => means((pulse) => (name === "sync" ? pulse.sync : pulse.loop_lag));
-  return { times: looks.map((look) => look.at / 1000), values, rates: values };
+  return { times: samples.map((look) => look.at / 1000), values, rates: values };
 }
 
-export function NodeNow({ range }: { range: Range }) {
+export function NodeStatus({ range }: { range: Range }) {
   // One node's: in a cluster the next answer may be another's.
   const name = session.value?.node ?? "";
   const pulse = usePoll((signal) => get("/api/amqpd/pulse/{node}", { node: name }, {}, signal), [name]);
   useEffect(() => {
-    if (pulse.error instanceof Refusal && pulse.error.status === 404) void look().catch(() => undefined); // that node is gone: the one that answers now
+    if (pulse.error instanceof ApiError && pulse.error.status === 404) void loadSession().catch(() => undefined); // that node is gone: the one that answers now
   }, [pulse.error]);
   const node = useHistory(range, (query, signal) => get("/api/nodes/{node}", { node: name }, { ...query, columns: FIELDS }, signal), (of) => ({ mem_used: of.mem_used_details }), [name]);
-  const looks = useLooks(pulse.data, range, name);
-  const minute = looks.find((look) => look.at >= Date.now() - MINUTE_MS) ?? looks[0];
+  const samples = usePulseSamples(pulse.data, range, name);
+  const minute = samples.find((look) => look.at >= Date.now() - MINUTE_MS) ?? samples[0];
   return (
     <>
-      <Failure error={pulse.error ?? node.error} />
+      <ErrorMessage error={pulse.error ?? node.error} />
       {pulse.data && <Alarms of={pulse.data} />}
       {pulse.data && node.data && (
-        <Section title={`Node ${name}`} aside={<Health of={pulse.data} node={node.data} />}>
+        <Section title={`Node ${name}`} aside={<HealthBadge of={pulse.data} node={node.data} />}>
           <Facts
             of={[
               ["Memory", <Meter used={node.data.mem_used} limit={node.data.mem_limit} bad={node.data.mem_alarm} />],
-              ["Disk", <Free of={node.data} />],
-              ["Open files", <Meter used={node.data.fd_used} limit={node.data.fd_total} show={count} />],
-              ["Up for", duration(node.data.uptime)],
-              ["Syncs, last minute", minute && pulse.data && sentence(between(minute.pulse.sync, pulse.data.sync), "none")],
-              ["Loop lag, last minute", minute && pulse.data && sentence(between(minute.pulse.loop_lag, pulse.data.loop_lag), "–")],
-              ["Not yet synced", bytes(pulse.data.unsynced_bytes)],
-              ["Written", `${bytes(node.data.io_write_bytes_details.rate)}/s`],
+              ["Disk", <DiskFree of={node.data} />],
+              ["Open files", <Meter used={node.data.fd_used} limit={node.data.fd_total} show={formatCount} />],
+              ["Up for", formatDuration(node.data.uptime)],
+              ["Syncs, last minute", minute && pulse.data && histogramText(histogramDifference(minute.pulse.sync, pulse.data.sync), "none")],
+              ["Loop lag, last minute", minute && pulse.data && histogramText(histogramDifference(minute.pulse.loop_lag, pulse.data.loop_lag), "–")],
+              ["Not yet synced", formatBytes(pulse.data.unsynced_bytes)],
+              ["Written", `${formatBytes(node.data.io_write_bytes_details.rate)}/s`],
               ["Data", node.data.db_dir],
               ["Runs on", node.data.platform],
             ]}
           />
-          <HeldNow of={pulse.data} />
+          <PausedConnections of={pulse.data} />
           <div class="charts">
-            <Chart title="Syncs and loop lag, since this page was opened" unit="ms" points={points(looks)} curves={SYNC} />
+            <Chart title="Syncs and loop lag, since this page was opened" unit="ms" points={averageSeries(samples)} curves={SYNC} />
             <Chart title="Memory" unit="bytes" points={node.points} curves={USED} />
           </div>
         </Section>
@@ -107,10 +107,10 @@ export function NodeNow({ range }: { range: Range }) {
   );
 }
 
-function sentence(of: { count: number; mean: number | null; most: number | null }, none: string): string {
+function histogramText(of: { count: number; mean: number | null; most: number | null }, none: string): string {
   if (of.mean === null) return none;
-  const most = of.most === null || of.most === Infinity ? "some took longer than all bounds" : `99 of 100 below ${duration(of.most)}`;
-  return `${count(of.count)}: ${duration(of.mean)} on average, ${most}`;
+  const most = of.most === null || of.most === Infinity ? "some took longer than all bounds" : `99 of 100 below ${formatDuration(of.most)}`;
+  return `${formatCount(of.count)}: ${formatDuration(of.mean)} on average, ${most}`;
 }
 
 function Alarms({ of }: { of: Pulse }) {
@@ -126,7 +126,7 @@ function Alarms({ of }: { of: Pulse }) {
           The logs of {plural(of.failed_log_count, "queue")} take nothing more, because a write or a sync failed; the broker's log says why:{" "}
           {of.failed_logs.map((queue) => (
             <span key={`${queue.vhost}\0${queue.name}`}>
-              <To path={["queues", queue.vhost, queue.name]}>{visible(queue.name)}</To>{" "}
+              <NameLink path={["queues", queue.vhost, queue.name]}>{showInvisible(queue.name)}</NameLink>{" "}
             </span>
           ))}
         </p>
@@ -135,13 +135,13 @@ function Alarms({ of }: { of: Pulse }) {
   );
 }
 
-function Health({ of, node }: { of: Pulse; node: Node }) {
+function HealthBadge({ of, node }: { of: Pulse; node: Node }) {
   if (of.alarms.length) return <Badge kind="bad">alarm</Badge>;
   if (node.being_drained) return <Badge kind="warn">being drained</Badge>;
   return <Badge kind="good">no alarm</Badge>;
 }
 
-function HeldNow({ of }: { of: Pulse }) {
+function PausedConnections({ of }: { of: Pulse }) {
   const held = Object.entries(of.held).filter(([, several]) => several > 0);
   if (!held.length) return <p class="soft">No connection is held back.</p>;
   return (
@@ -150,7 +150,7 @@ function HeldNow({ of }: { of: Pulse }) {
       <ul class="pairs">
         {held.map(([word, several]) => (
           <li key={word}>
-            <a href={href(["connections"], { sort: "state" })}>{plural(several, "connection")}</a>: {HELD[word] ?? word}.
+            <a href={href(["connections"], { sort: "state" })}>{plural(several, "connection")}</a>: {PAUSE_REASONS[word] ?? word}.
           </li>
         ))}
       </ul>
@@ -158,7 +158,7 @@ function HeldNow({ of }: { of: Pulse }) {
   );
 }
 
-function Meter({ used, limit, bad = false, show = bytes }: { used: number; limit: number; bad?: boolean; show?: (value: number) => string }) {
+function Meter({ used, limit, bad = false, show = formatBytes }: { used: number; limit: number; bad?: boolean; show?: (value: number) => string }) {
   const share = limit > 0 ? used / limit : 0;
   return (
     <>
@@ -170,12 +170,12 @@ function Meter({ used, limit, bad = false, show = bytes }: { used: number; limit
   );
 }
 
-function Free({ of }: { of: Node }) {
+function DiskFree({ of }: { of: Node }) {
   const near = of.disk_free < of.disk_free_limit * 2;
   return (
     <>
       {of.disk_free_alarm ? <Badge kind="bad">too little</Badge> : near && <Badge kind="warn">little</Badge>}
-      {bytes(of.disk_free)} free; publishers are held below {bytes(of.disk_free_limit)}
+      {formatBytes(of.disk_free)} free; publishers are held below {formatBytes(of.disk_free_limit)}
     </>
   );
 }

@@ -1,6 +1,6 @@
 // What has happened, said once: at the edge of the screen, and to screen readers.
 import { signal } from "@preact/signals";
-import { Icon } from "./icon";
+import { Icon } from "./elements";
 
 type Kind = "good" | "bad";
 interface Notice {
@@ -24,7 +24,7 @@ function close(id: number): void {
 }
 
 /** Of one user, before the next. */
-export function forgetNotices(): void {
+export function clearNotices(): void {
   notices.value = [];
 }
 

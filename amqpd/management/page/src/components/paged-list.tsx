@@ -1,30 +1,16 @@
 // A list of things that may be ten thousand: paged, sorted and searched by the broker; where one is in it stands in the
 // address. What only fits in a page anyhow (the jobs of a queue) is a `Rows`.
 import type { ComponentChildren } from "preact";
-import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, getUrl, Refusal, sentence, type Names, type Query } from "../api/client";
-import { usePainted, usePoll } from "../shell/poll";
-import { place, setQuery } from "../shell/router";
-import { Icon } from "./icon";
-import { count, plural } from "./format";
+import { ApiError, apiUrl, errorText, getUrl, type PathNames, type Query } from "../api/client";
+import { useAfterPaint, usePoll } from "../shell/poll";
+import { route, setQuery } from "../shell/router";
+import { ErrorMessage, Loading, MissingNodes } from "./elements";
+import { formatCount, plural } from "./format";
 import { notify } from "./notices";
-import { Failure, Missing, visible, Waiting } from "./elements";
+import { type Column, ColumnChoice, DataTable, visibleColumns } from "./table";
 
-export interface Column<T> {
-  title: string;
-  cell: (item: T) => ComponentChildren;
-  /** The field that the broker sorts by, dots go deeper; without one it is not sorted by this. */
-  sort?: string;
-  /** To the right, with figures of equal width. */
-  number?: boolean;
-  /** Shown only when the user asks for it. */
-  extra?: boolean;
-  /** What the broker must send for it, where that is not `sort` alone: fields with commas between. */
-  fields?: string;
-}
-
-interface Listed<T> {
+interface ListPage<T> {
   items: T[];
   filtered_count: number;
   total_count: number;
@@ -33,12 +19,12 @@ interface Listed<T> {
   missing_nodes?: string[];
 }
 
-interface ListProps<T> {
+interface PagedListProps<T> {
   /** What is listed, in the plural: "queues". */
   what: string;
   /** Of the API, with names in braces. */
   path: string;
-  names?: Names;
+  names?: PathNames;
   query?: Query;
   columns: Column<T>[];
   idOf: (item: T) => string;
@@ -57,53 +43,20 @@ interface ListProps<T> {
   many?: (chosen: T[], onDone: () => void) => ComponentChildren;
 }
 
-const hiddenKey = (what: string): string => `amqpd.columns.${what}`;
-
-/** The columns that the user wants of a list, by title; kept by the browser. */
-const wishes = signal<Record<string, Record<string, boolean>>>({});
-
-function wished(what: string): Record<string, boolean> {
-  const here = wishes.value[what];
-  if (here) return here;
-  try {
-    const kept: unknown = JSON.parse(localStorage.getItem(hiddenKey(what)) ?? "{}");
-    return typeof kept === "object" && kept !== null ? (kept as Record<string, boolean>) : {};
-  } catch {
-    return {};
-  }
-}
-
-function wish(what: string, title: string, shown: boolean): void {
-  const all = { ...wished(what), [title]: shown };
-  localStorage.setItem(hiddenKey(what), JSON.stringify(all));
-  wishes.value = { ...wishes.value, [what]: all };
-}
-
-/** Those of a list that are shown; the first always is. */
-export function chosenColumns<T>(what: string, columns: Column<T>[]): Column<T>[] {
-  const all = wished(what);
-  return columns.filter((column, index) => index === 0 || (all[column.title] ?? !column.extra));
-}
-
-/** What the broker must send for them, as `columns` of a query. */
-export function fieldsOf<T>(base: string, columns: Column<T>[]): string {
-  return [...new Set([...base.split(","), ...columns.flatMap((column) => (column.fields ?? column.sort ?? "").split(","))])].filter(Boolean).join();
-}
-
 const PAGE_SIZE = 50;
-const SIZES = [25, 50, 100, 500];
+const PAGE_SIZES = [25, 50, 100, 500];
 /** Of the API. */
 const PAGE_SIZE_MAX = 500;
 /** A list of so few columns has no choice of them. */
-const CHOICE_MIN = 5;
-const TYPED_MS = 250;
+const CHOICE_COLUMNS_MIN = 5;
+const TYPING_PAUSE_MS = 250;
 /** Lines that are painted at once, the others behind them. */
-const FIRST = 20;
+const FIRST_ROWS = 20;
 
 /** What a list asks, as the address of the page has it. */
-export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as = "" }: Pick<ListProps<unknown>, "path" | "names" | "query" | "pageSize" | "as">): string {
-  const { page, size, sort, down, name, regex } = said(pageSize, as);
-  return address(path, names, {
+export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as = "" }: Pick<PagedListProps<unknown>, "path" | "names" | "query" | "pageSize" | "as">): string {
+  const { page, size, sort, down, name, regex } = listQuery(pageSize, as);
+  return apiUrl(path, names, {
     ...query,
     page,
     page_size: size,
@@ -112,8 +65,8 @@ export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as
   });
 }
 
-function said(pageSize: number, as: string) {
-  const word = (name: string): string | null => place.value.query.get(as + name);
+function listQuery(pageSize: number, as: string) {
+  const word = (name: string): string | null => route.value.query.get(as + name);
   return {
     page: Number(word("page") ?? 1),
     size: Number(word("size") ?? pageSize),
@@ -124,27 +77,27 @@ function said(pageSize: number, as: string) {
   };
 }
 
-type Words = Record<string, string | number | undefined>;
-type Say = (changes: Words) => void;
+type QueryChanges = Record<string, string | number | undefined>;
+type SetListQuery = (changes: QueryChanges) => void;
 
-export function List<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, by = "name", as = "", version = 0, many }: ListProps<T>) {
-  const { page, size, sort, down, name, regex } = said(pageSize, as);
-  const say: Say = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [as + word, value])));
+export function PagedList<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, by = "name", as = "", version = 0, many }: PagedListProps<T>) {
+  const { page, size, sort, down, name, regex } = listQuery(pageSize, as);
+  const say: SetListQuery = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [as + word, value])));
   const url = listUrl({ path, names, query, pageSize, as });
-  const { data, error } = usePoll((signal) => getUrl<Listed<T>>(url, signal), [url, version]);
+  const { data, error } = usePoll((signal) => getUrl<ListPage<T>>(url, signal), [url, version]);
   // A page that is no longer there: things have gone, or the search has fewer.
-  const outside = error instanceof Refusal && error.reason.startsWith("Page out of range");
+  const outside = error instanceof ApiError && error.reason.startsWith("Page out of range");
   useEffect(() => {
     if (outside && page > 1) say({ page: undefined });
   }, [outside]);
-  const last = useRef<Listed<T>>();
+  const last = useRef<ListPage<T>>();
   if (data) last.current = data;
   const shown = data ?? last.current;
   // As many lines as a screen has come first.
-  const whole = usePainted(data !== undefined);
+  const whole = useAfterPaint(data !== undefined);
   const [chosen, setChosen] = useState<ReadonlyMap<string, T>>(new Map());
   useEffect(() => setChosen(new Map()), [path, JSON.stringify(names), name, regex]);
-  const shownColumns = chosenColumns(what, columns);
+  const shownColumns = visibleColumns(what, columns);
   const wide = searched === "many" ? name !== "" || (shown?.total_count ?? 0) > size : searched;
 
   return (
@@ -152,27 +105,27 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
       <div class="bar">
         {wide && <Search what={what} by={by} text={name} regex={regex} say={say} />}
         <span class="grow" aria-live="polite">
-          {shown && tally(shown, what)}
+          {shown && countText(shown, what)}
         </span>
-        {columns.length > CHOICE_MIN && <ColumnChoice what={what} columns={columns} />}
+        {columns.length > CHOICE_COLUMNS_MIN && <ColumnChoice what={what} columns={columns} />}
         {aside}
       </div>
-      {!outside && <Failure error={error} />}
-      <Missing nodes={shown?.missing_nodes} />
-      {!shown && error === undefined && <Waiting />}
+      {!outside && <ErrorMessage error={error} />}
+      <MissingNodes nodes={shown?.missing_nodes} />
+      {!shown && error === undefined && <Loading />}
       {many && chosen.size > 0 && shown && (
         <div class="bar chosen">
-          <b aria-live="polite">{count(chosen.size)} chosen</b>
-          {chosen.size < shown.filtered_count && <ChooseAll url={address(path, names, { ...query, ...(name ? { name, use_regex: regex } : {}), sort: "name" })} count={shown.filtered_count} onFound={(items: T[]) => setChosen(new Map(items.map((item) => [idOf(item), item])))} />}
+          <b aria-live="polite">{formatCount(chosen.size)} chosen</b>
+          {chosen.size < shown.filtered_count && <SelectAll url={apiUrl(path, names, { ...query, ...(name ? { name, use_regex: regex } : {}), sort: "name" })} count={shown.filtered_count} onFound={(items: T[]) => setChosen(new Map(items.map((item) => [idOf(item), item])))} />}
           <button onClick={() => setChosen(new Map())}>Choose none</button>
           <span class="grow" />
           {many([...chosen.values()], () => setChosen(new Map()))}
         </div>
       )}
       {shown && (
-        <Rows
+        <DataTable
           what={what}
-          items={whole ? shown.items : shown.items.slice(0, FIRST)}
+          items={whole ? shown.items : shown.items.slice(0, FIRST_ROWS)}
           columns={shownColumns}
           idOf={idOf}
           {...(many ? { chosen, onChoose: setChosen } : {})}
@@ -186,13 +139,13 @@ export function List<T>({ what, path, names = {}, query = {}, columns, idOf, asi
   );
 }
 
-function tally(shown: { filtered_count: number; total_count: number }, what: string): string {
+function countText(shown: { filtered_count: number; total_count: number }, what: string): string {
   return shown.filtered_count === shown.total_count
     ? plural(shown.total_count, what.replace(/ies$/, "y").replace(/s$/, ""), what)
-    : `${count(shown.filtered_count)} of ${count(shown.total_count)} ${what}`;
+    : `${formatCount(shown.filtered_count)} of ${formatCount(shown.total_count)} ${what}`;
 }
 
-function Search({ what, by, text, regex, say }: { what: string; by: string; text: string; regex: boolean; say: Say }) {
+function Search({ what, by, text, regex, say }: { what: string; by: string; text: string; regex: boolean; say: SetListQuery }) {
   const [typed, setTyped] = useState(text);
   const timer = useRef<ReturnType<typeof setTimeout>>();
   useEffect(() => setTyped(text), [text]);
@@ -200,7 +153,7 @@ function Search({ what, by, text, regex, say }: { what: string; by: string; text
   const type = (value: string): void => {
     setTyped(value);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => say({ q: value, page: undefined }), TYPED_MS);
+    timer.current = setTimeout(() => say({ q: value, page: undefined }), TYPING_PAUSE_MS);
   };
   return (
     <form role="search" class="search" onSubmit={(event) => event.preventDefault()}>
@@ -213,7 +166,7 @@ function Search({ what, by, text, regex, say }: { what: string; by: string; text
   );
 }
 
-function Pages({ what, page, pages, size, pageSize, say }: { what: string; page: number; pages: number; size: number; pageSize: number; say: Say }) {
+function Pages({ what, page, pages, size, pageSize, say }: { what: string; page: number; pages: number; size: number; pageSize: number; say: SetListQuery }) {
   const turn = (to: number): void => say({ page: to === 1 ? undefined : to });
   return (
     <nav class="pages" aria-label={`Pages of ${what}`}>
@@ -232,7 +185,7 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
           value={page}
           onChange={(event) => turn(Math.min(pages, Math.max(1, Number(event.currentTarget.value) || 1)))}
         />{" "}
-        of {count(pages)}
+        of {formatCount(pages)}
       </label>
       <button disabled={page >= pages} onClick={() => turn(page + 1)}>
         Next
@@ -243,7 +196,7 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
       <label>
         <span class="hidden">Lines on a page</span>
         <select value={size} onChange={(event) => say({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
-          {[...new Set([...SIZES, pageSize, size])]
+          {[...new Set([...PAGE_SIZES, pageSize, size])]
             .sort((a, b) => a - b)
             .map((each) => (
               <option key={each} value={each}>
@@ -256,135 +209,32 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
   );
 }
 
-function ColumnChoice<T>({ what, columns }: { what: string; columns: Column<T>[] }) {
-  const shown = chosenColumns(what, columns);
-  const frame = useRef<HTMLDetailsElement>(null);
-  const [open, setOpen] = useState(false);
-  useEffect(() => {
-    const elsewhere = (event: Event): void => {
-      if (event instanceof KeyboardEvent ? event.key === "Escape" : !frame.current?.contains(event.target as Node)) frame.current!.open = false;
-    };
-    for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, elsewhere);
-    return () => {
-      for (const kind of ["pointerdown", "keydown"]) removeEventListener(kind, elsewhere);
-    };
-  }, []);
-  return (
-    <details class="choose" ref={frame} onToggle={(event) => setOpen(event.currentTarget.open)}>
-      <summary>Columns</summary>
-      <div class="card">
-        {open &&
-          columns.slice(1).map((column) => (
-            <label key={column.title} class="check">
-              <input type="checkbox" checked={shown.includes(column)} onChange={(event) => wish(what, column.title, event.currentTarget.checked)} /> {column.title}
-            </label>
-          ))}
-      </div>
-    </details>
-  );
-}
-
 /** Of all pages, not only those of this one. */
-function ChooseAll<T>({ url, count: all, onFound }: { url: string; count: number; onFound: (items: T[]) => void }) {
+function SelectAll<T>({ url, count: all, onFound }: { url: string; count: number; onFound: (items: T[]) => void }) {
   const [busy, setBusy] = useState(false);
   const find = async (): Promise<void> => {
     setBusy(true);
     try {
-      onFound(await allOf<T>(url));
+      onFound(await fetchAll<T>(url));
     } catch (error) {
-      notify(sentence(error), "bad");
+      notify(errorText(error), "bad");
     }
     setBusy(false);
   };
   return (
     <button disabled={busy} onClick={() => void find()}>
-      Choose all {count(all)}
+      Choose all {formatCount(all)}
     </button>
   );
 }
 
 /** Each page of a list, one after the other. url: with a query. */
-export async function allOf<T>(url: string): Promise<T[]> {
+export async function fetchAll<T>(url: string): Promise<T[]> {
   const items: T[] = [];
   for (let page = 1, pages = 1; page <= pages; page += 1) {
-    const found = await getUrl<Listed<T>>(`${url}&page=${page}&page_size=${PAGE_SIZE_MAX}`);
+    const found = await getUrl<ListPage<T>>(`${url}&page=${page}&page_size=${PAGE_SIZE_MAX}`);
     items.push(...found.items);
     pages = found.page_count;
   }
   return items;
-}
-
-interface RowsProps<T> {
-  what: string;
-  items: T[];
-  columns: Column<T>[];
-  idOf: (item: T) => string;
-  sort?: string;
-  down?: boolean;
-  onSort?: (column: string) => void;
-  /** Which lines are chosen, by their ids. */
-  chosen?: ReadonlyMap<string, T>;
-  onChoose?: (chosen: ReadonlyMap<string, T>) => void;
-  /** A click on a line, beside its buttons and links. */
-  onOpen?: (item: T) => void;
-}
-
-export function Rows<T>({ what, items, columns, idOf, sort = "", down = false, onSort, chosen, onChoose, onOpen }: RowsProps<T>) {
-  if (!items.length) return <p class="empty">No {what}.</p>;
-  const choose = (of: T[], on: boolean): void => {
-    const next = new Map(chosen);
-    for (const item of of) if (on) next.set(idOf(item), item); else next.delete(idOf(item));
-    onChoose?.(next);
-  };
-  const open = (event: MouseEvent, item: T): void => {
-    if ((event.target as Element).closest("a, button, input, select, label") || getSelection()?.toString()) return;
-    onOpen?.(item);
-  };
-  return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={what}>
-      <table>
-        <thead>
-          <tr>
-            {chosen && (
-              <th class="box">
-                <input type="checkbox" aria-label={`Choose all ${what} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
-              </th>
-            )}
-            {columns.map((column) => (
-              <th key={column.title} scope="col" class={column.number ? "number" : ""} aria-sort={order(column, sort, down)}>
-                {column.sort && onSort ? (
-                  <button class="sort" onClick={() => onSort(column.sort!)}>
-                    {column.title}
-                    {sort === column.sort && <Icon name={down ? "down" : "up"} />}
-                  </button>
-                ) : (
-                  column.title
-                )}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {items.map((item) => (
-            <tr key={idOf(item)} class={onOpen ? "opens" : ""} onClick={onOpen && ((event) => open(event, item))}>
-              {chosen && (
-                <td class="box">
-                  <input type="checkbox" aria-label={`Choose ${visible(idOf(item).split("\0").at(-1) ?? "")}`} checked={chosen.has(idOf(item))} onChange={(event) => choose([item], event.currentTarget.checked)} />
-                </td>
-              )}
-              {columns.map((column, index) => (
-                <td key={column.title} class={index ? (column.number ? "number" : "") : column.number ? "first number" : "first"} data-title={column.title}>
-                  {column.cell(item)}
-                </td>
-              ))}
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
-}
-
-function order<T>(column: Column<T>, sort: string, down: boolean): "ascending" | "descending" | undefined {
-  return column.sort !== undefined && column.sort === sort ? (down ? "descending" : "ascending") : undefined;
 }

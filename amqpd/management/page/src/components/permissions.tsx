@@ -1,13 +1,14 @@
 // What users may configure, write and read in virtual hosts: of one user in all of them, or in one of all users.
 import { useState } from "preact/hooks";
-import { address, found, request } from "../api/client";
-import { vhosts } from "../shell/preferences";
-import { Danger, type Consequence } from "./dialog";
-import { Field, Form, text } from "./form";
-import { List, type Column } from "./paged-list";
+import { apiUrl, getIfExists, request } from "../api/client";
+import { vhostOptions } from "../shell/preferences";
+import { DangerButton, type Preview } from "./dialog";
+import { KeyValues, Name, NameLink } from "./elements";
+import { Field, fieldText, Form } from "./form";
 import { notify } from "./notices";
-import { Name, Table, To } from "./elements";
-import { VhostChoice } from "./vhost-select";
+import { PagedList } from "./paged-list";
+import type { Column } from "./table";
+import { VhostSelect } from "./vhost-select";
 
 export interface Permission {
   user: string;
@@ -22,29 +23,29 @@ const KINDS = ["configure", "write", "read"] as const;
 /** Whose, or where: one of the two. */
 type PermissionsProps = { user: string; vhost?: undefined } | { user?: undefined; vhost: string };
 
-const urlOf = (vhost: string, user: string): string => address("/api/permissions/{vhost}/{user}", { vhost, user });
+const urlOf = (vhost: string, user: string): string => apiUrl("/api/permissions/{vhost}/{user}", { vhost, user });
 
 export function Permissions({ user, vhost }: PermissionsProps) {
   const [version, setVersion] = useState(0);
   const onDone = (): void => setVersion((before) => before + 1);
-  const [chosen, setChosen] = useState(vhosts.value[0] ?? "/");
+  const [chosen, setChosen] = useState(vhostOptions.value[0] ?? "/");
   const send = async (fields: FormData): Promise<void> => {
-    const body = { configure: text(fields, "configure"), write: text(fields, "write"), read: text(fields, "read") };
-    await request("PUT", urlOf(vhost ?? chosen, user ?? text(fields, "user")), body);
+    const body = { configure: fieldText(fields, "configure"), write: fieldText(fields, "write"), read: fieldText(fields, "read") };
+    await request("PUT", urlOf(vhost ?? chosen, user ?? fieldText(fields, "user")), body);
     notify("The permission is set.");
     onDone();
   };
-  const before = async (fields: FormData): Promise<Consequence | undefined> => {
-    const at = urlOf(vhost ?? chosen, user ?? text(fields, "user"));
-    const is = await found<Permission>(at);
-    if (!is || KINDS.every((kind) => is[kind] === text(fields, kind))) return undefined;
+  const findReplaced = async (fields: FormData): Promise<Preview | undefined> => {
+    const at = urlOf(vhost ?? chosen, user ?? fieldText(fields, "user"));
+    const is = await getIfExists<Permission>(at);
+    if (!is || KINDS.every((kind) => is[kind] === fieldText(fields, kind))) return undefined;
     return {
       text: (
         <>
           <p>
             <Name>{is.user}</Name> may enter <Name>{is.vhost}</Name> already. These patterns are replaced:
           </p>
-          <Table of={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
+          <KeyValues of={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
         </>
       ),
       action: "Replace the permission",
@@ -52,11 +53,11 @@ export function Permissions({ user, vhost }: PermissionsProps) {
   };
   const other: Column<Permission> =
     user === undefined
-      ? { title: "User", sort: "user", cell: (item) => <To path={["users", item.user]}>{item.user}</To> }
-      : { title: "Virtual host", sort: "vhost", cell: (item) => <To path={["vhosts", item.vhost]}>{item.vhost}</To> };
+      ? { title: "User", sort: "user", cell: (item) => <NameLink path={["users", item.user]}>{item.user}</NameLink> }
+      : { title: "Virtual host", sort: "vhost", cell: (item) => <NameLink path={["vhosts", item.vhost]}>{item.vhost}</NameLink> };
   return (
     <>
-      <List<Permission>
+      <PagedList<Permission>
         what="permissions"
         path={user === undefined ? "/api/vhosts/{vhost}/permissions" : "/api/users/{user}/permissions"}
         names={user === undefined ? { vhost } : { user }}
@@ -69,10 +70,10 @@ export function Permissions({ user, vhost }: PermissionsProps) {
           { title: "Configure", cell: (item) => <Pattern of={item.configure} /> },
           { title: "Write", cell: (item) => <Pattern of={item.write} /> },
           { title: "Read", cell: (item) => <Pattern of={item.read} /> },
-          { title: "Clear", cell: (item) => <Clear item={item} onDone={onDone} /> },
+          { title: "Clear", cell: (item) => <ClearButton item={item} onDone={onDone} /> },
         ]}
       />
-      <Form action="Set the permission" send={send} before={before}>
+      <Form action="Set the permission" send={send} before={findReplaced}>
         <div class="fields">
           {user === undefined ? (
             <Field label="User">
@@ -80,7 +81,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
             </Field>
           ) : (
             <Field label="Virtual host">
-              <VhostChoice value={chosen} onChange={setChosen} />
+              <VhostSelect value={chosen} onChange={setChosen} />
             </Field>
           )}
           {KINDS.map((kind) => (
@@ -104,8 +105,8 @@ export function Pattern({ of }: { of: string }) {
   );
 }
 
-function Clear({ item, onDone }: { item: Permission; onDone: () => void }) {
-  const look = async (): Promise<Consequence> => ({
+function ClearButton({ item, onDone }: { item: Permission; onDone: () => void }) {
+  const look = async (): Promise<Preview> => ({
     text: (
       <p>
         The user <Name>{item.user}</Name> may not enter <Name>{item.vhost}</Name> any more; connections of that user there are closed.
@@ -118,5 +119,5 @@ function Clear({ item, onDone }: { item: Permission; onDone: () => void }) {
     onDone();
     return "The permission is cleared.";
   };
-  return <Danger label="Clear" title="Clear the permission?" look={look} run={run} />;
+  return <DangerButton label="Clear" title="Clear the permission?" look={look} run={run} />;
 }

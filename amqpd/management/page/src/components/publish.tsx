@@ -1,27 +1,27 @@
 // Publishing one message: through an exchange, or to a queue by the default exchange.
 import { post } from "../api/client";
-import { Field, Form, object, text } from "./form";
+import { Field, fieldObject, fieldText, Form } from "./form";
 import { notify } from "./notices";
 
-const TEXTS = ["content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "app_id"] as const;
+const TEXT_PROPERTIES = ["content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "app_id"] as const;
 
-export function Publish({ vhost, exchange, queue }: { vhost: string; exchange: string; queue?: string }) {
+export function PublishForm({ vhost, exchange, queue }: { vhost: string; exchange: string; queue?: string }) {
   const send = async (fields: FormData): Promise<void> => {
     const properties: Record<string, unknown> = {};
-    for (const name of TEXTS) {
-      const value = text(fields, name);
+    for (const name of TEXT_PROPERTIES) {
+      const value = fieldText(fields, name);
       if (value) properties[name] = value;
     }
-    const headers = object(fields, "headers", "Headers");
+    const headers = fieldObject(fields, "headers", "Headers");
     if (Object.keys(headers).length) properties["headers"] = headers;
-    if (text(fields, "priority")) properties["priority"] = Number(text(fields, "priority"));
+    if (fieldText(fields, "priority")) properties["priority"] = Number(fieldText(fields, "priority"));
     properties["delivery_mode"] = fields.has("persistent") ? 2 : 1;
-    const said = await post<{ routed: boolean }>(
+    const answer = await post<{ routed: boolean }>(
       "/api/exchanges/{vhost}/{exchange}/publish",
       { vhost, exchange: exchange || "amq.default" },
-      { routing_key: queue ?? text(fields, "routing_key"), payload: text(fields, "payload"), payload_encoding: text(fields, "encoding"), properties },
+      { routing_key: queue ?? fieldText(fields, "routing_key"), payload: fieldText(fields, "payload"), payload_encoding: fieldText(fields, "encoding"), properties },
     );
-    if (said.routed) notify("Published, and safe in every queue that took it.");
+    if (answer.routed) notify("Published, and safe in every queue that took it.");
     else notify("No queue takes a message with this key: it was dropped.", "bad");
   };
   return (
@@ -51,7 +51,7 @@ export function Publish({ vhost, exchange, queue }: { vhost: string; exchange: s
       <details>
         <summary>Other properties</summary>
         <div class="fields">
-          {TEXTS.map((name) => (
+          {TEXT_PROPERTIES.map((name) => (
             <Field key={name} label={name.replace("_", " ")} {...(name === "expiration" ? { hint: "milliseconds" } : {})}>
               <input name={name} autocomplete="off" />
             </Field>

@@ -1,7 +1,7 @@
 // What the API's samples of some counters were over a time, for charts: all of it once, then only what is new.
 import { useRef, useState } from "preact/hooks";
 import type { Query } from "../api/client";
-import { painted, usePoll, type Polled } from "../shell/poll";
+import { afterPaint, type Polled, usePoll } from "../shell/poll";
 
 export interface Sample {
   sample: number;
@@ -14,10 +14,10 @@ export type Counters = Record<string, { rate?: number; samples?: Sample[] | unde
 export const RANGES = { "1 min": [60, 5], "10 min": [600, 5], "1 h": [3600, 60], "8 h": [28800, 600], "24 h": [86400, 1800] } as const;
 export type Range = keyof typeof RANGES;
 /** Of single objects: the broker keeps an hour of them. */
-export const SHORT: Range[] = ["1 min", "10 min", "1 h"];
-export const ALL = Object.keys(RANGES) as Range[];
+export const OBJECT_RANGES: Range[] = ["1 min", "10 min", "1 h"];
+export const ALL_RANGES = Object.keys(RANGES) as Range[];
 
-export interface Points {
+export interface Series {
   /** Seconds since 1970, rising. */
   times: number[];
   /** As the counters were. */
@@ -37,13 +37,13 @@ const STEPS_MAX = 2;
 
 const KINDS = ["msg_rates", "lengths", "data_rates", "node_stats"] as const;
 
-function spans(age: number, increment: number): Query {
+function sampleQuery(age: number, increment: number): Query {
   return Object.fromEntries(KINDS.flatMap((kind) => [[`${kind}_age`, age], [`${kind}_incr`, increment]]));
 }
 
-class Track {
+class SampleTrack {
   private readonly latest = new Map<string, number>();
-  private readonly found = new Map<string, Map<number, number>>();
+  private readonly samples = new Map<string, Map<number, number>>();
   private sinceMs: number | undefined;
   newest = 0;
 
@@ -54,8 +54,8 @@ class Track {
 
   add(counters: Counters): void {
     for (const [name, counter] of Object.entries(counters)) {
-      const values = this.found.get(name) ?? new Map<number, number>();
-      this.found.set(name, values);
+      const values = this.samples.get(name) ?? new Map<number, number>();
+      this.samples.set(name, values);
       if (counter?.recorded_since !== undefined) this.sinceMs = Math.max(this.sinceMs ?? 0, counter.recorded_since);
       if (counter?.rate !== undefined) this.latest.set(name, counter.rate);
       for (const { sample, timestamp } of counter?.samples ?? []) {
@@ -64,18 +64,18 @@ class Track {
       }
     }
     const oldest = this.newest - this.age * 1000;
-    for (const values of this.found.values()) for (const at of values.keys()) if (at < oldest) values.delete(at);
+    for (const values of this.samples.values()) for (const at of values.keys()) if (at < oldest) values.delete(at);
   }
 
-  points(): Points {
+  points(): Series {
     const times: number[] = [];
-    for (const at of [...new Set([...this.found.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b)) {
+    for (const at of [...new Set([...this.samples.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b)) {
       const before = times.at(-1);
       // A moment without any value: no curve crosses it.
       if (before !== undefined && at - before > STEPS_MAX * this.increment * 1000) times.push(before + this.increment * 1000);
       times.push(at);
     }
-    const values = (name: string): (number | null)[] => times.map((at) => this.found.get(name)?.get(at) ?? null);
+    const values = (name: string): (number | null)[] => times.map((at) => this.samples.get(name)?.get(at) ?? null);
     const rates = (name: string): (number | null)[] => {
       const counts = values(name);
       return counts.map((value, index) => {
@@ -95,16 +95,16 @@ export function useHistory<T>(
   ask: (query: Query, signal: AbortSignal) => Promise<T>,
   pick: (answer: T) => Counters,
   deps: readonly unknown[],
-): Polled<T> & { points: Points } {
+): Polled<T> & { points: Series } {
   const [age, increment] = RANGES[range];
-  const track = useRef<Track>();
+  const track = useRef<SampleTrack>();
   const key = JSON.stringify([range, ...deps]);
   const of = useRef("");
   if (of.current !== key) {
     of.current = key;
-    track.current = new Track(age, increment);
+    track.current = new SampleTrack(age, increment);
   }
-  const [, drawn] = useState(0);
+  const [, rerender] = useState(0);
   // What there is without its past comes first: that is asked and painted in no time, an hour of samples is 100 KB.
   const [first, setFirst] = useState<{ key: string; answer: T }>();
   const polled = usePoll(
@@ -112,12 +112,12 @@ export function useHistory<T>(
       const current = track.current!;
       if (current.newest === 0) {
         setFirst({ key, answer: await ask({}, signal) });
-        await painted();
+        await afterPaint();
       }
       const missed = (Date.now() - current.newest) / 1000 + 2 * increment;
-      const answer = await ask(spans(Math.min(age, Math.ceil(missed / increment) * increment), increment), signal);
+      const answer = await ask(sampleQuery(Math.min(age, Math.ceil(missed / increment) * increment), increment), signal);
       current.add(pick(answer));
-      drawn((before) => before + 1);
+      rerender((before) => before + 1);
       return answer;
     },
     [range, ...deps],

@@ -4,7 +4,7 @@ import { Badge } from "./elements";
 
 type Connection = components["schemas"]["Connection"];
 
-export const HELD: Record<string, string> = {
+export const PAUSE_REASONS: Record<string, string> = {
   alarm: "a publish met an alarm: it is read on when memory or disk are free again",
   sync: "it has written more than the disk has taken: it is read on when that is synced",
   backlog: "its commands wait behind busy channels",
@@ -14,15 +14,15 @@ export const HELD: Record<string, string> = {
   bodies: "unfinished messages take all the room there is for them",
 };
 // Of every turn anew: the way of a busy connection, and nothing to look at.
-const USUAL = ["paced", "sharing"];
+const ROUTINE_REASONS = ["paced", "sharing"];
 
-export function Held({ of }: { of: Connection }) {
-  const why = of.held_by.filter((word) => !USUAL.includes(word));
-  if (why.length) {
+export function ConnectionState({ of }: { of: Connection }) {
+  const reasons = of.held_by.filter((word) => !ROUTINE_REASONS.includes(word));
+  if (reasons.length) {
     return (
       <>
-        {why.map((word) => (
-          <Badge key={word} kind={word === "alarm" ? "bad" : "warn"} title={HELD[word] ?? word}>
+        {reasons.map((word) => (
+          <Badge key={word} kind={word === "alarm" ? "bad" : "warn"} title={PAUSE_REASONS[word] ?? word}>
             held: {word}
           </Badge>
         ))}
@@ -34,7 +34,15 @@ export function Held({ of }: { of: Connection }) {
 }
 
 /** In whole sentences. */
-export function why(of: Connection): string {
-  const reasons = of.held_by.map((word) => HELD[word] ?? word);
+export function pauseText(of: Connection): string {
+  const reasons = of.held_by.map((word) => PAUSE_REASONS[word] ?? word);
   return reasons.length ? `The broker does not read it now: ${reasons.join("; ")}.` : "The broker reads what it sends, and holds nothing back.";
+}
+
+export function QueueState({ queue }: { queue: components["schemas"]["Queue"] }) {
+  if (queue.state === "syncing") return <Badge kind="warn" title={queue.state_reason ?? ""}>syncing</Badge>;
+  if (queue.state === "down") return <Badge kind="bad" title="Its log cannot be read or written; the broker's log says why">down</Badge>;
+  if (queue.degraded) return <Badge kind="warn" title="Some of its log could not be read">degraded</Badge>;
+  if (queue.idle_since) return <Badge title={`Nothing has happened since ${queue.idle_since}`}>idle</Badge>;
+  return <Badge kind="good">running</Badge>;
 }

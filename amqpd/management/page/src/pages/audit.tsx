@@ -1,12 +1,12 @@
 // The audit log, newest first: who has done what, from where, and whether it was let. Searched by a selector on its fields, in
 // steps backwards, so that a search in a long log shows what it has found so far.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { address, request, sentence } from "../api/client";
+import { apiUrl, errorText, request } from "../api/client";
+import { Badge, KeyValues, Name, PageTitle } from "../components/elements";
 import { Field } from "../components/form";
-import { Rows, type Column } from "../components/paged-list";
-import { count, plural } from "../components/format";
-import { Badge, Name, Table, Title } from "../components/elements";
-import { place, setQuery } from "../shell/router";
+import { formatCount, plural } from "../components/format";
+import { type Column, DataTable } from "../components/table";
+import { route, setQuery } from "../shell/router";
 
 interface Entry {
   offset: number;
@@ -29,7 +29,7 @@ interface Answer {
   start_offset: number;
   lost: number;
 }
-interface Found {
+interface SearchResult {
   entries: Entry[];
   /** All from here on was looked at. */
   from: number;
@@ -37,18 +37,18 @@ interface Found {
   lost: number;
 }
 
-const PAGE = 100;
-const STEP = 1000;
+const PAGE_ENTRIES = 100;
+const STEP_ENTRIES = 1000;
 /** Steps of one search; whoever wants more asks again. */
 const STEPS_MAX = 20;
 const EVENTS = ["queue", "exchange", "binding", "vhost", "user", "permission", "policy", "parameter", "definitions", "connection", "alarm", "access", "admin"];
 
 /** The next entries below an offset, newest first. before: undefined from the end on. */
-async function older(where: string, before: number | undefined, signal: AbortSignal): Promise<Found> {
-  const found: Found = { entries: [], from: before ?? 0, ended: false, lost: 0 };
-  for (let step = 0; step < STEPS_MAX && found.entries.length < PAGE && !found.ended; step++) {
-    const size = where ? STEP : PAGE;
-    const url = address("/api/audit", {}, { last: size, count: size, where, before });
+async function searchBackwards(where: string, before: number | undefined, signal: AbortSignal): Promise<SearchResult> {
+  const found: SearchResult = { entries: [], from: before ?? 0, ended: false, lost: 0 };
+  for (let step = 0; step < STEPS_MAX && found.entries.length < PAGE_ENTRIES && !found.ended; step++) {
+    const size = where ? STEP_ENTRIES : PAGE_ENTRIES;
+    const url = apiUrl("/api/audit", {}, { last: size, count: size, where, before });
     const answer = await request<Answer>("GET", url, undefined, signal);
     found.entries.push(...answer.records.reverse());
     found.from = before = answer.first_offset;
@@ -59,32 +59,32 @@ async function older(where: string, before: number | undefined, signal: AbortSig
 }
 
 export default function Audit() {
-  const where = place.value.query.get("where") ?? "";
-  const [found, setFound] = useState<Found>();
+  const where = route.value.query.get("where") ?? "";
+  const [found, setFound] = useState<SearchResult>();
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
-  const broken = useRef<AbortController>();
-  const look = async (before?: Found): Promise<void> => {
-    broken.current?.abort();
-    const own = (broken.current = new AbortController());
+  const running = useRef<AbortController>();
+  const search = async (before?: SearchResult): Promise<void> => {
+    running.current?.abort();
+    const own = (running.current = new AbortController());
     setBusy(true);
     setFailure("");
     try {
-      const next = await older(where, before?.from, own.signal);
+      const next = await searchBackwards(where, before?.from, own.signal);
       setFound({ ...next, entries: [...(before?.entries ?? []), ...next.entries] });
     } catch (error) {
       if (own.signal.aborted) return;
-      setFailure(sentence(error));
+      setFailure(errorText(error));
     }
     setBusy(false);
   };
   useEffect(() => {
-    void look();
-    return () => broken.current?.abort();
+    void search();
+    return () => running.current?.abort();
   }, [where]);
   return (
     <>
-      <Title aside={<button onClick={() => void look()}>Look again</button>}>Audit log</Title>
+      <PageTitle aside={<button onClick={() => void search()}>Look again</button>}>Audit log</PageTitle>
       <Filter where={where} />
       {failure && (
         <p role="alert" class="failure">
@@ -94,13 +94,13 @@ export default function Audit() {
       <div class="list" aria-busy={busy && !found}>
         {found && (
           <>
-            {found.lost > 0 && <p class="failure">{count(found.lost)} records could not be written; the broker's log says why.</p>}
-            <Rows<Entry> what="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
+            {found.lost > 0 && <p class="failure">{formatCount(found.lost)} records could not be written; the broker's log says why.</p>}
+            <DataTable<Entry> what="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
             <div class="buttons">
               <span class="grow" aria-live="polite">
-                {plural(found.entries.length, "record")}{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${count(found.from)}` : ""}
+                {plural(found.entries.length, "record")}{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${formatCount(found.from)}` : ""}
               </span>
-              <button disabled={busy || found.ended} onClick={() => void look(found)}>
+              <button disabled={busy || found.ended} onClick={() => void search(found)}>
                 {busy ? "Looking …" : "Older"}
               </button>
             </div>
@@ -117,27 +117,27 @@ const COLUMNS: Column<Entry>[] = [
   { title: "Event", cell: (entry) => entry.event },
   { title: "Virtual host", cell: (entry) => <Name>{entry.vhost ?? "–"}</Name> },
   { title: "Of", cell: (entry) => <Name>{entry.name ?? "–"}</Name> },
-  { title: "Result", cell: (entry) => <Result of={entry} /> },
+  { title: "Result", cell: (entry) => <ResultCell of={entry} /> },
   { title: "From", cell: (entry) => <Name>{[entry.front_end, entry.peer].filter(Boolean).join(" ")}</Name> },
-  { title: "Details", cell: (entry) => <Details of={entry} /> },
+  { title: "Details", cell: (entry) => <DetailsCell of={entry} /> },
 ];
 
-function Result({ of }: { of: Entry }) {
+function ResultCell({ of }: { of: Entry }) {
   return (
     <>
       <Badge kind={of.result === "ok" ? "good" : "bad"}>{of.result ?? "–"}</Badge>
-      {of.count !== undefined && of.count > 1 && <small>{count(of.count)} times </small>}
+      {of.count !== undefined && of.count > 1 && <small>{formatCount(of.count)} times </small>}
       {of.reason && <Name>{of.reason}</Name>}
     </>
   );
 }
 
-function Details({ of }: { of: Entry }) {
+function DetailsCell({ of }: { of: Entry }) {
   if (!of.details || !Object.keys(of.details).length) return <>–</>;
   return (
     <details>
       <summary>{Object.keys(of.details).join(", ").slice(0, 60)}</summary>
-      <Table of={of.details} />
+      <KeyValues of={of.details} />
     </details>
   );
 }

@@ -2,13 +2,13 @@
 import { useState } from "preact/hooks";
 import { get } from "../api/client";
 import { Chart, Charts } from "../components/chart";
-import { Consumers } from "../components/consumers";
-import { SHORT, useHistory, type Counters, type Range } from "../components/samples";
-import { Rows } from "../components/paged-list";
-import { count, rate } from "../components/format";
-import { exchangeName, Facts, Failure, Name, Section, Title, To, Waiting } from "../components/elements";
+import { ChannelConsumers } from "../components/consumers";
+import { ErrorMessage, exchangeName, Facts, Loading, Name, NameLink, PageTitle, Section } from "../components/elements";
+import { formatCount, formatRate } from "../components/format";
+import { type Counters, OBJECT_RANGES, type Range, useHistory } from "../components/samples";
+import { DataTable } from "../components/table";
 import type { PageProps } from "../shell/pages";
-import { ChannelState, mode } from "./channels";
+import { channelMode, ChannelState } from "./channels";
 
 const CURVES = [
   { name: "publish", label: "Published" },
@@ -28,59 +28,59 @@ export default function ChannelPage({ names }: PageProps) {
   );
   return (
     <>
-      <Title kind="Channel" aside={data && <ChannelState of={data} />}>
+      <PageTitle kind="Channel" aside={data && <ChannelState of={data} />}>
         {names[0]!}
-      </Title>
-      <Failure error={error} />
+      </PageTitle>
+      <ErrorMessage error={error} />
       {data && (
         <>
           <Section title="What it is">
             <Facts
               of={[
-                ["Connection", <To path={["connections", data.connection_details.name]}>{data.connection_details.name}</To>],
+                ["Connection", <NameLink path={["connections", data.connection_details.name]}>{data.connection_details.name}</NameLink>],
                 ["User", <Name>{data.user}</Name>],
                 ["Virtual host", <Name>{data.vhost}</Name>],
-                ["Mode", mode(data) || "neither confirms nor transactions"],
-                ["Prefetch, each consumer", data.prefetch_count ? count(data.prefetch_count) : "no limit"],
-                ["Prefetch, all together", data.global_prefetch_count ? count(data.global_prefetch_count) : "no limit"],
-                ["Unacked", count(data.messages_unacknowledged)],
-                ["Not yet confirmed", count(data.messages_unconfirmed)],
-                ["Not yet committed", data.transactional ? `${count(data.messages_uncommitted)} messages, ${count(data.acks_uncommitted)} acks` : undefined],
+                ["Mode", channelMode(data) || "neither confirms nor transactions"],
+                ["Prefetch, each consumer", data.prefetch_count ? formatCount(data.prefetch_count) : "no limit"],
+                ["Prefetch, all together", data.global_prefetch_count ? formatCount(data.global_prefetch_count) : "no limit"],
+                ["Unacked", formatCount(data.messages_unacknowledged)],
+                ["Not yet confirmed", formatCount(data.messages_unconfirmed)],
+                ["Not yet committed", data.transactional ? `${formatCount(data.messages_uncommitted)} messages, ${formatCount(data.acks_uncommitted)} acks` : undefined],
               ]}
             />
           </Section>
-          <Charts title="Messages" range={range} ranges={SHORT} onRange={setRange}>
+          <Charts title="Messages" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
             <Chart title="Rates" points={points} curves={CURVES} />
           </Charts>
           <Section title="Consumers">
-            <Consumers of={data.consumer_details ?? []} />
+            <ChannelConsumers of={data.consumer_details ?? []} />
           </Section>
           <Section title="Publishes to">
-            <Rows
+            <DataTable
               what="exchanges published to"
               items={data.publishes ?? []}
               idOf={(of) => of.exchange.name}
               columns={[
-                { title: "Exchange", cell: (of) => <To path={["exchanges", of.exchange.vhost, of.exchange.name || "amq.default"]}>{exchangeName(of.exchange.name)}</To> },
-                { title: "Published", number: true, cell: (of) => rate(of.stats.publish_details?.rate) },
+                { title: "Exchange", cell: (of) => <NameLink path={["exchanges", of.exchange.vhost, of.exchange.name || "amq.default"]}>{exchangeName(of.exchange.name)}</NameLink> },
+                { title: "Published", number: true, cell: (of) => formatRate(of.stats.publish_details?.rate) },
               ]}
             />
           </Section>
           <Section title="Gets from">
-            <Rows
+            <DataTable
               what="queues consumed from"
               items={data.deliveries ?? []}
               idOf={(of) => of.queue.name}
               columns={[
-                { title: "Queue", cell: (of) => <To path={["queues", of.queue.vhost, of.queue.name]}>{of.queue.name}</To> },
-                { title: "Delivered", number: true, cell: (of) => rate(of.stats.deliver_get_details?.rate) },
-                { title: "Acked", number: true, cell: (of) => rate(of.stats.ack_details?.rate) },
+                { title: "Queue", cell: (of) => <NameLink path={["queues", of.queue.vhost, of.queue.name]}>{of.queue.name}</NameLink> },
+                { title: "Delivered", number: true, cell: (of) => formatRate(of.stats.deliver_get_details?.rate) },
+                { title: "Acked", number: true, cell: (of) => formatRate(of.stats.ack_details?.rate) },
               ]}
             />
           </Section>
         </>
       )}
-      {!data && !error && <Waiting />}
+      {!data && !error && <Loading />}
     </>
   );
 }

@@ -1,10 +1,11 @@
 // All channels: what they publish, what they have in hand.
 import type { components } from "../api/schema";
-import { List, type Column } from "../components/paged-list";
-import { count, rate } from "../components/format";
-import { Badge, Name, Title, To } from "../components/elements";
-import { has, session } from "../shell/session";
-import { vhost } from "../shell/preferences";
+import { Badge, Name, NameLink, PageTitle } from "../components/elements";
+import { formatCount, formatRate } from "../components/format";
+import { PagedList } from "../components/paged-list";
+import type { Column } from "../components/table";
+import { selectedVhost } from "../shell/preferences";
+import { hasTag, session } from "../shell/session";
 
 type Channel = components["schemas"]["Channel"];
 
@@ -14,21 +15,21 @@ export function ChannelState({ of }: { of: Channel }) {
   return of.idle_since ? <Badge title={`Since ${of.idle_since}`}>idle</Badge> : <Badge kind="good">running</Badge>;
 }
 
-export function mode(of: Channel): string {
+export function channelMode(of: Channel): string {
   return of.transactional ? "transactions" : of.confirm ? "confirms" : "";
 }
 
 export const CHANNEL_COLUMNS: Column<Channel>[] = [
-  { title: "Channel", sort: "name", cell: (of) => <To path={["channels", of.name]}>{of.name}</To> },
+  { title: "Channel", sort: "name", cell: (of) => <NameLink path={["channels", of.name]}>{of.name}</NameLink> },
   { title: "State", sort: "state", cell: (of) => <ChannelState of={of} /> },
-  { title: "Mode", cell: mode },
-  { title: "Prefetch", sort: "prefetch_count", number: true, cell: (of) => (of.prefetch_count || of.global_prefetch_count ? count(of.prefetch_count || of.global_prefetch_count) : "none") },
-  { title: "Consumers", sort: "consumer_count", number: true, cell: (of) => count(of.consumer_count) },
-  { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (of) => count(of.messages_unacknowledged) },
-  { title: "Unconfirmed", sort: "messages_unconfirmed", number: true, cell: (of) => count(of.messages_unconfirmed) },
-  { title: "Published", sort: "message_stats.publish_details.rate", number: true, cell: (of) => rate(of.message_stats.publish_details?.rate) },
-  { title: "Delivered", sort: "message_stats.deliver_get_details.rate", number: true, cell: (of) => rate(of.message_stats.deliver_get_details?.rate) },
-  { title: "Acked", sort: "message_stats.ack_details.rate", number: true, cell: (of) => rate(of.message_stats.ack_details?.rate) },
+  { title: "Mode", cell: channelMode },
+  { title: "Prefetch", sort: "prefetch_count", number: true, cell: (of) => (of.prefetch_count || of.global_prefetch_count ? formatCount(of.prefetch_count || of.global_prefetch_count) : "none") },
+  { title: "Consumers", sort: "consumer_count", number: true, cell: (of) => formatCount(of.consumer_count) },
+  { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (of) => formatCount(of.messages_unacknowledged) },
+  { title: "Unconfirmed", sort: "messages_unconfirmed", number: true, cell: (of) => formatCount(of.messages_unconfirmed) },
+  { title: "Published", sort: "message_stats.publish_details.rate", number: true, cell: (of) => formatRate(of.message_stats.publish_details?.rate) },
+  { title: "Delivered", sort: "message_stats.deliver_get_details.rate", number: true, cell: (of) => formatRate(of.message_stats.deliver_get_details?.rate) },
+  { title: "Acked", sort: "message_stats.ack_details.rate", number: true, cell: (of) => formatRate(of.message_stats.ack_details?.rate) },
 ];
 const ALL: Column<Channel>[] = [
   ...CHANNEL_COLUMNS.slice(0, 1),
@@ -38,12 +39,12 @@ const ALL: Column<Channel>[] = [
 ];
 
 export default function Channels() {
-  const chosen = vhost.value;
+  const chosen = selectedVhost.value;
   return (
     <>
-      <Title>Channels</Title>
-      {!has("monitoring") && <p class="soft">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
-      <List<Channel> what="channels" path={chosen ? "/api/vhosts/{vhost}/channels" : "/api/channels"} names={{ vhost: chosen }} columns={ALL} idOf={(of) => of.name} />
+      <PageTitle>Channels</PageTitle>
+      {!hasTag("monitoring") && <p class="soft">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
+      <PagedList<Channel> what="channels" path={chosen ? "/api/vhosts/{vhost}/channels" : "/api/channels"} names={{ vhost: chosen }} columns={ALL} idOf={(of) => of.name} />
     </>
   );
 }

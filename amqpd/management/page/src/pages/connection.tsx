@@ -1,19 +1,19 @@
 // One connection: whose it is, what it does, why it is held, its channels; and its end.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { get, remove, type Names } from "../api/client";
+import { get, type PathNames, remove } from "../api/client";
 import { Chart, Charts } from "../components/chart";
-import { Danger } from "../components/dialog";
-import { why, Held } from "../components/states";
-import { SHORT, useHistory, type Range } from "../components/samples";
-import { List } from "../components/paged-list";
-import { count, duration, moment, plural } from "../components/format";
-import { Facts, Failure, Name, Section, Table, Title, To, Waiting } from "../components/elements";
+import { DangerButton } from "../components/dialog";
+import { ErrorMessage, Facts, KeyValues, Loading, Name, NameLink, PageTitle, Section } from "../components/elements";
+import { formatCount, formatDuration, formatTime, plural } from "../components/format";
+import { PagedList } from "../components/paged-list";
+import { OBJECT_RANGES, type Range, useHistory } from "../components/samples";
+import { ConnectionState, pauseText } from "../components/states";
 import type { PageProps } from "../shell/pages";
-import { go } from "../shell/router";
-import { has, session } from "../shell/session";
+import { navigate } from "../shell/router";
+import { hasTag, session } from "../shell/session";
 import { CHANNEL_COLUMNS } from "./channels";
-import { client } from "./connections";
+import { clientText } from "./connections";
 
 type Connection = components["schemas"]["Connection"];
 type Channel = components["schemas"]["Channel"];
@@ -23,7 +23,7 @@ const CURVES = [
 ];
 
 export default function ConnectionPage({ names }: PageProps) {
-  const path: Names = { connection: names[0]! };
+  const path: PathNames = { connection: names[0]! };
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points } = useHistory(
     range,
@@ -31,56 +31,56 @@ export default function ConnectionPage({ names }: PageProps) {
     (of) => ({ recv_oct: of.recv_oct_details, send_oct: of.send_oct_details }),
     names,
   );
-  const mayClose = has("administrator") || data?.user === session.value?.name;
+  const canClose = hasTag("administrator") || data?.user === session.value?.name;
   return (
     <>
-      <Title kind="Connection" aside={data && mayClose && <Close of={data} />}>
+      <PageTitle kind="Connection" aside={data && canClose && <CloseButton of={data} />}>
         {names[0]!}
-      </Title>
-      <Failure error={error} />
+      </PageTitle>
+      <ErrorMessage error={error} />
       {data && (
         <>
-          <Section title="What it is" aside={<Held of={data} />}>
-            <p>{why(data)}</p>
+          <Section title="What it is" aside={<ConnectionState of={data} />}>
+            <p>{pauseText(data)}</p>
             <Facts
               of={[
                 ["User", <Name>{data.user}</Name>],
                 ["Virtual host", <Name>{data.vhost}</Name>],
                 ["Its own name", data.user_provided_name && <Name>{data.user_provided_name}</Name>],
-                ["Client", client(data) || undefined],
+                ["Client", clientText(data) || undefined],
                 ["Protocol", data.protocol],
                 ["Login by", data.auth_mechanism],
                 ["TLS", data.ssl ? "yes" : "no"],
-                ["Since", moment(data.connected_at)],
-                ["Heartbeat", data.timeout ? duration(data.timeout * 1000) : "none"],
-                ["Largest frame", count(data.frame_max)],
-                ["Channels at most", count(data.channel_max)],
+                ["Since", formatTime(data.connected_at)],
+                ["Heartbeat", data.timeout ? formatDuration(data.timeout * 1000) : "none"],
+                ["Largest frame", formatCount(data.frame_max)],
+                ["Channels at most", formatCount(data.channel_max)],
                 ["From address", `${data.peer_host}:${data.peer_port}`],
               ]}
             />
           </Section>
-          <Charts title="Bytes" range={range} ranges={SHORT} onRange={setRange}>
+          <Charts title="Bytes" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
             <Chart title="Bytes a second" points={points} curves={CURVES} unit="bytes" of={(curve) => points.rates(curve.name)} />
           </Charts>
           <Section title="Channels">
-            <List<Channel> what="channels" path="/api/connections/{connection}/channels" names={path} columns={CHANNEL_COLUMNS} idOf={(of) => of.name} searched="many" />
+            <PagedList<Channel> what="channels" path="/api/connections/{connection}/channels" names={path} columns={CHANNEL_COLUMNS} idOf={(of) => of.name} searched="many" />
           </Section>
           <Section title="What the client says of itself">
-            <Table of={data.client_properties} />
+            <KeyValues of={data.client_properties} />
           </Section>
         </>
       )}
-      {!data && !error && <Waiting />}
+      {!data && !error && <Loading />}
       <p>
-        <To path={["connections"]}>All connections</To>
+        <NameLink path={["connections"]}>All connections</NameLink>
       </p>
     </>
   );
 }
 
-function Close({ of }: { of: Connection }) {
+function CloseButton({ of }: { of: Connection }) {
   return (
-    <Danger
+    <DangerButton
       label="Close it"
       title={`Close the connection ${of.name}?`}
       look={async () => {
@@ -101,7 +101,7 @@ function Close({ of }: { of: Connection }) {
         await remove("/api/connections/{connection}", { connection: of.name });
         return "The connection is closed.";
       }}
-      onDone={() => go(["connections"])}
+      onDone={() => navigate(["connections"])}
     />
   );
 }

@@ -1,15 +1,16 @@
 // Who is connected, what they do, and whom the broker holds, and why.
 import type { components } from "../api/schema";
-import { Held } from "../components/states";
-import { List, type Column } from "../components/paged-list";
-import { bytes, count, moment } from "../components/format";
-import { Badge, Name, Title, To } from "../components/elements";
-import { has, session } from "../shell/session";
-import { vhost } from "../shell/preferences";
+import { Badge, Name, NameLink, PageTitle } from "../components/elements";
+import { formatBytes, formatCount, formatTime } from "../components/format";
+import { PagedList } from "../components/paged-list";
+import { ConnectionState } from "../components/states";
+import type { Column } from "../components/table";
+import { selectedVhost } from "../shell/preferences";
+import { hasTag, session } from "../shell/session";
 
 type Connection = components["schemas"]["Connection"];
 
-export function client(of: Connection): string {
+export function clientText(of: Connection): string {
   const said = of.client_properties;
   return [said["product"], said["version"]].filter((word) => typeof word === "string").join(" ");
 }
@@ -20,7 +21,7 @@ const COLUMNS: Column<Connection>[] = [
     sort: "name",
     cell: (of) => (
       <>
-        <To path={["connections", of.name]}>{of.name}</To>
+        <NameLink path={["connections", of.name]}>{of.name}</NameLink>
         {of.user_provided_name && (
           <div>
             <Name>{of.user_provided_name}</Name>
@@ -31,13 +32,13 @@ const COLUMNS: Column<Connection>[] = [
   },
   { title: "User", sort: "user", cell: (of) => <Name>{of.user}</Name> },
   { title: "Virtual host", sort: "vhost", cell: (of) => <Name>{of.vhost}</Name> },
-  { title: "State", sort: "state", cell: (of) => <Held of={of} /> },
-  { title: "From client", sort: "recv_oct_details.rate", number: true, cell: (of) => `${bytes(of.recv_oct_details.rate)}/s` },
-  { title: "To client", sort: "send_oct_details.rate", number: true, cell: (of) => `${bytes(of.send_oct_details.rate)}/s` },
-  { title: "Channels", sort: "channels", number: true, cell: (of) => count(of.channels) },
-  { title: "Client", cell: (of) => <Name>{client(of)}</Name> },
+  { title: "State", sort: "state", cell: (of) => <ConnectionState of={of} /> },
+  { title: "From client", sort: "recv_oct_details.rate", number: true, cell: (of) => `${formatBytes(of.recv_oct_details.rate)}/s` },
+  { title: "To client", sort: "send_oct_details.rate", number: true, cell: (of) => `${formatBytes(of.send_oct_details.rate)}/s` },
+  { title: "Channels", sort: "channels", number: true, cell: (of) => formatCount(of.channels) },
+  { title: "Client", cell: (of) => <Name>{clientText(of)}</Name> },
   { title: "TLS", sort: "ssl", cell: (of) => (of.ssl ? <Badge kind="good">TLS</Badge> : "no") },
-  { title: "Since", sort: "connected_at", cell: (of) => <span class="moment">{moment(of.connected_at)}</span> },
+  { title: "Since", sort: "connected_at", cell: (of) => <span class="moment">{formatTime(of.connected_at)}</span> },
 ];
 const NODE: Column<Connection> = {
   title: "Node",
@@ -58,12 +59,12 @@ const FIELDS =
   "name,node,owner,user,vhost,user_provided_name,state,held_by,recv_oct_details.rate,send_oct_details.rate,channels,client_properties.product,client_properties.version,ssl,connected_at";
 
 export default function Connections() {
-  const chosen = vhost.value;
+  const chosen = selectedVhost.value;
   return (
     <>
-      <Title>Connections</Title>
-      {!has("monitoring") && <p class="soft">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
-      <List<Connection>
+      <PageTitle>Connections</PageTitle>
+      {!hasTag("monitoring") && <p class="soft">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
+      <PagedList<Connection>
         what="connections"
         path={chosen ? "/api/vhosts/{vhost}/connections" : "/api/connections"}
         names={{ vhost: chosen }}

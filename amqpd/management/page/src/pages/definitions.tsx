@@ -1,13 +1,13 @@
 // Definitions: everything but messages, taken out as a document, and brought in after a look at what that would do.
 import { useRef, useState } from "preact/hooks";
-import { address, request, sentence } from "../api/client";
-import { Confirm, type Consequence } from "../components/dialog";
+import { apiUrl, errorText, request } from "../api/client";
+import { ConfirmDialog, type Preview } from "../components/dialog";
+import { Badge, KeyValues, Name, PageTitle, Section } from "../components/elements";
 import { Field } from "../components/form";
-import { Rows } from "../components/paged-list";
-import { count, plural } from "../components/format";
-import { Badge, Name, Section, Table, Title } from "../components/elements";
-import { VhostChoice } from "../components/vhost-select";
-import { lookForVhosts } from "../shell/preferences";
+import { formatCount, plural } from "../components/format";
+import { DataTable } from "../components/table";
+import { VhostSelect } from "../components/vhost-select";
+import { loadVhosts } from "../shell/preferences";
 
 interface Change {
   path: string;
@@ -18,20 +18,20 @@ interface Change {
   before: Record<string, unknown> | null;
   after: Record<string, unknown>;
 }
-interface Told {
+interface ImportReport {
   unknown: string[];
   unknown_count: number;
   skipped: { path: string; reason: string }[];
   skipped_count: number;
 }
-interface Difference extends Told {
+interface Difference extends ImportReport {
   possible: boolean;
   counts: Record<string, Record<"new" | "changed" | "same" | "kept", number>>;
   changes: Change[];
   changes_left_out: number;
 }
 /** What is looked at, or brought in. */
-interface Given {
+interface ImportRequest {
   document: Blob;
   vhost: string;
   skip: boolean;
@@ -40,24 +40,24 @@ interface Given {
 export default function Definitions() {
   return (
     <>
-      <Title>Definitions</Title>
-      <Export />
-      <Import />
+      <PageTitle>Definitions</PageTitle>
+      <ExportSection />
+      <ImportSection />
     </>
   );
 }
 
-function Export() {
+function ExportSection() {
   const [vhost, setVhost] = useState("");
   return (
     <Section title="Export">
       <div class="form">
         <p>Users, virtual hosts, permissions, policies, exchanges, queues and bindings as one JSON document in RabbitMQ's form; no messages. Passwords are in it as hashes.</p>
         <Field label="Of">
-          <VhostChoice value={vhost} onChange={setVhost} all="the whole broker" />
+          <VhostSelect value={vhost} onChange={setVhost} all="the whole broker" />
         </Field>
         <p>
-          <a class="button" href={address(vhost ? "/api/definitions/{vhost}" : "/api/definitions", { vhost })} download="definitions.json">
+          <a class="button" href={apiUrl(vhost ? "/api/definitions/{vhost}" : "/api/definitions", { vhost })} download="definitions.json">
             Download definitions.json
           </a>
         </p>
@@ -66,35 +66,35 @@ function Export() {
   );
 }
 
-function Import() {
+function ImportSection() {
   const [text, setText] = useState("");
   const [vhost, setVhost] = useState("");
   const [skip, setSkip] = useState(false);
-  const [given, setGiven] = useState<Given>();
+  const [checked, setChecked] = useState<ImportRequest>();
   const [found, setFound] = useState<Difference>();
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
-  const [asking, setAsking] = useState(false);
+  const [confirming, setConfirming] = useState(false);
   const file = useRef<HTMLInputElement>(null);
-  const forget = (): void => {
+  const clearResult = (): void => {
     setFound(undefined);
     setFailure("");
   };
-  const read = async (): Promise<void> => {
+  const readFile = async (): Promise<void> => {
     const chosen = file.current?.files?.[0];
     if (chosen) setText(await chosen.text());
-    forget();
+    clearResult();
   };
   const compare = async (event: SubmitEvent): Promise<void> => {
     event.preventDefault();
-    forget();
+    clearResult();
     setBusy(true);
     try {
       const asked = { document: documentOf(text), vhost, skip };
-      setGiven(asked);
+      setChecked(asked);
       setFound(await request<Difference>("POST", urlOf("/difference", asked), asked.document));
     } catch (error) {
-      setFailure(sentence(error));
+      setFailure(errorText(error));
     }
     setBusy(false);
   };
@@ -102,7 +102,7 @@ function Import() {
     <Section title="Import">
       <form class="form" onSubmit={(event) => void compare(event)}>
         <Field label="A file">
-          <input type="file" accept="application/json,.json" ref={file} onChange={() => void read()} />
+          <input type="file" accept="application/json,.json" ref={file} onChange={() => void readFile()} />
         </Field>
         <Field label="or the document itself">
           <textarea
@@ -112,16 +112,16 @@ function Import() {
             value={text}
             onInput={(event) => {
               setText(event.currentTarget.value);
-              forget();
+              clearResult();
             }}
           />
         </Field>
         <Field label="Into" hint="Into one virtual host: users and other virtual hosts are passed over">
-          <VhostChoice
+          <VhostSelect
             value={vhost}
             onChange={(name) => {
               setVhost(name);
-              forget();
+              clearResult();
             }}
             all="where the document says"
           />
@@ -132,7 +132,7 @@ function Import() {
             checked={skip}
             onChange={(event) => {
               setSkip(event.currentTarget.checked);
-              forget();
+              clearResult();
             }}
           />{" "}
           leave out what cannot be, and bring in the rest
@@ -146,26 +146,26 @@ function Import() {
           </button>
         </div>
       </form>
-      {found && given && (
+      {found && checked && (
         <>
-          <Differences of={found} />
+          <DifferenceView of={found} />
           <div class="buttons">
-            <button class="danger" disabled={!found.possible} onClick={() => setAsking(true)}>
+            <button class="danger" disabled={!found.possible} onClick={() => setConfirming(true)}>
               Import it
             </button>
           </div>
         </>
       )}
-      {asking && given && (
-        <Confirm
+      {confirming && checked && (
+        <ConfirmDialog
           title="Import the definitions?"
-          look={() => consequence(given)}
-          run={() => bringIn(given)}
+          look={() => previewImport(checked)}
+          run={() => runImport(checked)}
           onClose={(done) => {
-            setAsking(false);
+            setConfirming(false);
             if (done) {
               setFound(undefined);
-              void lookForVhosts();
+              void loadVhosts();
             }
           }}
         />
@@ -174,9 +174,9 @@ function Import() {
   );
 }
 
-function urlOf(end: string, { vhost, skip }: Given): string {
+function urlOf(end: string, { vhost, skip }: ImportRequest): string {
   const path = end ? `/api/amqpd/definitions${vhost ? "/{vhost}" : ""}${end}` : `/api/definitions${vhost ? "/{vhost}" : ""}`;
-  return address(path, { vhost }, skip ? { skip_unsupported: true } : {});
+  return apiUrl(path, { vhost }, skip ? { skip_unsupported: true } : {});
 }
 
 /** The text as it is: a number beyond 2^53 would come out of JSON.parse as another one. */
@@ -190,7 +190,7 @@ function documentOf(text: string): Blob {
 }
 
 /** Looked at once more: something may have changed since. */
-async function consequence(given: Given): Promise<Consequence> {
+async function previewImport(given: ImportRequest): Promise<Preview> {
   const found = await request<Difference>("POST", `${urlOf("/difference", given)}${given.skip ? "&" : "?"}count=0`, given.document);
   const total = (what: "new" | "changed"): number => Object.values(found.counts).reduce((sum, counts) => sum + counts[what], 0);
   const [fresh, changed] = [total("new"), total("changed")];
@@ -201,39 +201,39 @@ async function consequence(given: Given): Promise<Consequence> {
         messages, which a policy's own preview tells.
       </p>
     ),
-    action: `Import: ${count(fresh)} new, ${count(changed)} changed`,
-    nothing: !found.possible,
+    action: `Import: ${formatCount(fresh)} new, ${formatCount(changed)} changed`,
+    nothingToDo: !found.possible,
   };
 }
 
-async function bringIn(given: Given): Promise<string> {
-  const told = await request<Told | undefined>("POST", urlOf("", given), given.document);
+async function runImport(given: ImportRequest): Promise<string> {
+  const told = await request<ImportReport | undefined>("POST", urlOf("", given), given.document);
   return told && told.skipped_count ? `Imported; ${plural(told.skipped_count, "item was", "items were")} left out.` : "Imported.";
 }
 
 const BADGES = { new: "good", changed: "warn", kept: "" } as const;
 const WORDS = { new: "new", changed: "changes", kept: "stays as it is" } as const;
 
-function Differences({ of }: { of: Difference }) {
+function DifferenceView({ of }: { of: Difference }) {
   const kinds = Object.entries(of.counts);
   return (
     <div aria-live="polite">
       <h3>What it would do</h3>
       {!of.possible && <p class="failure">It would be refused as it is: {plural(of.skipped_count, "item")} cannot be.</p>}
-      <Rows
+      <DataTable
         what="kinds of things in it"
         items={kinds}
         idOf={([kind]) => kind}
         columns={[
           { title: "Kind", cell: ([kind]) => kind.replace("_", " ") },
-          { title: "New", number: true, cell: ([, counts]) => count(counts.new) },
-          { title: "Changed", number: true, cell: ([, counts]) => count(counts.changed) },
-          { title: "Other here, and stays", number: true, cell: ([, counts]) => count(counts.kept) },
-          { title: "As it is", number: true, cell: ([, counts]) => count(counts.same) },
+          { title: "New", number: true, cell: ([, counts]) => formatCount(counts.new) },
+          { title: "Changed", number: true, cell: ([, counts]) => formatCount(counts.changed) },
+          { title: "Other here, and stays", number: true, cell: ([, counts]) => formatCount(counts.kept) },
+          { title: "As it is", number: true, cell: ([, counts]) => formatCount(counts.same) },
         ]}
       />
       {of.skipped.length > 0 && (
-        <Rows
+        <DataTable
           what="items that cannot be"
           items={of.skipped}
           idOf={(item) => item.path}
@@ -250,7 +250,7 @@ function Differences({ of }: { of: Difference }) {
         </p>
       )}
       {of.changes.length > 0 && (
-        <Rows<Change>
+        <DataTable<Change>
           what="differences"
           items={of.changes}
           idOf={(item) => item.path}
@@ -270,12 +270,12 @@ function Differences({ of }: { of: Difference }) {
                 </>
               ),
             },
-            { title: "Here", cell: (item) => (item.before ? <Table of={item.before} /> : "–") },
-            { title: "In the document", cell: (item) => <Table of={item.after} /> },
+            { title: "Here", cell: (item) => (item.before ? <KeyValues of={item.before} /> : "–") },
+            { title: "In the document", cell: (item) => <KeyValues of={item.after} /> },
           ]}
         />
       )}
-      {of.changes_left_out > 0 && <p class="soft">and {count(of.changes_left_out)} more differences</p>}
+      {of.changes_left_out > 0 && <p class="soft">and {formatCount(of.changes_left_out)} more differences</p>}
       {of.changes.length === 0 && of.possible && <p class="note">The broker is already as the document says.</p>}
     </div>
   );

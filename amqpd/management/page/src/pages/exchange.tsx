@@ -1,17 +1,16 @@
 // One exchange: what passes through it, where to, and a message through it.
 import { useState } from "preact/hooks";
-import { counted, get, remove } from "../api/client";
-import { Bind, Bindings } from "../components/bindings";
+import { countItems, get, remove } from "../api/client";
+import { BindForm, BindingList } from "../components/bindings";
 import { Chart, Charts } from "../components/chart";
-import { Danger } from "../components/dialog";
-import { SHORT, useHistory, type Counters, type Range } from "../components/samples";
-import { count, plural } from "../components/format";
-import { Publish } from "../components/publish";
-import { useRights } from "../components/rights";
-import { exchangeName, Facts, Failure, Name, Section, Table, Title, Waiting } from "../components/elements";
-import { Tabs } from "../components/tabs";
+import { DangerButton } from "../components/dialog";
+import { ErrorMessage, exchangeName, Facts, KeyValues, Loading, Name, PageTitle, Section, Tabs } from "../components/elements";
+import { formatCount, plural } from "../components/format";
+import { PublishForm } from "../components/publish";
+import { type Counters, OBJECT_RANGES, type Range, useHistory } from "../components/samples";
 import type { PageProps } from "../shell/pages";
-import { go } from "../shell/router";
+import { navigate } from "../shell/router";
+import { useRights } from "../shell/session";
 
 const CURVES = [
   { name: "publish_in", label: "Published to it" },
@@ -40,17 +39,17 @@ export default function ExchangePage({ names }: PageProps) {
               ["After a restart", data.durable ? "there: durable" : "gone: transient"],
               ["Deletes itself", data.auto_delete ? "with its last binding" : "no"],
               ["Internal", data.internal ? "only other exchanges publish to it" : "no"],
-              ["Delayed messages", data.messages_delayed ? count(data.messages_delayed) : undefined],
+              ["Delayed messages", data.messages_delayed ? formatCount(data.messages_delayed) : undefined],
               ["Policy", data.policy || "none"],
               ["Operator policy", data.operator_policy || undefined],
-              ["Obeyed of policies", data.policy || data.operator_policy ? <Table of={data.effective_policy_definition ?? {}} /> : undefined],
-              ["Arguments", <Table of={data.arguments} />],
+              ["Obeyed of policies", data.policy || data.operator_policy ? <KeyValues of={data.effective_policy_definition ?? {}} /> : undefined],
+              ["Arguments", <KeyValues of={data.arguments} />],
             ]}
           />
         </Section>
       )}
       {data && (
-        <Charts title="Messages" range={range} ranges={SHORT} onRange={setRange}>
+        <Charts title="Messages" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
           <Chart title="Rates" points={points} curves={CURVES} />
         </Charts>
       )}
@@ -58,32 +57,32 @@ export default function ExchangePage({ names }: PageProps) {
   );
   return (
     <>
-      <Title kind="Exchange" aside={data && rights.configure && name !== "" && !name.startsWith("amq.") && <Delete path={path} />}>
+      <PageTitle kind="Exchange" aside={data && rights.configure && name !== "" && !name.startsWith("amq.") && <DeleteButton path={path} />}>
         {exchangeName(name)}
-      </Title>
-      <Failure error={error} />
+      </PageTitle>
+      <ErrorMessage error={error} />
       {data && (
         <Tabs
           label="Parts of this exchange"
           tabs={[
             { id: "", title: "Overview", body: overview },
-            { id: "bindings", title: "Bindings", body: () => <Bound path={path} name={name} mayChange={rights.read} /> },
-            ...(rights.write && !data.internal ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message"><Publish vhost={path.vhost} exchange={name} /></Section> }] : []),
+            { id: "bindings", title: "Bindings", body: () => <BindingsTab path={path} name={name} canChange={rights.read} /> },
+            ...(rights.write && !data.internal ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message"><PublishForm vhost={path.vhost} exchange={name} /></Section> }] : []),
           ]}
         />
       )}
-      {!data && !error && <Waiting />}
+      {!data && !error && <Loading />}
     </>
   );
 }
 
-type Path = { vhost: string; exchange: string };
-const OUT = "/api/exchanges/{vhost}/{exchange}/bindings/source";
-const INTO = "/api/exchanges/{vhost}/{exchange}/bindings/destination";
+type ExchangeNames = { vhost: string; exchange: string };
+const SOURCE_BINDINGS = "/api/exchanges/{vhost}/{exchange}/bindings/source";
+const DESTINATION_BINDINGS = "/api/exchanges/{vhost}/{exchange}/bindings/destination";
 
-function Bound({ path, name, mayChange }: { path: Path; name: string; mayChange: boolean }) {
+function BindingsTab({ path, name, canChange }: { path: ExchangeNames; name: string; canChange: boolean }) {
   const [version, setVersion] = useState(0);
-  const common = { of: path, version, mayChange, onChange: () => setVersion((before) => before + 1) };
+  const common = { of: path, version, canChange, onChange: () => setVersion((before) => before + 1) };
   if (name === "") {
     return (
       <Section title="Where messages go">
@@ -94,23 +93,23 @@ function Bound({ path, name, mayChange }: { path: Path; name: string; mayChange:
   return (
     <>
       <Section title="Where messages go">
-        <Bindings path={OUT} shown="destination" {...common} />
-        {mayChange && <Bind vhost={path.vhost} exchange={name} onChange={common.onChange} />}
+        <BindingList path={SOURCE_BINDINGS} end="destination" {...common} />
+        {canChange && <BindForm vhost={path.vhost} exchange={name} onChange={common.onChange} />}
       </Section>
       <Section title="From which exchanges messages come">
-        <Bindings path={INTO} shown="source" {...common} />
+        <BindingList path={DESTINATION_BINDINGS} end="source" {...common} />
       </Section>
     </>
   );
 }
 
-function Delete({ path }: { path: Path }) {
+function DeleteButton({ path }: { path: ExchangeNames }) {
   return (
-    <Danger
+    <DangerButton
       label="Delete"
       title={`Delete the exchange ${path.exchange}?`}
       look={async () => {
-        const bindings = (await counted(OUT, path)) + (await counted(INTO, path));
+        const bindings = (await countItems(SOURCE_BINDINGS, path)) + (await countItems(DESTINATION_BINDINGS, path));
         return {
           text: (
             <p>
@@ -124,7 +123,7 @@ function Delete({ path }: { path: Path }) {
         await remove("/api/exchanges/{vhost}/{exchange}", path);
         return `Exchange ${path.exchange} is deleted.`;
       }}
-      onDone={() => go(["exchanges"])}
+      onDone={() => navigate(["exchanges"])}
     />
   );
 }

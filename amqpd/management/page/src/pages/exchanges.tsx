@@ -1,27 +1,24 @@
 // All exchanges.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { address, found, get, put } from "../api/client";
+import { apiUrl, get, getIfExists, put } from "../api/client";
+import { parseObject } from "../api/json";
+import { Arguments } from "../components/arguments";
 import { Dialog } from "../components/dialog";
-import { Arguments, asObject } from "../components/arguments";
-import { Field, Form, text } from "../components/form";
-import { List, type Column } from "../components/paged-list";
+import { Badge, exchangeInPath, exchangeName, Name, NameLink, PageTitle } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatRate } from "../components/format";
 import { notify } from "../components/notices";
-import { rate } from "../components/format";
-import { Badge, exchangeName, Name, Title, To } from "../components/elements";
-import { VhostChoice } from "../components/vhost-select";
+import { PagedList } from "../components/paged-list";
+import type { Column } from "../components/table";
+import { VhostSelect } from "../components/vhost-select";
 import { usePoll } from "../shell/poll";
-import { vhost, vhosts } from "../shell/preferences";
+import { selectedVhost, vhostOptions } from "../shell/preferences";
 
 type Exchange = components["schemas"]["Exchange"];
 
-/** As the API's paths call it. */
-export function inPath(name: string): string {
-  return name || "amq.default";
-}
-
 const COLUMNS: Column<Exchange>[] = [
-  { title: "Name", sort: "name", cell: (of) => <To path={["exchanges", of.vhost, inPath(of.name)]}>{exchangeName(of.name)}</To> },
+  { title: "Name", sort: "name", cell: (of) => <NameLink path={["exchanges", of.vhost, exchangeInPath(of.name)]}>{exchangeName(of.name)}</NameLink> },
   {
     title: "Type",
     sort: "type",
@@ -35,8 +32,8 @@ const COLUMNS: Column<Exchange>[] = [
       </>
     ),
   },
-  { title: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (of) => rate(of.message_stats?.publish_in_details?.rate) },
-  { title: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (of) => rate(of.message_stats?.publish_out_details?.rate) },
+  { title: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (of) => formatRate(of.message_stats?.publish_in_details?.rate) },
+  { title: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (of) => formatRate(of.message_stats?.publish_out_details?.rate) },
 ];
 const VHOST: Column<Exchange> = { title: "Virtual host", sort: "vhost", cell: (of) => <Name>{of.vhost}</Name> };
 const FIELDS =
@@ -45,19 +42,19 @@ const FIELDS =
 export default function Exchanges() {
   const [adding, setAdding] = useState(false);
   const [version, setVersion] = useState(0);
-  const chosen = vhost.value;
+  const chosen = selectedVhost.value;
   return (
     <>
-      <Title>Exchanges</Title>
-      <List<Exchange>
+      <PageTitle>Exchanges</PageTitle>
+      <PagedList<Exchange>
         what="exchanges"
         path={chosen ? "/api/exchanges/{vhost}" : "/api/exchanges"}
         names={{ vhost: chosen }}
         query={{ columns: FIELDS }}
-        columns={chosen || vhosts.value.length < 2 ? COLUMNS : [COLUMNS[0]!, VHOST, ...COLUMNS.slice(1)]}
+        columns={chosen || vhostOptions.value.length < 2 ? COLUMNS : [COLUMNS[0]!, VHOST, ...COLUMNS.slice(1)]}
         idOf={(of) => `${of.vhost}\0${of.name}`}
         version={version}
-        aside={vhosts.value.length > 0 && <button onClick={() => setAdding(true)}>New exchange</button>}
+        aside={vhostOptions.value.length > 0 && <button onClick={() => setAdding(true)}>New exchange</button>}
       />
       {adding && (
         <NewExchange
@@ -72,24 +69,24 @@ export default function Exchanges() {
 }
 
 function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(vhost.value || (vhosts.value[0] ?? "/"));
+  const [of, setOf] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
   const [type, setType] = useState("direct");
   const [written, setWritten] = useState("");
   const { data } = usePoll((signal) => get("/api/overview", {}, { fields: "exchange_types" }, signal), []);
   const types = data?.exchange_types.map((each) => each.name) ?? ["direct", "fanout", "headers", "topic"];
   const send = async (fields: FormData): Promise<void> => {
-    const exchange = text(fields, "name");
+    const exchange = fieldText(fields, "name");
     const names = { vhost: of, exchange };
-    if (await found(address("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("There is an exchange of this name already; nothing is changed.");
+    if (await getIfExists(apiUrl("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("There is an exchange of this name already; nothing is changed.");
     await put(
       "/api/exchanges/{vhost}/{exchange}",
       names,
       {
         type,
-        durable: text(fields, "durable") === "yes",
+        durable: fieldText(fields, "durable") === "yes",
         auto_delete: fields.has("auto_delete"),
         internal: fields.has("internal"),
-        arguments: asObject(written, "Arguments"),
+        arguments: parseObject(written, "Arguments"),
       },
     );
     notify(`Exchange ${exchange} is there.`);
@@ -99,7 +96,7 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
     <Dialog title="New exchange" onClose={() => onClose(false)}>
       <Form action="Declare the exchange" send={send}>
         <Field label="Virtual host">
-          <VhostChoice value={of} onChange={setOf} />
+          <VhostSelect value={of} onChange={setOf} />
         </Field>
         <Field label="Name">
           <input name="name" required autocomplete="off" />

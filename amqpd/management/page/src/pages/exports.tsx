@@ -1,16 +1,17 @@
 // What queues keep for exports to a lake, and how far each exporter is behind.
 import { useState } from "preact/hooks";
-import { address, request } from "../api/client";
-import { Danger, Dialog, type Consequence } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { List, type Column } from "../components/paged-list";
+import { apiUrl, request } from "../api/client";
+import { DangerButton, Dialog, type Preview } from "../components/dialog";
+import { Badge, Name, NameLink, PageTitle } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatBytes, formatCount, plural } from "../components/format";
 import { notify } from "../components/notices";
-import { bytes, count, plural } from "../components/format";
-import { Badge, Name, Title, To } from "../components/elements";
-import { VhostChoice } from "../components/vhost-select";
-import { vhost, vhosts } from "../shell/preferences";
+import { PagedList } from "../components/paged-list";
+import type { Column } from "../components/table";
+import { VhostSelect } from "../components/vhost-select";
+import { selectedVhost, vhostOptions } from "../shell/preferences";
 
-interface Export {
+interface ExportStatus {
   vhost: string;
   queue: string;
   name: string;
@@ -25,23 +26,23 @@ interface Export {
 export default function Exports() {
   const [adding, setAdding] = useState(false);
   const [version, setVersion] = useState(0);
-  const chosen = vhost.value;
+  const chosen = selectedVhost.value;
   const changed = (): void => setVersion((before) => before + 1);
-  const columns: Column<Export>[] = [
-    { title: "Queue", sort: "queue", cell: (item) => <To path={["queues", item.vhost, item.queue]}>{item.queue}</To> },
+  const columns: Column<ExportStatus>[] = [
+    { title: "Queue", sort: "queue", cell: (item) => <NameLink path={["queues", item.vhost, item.queue]}>{item.queue}</NameLink> },
     { title: "Virtual host", sort: "vhost", cell: (item) => <Name>{item.vhost}</Name> },
-    { title: "Export", sort: "name", cell: (item) => <Exporter item={item} /> },
-    { title: "Records behind", sort: "lag", number: true, cell: (item) => count(item.lag) },
-    { title: "Has all below", sort: "offset", number: true, cell: (item) => count(item.offset) },
-    { title: "End of the queue", sort: "end_offset", number: true, cell: (item) => count(item.end_offset) },
-    { title: "Kept for it", sort: "kept_bytes", number: true, cell: (item) => <Kept item={item} /> },
-    { title: "Stop", cell: (item) => <Stop item={item} onDone={changed} /> },
+    { title: "Export", sort: "name", cell: (item) => <ExportName item={item} /> },
+    { title: "Records behind", sort: "lag", number: true, cell: (item) => formatCount(item.lag) },
+    { title: "Has all below", sort: "offset", number: true, cell: (item) => formatCount(item.offset) },
+    { title: "End of the queue", sort: "end_offset", number: true, cell: (item) => formatCount(item.end_offset) },
+    { title: "Kept for it", sort: "kept_bytes", number: true, cell: (item) => <RetainedBytes item={item} /> },
+    { title: "Stop", cell: (item) => <StopButton item={item} onDone={changed} /> },
   ];
   return (
     <>
-      <Title>Exports</Title>
+      <PageTitle>Exports</PageTitle>
       <p class="soft">What consumers have settled stays in the queue's log until each of its exports has it, or until that is more than the limit.</p>
-      <List<Export>
+      <PagedList<ExportStatus>
         what="exports"
         path={chosen ? "/api/amqpd/exports/{vhost}" : "/api/amqpd/exports"}
         names={{ vhost: chosen }}
@@ -62,7 +63,7 @@ export default function Exports() {
   );
 }
 
-function Exporter({ item }: { item: Export }) {
+function ExportName({ item }: { item: ExportStatus }) {
   return (
     <>
       <Name>{item.name}</Name> {item.declared && <Badge title="The queue is declared with x-export">declared</Badge>}
@@ -70,23 +71,23 @@ function Exporter({ item }: { item: Export }) {
   );
 }
 
-function Kept({ item }: { item: Export }) {
+function RetainedBytes({ item }: { item: ExportStatus }) {
   const share = item.max_bytes > 0 ? item.kept_bytes / item.max_bytes : 0;
   return (
     <>
-      {bytes(item.kept_bytes)} of {bytes(item.max_bytes)} {share > 0.9 && <Badge kind="bad">the oldest go soon, unexported</Badge>}
+      {formatBytes(item.kept_bytes)} of {formatBytes(item.max_bytes)} {share > 0.9 && <Badge kind="bad">the oldest go soon, unexported</Badge>}
     </>
   );
 }
 
-const urlOf = (item: Export): string => address("/api/amqpd/exports/{vhost}/{queue}/{name}", { vhost: item.vhost, queue: item.queue, name: item.name });
+const urlOf = (item: ExportStatus): string => apiUrl("/api/amqpd/exports/{vhost}/{queue}/{name}", { vhost: item.vhost, queue: item.queue, name: item.name });
 
-function Stop({ item, onDone }: { item: Export; onDone: () => void }) {
-  const look = async (): Promise<Consequence> => ({
+function StopButton({ item, onDone }: { item: ExportStatus; onDone: () => void }) {
+  const look = async (): Promise<Preview> => ({
     text: (
       <p>
         Nothing is kept for the export <Name>{item.name}</Name> any more. {plural(item.lag, "record")} it does not have yet {item.lag === 1 ? "stays" : "stay"} in the queue only until consumers have settled {item.lag === 1 ? "it" : "them"};{" "}
-        {bytes(item.kept_bytes)} that are kept for exports alone may go at once.
+        {formatBytes(item.kept_bytes)} that are kept for exports alone may go at once.
       </p>
     ),
     action: "Stop keeping for it",
@@ -95,15 +96,15 @@ function Stop({ item, onDone }: { item: Export; onDone: () => void }) {
     await request("DELETE", urlOf(item));
     return "Nothing is kept for it any more.";
   };
-  return <Danger label="Stop" title="Stop keeping for this export?" look={look} run={run} onDone={onDone} {...(item.declared ? { disabled: true, why: "The queue is declared with x-export: it keeps as long as it is there" } : {})} />;
+  return <DangerButton label="Stop" title="Stop keeping for this export?" look={look} run={run} onDone={onDone} {...(item.declared ? { disabled: true, why: "The queue is declared with x-export: it keeps as long as it is there" } : {})} />;
 }
 
 function NewExport({ onClose }: { onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(vhost.value || (vhosts.value[0] ?? "/"));
+  const [of, setOf] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
   const send = async (fields: FormData): Promise<void> => {
-    const gib = text(fields, "gib");
-    const body = { name: text(fields, "name"), ...(gib ? { max_bytes: Math.round(Number(gib) * 2 ** 30) } : {}) };
-    await request("PUT", address("/api/amqpd/exports/{vhost}/{queue}", { vhost: of, queue: text(fields, "queue") }), body);
+    const gib = fieldText(fields, "gib");
+    const body = { name: fieldText(fields, "name"), ...(gib ? { max_bytes: Math.round(Number(gib) * 2 ** 30) } : {}) };
+    await request("PUT", apiUrl("/api/amqpd/exports/{vhost}/{queue}", { vhost: of, queue: fieldText(fields, "queue") }), body);
     notify("What is settled stays from now on until that export has it.");
     onClose(true);
   };
@@ -111,7 +112,7 @@ function NewExport({ onClose }: { onClose: (done: boolean) => void }) {
     <Dialog title="Keep for an export" onClose={() => onClose(false)}>
       <Form action="Keep for it" send={send}>
         <Field label="Virtual host">
-          <VhostChoice value={of} onChange={setOf} />
+          <VhostSelect value={of} onChange={setOf} />
         </Field>
         <Field label="Queue" hint="A durable one">
           <input name="queue" required autocomplete="off" />

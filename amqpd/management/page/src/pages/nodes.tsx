@@ -1,12 +1,12 @@
 // The nodes of the broker, one as a rule; of a cluster, which of them runs which virtual host.
 import { useState } from "preact/hooks";
-import { address, request } from "../api/client";
-import { Danger, type Consequence } from "../components/dialog";
-import { Rows, type Column } from "../components/paged-list";
-import { bytes, count, duration, plural, rate } from "../components/format";
-import { Badge, Facts, Failure, Name, Section, Title, To, visible } from "../components/elements";
+import { apiUrl, request } from "../api/client";
+import { DangerButton, type Preview } from "../components/dialog";
+import { Badge, ErrorMessage, Facts, Name, NameLink, PageTitle, Section, showInvisible } from "../components/elements";
+import { formatBytes, formatCount, formatDuration, formatRate, plural } from "../components/format";
+import { type Column, DataTable } from "../components/table";
 import { usePoll } from "../shell/poll";
-import { has } from "../shell/session";
+import { hasTag } from "../shell/session";
 
 interface Rate {
   rate?: number;
@@ -41,8 +41,8 @@ interface Cluster {
   clustered: boolean;
   node: string;
   name?: string;
-  nodes?: Peer[];
-  vhosts?: Placed[];
+  nodes?: ClusterNode[];
+  vhosts?: VhostPlacement[];
   slots?: number;
   metadata_node?: string | null;
   kafka?: string[];
@@ -50,13 +50,13 @@ interface Cluster {
   relayed_out?: number;
   relayed_in?: number;
 }
-interface Peer {
+interface ClusterNode {
   name: string;
   address: string;
   draining: boolean;
   vhosts: number;
 }
-interface Placed {
+interface VhostPlacement {
   name: string;
   slot: number | null;
   node: string | null;
@@ -74,8 +74,8 @@ export default function Nodes() {
   const { data, error, refresh } = usePoll(ask, []);
   return (
     <>
-      <Title>Nodes</Title>
-      <Failure error={error} />
+      <PageTitle>Nodes</PageTitle>
+      <ErrorMessage error={error} />
       <div class="stack" aria-busy={!data && error === undefined}>
         {data && (
           <>
@@ -92,17 +92,17 @@ export default function Nodes() {
 
 function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
   const nodes = of.nodes ?? [];
-  const may = has("administrator");
-  const columns: Column<Placed>[] = [
-    { title: "Virtual host", cell: (item) => <To path={["vhosts", item.name]}>{item.name}</To> },
+  const canMove = hasTag("administrator");
+  const columns: Column<VhostPlacement>[] = [
+    { title: "Virtual host", cell: (item) => <NameLink path={["vhosts", item.name]}>{item.name}</NameLink> },
     { title: "Node", cell: (item) => <Name>{item.node ?? "–"}</Name> },
     { title: "State", cell: (item) => <Badge kind={item.state === "running" ? "good" : "warn"}>{item.state}</Badge> },
     { title: "Slot", number: true, cell: (item) => item.slot ?? "–" },
   ];
-  if (may) columns.push({ title: "Move", cell: (item) => <Move vhost={item} of={of} onDone={onDone} /> });
+  if (canMove) columns.push({ title: "Move", cell: (item) => <MoveVhost vhost={item} of={of} onDone={onDone} /> });
   return (
     <>
-      <Section title={`Cluster ${of.name ?? ""}`} aside={may && <Rebalance onDone={onDone} />}>
+      <Section title={`Cluster ${of.name ?? ""}`} aside={canMove && <RebalanceButton onDone={onDone} />}>
         <Facts
           of={[
             ["You are connected to", <Name>{of.node}</Name>],
@@ -113,7 +113,7 @@ function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
             ["Relayed from other nodes", plural(of.relayed_in ?? 0, "connection")],
           ]}
         />
-        <Rows<Peer>
+        <DataTable<ClusterNode>
           what="nodes"
           items={nodes}
           idOf={(item) => item.name}
@@ -121,31 +121,31 @@ function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
             { title: "Node", cell: (item) => <Name>{item.name}</Name> },
             { title: "Address", cell: (item) => <Name>{item.address}</Name> },
             { title: "State", cell: (item) => (item.draining ? <Badge kind="warn">being drained</Badge> : <Badge kind="good">in the cluster</Badge>) },
-            { title: "Virtual hosts", number: true, cell: (item) => count(item.vhosts) },
+            { title: "Virtual hosts", number: true, cell: (item) => formatCount(item.vhosts) },
           ]}
         />
       </Section>
       <Section title="Where virtual hosts are">
-        <Rows<Placed> what="virtual hosts" items={of.vhosts ?? []} idOf={(item) => item.name} columns={columns} />
+        <DataTable<VhostPlacement> what="virtual hosts" items={of.vhosts ?? []} idOf={(item) => item.name} columns={columns} />
       </Section>
     </>
   );
 }
 
 /** All virtual hosts of a slot go together: the dialog names them, and whose connections are closed. */
-function Move({ vhost, of, onDone }: { vhost: Placed; of: Cluster; onDone: () => void }) {
+function MoveVhost({ vhost, of, onDone }: { vhost: VhostPlacement; of: Cluster; onDone: () => void }) {
   const others = (of.nodes ?? []).filter((node) => node.name !== vhost.node && !node.draining);
   const [to, setTo] = useState(others[0]?.name ?? "");
-  const along = (of.vhosts ?? []).filter((each) => each.slot === vhost.slot).map((each) => each.name);
-  const look = async (): Promise<Consequence> => {
-    const lists = await Promise.all(along.map((name) => request<unknown[]>("GET", address("/api/vhosts/{vhost}/connections", { vhost: name }, { columns: "name" }))));
+  const slotVhosts = (of.vhosts ?? []).filter((each) => each.slot === vhost.slot).map((each) => each.name);
+  const look = async (): Promise<Preview> => {
+    const lists = await Promise.all(slotVhosts.map((name) => request<unknown[]>("GET", apiUrl("/api/vhosts/{vhost}/connections", { vhost: name }, { columns: "name" }))));
     const open = lists.reduce((sum, list) => sum + list.length, 0);
     return {
       text: (
         <>
           <p>
             It goes to the node <Name>{to}</Name>
-            {along.length > 1 && <> with all of its slot: {along.map((name) => [<Name>{name}</Name>, " "])}</>}. {plural(open, "connection is", "connections are")} closed and may come back at once, at any node. Messages stay.
+            {slotVhosts.length > 1 && <> with all of its slot: {slotVhosts.map((name) => [<Name>{name}</Name>, " "])}</>}. {plural(open, "connection is", "connections are")} closed and may come back at once, at any node. Messages stay.
           </p>
         </>
       ),
@@ -154,59 +154,59 @@ function Move({ vhost, of, onDone }: { vhost: Placed; of: Cluster; onDone: () =>
   };
   const run = async (): Promise<string> => {
     await request("POST", "/api/amqpd/move_vhost", { vhost: vhost.name, node: to });
-    return `The virtual host ${visible(vhost.name)} is at ${visible(to)}.`;
+    return `The virtual host ${showInvisible(vhost.name)} is at ${showInvisible(to)}.`;
   };
   if (!others.length) return <>–</>;
   return (
     <span class="actions">
-      <select aria-label={`Node for ${visible(vhost.name)}`} value={to} onChange={(event) => setTo(event.currentTarget.value)}>
+      <select aria-label={`Node for ${showInvisible(vhost.name)}`} value={to} onChange={(event) => setTo(event.currentTarget.value)}>
         {others.map((node) => (
           <option key={node.name} value={node.name}>
-            {visible(node.name)}
+            {showInvisible(node.name)}
           </option>
         ))}
       </select>
-      <Danger label="Move" title={`Move the virtual host ${visible(vhost.name)}?`} look={look} run={run} onDone={onDone} />
+      <DangerButton label="Move" title={`Move the virtual host ${showInvisible(vhost.name)}?`} look={look} run={run} onDone={onDone} />
     </span>
   );
 }
 
-function Rebalance({ onDone }: { onDone: () => void }) {
-  const look = async (): Promise<Consequence> => ({
+function RebalanceButton({ onDone }: { onDone: () => void }) {
+  const look = async (): Promise<Preview> => ({
     text: <p>Virtual hosts go from nodes with many to nodes with few. Connections of those that move are closed and may come back at once; messages stay.</p>,
     action: "Even them out",
   });
   const run = async (): Promise<string> => {
-    const told = await request<{ moves: Record<string, string> }>("POST", "/api/amqpd/rebalance");
-    return `${plural(Object.keys(told.moves).length, "virtual host moves", "virtual hosts move")}.`;
+    const answer = await request<{ moves: Record<string, string> }>("POST", "/api/amqpd/rebalance");
+    return `${plural(Object.keys(answer.moves).length, "virtual host moves", "virtual hosts move")}.`;
   };
-  return <Danger label="Even out" title="Even virtual hosts out over the nodes?" look={look} run={run} onDone={onDone} />;
+  return <DangerButton label="Even out" title="Even virtual hosts out over the nodes?" look={look} run={run} onDone={onDone} />;
 }
 
 function NodeCard({ node }: { node: Node }) {
   if (!node.running) {
     return (
-      <Section title={node.name} aside={<State node={node} />}>
+      <Section title={node.name} aside={<NodeState node={node} />}>
         <p>It does not answer. Its virtual hosts go to other nodes, which takes some seconds; clients connect to any of them.</p>
       </Section>
     );
   }
   const version = node.applications?.find((each) => each.name === "amqpd")?.version;
   return (
-    <Section title={node.name} aside={<State node={node} />}>
+    <Section title={node.name} aside={<NodeState node={node} />}>
       <Facts
         of={[
-          ["Up for", duration(node.uptime)],
+          ["Up for", formatDuration(node.uptime)],
           ["Version", version && `amqpd ${version}, ${node.platform ?? ""}`],
           ["Process", node.os_pid],
           ["Processors", node.processors],
-          ["Memory", <Part used={node.mem_used} most={node.mem_limit} alarm={node.mem_alarm} word="limit" />],
-          ["Disk free", <Part used={node.disk_free} most={node.disk_free_limit} alarm={node.disk_free_alarm} word="at least" />],
-          ["Files open", `${count(node.fd_used)} of ${count(node.fd_total)}`],
-          ["Sockets", count(node.sockets_used)],
-          ["Written", `${bytes(node.io_write_bytes_details?.rate)}/s`],
-          ["Read", `${bytes(node.io_read_bytes_details?.rate)}/s`],
-          ["Syncs", `${rate(node.io_sync_count_details?.rate)}, ${duration(node.io_sync_avg_time)} each`],
+          ["Memory", <UsedOfLimit used={node.mem_used} most={node.mem_limit} alarm={node.mem_alarm} word="limit" />],
+          ["Disk free", <UsedOfLimit used={node.disk_free} most={node.disk_free_limit} alarm={node.disk_free_alarm} word="at least" />],
+          ["Files open", `${formatCount(node.fd_used)} of ${formatCount(node.fd_total)}`],
+          ["Sockets", formatCount(node.sockets_used)],
+          ["Written", `${formatBytes(node.io_write_bytes_details?.rate)}/s`],
+          ["Read", `${formatBytes(node.io_read_bytes_details?.rate)}/s`],
+          ["Syncs", `${formatRate(node.io_sync_count_details?.rate)}, ${formatDuration(node.io_sync_avg_time)} each`],
           ["Data directory", node.db_dir && <Name>{node.db_dir}</Name>],
         ]}
       />
@@ -216,7 +216,7 @@ function NodeCard({ node }: { node: Node }) {
   );
 }
 
-const USES: Record<string, string> = {
+const MEMORY_USES: Record<string, string> = {
   connection_readers: "Messages on their way in",
   binary: "Bodies of messages that queues keep in memory",
   code: "Files of the program",
@@ -225,7 +225,7 @@ const USES: Record<string, string> = {
 
 /** The resident memory by what it is for, the largest first. */
 function MemoryUse({ of }: { of: Record<string, unknown> }) {
-  const uses = Object.entries(of).filter((each): each is [string, number] => typeof each[1] === "number" && (each[1] > 0 || each[0] in USES));
+  const uses = Object.entries(of).filter((each): each is [string, number] => typeof each[1] === "number" && (each[1] > 0 || each[0] in MEMORY_USES));
   const total = Math.max(1, uses.reduce((sum, [, size]) => sum + size, 0));
   return (
     <ul class="uses">
@@ -233,12 +233,12 @@ function MemoryUse({ of }: { of: Record<string, unknown> }) {
         .sort((a, b) => b[1] - a[1])
         .map(([name, size]) => (
           <li key={name}>
-            <span>{USES[name] ?? name}</span>
+            <span>{MEMORY_USES[name] ?? name}</span>
             <span class="meter" aria-hidden="true">
               <i style={{ width: `${Math.round((100 * size) / total)}%` }} />
             </span>
             <span>
-              {bytes(size)}, {Math.round((100 * size) / total)} %
+              {formatBytes(size)}, {Math.round((100 * size) / total)} %
             </span>
           </li>
         ))}
@@ -246,15 +246,15 @@ function MemoryUse({ of }: { of: Record<string, unknown> }) {
   );
 }
 
-function State({ node }: { node: Node }) {
+function NodeState({ node }: { node: Node }) {
   if (!node.running) return <Badge kind="bad">down</Badge>;
   return node.being_drained ? <Badge kind="warn">drained: no client gets in</Badge> : <Badge kind="good">running</Badge>;
 }
 
-function Part({ used, most, alarm, word }: { used: number | undefined; most: number | undefined; alarm: boolean | undefined; word: string }) {
+function UsedOfLimit({ used, most, alarm, word }: { used: number | undefined; most: number | undefined; alarm: boolean | undefined; word: string }) {
   return (
     <>
-      {bytes(used)}, {word} {bytes(most)} {alarm && <Badge kind="bad">alarm: publishers are held</Badge>}
+      {formatBytes(used)}, {word} {formatBytes(most)} {alarm && <Badge kind="bad">alarm: publishers are held</Badge>}
     </>
   );
 }

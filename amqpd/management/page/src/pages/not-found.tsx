@@ -1,9 +1,9 @@
-import { Title } from "../components/elements";
+import { PageTitle } from "../components/elements";
 
 export default function NotFound() {
   return (
     <>
-      <Title>No such page</Title>
+      <PageTitle>No such page</PageTitle>
       <p>
         Nothing stands at this address. <a href="#/">To the overview</a>
       </p>

@@ -1,14 +1,14 @@
 // The broker at a glance: how much there is, how fast it goes, how the node is, and what it holds up.
 import { useState } from "preact/hooks";
-import { address, get, type Answer } from "../api/client";
+import { type Answer, apiUrl, get } from "../api/client";
 import { Chart, Charts } from "../components/chart";
-import { ALL, useHistory, type Counters, type Range } from "../components/samples";
-import { count, rate } from "../components/format";
-import { Facts, Failure, Missing, Section, Title } from "../components/elements";
-import { NodeNow } from "../components/node-status";
-import { usePainted } from "../shell/poll";
-import { has } from "../shell/session";
+import { ErrorMessage, Facts, MissingNodes, PageTitle, Section } from "../components/elements";
+import { formatCount, formatRate } from "../components/format";
+import { NodeStatus } from "../components/node-status";
+import { ALL_RANGES, type Counters, type Range, useHistory } from "../components/samples";
+import { useAfterPaint } from "../shell/poll";
 import { href } from "../shell/router";
+import { hasTag } from "../shell/session";
 
 type Overview = Answer<"/api/overview">;
 
@@ -39,28 +39,28 @@ function counters(answer: Overview): Counters {
   return found;
 }
 
-export const first = (): string => address("/api/overview", {}, { fields: FIELDS });
+export const firstUrl = (): string => apiUrl("/api/overview", {}, { fields: FIELDS });
 
 export default function OverviewPage() {
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points } = useHistory(range, (query, signal) => get("/api/overview", {}, { ...query, fields: FIELDS }, signal), counters, []);
   // The figures first; what is drawn and asked besides comes behind them.
-  const more = usePainted(data !== undefined || error !== undefined);
+  const more = useAfterPaint(data !== undefined || error !== undefined);
   return (
     <>
-      <Title>Overview</Title>
-      <Failure error={error} />
-      <Missing nodes={data?.missing_nodes} />
+      <PageTitle>Overview</PageTitle>
+      <ErrorMessage error={error} />
+      <MissingNodes nodes={data?.missing_nodes} />
       {data && <Totals of={data} />}
       {more && data?.message_stats && (
-        <Charts title="Messages" range={range} ranges={ALL} onRange={setRange}>
+        <Charts title="Messages" range={range} ranges={ALL_RANGES} onRange={setRange}>
           <Chart title="Rates" points={points} curves={RATES} />
           <Chart title="In queues" unit="count" points={points} curves={DEPTHS} />
         </Charts>
       )}
-      {more && has("monitoring") && <NodeNow range={range} />}
+      {more && hasTag("monitoring") && <NodeStatus range={range} />}
       {more && data?.listeners && <Listeners of={data.listeners} />}
-      {!has("monitoring") && <p class="soft">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
+      {!hasTag("monitoring") && <p class="soft">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
     </>
   );
 }
@@ -85,16 +85,16 @@ function Totals({ of }: { of: Overview }) {
   const { object_totals: objects, queue_totals: queues, message_stats: stats } = of;
   return (
     <div class="tiles">
-      <Tile name="ready" value={count(queues.messages_ready)} />
-      <Tile name="unacked" value={count(queues.messages_unacknowledged)} />
-      {queues.messages_delayed > 0 && <Tile name="delayed" value={count(queues.messages_delayed)} />}
-      {stats && <Tile name="published" value={rate(stats.publish_details?.rate)} />}
-      {stats && <Tile name="delivered" value={rate(stats.deliver_get_details?.rate)} />}
-      <Tile name="queues" value={count(objects.queues)} to={href(["queues"])} />
-      <Tile name="exchanges" value={count(objects.exchanges)} to={href(["exchanges"])} />
-      <Tile name="connections" value={count(objects.connections)} to={href(["connections"])} />
-      <Tile name="channels" value={count(objects.channels)} to={href(["channels"])} />
-      <Tile name="consumers" value={count(objects.consumers)} />
+      <Tile name="ready" value={formatCount(queues.messages_ready)} />
+      <Tile name="unacked" value={formatCount(queues.messages_unacknowledged)} />
+      {queues.messages_delayed > 0 && <Tile name="delayed" value={formatCount(queues.messages_delayed)} />}
+      {stats && <Tile name="published" value={formatRate(stats.publish_details?.rate)} />}
+      {stats && <Tile name="delivered" value={formatRate(stats.deliver_get_details?.rate)} />}
+      <Tile name="queues" value={formatCount(objects.queues)} to={href(["queues"])} />
+      <Tile name="exchanges" value={formatCount(objects.exchanges)} to={href(["exchanges"])} />
+      <Tile name="connections" value={formatCount(objects.connections)} to={href(["connections"])} />
+      <Tile name="channels" value={formatCount(objects.channels)} to={href(["channels"])} />
+      <Tile name="consumers" value={formatCount(objects.consumers)} />
     </div>
   );
 }

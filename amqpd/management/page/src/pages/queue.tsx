@@ -2,23 +2,22 @@
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, remove } from "../api/client";
-import { Bind, Bindings } from "../components/bindings";
+import { BindForm, BindingList } from "../components/bindings";
 import { Chart, Charts } from "../components/chart";
-import { ConsumersOfQueue } from "../components/consumers";
-import { Danger } from "../components/dialog";
-import { SHORT, useHistory, type Counters, type Range } from "../components/samples";
-import { bytes, count, moment, plural } from "../components/format";
-import { Publish } from "../components/publish";
-import { useRights, type Rights } from "../components/rights";
-import { State } from "../components/state";
-import { Facts, Failure, Name, Section, Table, Title, Waiting } from "../components/elements";
-import { Tabs, type Tab } from "../components/tabs";
-import { Browse, type Of } from "../queue/browse";
+import { QueueConsumers } from "../components/consumers";
+import { DangerButton } from "../components/dialog";
+import { ErrorMessage, Facts, KeyValues, Loading, Name, PageTitle, Section, type Tab, Tabs } from "../components/elements";
+import { formatBytes, formatCount, formatTime, plural } from "../components/format";
+import { PublishForm } from "../components/publish";
+import { type Counters, OBJECT_RANGES, type Range, useHistory } from "../components/samples";
+import { QueueState } from "../components/states";
+import { BrowseMessages, type QueueNames } from "../queue/browse";
+import { GetMessages } from "../queue/get";
 import { Jobs } from "../queue/jobs";
-import { Places } from "../queue/offsets";
-import { Take } from "../queue/get";
+import { StreamOffsets } from "../queue/offsets";
 import type { PageProps } from "../shell/pages";
-import { go } from "../shell/router";
+import { navigate } from "../shell/router";
+import { type Rights, useRights } from "../shell/session";
 
 type Queue = components["schemas"]["Queue"];
 
@@ -55,9 +54,9 @@ function counters(of: Queue): Counters {
 }
 
 export default function QueuePage({ names }: PageProps) {
-  const of: Of = { vhost: names[0]!, queue: names[1]! };
+  const of: QueueNames = { vhost: names[0]!, queue: names[1]! };
   const rights = useRights("queue", of.vhost, of.queue);
-  const mayPublish = useRights("exchange", of.vhost, "").write;
+  const canPublish = useRights("exchange", of.vhost, "").write;
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points, refresh } = useHistory(range, (query, signal) => get("/api/queues/{vhost}/{queue}", { ...of }, { ...query, columns: FIELDS }, signal), counters, names);
   const stream = data?.type === "stream";
@@ -66,8 +65,8 @@ export default function QueuePage({ names }: PageProps) {
     title: "Overview",
     body: () => (
       <>
-        <What of={data!} />
-        <Charts title="Messages" range={range} ranges={SHORT} onRange={setRange}>
+        <QueueFacts of={data!} />
+        <Charts title="Messages" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
           <Chart title="In the queue" unit="count" points={points} curves={DEPTHS} />
           <Chart title="Rates" points={points} curves={RATES} />
         </Charts>
@@ -76,38 +75,38 @@ export default function QueuePage({ names }: PageProps) {
   });
   const tabs = (): Tab[] => [
     overview(),
-    ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <Looking of={of} stream={stream} /> }] : []),
-    ...(mayPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><Publish vhost={of.vhost} exchange="" queue={of.queue} /></Section> }] : []),
-    { id: "consumers", title: `Consumers (${count(data?.consumers)})`, body: () => <Section title="Consumers"><ConsumersOfQueue of={of} stream={stream} /></Section> },
-    ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <Places of={of} queue={data} /> }] : []),
-    { id: "bindings", title: "Bindings", body: () => <Bound of={of} rights={rights} /> },
+    ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <MessagesTab of={of} stream={stream} /> }] : []),
+    ...(canPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><PublishForm vhost={of.vhost} exchange="" queue={of.queue} /></Section> }] : []),
+    { id: "consumers", title: `Consumers (${formatCount(data?.consumers)})`, body: () => <Section title="Consumers"><QueueConsumers of={of} stream={stream} /></Section> },
+    ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <StreamOffsets of={of} queue={data} /> }] : []),
+    { id: "bindings", title: "Bindings", body: () => <BindingsTab of={of} rights={rights} /> },
     ...(rights.read ? [{ id: "jobs", title: stream ? "Copy" : "Move, copy, delete", body: () => <Jobs of={of} queue={data!} rights={rights} /> }] : []),
   ];
   return (
     <>
-      <Title kind={stream ? "Stream" : "Queue"} aside={data && <Actions of={of} queue={data} rights={rights} onDone={() => void refresh()} />}>
+      <PageTitle kind={stream ? "Stream" : "Queue"} aside={data && <QueueActions of={of} queue={data} rights={rights} onDone={() => void refresh()} />}>
         {of.queue}
-      </Title>
-      <Failure error={error} />
+      </PageTitle>
+      <ErrorMessage error={error} />
       {data && <Tabs label="Parts of this queue" tabs={tabs()} />}
-      {!data && !error && <Waiting />}
+      {!data && !error && <Loading />}
     </>
   );
 }
 
-function What({ of }: { of: Queue }) {
+function QueueFacts({ of }: { of: Queue }) {
   return (
-    <Section title="What it is" aside={<State queue={of} />}>
+    <Section title="What it is" aside={<QueueState queue={of} />}>
       <Facts
         of={[
-          ["Ready", count(of.messages_ready)],
-          ["Unacked", count(of.messages_unacknowledged)],
-          ["Bytes of messages", bytes(of.message_bytes)],
-          ["Wait for their next try", of.messages_delayed_retry ? count(of.messages_delayed_retry) : undefined],
-          ["Match no filter", of.messages_unmatched ? count(of.messages_unmatched) : undefined],
-          ["Handled and still kept", typeof of.messages_retained === "number" ? `${count(of.messages_retained)}, from ${moment(of.retained_first_timestamp)} on` : undefined],
-          ["Groups", of.group_by ? `by ${of.group_by}: ${count(of.groups_locked)} locked, ${count(of.groups_waiting)} of them wait` : undefined],
-          ["Consumers", `${count(of.consumers)}${of.consumers ? `, which can take more ${Math.round((of.consumer_utilisation ?? 0) * 100)} % of the time` : ""}`],
+          ["Ready", formatCount(of.messages_ready)],
+          ["Unacked", formatCount(of.messages_unacknowledged)],
+          ["Bytes of messages", formatBytes(of.message_bytes)],
+          ["Wait for their next try", of.messages_delayed_retry ? formatCount(of.messages_delayed_retry) : undefined],
+          ["Match no filter", of.messages_unmatched ? formatCount(of.messages_unmatched) : undefined],
+          ["Handled and still kept", typeof of.messages_retained === "number" ? `${formatCount(of.messages_retained)}, from ${formatTime(of.retained_first_timestamp)} on` : undefined],
+          ["Groups", of.group_by ? `by ${of.group_by}: ${formatCount(of.groups_locked)} locked, ${formatCount(of.groups_waiting)} of them wait` : undefined],
+          ["Consumers", `${formatCount(of.consumers)}${of.consumers ? `, which can take more ${Math.round((of.consumer_utilisation ?? 0) * 100)} % of the time` : ""}`],
           ["Single active consumer", of.single_active_consumer_tag ? <Name>{of.single_active_consumer_tag}</Name> : undefined],
           ["Lost", of.lost_offsets?.length ? of.lost_offsets.map(([a, b]) => `${a} to ${b}`).join(", ") : undefined],
           ["Virtual host", <Name>{of.vhost}</Name>],
@@ -116,48 +115,48 @@ function What({ of }: { of: Queue }) {
           ["Node", of.node],
           ["Policy", of.policy || "none"],
           ["Operator policy", of.operator_policy || undefined],
-          ["Obeyed of policies", of.policy || of.operator_policy ? <Table of={of.effective_policy_definition ?? {}} /> : undefined],
-          ["Arguments", <Table of={of.arguments} />],
+          ["Obeyed of policies", of.policy || of.operator_policy ? <KeyValues of={of.effective_policy_definition ?? {}} /> : undefined],
+          ["Arguments", <KeyValues of={of.arguments} />],
         ]}
       />
     </Section>
   );
 }
 
-function Looking({ of, stream }: { of: Of; stream: boolean }) {
+function MessagesTab({ of, stream }: { of: QueueNames; stream: boolean }) {
   return (
     <>
-      <Browse of={of} stream={stream} />
-      {!stream && <Take of={of} />}
+      <BrowseMessages of={of} stream={stream} />
+      {!stream && <GetMessages of={of} />}
     </>
   );
 }
 
-function Bound({ of, rights }: { of: Of; rights: Rights }) {
+function BindingsTab({ of, rights }: { of: QueueNames; rights: Rights }) {
   const [version, setVersion] = useState(0);
   const onChange = (): void => setVersion((before) => before + 1);
   return (
     <Section title="From which exchanges messages come">
-      <Bindings path="/api/queues/{vhost}/{queue}/bindings" of={{ ...of }} shown="source" version={version} onChange={onChange} mayChange={rights.write} />
-      {rights.write && <Bind vhost={of.vhost} queue={of.queue} onChange={onChange} />}
+      <BindingList path="/api/queues/{vhost}/{queue}/bindings" of={{ ...of }} end="source" version={version} onChange={onChange} canChange={rights.write} />
+      {rights.write && <BindForm vhost={of.vhost} queue={of.queue} onChange={onChange} />}
     </Section>
   );
 }
 
-function Actions({ of, queue, rights, onDone }: { of: Of; queue: Queue; rights: Rights; onDone: () => void }) {
+function QueueActions({ of, queue, rights, onDone }: { of: QueueNames; queue: Queue; rights: Rights; onDone: () => void }) {
   const empty = useRef(false);
   const unused = useRef(false);
   const now = () => get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages,messages_ready,messages_unacknowledged,consumers" });
   return (
     <div class="buttons">
       {rights.read && queue.type !== "stream" && (
-        <Danger
+        <DangerButton
           label="Purge"
           title={`Purge ${of.queue}?`}
           look={async () => {
             const { messages_ready: ready = 0, messages_unacknowledged: unacked = 0 } = await now();
             return {
-              nothing: ready === 0,
+              nothingToDo: ready === 0,
               action: `Purge ${plural(ready, "message")}`,
               text: (
                 <p>
@@ -175,7 +174,7 @@ function Actions({ of, queue, rights, onDone }: { of: Of; queue: Queue; rights: 
         />
       )}
       {rights.configure && (
-        <Danger
+        <DangerButton
           label="Delete"
           title={`Delete ${of.queue}?`}
           look={async () => {
@@ -196,7 +195,7 @@ function Actions({ of, queue, rights, onDone }: { of: Of; queue: Queue; rights: 
             await remove("/api/queues/{vhost}/{queue}", { ...of }, { "if-empty": empty.current, "if-unused": unused.current });
             return `${of.queue} is deleted.`;
           }}
-          onDone={() => go(["queues"])}
+          onDone={() => navigate(["queues"])}
         />
       )}
     </div>

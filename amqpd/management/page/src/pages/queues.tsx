@@ -1,70 +1,72 @@
 // All queues: for ten thousand of them as for three.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { address, found, request } from "../api/client";
-import { notify } from "../components/notices";
+import { apiUrl, getIfExists, request } from "../api/client";
+import { parseObject } from "../api/json";
+import { Arguments } from "../components/arguments";
 import { Dialog } from "../components/dialog";
-import { Arguments, asObject } from "../components/arguments";
-import { Field, Form, text } from "../components/form";
-import { chosenColumns, fieldsOf, List, listUrl, type Column } from "../components/paged-list";
-import { bytes, count, rate } from "../components/format";
-import { State } from "../components/state";
-import { Badge, Name, Table, Title, To } from "../components/elements";
-import { VhostChoice } from "../components/vhost-select";
-import { Many } from "../queue/bulk";
+import { Badge, KeyValues, Name, NameLink, PageTitle } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatBytes, formatCount, formatRate } from "../components/format";
+import { notify } from "../components/notices";
+import { listUrl, PagedList } from "../components/paged-list";
+import { QueueState } from "../components/states";
+import { type Column, fieldsOf, visibleColumns } from "../components/table";
+import { VhostSelect } from "../components/vhost-select";
+import { BulkActions } from "../queue/bulk";
+import { selectedVhost, vhostOptions } from "../shell/preferences";
 import { session } from "../shell/session";
-import { vhost, vhosts } from "../shell/preferences";
 
 type Queue = components["schemas"]["Queue"];
 
 const COLUMNS: Column<Queue>[] = [
-  { title: "Name", sort: "name", cell: (queue) => <To path={["queues", queue.vhost, queue.name]}>{queue.name}</To> },
-  { title: "Type", sort: "type", cell: (queue) => <Kind queue={queue} /> },
-  { title: "State", sort: "state", cell: (queue) => <State queue={queue} /> },
-  { title: "Ready", sort: "messages_ready", number: true, cell: (queue) => count(queue.messages_ready) },
-  { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (queue) => count(queue.messages_unacknowledged) },
-  { title: "Total", sort: "messages", number: true, cell: (queue) => count(queue.messages) },
-  { title: "In", sort: "message_stats.publish_details.rate", number: true, cell: (queue) => rate(queue.message_stats?.publish_details?.rate) },
-  { title: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (queue) => rate(queue.message_stats?.deliver_get_details?.rate) },
-  { title: "Acked", sort: "message_stats.ack_details.rate", number: true, cell: (queue) => rate(queue.message_stats?.ack_details?.rate) },
-  { title: "Consumers", sort: "consumers", number: true, cell: (queue) => count(queue.consumers) },
+  { title: "Name", sort: "name", cell: (queue) => <NameLink path={["queues", queue.vhost, queue.name]}>{queue.name}</NameLink> },
+  { title: "Type", sort: "type", cell: (queue) => <QueueType queue={queue} /> },
+  { title: "State", sort: "state", cell: (queue) => <QueueState queue={queue} /> },
+  { title: "Ready", sort: "messages_ready", number: true, cell: (queue) => formatCount(queue.messages_ready) },
+  { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (queue) => formatCount(queue.messages_unacknowledged) },
+  { title: "Total", sort: "messages", number: true, cell: (queue) => formatCount(queue.messages) },
+  { title: "In", sort: "message_stats.publish_details.rate", number: true, cell: (queue) => formatRate(queue.message_stats?.publish_details?.rate) },
+  { title: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (queue) => formatRate(queue.message_stats?.deliver_get_details?.rate) },
+  { title: "Acked", sort: "message_stats.ack_details.rate", number: true, cell: (queue) => formatRate(queue.message_stats?.ack_details?.rate) },
+  { title: "Consumers", sort: "consumers", number: true, cell: (queue) => formatCount(queue.consumers) },
 ];
-const EXTRA: Column<Queue>[] = [
-  { title: "Bytes", sort: "message_bytes", number: true, extra: true, cell: (queue) => bytes(queue.message_bytes) },
-  { title: "In memory", sort: "message_bytes_ram", number: true, extra: true, cell: (queue) => bytes(queue.message_bytes_ram) },
-  { title: "Redelivered", sort: "message_stats.redeliver_details.rate", number: true, extra: true, cell: (queue) => rate(queue.message_stats?.redeliver_details?.rate) },
+const EXTRA_COLUMNS: Column<Queue>[] = [
+  { title: "Bytes", sort: "message_bytes", number: true, extra: true, cell: (queue) => formatBytes(queue.message_bytes) },
+  { title: "In memory", sort: "message_bytes_ram", number: true, extra: true, cell: (queue) => formatBytes(queue.message_bytes_ram) },
+  { title: "Redelivered", sort: "message_stats.redeliver_details.rate", number: true, extra: true, cell: (queue) => formatRate(queue.message_stats?.redeliver_details?.rate) },
   { title: "Consumers can take more", sort: "consumer_utilisation", number: true, extra: true, cell: (queue) => (queue.consumers ? `${Math.round((queue.consumer_utilisation ?? 0) * 100)} %` : "–") },
   { title: "Policy", sort: "policy", extra: true, cell: (queue) => queue.policy && <Name>{queue.policy}</Name> },
-  { title: "Arguments", fields: "arguments", extra: true, cell: (queue) => <Table of={queue.arguments} none="–" /> },
+  { title: "Arguments", fields: "arguments", extra: true, cell: (queue) => <KeyValues of={queue.arguments} none="–" /> },
   { title: "Idle since", sort: "idle_since", extra: true, cell: (queue) => queue.idle_since?.slice(0, 19).replace("T", " ") ?? "–" },
 ];
 const NODE: Column<Queue> = { title: "Node", sort: "node", cell: (queue) => <Name>{queue.node}</Name> };
 const VHOST: Column<Queue> = { title: "Virtual host", sort: "vhost", cell: (queue) => <Name>{queue.vhost}</Name> };
-const ALL = [...COLUMNS, ...EXTRA];
+const ALL_COLUMNS = [...COLUMNS, ...EXTRA_COLUMNS];
 // What the list shows, and no more, is encoded and sent.
-const BASE = "name,vhost,node,type,durable,auto_delete,exclusive,state,state_reason,policy,degraded,idle_since,consumers";
+const BASE_FIELDS = "name,vhost,node,type,durable,auto_delete,exclusive,state,state_reason,policy,degraded,idle_since,consumers";
 
-const asked = () => ({ path: vhost.value ? "/api/queues/{vhost}" : "/api/queues", names: { vhost: vhost.value }, query: { columns: fieldsOf(BASE, chosenColumns("queues", ALL)) } });
-export const first = (): string => listUrl(asked());
+const listRequest = () => ({ path: selectedVhost.value ? "/api/queues/{vhost}" : "/api/queues", names: { vhost: selectedVhost.value }, query: { columns: fieldsOf(BASE_FIELDS, visibleColumns("queues", ALL_COLUMNS)) } });
+export const firstUrl = (): string => listUrl(listRequest());
 
 export default function Queues() {
   const [adding, setAdding] = useState(false);
   const [version, setVersion] = useState(0);
-  const chosen = vhost.value;
-  const more = [...(chosen || vhosts.value.length < 2 ? [] : [VHOST]), ...(session.value?.clustered ? [NODE] : [])];
-  const columns = [ALL[0]!, ...more, ...ALL.slice(1)];
+  const chosen = selectedVhost.value;
+  const more = [...(chosen || vhostOptions.value.length < 2 ? [] : [VHOST]), ...(session.value?.clustered ? [NODE] : [])];
+  const columns = [ALL_COLUMNS[0]!, ...more, ...ALL_COLUMNS.slice(1)];
   const changed = (): void => setVersion((before) => before + 1);
   return (
     <>
-      <Title>Queues</Title>
-      <List<Queue>
+      <PageTitle>Queues</PageTitle>
+      <PagedList<Queue>
         what="queues"
-        {...asked()}
+        {...listRequest()}
         columns={columns}
         idOf={(queue) => `${queue.vhost}\0${queue.name}`}
         version={version}
         many={(chosen, onDone) => (
-          <Many
+          <BulkActions
             of={chosen}
             onDone={() => {
               changed();
@@ -72,7 +74,7 @@ export default function Queues() {
             }}
           />
         )}
-        aside={vhosts.value.length > 0 && <button onClick={() => setAdding(true)}>New queue</button>}
+        aside={vhostOptions.value.length > 0 && <button onClick={() => setAdding(true)}>New queue</button>}
       />
       {adding && (
         <NewQueue
@@ -86,7 +88,7 @@ export default function Queues() {
   );
 }
 
-function Kind({ queue }: { queue: Queue }) {
+function QueueType({ queue }: { queue: Queue }) {
   return (
     <>
       {queue.type}{" "}
@@ -99,18 +101,18 @@ function Kind({ queue }: { queue: Queue }) {
 }
 
 function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(vhost.value || (vhosts.value[0] ?? "/"));
+  const [of, setOf] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
   const [type, setType] = useState("classic");
   const [written, setWritten] = useState("");
   const send = async (fields: FormData): Promise<void> => {
-    const name = text(fields, "name");
-    const url = address("/api/queues/{vhost}/{name}", { vhost: of, name });
-    if (await found(`${url}?columns=name`)) throw new Error("There is a queue of this name already; nothing is changed.");
+    const name = fieldText(fields, "name");
+    const url = apiUrl("/api/queues/{vhost}/{name}", { vhost: of, name });
+    if (await getIfExists(`${url}?columns=name`)) throw new Error("There is a queue of this name already; nothing is changed.");
     const body = {
-      durable: text(fields, "durable") === "yes",
+      durable: fieldText(fields, "durable") === "yes",
       auto_delete: fields.has("auto_delete"),
       // Said of classic ones too: without it the virtual host says what they are.
-      arguments: { "x-queue-type": type, ...asObject(written, "Arguments") },
+      arguments: { "x-queue-type": type, ...parseObject(written, "Arguments") },
     };
     await request("PUT", url, body);
     notify(`Queue ${name} is there.`);
@@ -120,7 +122,7 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
     <Dialog title="New queue" onClose={() => onClose(false)}>
       <Form action="Declare the queue" send={send}>
         <Field label="Virtual host">
-          <VhostChoice value={of} onChange={setOf} />
+          <VhostSelect value={of} onChange={setOf} />
         </Field>
         <Field label="Name">
           <input name="name" required autocomplete="off" />

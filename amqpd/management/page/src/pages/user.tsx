@@ -1,23 +1,23 @@
 // One user: tags, password, what he may do where, how much of it, and his end.
 import { useState } from "preact/hooks";
-import { address, counted, found, request } from "../api/client";
-import { Danger, type Consequence } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { Limits } from "../components/limits";
-import { List } from "../components/paged-list";
-import { notify } from "../components/notices";
+import { apiUrl, countItems, getIfExists, request } from "../api/client";
+import { DangerButton, type Preview } from "../components/dialog";
+import { ErrorMessage, Facts, KeyValues, Name, NameLink, PageTitle, Section } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
 import { plural } from "../components/format";
-import { Facts, Failure, Name, Section, Table, Title, To } from "../components/elements";
+import { LimitForms } from "../components/limits";
+import { notify } from "../components/notices";
+import { PagedList } from "../components/paged-list";
+import { Pattern, type Permission, Permissions } from "../components/permissions";
+import { VhostSelect } from "../components/vhost-select";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
-import { go } from "../shell/router";
+import { vhostOptions } from "../shell/preferences";
+import { navigate } from "../shell/router";
 import { session } from "../shell/session";
-import { vhosts } from "../shell/preferences";
-import { Pattern, Permissions, type Permission } from "../components/permissions";
-import { VhostChoice } from "../components/vhost-select";
-import { TagFields, Tags, tagsOf, type User } from "./users";
+import { fieldTags, TagFields, Tags, type User } from "./users";
 
-interface Topic extends Omit<Permission, "configure"> {
+interface TopicPermission extends Omit<Permission, "configure"> {
   exchange: string;
 }
 
@@ -26,14 +26,14 @@ const LIMITS = ["max-connections", "max-channels"];
 export default function UserPage({ names }: PageProps) {
   const user = names[0]!;
   const of = { user };
-  const { data, error, refresh } = usePoll((signal) => request<User>("GET", address("/api/users/{user}", of), undefined, signal), [user]);
-  const again = (): void => void refresh();
+  const { data, error, refresh } = usePoll((signal) => request<User>("GET", apiUrl("/api/users/{user}", of), undefined, signal), [user]);
+  const reload = (): void => void refresh();
   return (
     <>
-      <Title kind="User" aside={<Delete user={user} />}>
+      <PageTitle kind="User" aside={<DeleteButton user={user} />}>
         {user}
-      </Title>
-      <Failure error={error} />
+      </PageTitle>
+      <ErrorMessage error={error} />
       <div aria-busy={!data && error === undefined}>
         {data && (
           <>
@@ -49,17 +49,17 @@ export default function UserPage({ names }: PageProps) {
               <Permissions user={user} />
             </Section>
             <Section title="Topic permissions">
-              <Topics user={user} />
+              <TopicPermissions user={user} />
             </Section>
             <div class="columns">
               <Section title="Limits">
-                <Limits of={data.limits} names={LIMITS} path="/api/user-limits/{user}/{name}" thing={of} onDone={again} />
+                <LimitForms of={data.limits} names={LIMITS} path="/api/user-limits/{user}/{name}" pathNames={of} onDone={reload} />
               </Section>
               <Section title="Password">
-                <Password user={user} />
+                <PasswordForm user={user} />
               </Section>
               <Section title="Tags">
-                <ChangeTags key={data.tags.join()} user={data} onDone={again} />
+                <TagsForm key={data.tags.join()} user={data} onDone={reload} />
               </Section>
             </div>
           </>
@@ -69,9 +69,9 @@ export default function UserPage({ names }: PageProps) {
   );
 }
 
-function Delete({ user }: { user: string }) {
-  const look = async (): Promise<Consequence> => {
-    const open = await counted("/api/connections/username/{user}", { user });
+function DeleteButton({ user }: { user: string }) {
+  const look = async (): Promise<Preview> => {
+    const open = await countItems("/api/connections/username/{user}", { user });
     const own = session.value?.name === user ? " This is you: you are logged out, too." : "";
     return {
       text: (
@@ -84,19 +84,19 @@ function Delete({ user }: { user: string }) {
     };
   };
   const run = async (): Promise<string> => {
-    await request("DELETE", address("/api/users/{user}", { user }));
-    go(["users"]);
+    await request("DELETE", apiUrl("/api/users/{user}", { user }));
+    navigate(["users"]);
     return `User ${user} is gone.`;
   };
-  return <Danger label="Delete" title="Delete the user?" look={look} run={run} />;
+  return <DangerButton label="Delete" title="Delete the user?" look={look} run={run} />;
 }
 
-function Password({ user }: { user: string }) {
+function PasswordForm({ user }: { user: string }) {
   const send = async (fields: FormData): Promise<void> => {
-    const password = text(fields, "password");
-    if (password !== text(fields, "again")) throw new Error("The two passwords are not the same.");
+    const password = fieldText(fields, "password");
+    if (password !== fieldText(fields, "again")) throw new Error("The two passwords are not the same.");
     if (!password) throw new Error("The password is empty.");
-    await request("PUT", address("/api/amqpd/users/{user}/password", { user }), { password });
+    await request("PUT", apiUrl("/api/amqpd/users/{user}/password", { user }), { password });
     notify(`The password of ${user} is another now; logins of this page with the old one are over.`);
   };
   return (
@@ -111,9 +111,9 @@ function Password({ user }: { user: string }) {
   );
 }
 
-function ChangeTags({ user, onDone }: { user: User; onDone: () => void }) {
+function TagsForm({ user, onDone }: { user: User; onDone: () => void }) {
   const send = async (fields: FormData): Promise<void> => {
-    await request("PUT", address("/api/amqpd/users/{user}/tags", { user: user.name }), { tags: tagsOf(fields) });
+    await request("PUT", apiUrl("/api/amqpd/users/{user}/tags", { user: user.name }), { tags: fieldTags(fields) });
     notify(`The tags of ${user.name} are set.`);
     onDone();
   };
@@ -124,33 +124,33 @@ function ChangeTags({ user, onDone }: { user: User; onDone: () => void }) {
   );
 }
 
-function Topics({ user }: { user: string }) {
+function TopicPermissions({ user }: { user: string }) {
   const [version, setVersion] = useState(0);
   const onDone = (): void => setVersion((before) => before + 1);
-  const [vhost, setVhost] = useState(vhosts.value[0] ?? "/");
-  const url = (of: string): string => address("/api/topic-permissions/{vhost}/{user}", { vhost: of, user });
+  const [vhost, setVhost] = useState(vhostOptions.value[0] ?? "/");
+  const url = (of: string): string => apiUrl("/api/topic-permissions/{vhost}/{user}", { vhost: of, user });
   const send = async (fields: FormData): Promise<void> => {
-    await request("PUT", url(vhost), { exchange: text(fields, "exchange"), write: text(fields, "write"), read: text(fields, "read") });
+    await request("PUT", url(vhost), { exchange: fieldText(fields, "exchange"), write: fieldText(fields, "write"), read: fieldText(fields, "read") });
     notify("The topic permission is set.");
     onDone();
   };
-  const before = async (fields: FormData): Promise<Consequence | undefined> => {
-    const all = (await found<Topic[]>(url(vhost))) ?? [];
-    const is = all.find((each) => each.exchange === text(fields, "exchange"));
-    if (!is || (is.write === text(fields, "write") && is.read === text(fields, "read"))) return undefined;
+  const findReplaced = async (fields: FormData): Promise<Preview | undefined> => {
+    const all = (await getIfExists<TopicPermission[]>(url(vhost))) ?? [];
+    const is = all.find((each) => each.exchange === fieldText(fields, "exchange"));
+    if (!is || (is.write === fieldText(fields, "write") && is.read === fieldText(fields, "read"))) return undefined;
     return {
       text: (
         <>
           <p>
             There is one for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name> already. These patterns are replaced:
           </p>
-          <Table of={{ write: is.write || "nothing", read: is.read || "nothing" }} />
+          <KeyValues of={{ write: is.write || "nothing", read: is.read || "nothing" }} />
         </>
       ),
       action: "Replace the topic permission",
     };
   };
-  const clear = (item: Topic): { look: () => Promise<Consequence>; run: () => Promise<string> } => ({
+  const clear = (item: TopicPermission): { look: () => Promise<Preview>; run: () => Promise<string> } => ({
     look: async () => ({
       text: <p>All topic permissions of this user in that virtual host go: routing keys are not limited there any more.</p>,
       action: "Clear them",
@@ -163,7 +163,7 @@ function Topics({ user }: { user: string }) {
   });
   return (
     <>
-      <List<Topic>
+      <PagedList<TopicPermission>
         what="topic permissions"
         path="/api/users/{user}/topic-permissions"
         names={{ user }}
@@ -173,17 +173,17 @@ function Topics({ user }: { user: string }) {
         version={version}
         idOf={(item) => `${item.vhost}\0${item.exchange}`}
         columns={[
-          { title: "Virtual host", sort: "vhost", cell: (item) => <To path={["vhosts", item.vhost]}>{item.vhost}</To> },
+          { title: "Virtual host", sort: "vhost", cell: (item) => <NameLink path={["vhosts", item.vhost]}>{item.vhost}</NameLink> },
           { title: "Exchange", sort: "exchange", cell: (item) => <Name>{item.exchange}</Name> },
           { title: "Write: routing keys that match", cell: (item) => <Pattern of={item.write} /> },
           { title: "Read: binding keys that match", cell: (item) => <Pattern of={item.read} /> },
-          { title: "Clear", cell: (item) => <Danger label="Clear" title="Clear the topic permissions?" {...clear(item)} /> },
+          { title: "Clear", cell: (item) => <DangerButton label="Clear" title="Clear the topic permissions?" {...clear(item)} /> },
         ]}
       />
-      <Form action="Set the topic permission" send={send} before={before}>
+      <Form action="Set the topic permission" send={send} before={findReplaced}>
         <div class="fields">
           <Field label="Virtual host">
-            <VhostChoice value={vhost} onChange={setVhost} />
+            <VhostSelect value={vhost} onChange={setVhost} />
           </Field>
           <Field label="Exchange" hint="Of type topic">
             <input name="exchange" defaultValue="amq.topic" required />

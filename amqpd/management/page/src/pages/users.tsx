@@ -1,11 +1,12 @@
 // Who may log in, with which tags. What each may do where is on his own page.
 import { useState } from "preact/hooks";
-import { address, request } from "../api/client";
+import { apiUrl, request } from "../api/client";
 import { Dialog } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { List, type Column } from "../components/paged-list";
+import { Badge, NameLink, PageTitle, showInvisible } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
 import { notify } from "../components/notices";
-import { Badge, Title, To, visible } from "../components/elements";
+import { PagedList } from "../components/paged-list";
+import type { Column } from "../components/table";
 
 export interface User {
   name: string;
@@ -18,9 +19,9 @@ export interface User {
 }
 
 const COLUMNS: Column<User>[] = [
-  { title: "Name", sort: "name", cell: (user) => <To path={["users", user.name]}>{user.name}</To> },
+  { title: "Name", sort: "name", cell: (user) => <NameLink path={["users", user.name]}>{user.name}</NameLink> },
   { title: "Tags", sort: "tags", cell: (user) => <Tags of={user.tags} /> },
-  { title: "May enter", cell: (user) => <Entered of={user.vhosts ?? []} /> },
+  { title: "May enter", cell: (user) => <UserVhosts of={user.vhosts ?? []} /> },
   { title: "Password", cell: (user) => (user.password_hash ? "set" : <Badge title="No password opens it; a certificate may">none</Badge>) },
   { title: "Limits", cell: (user) => limitsText(user.limits) },
 ];
@@ -30,8 +31,8 @@ export default function Users() {
   const [version, setVersion] = useState(0);
   return (
     <>
-      <Title>Users</Title>
-      <List<User>
+      <PageTitle>Users</PageTitle>
+      <PagedList<User>
         what="users"
         path="/api/users"
         query={{ vhosts: true }}
@@ -52,15 +53,15 @@ export default function Users() {
   );
 }
 
-const ENTERED_MAX = 5;
+const VHOSTS_SHOWN_MAX = 5;
 
 /** The virtual hosts that a user may enter. */
-function Entered({ of }: { of: string[] }) {
+function UserVhosts({ of }: { of: string[] }) {
   if (!of.length) return <Badge kind="warn" title="The user has no permissions in any virtual host">none</Badge>;
   return (
     <>
-      {of.slice(0, ENTERED_MAX).map((vhost) => [<To key={vhost} path={["vhosts", vhost]}>{vhost}</To>, " "])}
-      {of.length > ENTERED_MAX && <small title={of.map(visible).join("\n")}>and {of.length - ENTERED_MAX} more</small>}
+      {of.slice(0, VHOSTS_SHOWN_MAX).map((vhost) => [<NameLink key={vhost} path={["vhosts", vhost]}>{vhost}</NameLink>, " "])}
+      {of.length > VHOSTS_SHOWN_MAX && <small title={of.map(showInvisible).join("\n")}>and {of.length - VHOSTS_SHOWN_MAX} more</small>}
     </>
   );
 }
@@ -98,18 +99,18 @@ export function TagFields({ tags }: { tags: string[] }) {
   );
 }
 
-export function tagsOf(fields: FormData): string[] {
-  const others = text(fields, "others").split(",");
+export function fieldTags(fields: FormData): string[] {
+  const others = fieldText(fields, "others").split(",");
   return [...fields.getAll("tag").map(String), ...others.map((tag) => tag.trim()).filter(Boolean)];
 }
 
 function NewUser({ onClose }: { onClose: (done: boolean) => void }) {
   const send = async (fields: FormData): Promise<void> => {
-    const name = text(fields, "name");
-    const password = text(fields, "password");
-    if (password !== text(fields, "again")) throw new Error("The two passwords are not the same.");
-    const url = address("/api/users/{user}", { user: name });
-    const body = { tags: tagsOf(fields), ...(password ? { password } : { password_hash: "" }) };
+    const name = fieldText(fields, "name");
+    const password = fieldText(fields, "password");
+    if (password !== fieldText(fields, "again")) throw new Error("The two passwords are not the same.");
+    const url = apiUrl("/api/users/{user}", { user: name });
+    const body = { tags: fieldTags(fields), ...(password ? { password } : { password_hash: "" }) };
     // Nobody is replaced by mistake.
     await request("PUT", url, body, undefined, { "If-None-Match": "*" });
     notify(`User ${name} is there, without any permission so far.`);

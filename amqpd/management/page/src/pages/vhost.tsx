@@ -1,20 +1,20 @@
 // One virtual host: who may enter it, its limits, whether it is protected or traced, and its end.
-import { address, get, request } from "../api/client";
-import { Danger, type Consequence } from "../components/dialog";
+import { apiUrl, get, request } from "../api/client";
+import { DangerButton, type Preview } from "../components/dialog";
+import { ErrorMessage, Facts, Name, PageTitle, Section } from "../components/elements";
 import { Form } from "../components/form";
-import { Limits } from "../components/limits";
+import { formatBytes, formatCount, formatRate, plural } from "../components/format";
+import { LimitForms } from "../components/limits";
 import { notify } from "../components/notices";
-import { bytes, count, plural, rate } from "../components/format";
 import { Permissions } from "../components/permissions";
-import { Facts, Failure, Name, Section, Title } from "../components/elements";
 import type { PageProps } from "../shell/pages";
 import { usePoll } from "../shell/poll";
-import { go, href } from "../shell/router";
-import { has } from "../shell/session";
-import { choose, lookForVhosts } from "../shell/preferences";
-import { bodyOf, State, VhostFields, type Vhost } from "./vhosts";
+import { loadVhosts, selectVhost } from "../shell/preferences";
+import { href, navigate } from "../shell/router";
+import { hasTag } from "../shell/session";
+import { fieldsBody, type Vhost, VhostFields, VhostState } from "./vhosts";
 
-interface Known {
+interface VhostDetails {
   vhost: Vhost & { recv_oct_details?: { rate?: number }; send_oct_details?: { rate?: number } };
   limits: Record<string, number>;
 }
@@ -24,22 +24,22 @@ const LIMITS = ["max-connections", "max-queues"];
 export default function VhostPage({ names }: PageProps) {
   const vhost = names[0]!;
   const of = { vhost };
-  const administrator = has("administrator");
-  const ask = async (signal: AbortSignal): Promise<Known> => {
+  const administrator = hasTag("administrator");
+  const ask = async (signal: AbortSignal): Promise<VhostDetails> => {
     const [found, limits] = await Promise.all([
-      request<Vhost>("GET", address("/api/vhosts/{vhost}", of), undefined, signal),
-      request<{ value: Record<string, number> }[]>("GET", address("/api/vhost-limits/{vhost}", of), undefined, signal),
+      request<Vhost>("GET", apiUrl("/api/vhosts/{vhost}", of), undefined, signal),
+      request<{ value: Record<string, number> }[]>("GET", apiUrl("/api/vhost-limits/{vhost}", of), undefined, signal),
     ]);
     return { vhost: found, limits: limits[0]?.value ?? {} };
   };
   const { data, error, refresh } = usePoll(ask, [vhost]);
-  const again = (): void => void refresh();
+  const reload = (): void => void refresh();
   return (
     <>
-      <Title kind="Virtual host" aside={administrator && data && <Delete vhost={data.vhost} />}>
+      <PageTitle kind="Virtual host" aside={administrator && data && <DeleteButton vhost={data.vhost} />}>
         {vhost}
-      </Title>
-      <Failure error={error} />
+      </PageTitle>
+      <ErrorMessage error={error} />
       <div aria-busy={!data && error === undefined}>
         {data && (
           <>
@@ -47,19 +47,19 @@ export default function VhostPage({ names }: PageProps) {
               <Facts
                 of={[
                   ["Description", <Name>{data.vhost.description || "–"}</Name>],
-                  ["State", <State of={data.vhost} />],
+                  ["State", <VhostState of={data.vhost} />],
                   ["Queues without a type are", data.vhost.default_queue_type],
-                  ["Messages", `${count(data.vhost.messages_ready)} ready, ${count(data.vhost.messages_unacknowledged)} unacked`],
-                  ["In, out", `${rate(data.vhost.message_stats?.publish_details?.rate)}, ${rate(data.vhost.message_stats?.deliver_get_details?.rate)}`],
-                  ["Bytes in, out", `${bytes(data.vhost.recv_oct_details?.rate)}/s, ${bytes(data.vhost.send_oct_details?.rate)}/s`],
-                  ["Limits", administrator ? undefined : limitsOf(data.limits)],
+                  ["Messages", `${formatCount(data.vhost.messages_ready)} ready, ${formatCount(data.vhost.messages_unacknowledged)} unacked`],
+                  ["In, out", `${formatRate(data.vhost.message_stats?.publish_details?.rate)}, ${formatRate(data.vhost.message_stats?.deliver_get_details?.rate)}`],
+                  ["Bytes in, out", `${formatBytes(data.vhost.recv_oct_details?.rate)}/s, ${formatBytes(data.vhost.send_oct_details?.rate)}/s`],
+                  ["Limits", administrator ? undefined : limitsText(data.limits)],
                 ]}
               />
               <p class="buttons left">
-                <Look vhost={vhost} at="queues" />
-                <Look vhost={vhost} at="exchanges" />
-                <Look vhost={vhost} at="connections" />
-                <Look vhost={vhost} at="topology" />
+                <VhostLink vhost={vhost} at="queues" />
+                <VhostLink vhost={vhost} at="exchanges" />
+                <VhostLink vhost={vhost} at="connections" />
+                <VhostLink vhost={vhost} at="topology" />
               </p>
             </Section>
             {administrator && (
@@ -69,10 +69,10 @@ export default function VhostPage({ names }: PageProps) {
                 </Section>
                 <div class="columns">
                   <Section title="Limits">
-                    <Limits of={data.limits} names={LIMITS} path="/api/vhost-limits/{vhost}/{name}" thing={of} onDone={again} />
+                    <LimitForms of={data.limits} names={LIMITS} path="/api/vhost-limits/{vhost}/{name}" pathNames={of} onDone={reload} />
                   </Section>
                   <Section title="Settings">
-                    <Settings of={data.vhost} onDone={again} />
+                    <SettingsForm of={data.vhost} onDone={reload} />
                   </Section>
                 </div>
               </>
@@ -84,24 +84,24 @@ export default function VhostPage({ names }: PageProps) {
   );
 }
 
-function limitsOf(limits: Record<string, number>): string {
-  const found = Object.entries(limits).map(([name, value]) => `${name} ${count(value)}`);
+function limitsText(limits: Record<string, number>): string {
+  const found = Object.entries(limits).map(([name, value]) => `${name} ${formatCount(value)}`);
   return found.join(", ") || "none";
 }
 
 /** The lists, of this virtual host alone. */
-function Look({ vhost, at }: { vhost: string; at: string }) {
+function VhostLink({ vhost, at }: { vhost: string; at: string }) {
   return (
-    <a href={href([at])} onClick={() => choose(vhost)}>
+    <a href={href([at])} onClick={() => selectVhost(vhost)}>
       Its {at}
     </a>
   );
 }
 
-function Settings({ of, onDone }: { of: Vhost; onDone: () => void }) {
+function SettingsForm({ of, onDone }: { of: Vhost; onDone: () => void }) {
   const send = async (fields: FormData): Promise<void> => {
-    const body = { ...bodyOf(fields), protected_from_deletion: fields.has("protected"), tracing: fields.has("tracing") };
-    await request("PUT", address("/api/vhosts/{vhost}", { vhost: of.name }), body);
+    const body = { ...fieldsBody(fields), protected_from_deletion: fields.has("protected"), tracing: fields.has("tracing") };
+    await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: of.name }), body);
     notify("The settings are saved.");
     onDone();
   };
@@ -118,16 +118,16 @@ function Settings({ of, onDone }: { of: Vhost; onDone: () => void }) {
   );
 }
 
-function Delete({ vhost }: { vhost: Vhost }) {
+function DeleteButton({ vhost }: { vhost: Vhost }) {
   const names = { vhost: vhost.name };
-  const look = async (): Promise<Consequence> => {
+  const look = async (): Promise<Preview> => {
     const [now, queues, connections] = await Promise.all([
-      request<Vhost>("GET", address("/api/vhosts/{vhost}", names)),
-      request<{ total_count: number }>("GET", address("/api/queues/{vhost}", names, { page: 1, page_size: 1, columns: "name" })),
+      request<Vhost>("GET", apiUrl("/api/vhosts/{vhost}", names)),
+      request<{ total_count: number }>("GET", apiUrl("/api/queues/{vhost}", names, { page: 1, page_size: 1, columns: "name" })),
       get("/api/vhosts/{vhost}/connections", names, { columns: "name" }) as Promise<unknown>,
     ]);
     if (now.protected_from_deletion) {
-      return { text: <p>It is protected from being deleted. Take that back in its settings first.</p>, action: "Delete", nothing: true };
+      return { text: <p>It is protected from being deleted. Take that back in its settings first.</p>, action: "Delete", nothingToDo: true };
     }
     const open = (connections as unknown[]).length;
     return {
@@ -147,10 +147,10 @@ function Delete({ vhost }: { vhost: Vhost }) {
     };
   };
   const run = async (): Promise<string> => {
-    await request("DELETE", address("/api/vhosts/{vhost}", names));
-    void lookForVhosts();
-    go(["vhosts"]);
+    await request("DELETE", apiUrl("/api/vhosts/{vhost}", names));
+    void loadVhosts();
+    navigate(["vhosts"]);
     return `The virtual host ${vhost.name} is gone.`;
   };
-  return <Danger label="Delete" title="Delete the virtual host?" look={look} run={run} />;
+  return <DangerButton label="Delete" title="Delete the virtual host?" look={look} run={run} />;
 }

@@ -1,14 +1,15 @@
 // All virtual hosts that the user may see, with what lies in them.
 import { useState } from "preact/hooks";
-import { address, found, request } from "../api/client";
+import { apiUrl, getIfExists, request } from "../api/client";
 import { Dialog } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { List, type Column } from "../components/paged-list";
+import { Badge, Name, NameLink, PageTitle } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatCount, formatRate } from "../components/format";
 import { notify } from "../components/notices";
-import { count, rate } from "../components/format";
-import { Badge, Name, Title, To } from "../components/elements";
-import { has } from "../shell/session";
-import { lookForVhosts } from "../shell/preferences";
+import { PagedList } from "../components/paged-list";
+import type { Column } from "../components/table";
+import { loadVhosts } from "../shell/preferences";
+import { hasTag } from "../shell/session";
 
 interface Rate {
   rate?: number;
@@ -28,14 +29,14 @@ export interface Vhost {
 }
 
 const COLUMNS: Column<Vhost>[] = [
-  { title: "Name", sort: "name", cell: (item) => <To path={["vhosts", item.name]}>{item.name}</To> },
+  { title: "Name", sort: "name", cell: (item) => <NameLink path={["vhosts", item.name]}>{item.name}</NameLink> },
   { title: "Description", sort: "description", cell: (item) => <Name>{item.description || "–"}</Name> },
-  { title: "State", cell: (item) => <State of={item} /> },
-  { title: "Ready", sort: "messages_ready", number: true, cell: (item) => count(item.messages_ready) },
-  { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (item) => count(item.messages_unacknowledged) },
-  { title: "Total", sort: "messages", number: true, cell: (item) => count(item.messages) },
-  { title: "In", sort: "message_stats.publish_details.rate", number: true, cell: (item) => rate(item.message_stats?.publish_details?.rate) },
-  { title: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (item) => rate(item.message_stats?.deliver_get_details?.rate) },
+  { title: "State", cell: (item) => <VhostState of={item} /> },
+  { title: "Ready", sort: "messages_ready", number: true, cell: (item) => formatCount(item.messages_ready) },
+  { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (item) => formatCount(item.messages_unacknowledged) },
+  { title: "Total", sort: "messages", number: true, cell: (item) => formatCount(item.messages) },
+  { title: "In", sort: "message_stats.publish_details.rate", number: true, cell: (item) => formatRate(item.message_stats?.publish_details?.rate) },
+  { title: "Out", sort: "message_stats.deliver_get_details.rate", number: true, cell: (item) => formatRate(item.message_stats?.deliver_get_details?.rate) },
 ];
 
 export default function Vhosts() {
@@ -43,14 +44,14 @@ export default function Vhosts() {
   const [version, setVersion] = useState(0);
   return (
     <>
-      <Title>Virtual hosts</Title>
-      <List<Vhost>
+      <PageTitle>Virtual hosts</PageTitle>
+      <PagedList<Vhost>
         what="virtual hosts"
         path="/api/vhosts"
         columns={COLUMNS}
         idOf={(item) => item.name}
         version={version}
-        aside={has("administrator") && <button onClick={() => setAdding(true)}>New virtual host</button>}
+        aside={hasTag("administrator") && <button onClick={() => setAdding(true)}>New virtual host</button>}
       />
       {adding && (
         <NewVhost
@@ -58,7 +59,7 @@ export default function Vhosts() {
             setAdding(false);
             if (!done) return;
             setVersion(version + 1);
-            void lookForVhosts();
+            void loadVhosts();
           }}
         />
       )}
@@ -66,7 +67,7 @@ export default function Vhosts() {
   );
 }
 
-export function State({ of }: { of: Vhost }) {
+export function VhostState({ of }: { of: Vhost }) {
   return (
     <>
       {Object.entries(of.cluster_state).map(([node, state]) => (
@@ -105,16 +106,16 @@ export function VhostFields({ of }: { of?: Vhost }) {
   );
 }
 
-export function bodyOf(fields: FormData): Record<string, unknown> {
-  return { description: text(fields, "description"), tags: text(fields, "tags"), default_queue_type: text(fields, "type") };
+export function fieldsBody(fields: FormData): Record<string, unknown> {
+  return { description: fieldText(fields, "description"), tags: fieldText(fields, "tags"), default_queue_type: fieldText(fields, "type") };
 }
 
 function NewVhost({ onClose }: { onClose: (done: boolean) => void }) {
   const send = async (fields: FormData): Promise<void> => {
-    const name = text(fields, "name");
+    const name = fieldText(fields, "name");
     // Nothing that is there is changed by mistake.
-    if (await found(address("/api/vhosts/{vhost}", { vhost: name }, { columns: "name" }))) throw new Error("There is a virtual host of this name already; its own page has its settings.");
-    await request("PUT", address("/api/vhosts/{vhost}", { vhost: name }), bodyOf(fields));
+    if (await getIfExists(apiUrl("/api/vhosts/{vhost}", { vhost: name }, { columns: "name" }))) throw new Error("There is a virtual host of this name already; its own page has its settings.");
+    await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: name }), fieldsBody(fields));
     notify(`The virtual host ${name} is there, and you may use it.`);
     onClose(true);
   };

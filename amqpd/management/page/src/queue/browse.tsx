@@ -1,46 +1,46 @@
 // Looking at messages where they lie: none is taken, marked or moved.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { get, sentence } from "../api/client";
+import { errorText, get } from "../api/client";
 import { Dialog } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { Rows, type Column } from "../components/paged-list";
+import { Badge, ErrorMessage, exchangeName, Name, Section } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatBytes, formatCount, formatTime } from "../components/format";
+import { type Message, MessageView, preview } from "../components/message";
 import { notify } from "../components/notices";
-import { MessageView, preview, type Message } from "../components/message";
-import { bytes, count, moment } from "../components/format";
-import { Badge, exchangeName, Failure, Name, Section } from "../components/elements";
+import { type Column, DataTable } from "../components/table";
 
 type Messages = components["schemas"]["Messages"];
 
-const LIST_BYTES = 400;
-const WHOLE_BYTES = 1 << 20;
-const COUNT = 50;
+const LIST_PAYLOAD_BYTES = 400;
+const PAYLOAD_BYTES_MAX = 1 << 20;
+const PAGE_MESSAGES = 50;
 
-export interface Of {
+export interface QueueNames {
   vhost: string;
   queue: string;
 }
 
 /** What is asked for; offset goes on. */
-interface Wanted {
+interface Search {
   offset?: number;
   time?: string;
   where?: string;
 }
 
-export function Browse({ of, stream }: { of: Of; stream: boolean }) {
+export function BrowseMessages({ of, stream }: { of: QueueNames; stream: boolean }) {
   const [tail, setTail] = useState(false);
   const [from, setFrom] = useState("front");
-  const [wanted, setWanted] = useState<Wanted>({});
+  const [search, setSearch] = useState<Search>({});
   const [page, setPage] = useState<Messages>();
   const [error, setError] = useState<unknown>();
   const [open, setOpen] = useState<Message>();
-  const broken = useRef<AbortController>();
-  useEffect(() => () => broken.current?.abort(), []);
+  const running = useRef<AbortController>();
+  useEffect(() => () => running.current?.abort(), []);
   /** What was asked before ends with it. */
-  const ask = async (asked: Wanted): Promise<void> => {
-    broken.current?.abort();
-    const own = (broken.current = new AbortController());
+  const ask = async (asked: Search): Promise<void> => {
+    running.current?.abort();
+    const own = (running.current = new AbortController());
     setError(undefined);
     try {
       await look(asked, own.signal);
@@ -48,46 +48,46 @@ export function Browse({ of, stream }: { of: Of; stream: boolean }) {
       if (!own.signal.aborted) throw failed;
     }
   };
-  const look = async (asked: Wanted, signal: AbortSignal): Promise<void> => {
+  const look = async (asked: Search, signal: AbortSignal): Promise<void> => {
     let got: Messages;
     let offset = asked.offset;
     const messages: Message[] = [];
     do {
       // A page ends after a second of looking: on until there is something to see, or nothing more.
-      got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { ...asked, offset, time: offset === undefined ? asked.time : undefined, count: COUNT - messages.length, truncate: LIST_BYTES }, signal);
+      got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { ...asked, offset, time: offset === undefined ? asked.time : undefined, count: PAGE_MESSAGES - messages.length, truncate: LIST_PAYLOAD_BYTES }, signal);
       if (signal.aborted) return;
       messages.push(...got.messages);
       offset = got.next_offset;
       setPage({ ...got, messages: [...messages] });
-    } while (!got.ended && messages.length < COUNT);
+    } while (!got.ended && messages.length < PAGE_MESSAGES);
   };
   const send = async (fields: FormData): Promise<void> => {
-    const where = text(fields, "where").trim();
-    const asked: Wanted = where ? { where } : {};
-    if (from === "offset") asked.offset = Number(text(fields, "offset"));
-    if (from === "time") asked.time = String(new Date(text(fields, "time")).getTime());
-    setWanted(asked);
+    const where = fieldText(fields, "where").trim();
+    const asked: Search = where ? { where } : {};
+    if (from === "offset") asked.offset = Number(fieldText(fields, "offset"));
+    if (from === "time") asked.time = String(new Date(fieldText(fields, "time")).getTime());
+    setSearch(asked);
     setPage(undefined);
     setTail(from === "tail");
     if (from === "tail") return;
     await ask(asked);
   };
   const next = (): void => {
-    if (page) ask({ ...wanted, offset: page.next_offset }).catch(setError);
+    if (page) ask({ ...search, offset: page.next_offset }).catch(setError);
   };
   const show = (message: Message): void => {
-    get("/api/queues/{vhost}/{queue}/messages", { ...of }, { offset: message.offset, count: 1, truncate: WHOLE_BYTES }).then(
+    get("/api/queues/{vhost}/{queue}/messages", { ...of }, { offset: message.offset, count: 1, truncate: PAYLOAD_BYTES_MAX }).then(
       (found) => setOpen(found.messages.find((each) => each.offset === message.offset) ?? message),
       setError,
     );
   };
   const columns: Column<Message>[] = [
-    { title: "Offset", number: true, cell: (each) => <button onClick={() => show(each)} aria-label={`Open the message at offset ${count(each.offset)}`}>{count(each.offset)}</button> },
-    { title: "Came", cell: (each) => <span class="moment">{moment(each.time)}</span> },
+    { title: "Offset", number: true, cell: (each) => <button onClick={() => show(each)} aria-label={`Open the message at offset ${formatCount(each.offset)}`}>{formatCount(each.offset)}</button> },
+    { title: "Came", cell: (each) => <span class="moment">{formatTime(each.time)}</span> },
     { title: "State", cell: (each) => <Badge kind={each.state === "ready" ? "" : "warn"}>{each.state}</Badge> },
     { title: "Exchange", cell: (each) => <Name>{exchangeName(each.exchange)}</Name> },
     { title: "Routing key", cell: (each) => <Name>{each.routing_key}</Name> },
-    { title: "Size", number: true, cell: (each) => bytes(each.payload_bytes) },
+    { title: "Size", number: true, cell: (each) => formatBytes(each.payload_bytes) },
     { title: "Payload", cell: (each) => <code>{preview(each)}</code> },
   ];
   return (
@@ -117,20 +117,20 @@ export function Browse({ of, stream }: { of: Of; stream: boolean }) {
           </Field>
         </div>
       </Form>
-      <Failure error={error} />
-      {tail && <Tail key={wanted.where ?? ""} of={of} where={wanted.where} stream={stream} columns={columns} onOpen={show} onClose={() => setTail(false)} />}
-      {page && <Rows what="such messages" items={page.messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={show} />}
+      <ErrorMessage error={error} />
+      {tail && <LiveMessages key={search.where ?? ""} of={of} where={search.where} stream={stream} columns={columns} onOpen={show} onClose={() => setTail(false)} />}
+      {page && <DataTable what="such messages" items={page.messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={show} />}
       {page?.hint && <p class="warning">{page.hint}</p>}
       {page && (
         <div class="buttons left">
           <button disabled={page.ended} onClick={next}>
-            {page.ended ? "That was the end" : `Next ${COUNT}`}
+            {page.ended ? "That was the end" : `Next ${PAGE_MESSAGES}`}
           </button>
-          <Download of={of} wanted={wanted} />
+          <DownloadButton of={of} wanted={search} />
         </div>
       )}
       {open && (
-        <Dialog wide title={`Message at offset ${count(open.offset)}`} onClose={() => setOpen(undefined)}>
+        <Dialog wide title={`Message at offset ${formatCount(open.offset)}`} onClose={() => setOpen(undefined)}>
           <MessageView of={open} vhost={of.vhost} queue={of.queue} />
         </Dialog>
       )}
@@ -138,11 +138,11 @@ export function Browse({ of, stream }: { of: Of; stream: boolean }) {
   );
 }
 
-const TAIL_MS = 1000;
-const TAIL_LINES_MAX = 200;
+const POLL_MS = 1000;
+const LIVE_ROWS_MAX = 200;
 
-interface TailProps {
-  of: Of;
+interface LiveMessagesProps {
+  of: QueueNames;
   where: string | undefined;
   stream: boolean;
   columns: Column<Message>[];
@@ -151,7 +151,7 @@ interface TailProps {
 }
 
 /** What comes from now on, the newest first. */
-function Tail({ of, where, stream, columns, onOpen, onClose }: TailProps) {
+function LiveMessages({ of, where, stream, columns, onOpen, onClose }: LiveMessagesProps) {
   const [messages, setMessages] = useState<Message[]>([]);
   const [seen, setSeen] = useState(0);
   const [paused, setPaused] = useState(false);
@@ -163,19 +163,19 @@ function Tail({ of, where, stream, columns, onOpen, onClose }: TailProps) {
     let timer: ReturnType<typeof setTimeout> | undefined;
     const once = async (): Promise<void> => {
       try {
-        next.current ??= await endOf(of, left.signal);
-        const got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { offset: next.current, where, count: COUNT, truncate: LIST_BYTES }, left.signal);
+        next.current ??= await fetchEndOffset(of, left.signal);
+        const got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { offset: next.current, where, count: PAGE_MESSAGES, truncate: LIST_PAYLOAD_BYTES }, left.signal);
         next.current = got.next_offset;
         if (got.messages.length) {
-          setMessages((before) => [...got.messages.toReversed(), ...before].slice(0, TAIL_LINES_MAX));
+          setMessages((before) => [...got.messages.toReversed(), ...before].slice(0, LIVE_ROWS_MAX));
           setSeen((before) => before + got.messages.length);
         }
         setError(undefined);
-        timer = setTimeout(() => void once(), got.ended ? TAIL_MS : 0);
+        timer = setTimeout(() => void once(), got.ended ? POLL_MS : 0);
       } catch (failed) {
         if (left.signal.aborted) return;
         setError(failed);
-        timer = setTimeout(() => void once(), TAIL_MS);
+        timer = setTimeout(() => void once(), POLL_MS);
       }
     };
     void once();
@@ -188,20 +188,20 @@ function Tail({ of, where, stream, columns, onOpen, onClose }: TailProps) {
     <>
       <div class="bar">
         <span class="grow" role="status">
-          {paused ? "Paused" : "Watching"}: {count(seen)} came{seen > messages.length && `, the last ${count(messages.length)} are shown`}.
+          {paused ? "Paused" : "Watching"}: {formatCount(seen)} came{seen > messages.length && `, the last ${formatCount(messages.length)} are shown`}.
         </span>
         <button onClick={() => setPaused(!paused)}>{paused ? "Go on" : "Pause"}</button>
         <button onClick={onClose}>Stop watching</button>
       </div>
       {!stream && <p class="soft">A message that consumers take and ack within a second may not be seen here.</p>}
-      <Failure error={error} />
-      {messages.length > 0 && <Rows what="messages that came" items={messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={onOpen} />}
+      <ErrorMessage error={error} />
+      {messages.length > 0 && <DataTable what="messages that came" items={messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={onOpen} />}
     </>
   );
 }
 
 /** The offset of the next message that will come. */
-async function endOf(of: Of, signal: AbortSignal): Promise<number> {
+async function fetchEndOffset(of: QueueNames, signal: AbortSignal): Promise<number> {
   const got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { end: true }, signal);
   return got.next_offset;
 }
@@ -210,39 +210,39 @@ const DOWNLOAD_BYTES_MAX = 256 << 20;
 const DOWNLOAD_COUNT = 1000;
 
 /** All that the search finds, as a file: a line of JSON for each message. */
-function Download({ of, wanted }: { of: Of; wanted: Wanted }) {
-  const [said, setSaid] = useState("");
+function DownloadButton({ of, wanted }: { of: QueueNames; wanted: Search }) {
+  const [status, setStatus] = useState("");
   const running = useRef<AbortController>();
   useEffect(() => () => running.current?.abort(), []);
   const load = async (): Promise<void> => {
     const own = (running.current = new AbortController());
     const lines: string[] = [];
-    let [size, several] = [0, 0];
+    let [size, number] = [0, 0];
     let { offset } = wanted;
     try {
       for (;;) {
         const got: Messages = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { ...wanted, offset, time: offset === undefined ? wanted.time : undefined, count: DOWNLOAD_COUNT }, own.signal);
         const text = got.messages.map((each) => `${JSON.stringify(each)}\n`).join("");
         size += text.length;
-        several += got.messages.length;
+        number += got.messages.length;
         if (text) lines.push(text);
         offset = got.next_offset;
-        setSaid(`${count(several)}, ${bytes(size)} so far`);
+        setStatus(`${formatCount(number)}, ${formatBytes(size)} so far`);
         if (got.ended || size > DOWNLOAD_BYTES_MAX) break;
       }
       save(`${of.queue}.jsonl`, lines);
-      setSaid(size > DOWNLOAD_BYTES_MAX ? `${count(several)} are in the file; it ends before offset ${count(offset)}, as a page cannot hold more` : `${count(several)} are in the file`);
+      setStatus(size > DOWNLOAD_BYTES_MAX ? `${formatCount(number)} are in the file; it ends before offset ${formatCount(offset)}, as a page cannot hold more` : `${formatCount(number)} are in the file`);
     } catch (error) {
-      if (!own.signal.aborted) notify(sentence(error), "bad");
-      setSaid("");
+      if (!own.signal.aborted) notify(errorText(error), "bad");
+      setStatus("");
     }
     running.current = undefined;
   };
   return (
     <>
-      <button onClick={() => (running.current ? (running.current.abort(), (running.current = undefined), setSaid("")) : void load())}>{running.current ? "Stop the download" : "Download all that match"}</button>
+      <button onClick={() => (running.current ? (running.current.abort(), (running.current = undefined), setStatus("")) : void load())}>{running.current ? "Stop the download" : "Download all that match"}</button>
       <span class="soft" aria-live="polite">
-        {said}
+        {status}
       </span>
     </>
   );

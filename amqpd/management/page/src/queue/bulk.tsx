@@ -1,64 +1,64 @@
 // What may be done with several queues at once: purge, delete, move their messages. One after the other, as of a single one.
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { address, get, post, remove, sentence } from "../api/client";
-import { Confirm, Danger, Dialog, type Consequence, type Say } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { allOf } from "../components/paged-list";
+import { apiUrl, errorText, get, post, remove } from "../api/client";
+import { ConfirmDialog, DangerButton, Dialog, type Preview, type ReportProgress } from "../components/dialog";
+import { showInvisible } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
 import { plural } from "../components/format";
-import { visible } from "../components/elements";
+import { fetchAll } from "../components/paged-list";
 
 type Queue = components["schemas"]["Queue"];
 type Job = components["schemas"]["Job"];
 
 const WAIT_MS = 5000;
-const NAMED_MAX = 5;
+const FAILURES_SHOWN_MAX = 5;
 
 const idOf = (queue: Queue): string => `${queue.vhost}\0${queue.name}`;
-const pathOf = (queue: Queue) => ({ vhost: queue.vhost, queue: queue.name });
+const namesOf = (queue: Queue) => ({ vhost: queue.vhost, queue: queue.name });
 
 /** Those that are still there, as they are now. */
-async function now(of: Queue[]): Promise<Queue[]> {
+async function fetchCurrent(of: Queue[]): Promise<Queue[]> {
   const wanted = new Set(of.map(idOf));
   const vhosts = [...new Set(of.map((queue) => queue.vhost))];
   const columns = "name,vhost,type,messages,messages_ready,consumers";
-  const lists = await Promise.all(vhosts.map((vhost) => allOf<Queue>(address("/api/queues/{vhost}", { vhost }, { columns }))));
+  const lists = await Promise.all(vhosts.map((vhost) => fetchAll<Queue>(apiUrl("/api/queues/{vhost}", { vhost }, { columns }))));
   return lists.flat().filter((queue) => wanted.has(idOf(queue)));
 }
 
 /** Does it to each, and goes on where one fails. Returns a sentence; throws one where any failed. */
-async function each(of: Queue[], verb: string, done: string, act: (queue: Queue) => Promise<unknown>, say: Say): Promise<string> {
+async function forEachQueue(of: Queue[], verb: string, done: string, act: (queue: Queue) => Promise<unknown>, say: ReportProgress): Promise<string> {
   const failed: string[] = [];
   for (const [index, queue] of of.entries()) {
-    say(`${verb} ${index + 1} of ${of.length}: ${visible(queue.name)}`);
+    say(`${verb} ${index + 1} of ${of.length}: ${showInvisible(queue.name)}`);
     try {
       await act(queue);
     } catch (error) {
-      failed.push(`${visible(queue.name)}: ${sentence(error)}`);
+      failed.push(`${showInvisible(queue.name)}: ${errorText(error)}`);
     }
   }
-  const said = `${plural(of.length - failed.length, "queue is", "queues are")} ${done}.`;
-  if (!failed.length) return said;
-  const more = failed.length > NAMED_MAX ? `; and ${failed.length - NAMED_MAX} more` : "";
-  throw new Error(`${said} ${failed.length} failed: ${failed.slice(0, NAMED_MAX).join("; ")}${more}`);
+  const doneText = `${plural(of.length - failed.length, "queue is", "queues are")} ${done}.`;
+  if (!failed.length) return doneText;
+  const moreText = failed.length > FAILURES_SHOWN_MAX ? `; and ${failed.length - FAILURES_SHOWN_MAX} more` : "";
+  throw new Error(`${doneText} ${failed.length} failed: ${failed.slice(0, FAILURES_SHOWN_MAX).join("; ")}${moreText}`);
 }
 
 const sum = (of: Queue[], name: "messages" | "messages_ready" | "consumers"): number => of.reduce((all, queue) => all + (queue[name] ?? 0), 0);
 
-export function Many({ of, onDone }: { of: Queue[]; onDone: () => void }) {
+export function BulkActions({ of, onDone }: { of: Queue[]; onDone: () => void }) {
   const [moving, setMoving] = useState(false);
   const found = useRef<Queue[]>([]);
-  const work = async (): Promise<Queue[]> => (found.current = (await now(of)).filter((queue) => queue.type !== "stream"));
+  const fetchQueues = async (): Promise<Queue[]> => (found.current = (await fetchCurrent(of)).filter((queue) => queue.type !== "stream"));
   return (
     <>
-      <Danger
+      <DangerButton
         label="Purge"
         title={`Purge ${plural(of.length, "queue")}?`}
         look={async () => {
-          const queues = await work();
+          const queues = await fetchQueues();
           const ready = sum(queues, "messages_ready");
           return {
-            nothing: ready === 0,
+            nothingToDo: ready === 0,
             action: `Purge ${plural(ready, "message")}`,
             text: (
               <p>
@@ -68,18 +68,18 @@ export function Many({ of, onDone }: { of: Queue[]; onDone: () => void }) {
             ),
           };
         }}
-        run={(say) => each(found.current, "Purging", "purged", (queue) => remove("/api/queues/{vhost}/{queue}/contents", pathOf(queue)), say)}
+        run={(say) => forEachQueue(found.current, "Purging", "purged", (queue) => remove("/api/queues/{vhost}/{queue}/contents", namesOf(queue)), say)}
         onDone={onDone}
       />
       <button onClick={() => setMoving(true)}>Move messages</button>
-      <Danger
+      <DangerButton
         label="Delete"
         title={`Delete ${plural(of.length, "queue")}?`}
         look={async () => {
-          const queues = (found.current = await now(of));
+          const queues = (found.current = await fetchCurrent(of));
           const [messages, consumers] = [sum(queues, "messages"), sum(queues, "consumers")];
           return {
-            nothing: queues.length === 0,
+            nothingToDo: queues.length === 0,
             action: messages ? `Delete them with ${plural(messages, "message")}` : `Delete ${plural(queues.length, "queue")}`,
             text: (
               <p>
@@ -90,43 +90,43 @@ export function Many({ of, onDone }: { of: Queue[]; onDone: () => void }) {
           };
         }}
         // What came since it was looked at is not deleted unseen.
-        run={(say) => each(found.current, "Deleting", "deleted", (queue) => remove("/api/queues/{vhost}/{queue}", pathOf(queue), { "if-empty": !queue.messages, "if-unused": !queue.consumers }), say)}
+        run={(say) => forEachQueue(found.current, "Deleting", "deleted", (queue) => remove("/api/queues/{vhost}/{queue}", namesOf(queue), { "if-empty": !queue.messages, "if-unused": !queue.consumers }), say)}
         onDone={onDone}
       />
-      {moving && <Move of={of} work={work} onClose={(done) => (setMoving(false), done && onDone())} />}
+      {moving && <MoveDialog of={of} fetchQueues={fetchQueues} onClose={(done) => (setMoving(false), done && onDone())} />}
     </>
   );
 }
 
-function Move({ of, work, onClose }: { of: Queue[]; work: () => Promise<Queue[]>; onClose: (done: boolean) => void }) {
+function MoveDialog({ of, fetchQueues, onClose }: { of: Queue[]; fetchQueues: () => Promise<Queue[]>; onClose: (done: boolean) => void }) {
   const [kind, setKind] = useState<"queue" | "exchange">("queue");
   const [body, setBody] = useState<Record<string, string>>();
   const found = useRef<{ queue: Queue; count: number }[]>([]);
-  const look = async (): Promise<Consequence> => {
-    const queues = (await work()).filter((queue) => queue.messages_ready && queue.name !== body!["to_queue"]);
+  const look = async (): Promise<Preview> => {
+    const queues = (await fetchQueues()).filter((queue) => queue.messages_ready && queue.name !== body!["to_queue"]);
     found.current = [];
-    for (const queue of queues) found.current.push({ queue, count: (await job(queue, { ...body, dry_run: true })).done });
+    for (const queue of queues) found.current.push({ queue, count: (await runJob(queue, { ...body, dry_run: true })).done });
     const all = found.current.reduce((sum, each) => sum + each.count, 0);
     return {
-      nothing: all === 0,
+      nothingToDo: all === 0,
       action: `Move ${plural(all, "message")}`,
       text: (
         <p>
-          {all ? `${plural(all, "message")} of ${plural(queues.length, "queue")} leave for ${kind} ${visible(body!["to_queue"] ?? body!["to_exchange"]!)}. It will be no more than that, whatever comes meanwhile.` : "There is nothing ready to move in them."}
+          {all ? `${plural(all, "message")} of ${plural(queues.length, "queue")} leave for ${kind} ${showInvisible(body!["to_queue"] ?? body!["to_exchange"]!)}. It will be no more than that, whatever comes meanwhile.` : "There is nothing ready to move in them."}
         </p>
       ),
     };
   };
-  const run = (say: Say): Promise<string> => {
+  const run = (say: ReportProgress): Promise<string> => {
     const count = new Map(found.current.map((each) => [each.queue, each.count]));
     const moved = [...count].filter(([, several]) => several > 0).map(([queue]) => queue);
-    return each(moved, "Moving", "moved", (queue) => job(queue, { ...body, limit: count.get(queue) }), say);
+    return forEachQueue(moved, "Moving", "moved", (queue) => runJob(queue, { ...body, limit: count.get(queue) }), say);
   };
   return (
     <Dialog title={`Move the messages of ${plural(of.length, "queue")}`} onClose={() => onClose(false)}>
       <Form
         action="See what it would do"
-        send={async (fields) => setBody({ [kind === "queue" ? "to_queue" : "to_exchange"]: text(fields, "target"), ...(kind === "exchange" && text(fields, "key") ? { routing_key: text(fields, "key") } : {}) })}
+        send={async (fields) => setBody({ [kind === "queue" ? "to_queue" : "to_exchange"]: fieldText(fields, "target"), ...(kind === "exchange" && fieldText(fields, "key") ? { routing_key: fieldText(fields, "key") } : {}) })}
       >
         <Field label="To">
           <select value={kind} onChange={(event) => setKind(event.currentTarget.value as typeof kind)}>
@@ -143,14 +143,14 @@ function Move({ of, work, onClose }: { of: Queue[]; work: () => Promise<Queue[]>
           </Field>
         )}
       </Form>
-      {body && <Confirm title={`Move the messages of ${plural(of.length, "queue")}?`} look={look} run={run} onClose={(done) => (setBody(undefined), done && onClose(true))} />}
+      {body && <ConfirmDialog title={`Move the messages of ${plural(of.length, "queue")}?`} look={look} run={run} onClose={(done) => (setBody(undefined), done && onClose(true))} />}
     </Dialog>
   );
 }
 
 /** A job on one queue, to its end. Throws: Error where it fails. */
-async function job(queue: Queue, body: Record<string, unknown>): Promise<Job> {
-  let found = await post<Job>("/api/queues/{vhost}/{queue}/jobs", pathOf(queue), { action: "move", ...body, wait_ms: WAIT_MS });
+async function runJob(queue: Queue, body: Record<string, unknown>): Promise<Job> {
+  let found = await post<Job>("/api/queues/{vhost}/{queue}/jobs", namesOf(queue), { action: "move", ...body, wait_ms: WAIT_MS });
   while (found.ended === null) found = await get("/api/amqpd/jobs/{job}", { job: found.id }, { wait_ms: WAIT_MS });
   if (found.state === "failed") throw new Error(found.reason);
   return found;

@@ -1,30 +1,30 @@
 // Getting messages as a consumer would: they are taken out, and put back or not.
 import { useRef, useState } from "preact/hooks";
 import { get, post } from "../api/client";
-import { Confirm } from "../components/dialog";
-import { Field } from "../components/form";
-import { MessageView, preview, type Shown } from "../components/message";
-import { plural } from "../components/format";
+import { ConfirmDialog } from "../components/dialog";
 import { Section } from "../components/elements";
-import type { Of } from "./browse";
+import { Field } from "../components/form";
+import { plural } from "../components/format";
+import { type DisplayedMessage, MessageView, preview } from "../components/message";
+import type { QueueNames } from "./browse";
 
-const MODES = {
+const ACK_MODES = {
   ack_requeue_true: "put back, as redelivered",
   ack_requeue_false: "taken out for good",
   reject_requeue_true: "put back, as a failed try",
   reject_requeue_false: "rejected, dead-lettered",
 } as const;
-type Mode = keyof typeof MODES;
+type AckMode = keyof typeof ACK_MODES;
 
-export function Take({ of }: { of: Of }) {
-  const [mode, setMode] = useState<Mode>("ack_requeue_true");
-  const [wanted, setWanted] = useState(1);
-  const [asking, setAsking] = useState(false);
-  const [messages, setMessages] = useState<Shown[]>();
-  const told = useRef(0);
+export function GetMessages({ of }: { of: QueueNames }) {
+  const [mode, setMode] = useState<AckMode>("ack_requeue_true");
+  const [messageCount, setMessageCount] = useState(1);
+  const [confirming, setConfirming] = useState(false);
+  const [messages, setMessages] = useState<DisplayedMessage[]>();
+  const confirmedCount = useRef(0);
   const look = async () => {
     const queue = await get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages_ready" });
-    const several = (told.current = Math.min(wanted, queue.messages_ready ?? 0));
+    const several = (confirmedCount.current = Math.min(messageCount, queue.messages_ready ?? 0));
     const many = plural(several, "message");
     const then = {
       ack_requeue_true: `${many} at the front will be taken and put back, marked as redelivered: consumers may see that. To look only, browse.`,
@@ -36,7 +36,7 @@ export function Take({ of }: { of: Of }) {
   };
   const run = async () => {
     // No more than was told, whatever has come since.
-    const got = await post<Shown[]>("/api/queues/{vhost}/{queue}/get", { ...of }, { count: told.current, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
+    const got = await post<DisplayedMessage[]>("/api/queues/{vhost}/{queue}/get", { ...of }, { count: confirmedCount.current, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
     setMessages(got);
     return `Got ${plural(got.length, "message")}.`;
   };
@@ -44,11 +44,11 @@ export function Take({ of }: { of: Of }) {
     <Section title="Get messages, as a consumer would">
       <div class="fields">
         <Field label="How many">
-          <input type="number" min={1} max={1000} value={wanted} onInput={(event) => setWanted(Math.min(1000, Math.max(1, Number(event.currentTarget.value) || 1)))} />
+          <input type="number" min={1} max={1000} value={messageCount} onInput={(event) => setMessageCount(Math.min(1000, Math.max(1, Number(event.currentTarget.value) || 1)))} />
         </Field>
         <Field label="What becomes of them">
-          <select value={mode} onChange={(event) => setMode(event.currentTarget.value as Mode)}>
-            {Object.entries(MODES).map(([name, words]) => (
+          <select value={mode} onChange={(event) => setMode(event.currentTarget.value as AckMode)}>
+            {Object.entries(ACK_MODES).map(([name, words]) => (
               <option key={name} value={name}>
                 {words}
               </option>
@@ -57,11 +57,11 @@ export function Take({ of }: { of: Of }) {
         </Field>
       </div>
       <div class="buttons">
-        <button class="danger" onClick={() => setAsking(true)}>
+        <button class="danger" onClick={() => setConfirming(true)}>
           Get
         </button>
       </div>
-      {asking && <Confirm title={`Get messages from ${of.queue}?`} look={look} run={run} onClose={() => setAsking(false)} />}
+      {confirming && <ConfirmDialog title={`Get messages from ${of.queue}?`} look={look} run={run} onClose={() => setConfirming(false)} />}
       {messages?.map((each, index) => (
         <details key={index} open={messages.length === 1}>
           <summary>

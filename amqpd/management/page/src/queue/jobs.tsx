@@ -1,23 +1,23 @@
 // Jobs on a queue: move, copy, delete, redrive, rewind. Each is counted by a dry run before it may begin, and can be stopped.
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
-import { get, post, remove, sentence } from "../api/client";
-import { Confirm, type Consequence } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { Rows } from "../components/paged-list";
+import { errorText, get, post, remove } from "../api/client";
+import { ConfirmDialog, type Preview } from "../components/dialog";
+import { Badge, ErrorMessage, Section, showInvisible } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatCount, formatRate, formatTime, plural } from "../components/format";
 import { notify } from "../components/notices";
-import { count, moment, plural, rate } from "../components/format";
-import { Badge, Failure, Section, visible } from "../components/elements";
-import type { Rights } from "../components/rights";
+import { DataTable } from "../components/table";
 import { usePoll } from "../shell/poll";
-import type { Of } from "./browse";
+import type { Rights } from "../shell/session";
+import type { QueueNames } from "./browse";
 
 type Job = components["schemas"]["Job"];
 type Queue = components["schemas"]["Queue"];
 type Action = Job["action"];
 
 const WAIT_MS = 5000;
-const WORDS: Record<Action, { title: string; does: string; done: string; verb: string }> = {
+const ACTION_TEXTS: Record<Action, { title: string; does: string; done: string; verb: string }> = {
   move: { title: "Move", verb: "Move", does: "leave this queue for", done: "moved" },
   copy: { title: "Copy", verb: "Copy", does: "are copied; they stay here, and copies go to", done: "copied" },
   delete: { title: "Delete", verb: "Delete", does: "are deleted, and not dead-lettered: nobody gets them any more", done: "deleted" },
@@ -25,35 +25,35 @@ const WORDS: Record<Action, { title: string; does: string; done: string; verb: s
   rewind: { title: "Rewind: have what was handled again", verb: "Have again", does: "that were handled come again", done: "come again" },
 };
 
-function actions(queue: Queue, rights: Rights): Action[] {
+function allowedActions(queue: Queue, rights: Rights): Action[] {
   if (!rights.read) return [];
   if (queue.type === "stream" || !rights.configure) return ["copy"];
   const all: Action[] = ["move", "copy", "delete", "redrive"];
   return typeof queue.messages_retained === "number" ? [...all, "rewind"] : all;
 }
 
-export function Jobs({ of, queue, rights }: { of: Of; queue: Queue; rights: Rights }) {
+export function Jobs({ of, queue, rights }: { of: QueueNames; queue: Queue; rights: Rights }) {
   const { data, error, refresh } = usePoll((signal) => get("/api/queues/{vhost}/{queue}/jobs", { ...of }, {}, signal), [of.vhost, of.queue]);
-  const possible = actions(queue, rights);
+  const possible = allowedActions(queue, rights);
   return (
     <>
       {possible.length > 0 && <NewJob of={of} possible={possible} onBegun={() => void refresh()} />}
       <Section title="What runs, and what has ended">
-        <Failure error={error} />
+        <ErrorMessage error={error} />
         {data && (
-          <Rows
+          <DataTable
             what="jobs on this queue"
             items={data.toReversed()}
             idOf={(job) => job.id}
             columns={[
-              { title: "Begun", cell: (job) => <span class="moment">{moment(job.begun)}</span> },
-              { title: "What", cell: (job) => `${WORDS[job.action].title}${job.dry_run ? " (counted only)" : ""}` },
+              { title: "Begun", cell: (job) => <span class="moment">{formatTime(job.begun)}</span> },
+              { title: "What", cell: (job) => `${ACTION_TEXTS[job.action].title}${job.dry_run ? " (counted only)" : ""}` },
               { title: "State", cell: (job) => <JobState of={job} /> },
-              { title: "Done", number: true, cell: (job) => count(job.done) },
-              { title: "Looked at", number: true, cell: (job) => count(job.looked_at) },
-              { title: "Left where they are", cell: (job) => left(job) },
-              { title: "Speed", number: true, cell: (job) => rate(job.rate) },
-              { title: "", cell: (job) => job.ended === null && <Stop of={job} onDone={() => void refresh()} /> },
+              { title: "Done", number: true, cell: (job) => formatCount(job.done) },
+              { title: "Looked at", number: true, cell: (job) => formatCount(job.looked_at) },
+              { title: "Left where they are", cell: (job) => skippedText(job) },
+              { title: "Speed", number: true, cell: (job) => formatRate(job.rate) },
+              { title: "", cell: (job) => job.ended === null && <StopButton of={job} onDone={() => void refresh()} /> },
             ]}
           />
         )}
@@ -62,9 +62,9 @@ export function Jobs({ of, queue, rights }: { of: Of; queue: Queue; rights: Righ
   );
 }
 
-function left(job: Job): string {
+function skippedText(job: Job): string {
   const reasons = Object.entries(job.left).filter(([, several]) => several > 0);
-  return reasons.map(([reason, several]) => `${count(several)}: ${reason}`).join("; ");
+  return reasons.map(([reason, several]) => `${formatCount(several)}: ${reason}`).join("; ");
 }
 
 function JobState({ of }: { of: Job }) {
@@ -72,23 +72,23 @@ function JobState({ of }: { of: Job }) {
   return (
     <>
       <Badge kind={kind}>{of.state}</Badge>
-      {of.reason && visible(of.reason)}
+      {of.reason && showInvisible(of.reason)}
     </>
   );
 }
 
-function Stop({ of, onDone }: { of: Job; onDone: () => void }) {
+function StopButton({ of, onDone }: { of: Job; onDone: () => void }) {
   const stop = (): void => {
-    remove("/api/amqpd/jobs/{job}", { job: of.id }).then(onDone, (error: unknown) => notify(sentence(error), "bad"));
+    remove("/api/amqpd/jobs/{job}", { job: of.id }).then(onDone, (error: unknown) => notify(errorText(error), "bad"));
   };
   return <button onClick={stop}>Stop</button>;
 }
 
-function NewJob({ of, possible, onBegun }: { of: Of; possible: Action[]; onBegun: () => void }) {
+function NewJob({ of, possible, onBegun }: { of: QueueNames; possible: Action[]; onBegun: () => void }) {
   const [action, setAction] = useState<Action>(possible[0]!);
   const [to, setTo] = useState<"queue" | "exchange">("queue");
   const [begin, setBegin] = useState<"front" | "offset" | "time">("front");
-  const [asked, setAsked] = useState<Record<string, unknown>>();
+  const [confirming, setConfirming] = useState<Record<string, unknown>>();
   const counted = useRef(0);
   const chosen = possible.includes(action) ? action : possible[0]!;
   const targeted = chosen === "move" || chosen === "copy";
@@ -96,18 +96,18 @@ function NewJob({ of, possible, onBegun }: { of: Of; possible: Action[]; onBegun
   const start = chosen === "rewind" && begin === "front" ? "offset" : begin;
   const send = async (fields: FormData): Promise<void> => {
     const body: Record<string, unknown> = { action: chosen };
-    const where = text(fields, "where").trim();
+    const where = fieldText(fields, "where").trim();
     if (where) body["where"] = where;
-    if (text(fields, "limit")) body["limit"] = Number(text(fields, "limit"));
-    if (targeted && to === "queue") body["to_queue"] = text(fields, "target");
+    if (fieldText(fields, "limit")) body["limit"] = Number(fieldText(fields, "limit"));
+    if (targeted && to === "queue") body["to_queue"] = fieldText(fields, "target");
     if (targeted && to === "exchange") {
-      body["to_exchange"] = text(fields, "target");
-      if (text(fields, "key")) body["routing_key"] = text(fields, "key");
+      body["to_exchange"] = fieldText(fields, "target");
+      if (fieldText(fields, "key")) body["routing_key"] = fieldText(fields, "key");
     }
-    if (chosen === "rewind" && text(fields, "target")) body["to_queue"] = text(fields, "target");
-    if (ranged && start === "offset") body["offset"] = Number(text(fields, "offset"));
-    if (ranged && start === "time") body["time"] = new Date(text(fields, "time")).getTime();
-    setAsked(body);
+    if (chosen === "rewind" && fieldText(fields, "target")) body["to_queue"] = fieldText(fields, "target");
+    if (ranged && start === "offset") body["offset"] = Number(fieldText(fields, "offset"));
+    if (ranged && start === "time") body["time"] = new Date(fieldText(fields, "time")).getTime();
+    setConfirming(body);
   };
   return (
     <Section title="Move, copy, delete, send back">
@@ -117,7 +117,7 @@ function NewJob({ of, possible, onBegun }: { of: Of; possible: Action[]; onBegun
             <select value={chosen} onChange={(event) => setAction(event.currentTarget.value as Action)}>
               {possible.map((each) => (
                 <option key={each} value={each}>
-                  {WORDS[each].title}
+                  {ACTION_TEXTS[each].title}
                 </option>
               ))}
             </select>
@@ -172,21 +172,21 @@ function NewJob({ of, possible, onBegun }: { of: Of; possible: Action[]; onBegun
           </Field>
         </div>
       </Form>
-      {asked && (
-        <Confirm
-          title={`${WORDS[chosen].title}: ${of.queue}`}
+      {confirming && (
+        <ConfirmDialog
+          title={`${ACTION_TEXTS[chosen].title}: ${of.queue}`}
           look={async (signal) => {
-            const job = await dryRun(of, asked, signal);
+            const job = await dryRun(of, confirming, signal);
             counted.current = job.done;
-            return consequence(job, asked);
+            return jobPreview(job, confirming);
           }}
           run={async () => {
             // No more than was shown, whatever has come since.
-            await post("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...asked, limit: counted.current });
+            await post("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...confirming, limit: counted.current });
             return "It has begun; below is how far it is.";
           }}
           onClose={(done) => {
-            setAsked(undefined);
+            setConfirming(undefined);
             if (done) onBegun();
           }}
         />
@@ -196,7 +196,7 @@ function NewJob({ of, possible, onBegun }: { of: Of; possible: Action[]; onBegun
 }
 
 /** A dry run: how many it would be, and which would stay and why. */
-async function dryRun(of: Of, asked: Record<string, unknown>, signal: AbortSignal): Promise<Job> {
+async function dryRun(of: QueueNames, asked: Record<string, unknown>, signal: AbortSignal): Promise<Job> {
   let job = await post<Job>("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...asked, dry_run: true, wait_ms: WAIT_MS });
   while (job.ended === null) {
     job = await get("/api/amqpd/jobs/{job}", { job: job.id }, { wait_ms: WAIT_MS });
@@ -208,19 +208,19 @@ async function dryRun(of: Of, asked: Record<string, unknown>, signal: AbortSigna
   return job;
 }
 
-function consequence(job: Job, asked: Record<string, unknown>): Consequence {
-  const words = WORDS[job.action];
+function jobPreview(job: Job, asked: Record<string, unknown>): Preview {
+  const words = ACTION_TEXTS[job.action];
   const target = String(asked["to_queue"] ?? asked["to_exchange"] ?? "");
   const kind = asked["to_queue"] === undefined ? "exchange" : "queue";
-  const stay = left(job);
+  const stay = skippedText(job);
   return {
-    nothing: job.done === 0,
+    nothingToDo: job.done === 0,
     action: `${words.verb} ${plural(job.done, "message")}`,
     text: (
       <>
         <p>
-          {plural(job.done, "message")} of {count(job.looked_at)} that were looked at {words.does}
-          {target && ` ${kind} ${visible(target)}`}.
+          {plural(job.done, "message")} of {formatCount(job.looked_at)} that were looked at {words.does}
+          {target && ` ${kind} ${showInvisible(target)}`}.
         </p>
         {stay && <p>Left where they are: {stay}.</p>}
         {job.hint && <p class="warning">{job.hint}</p>}

@@ -2,26 +2,27 @@
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, put, remove } from "../api/client";
-import { Confirm, Danger } from "../components/dialog";
-import { Field, Form, text } from "../components/form";
-import { List, Rows } from "../components/paged-list";
-import { count, moment, plural } from "../components/format";
-import { Failure, Name, Section } from "../components/elements";
+import { ConfirmDialog, DangerButton } from "../components/dialog";
+import { ErrorMessage, Name, Section } from "../components/elements";
+import { Field, fieldText, Form } from "../components/form";
+import { formatCount, formatTime, plural } from "../components/format";
+import { PagedList } from "../components/paged-list";
+import { DataTable } from "../components/table";
 import { usePoll } from "../shell/poll";
-import type { Of } from "./browse";
+import type { QueueNames } from "./browse";
 
 type Queue = components["schemas"]["Queue"];
 type Consumer = components["schemas"]["Consumer"];
 
-export function Places({ of, queue }: { of: Of; queue: Queue }) {
+export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
   const stored = usePoll((signal) => get("/api/queues/{vhost}/{queue}/offsets", { ...of }, {}, signal), [of.vhost, of.queue]);
   const end = Math.max(1, ...(stored.data ?? []).map((each) => each.offset + each.lag));
   const first = Math.max(0, end - (queue.messages ?? end));
-  const [wanted, setWanted] = useState<{ name: string; offset: number }>();
+  const [newOffset, setNewOffset] = useState<{ name: string; offset: number }>();
   return (
     <>
       <Section title="Who reads now, and where">
-        <List<Consumer>
+        <PagedList<Consumer>
           what="readers"
           path="/api/queues/{vhost}/{queue}/consumers"
           names={{ ...of }}
@@ -32,32 +33,32 @@ export function Places({ of, queue }: { of: Of; queue: Queue }) {
           idOf={(each) => `${each.channel_details?.name}\0${each.consumer_tag}`}
           columns={[
             { title: "Consumer", cell: (each) => <Name>{each.stream?.name ?? each.consumer_tag}</Name> },
-            { title: "Where", cell: (each) => each.stream && <Reader at={each.stream} messages={queue.messages ?? 0} /> },
-            { title: "Offset", number: true, cell: (each) => count(each.stream?.offset) },
-            { title: "Behind", number: true, cell: (each) => count(each.stream?.lag) },
+            { title: "Where", cell: (each) => each.stream && <ReaderPosition at={each.stream} messages={queue.messages ?? 0} /> },
+            { title: "Offset", number: true, cell: (each) => formatCount(each.stream?.offset) },
+            { title: "Behind", number: true, cell: (each) => formatCount(each.stream?.lag) },
           ]}
         />
       </Section>
       <Section title="Stored places">
-        <Failure error={stored.error} />
+        <ErrorMessage error={stored.error} />
         {stored.data && (
-          <Rows
+          <DataTable
             what="stored places"
             items={stored.data}
             idOf={(each) => each.name}
             columns={[
               { title: "Name", cell: (each) => <Name>{each.name}</Name> },
-              { title: "Where", cell: (each) => <Bar first={first} end={end} at={each.offset} /> },
-              { title: "Next offset", number: true, cell: (each) => count(each.offset) },
-              { title: "Behind", number: true, cell: (each) => count(each.lag) },
-              { title: "Stored", cell: (each) => moment(each.time) },
+              { title: "Where", cell: (each) => <PositionBar first={first} end={end} at={each.offset} /> },
+              { title: "Next offset", number: true, cell: (each) => formatCount(each.offset) },
+              { title: "Behind", number: true, cell: (each) => formatCount(each.lag) },
+              { title: "Stored", cell: (each) => formatTime(each.time) },
               {
                 title: "",
                 cell: (each) => (
-                  <Danger
+                  <DangerButton
                     label="Forget"
                     title={`Forget the place of ${each.name}?`}
-                    look={async () => ({ text: <p>The next consumer of that name begins where its own argument says, not at offset {count(each.offset)}. No message is touched.</p>, action: "Forget the place" })}
+                    look={async () => ({ text: <p>The next consumer of that name begins where its own argument says, not at offset {formatCount(each.offset)}. No message is touched.</p>, action: "Forget the place" })}
                     run={async () => {
                       await remove("/api/queues/{vhost}/{queue}/offsets/{name}", { ...of, name: each.name });
                       return `The place of ${each.name} is forgotten.`;
@@ -71,7 +72,7 @@ export function Places({ of, queue }: { of: Of; queue: Queue }) {
         )}
         <details>
           <summary>Set a place</summary>
-          <Form action="Set the place" send={async (fields) => setWanted({ name: text(fields, "name"), offset: Number(text(fields, "offset")) })}>
+          <Form action="Set the place" send={async (fields) => setNewOffset({ name: fieldText(fields, "name"), offset: Number(fieldText(fields, "offset")) })}>
             <div class="fields">
               <Field label="Name">
                 <input name="name" required autocomplete="off" />
@@ -83,21 +84,21 @@ export function Places({ of, queue }: { of: Of; queue: Queue }) {
           </Form>
         </details>
       </Section>
-      {wanted && (
-        <Confirm
-          title={`Set the place of ${wanted.name}?`}
+      {newOffset && (
+        <ConfirmDialog
+          title={`Set the place of ${newOffset.name}?`}
           look={async () => {
-            const before = stored.data?.find((each) => each.name === wanted.name)?.offset;
-            const again = before === undefined ? 0 : before - wanted.offset;
+            const before = stored.data?.find((each) => each.name === newOffset.name)?.offset;
+            const again = before === undefined ? 0 : before - newOffset.offset;
             const then = again > 0 ? `${plural(again, "message")} will come to it again.` : again < 0 ? `${plural(-again, "message")} will never come to it.` : "";
-            return { text: <p>Consumers of that name get offset {count(wanted.offset)} next. {then}</p>, action: "Set the place" };
+            return { text: <p>Consumers of that name get offset {formatCount(newOffset.offset)} next. {then}</p>, action: "Set the place" };
           }}
           run={async () => {
-            await put("/api/queues/{vhost}/{queue}/offsets/{name}", { ...of, name: wanted.name }, { offset: wanted.offset });
-            return `${wanted.name} goes on at offset ${count(wanted.offset)}.`;
+            await put("/api/queues/{vhost}/{queue}/offsets/{name}", { ...of, name: newOffset.name }, { offset: newOffset.offset });
+            return `${newOffset.name} goes on at offset ${formatCount(newOffset.offset)}.`;
           }}
           onClose={(done) => {
-            setWanted(undefined);
+            setNewOffset(undefined);
             if (done) void stored.refresh();
           }}
         />
@@ -106,14 +107,14 @@ export function Places({ of, queue }: { of: Of; queue: Queue }) {
   );
 }
 
-function Reader({ at: { offset, lag }, messages }: { at: NonNullable<Consumer["stream"]>; messages: number }) {
+function ReaderPosition({ at: { offset, lag }, messages }: { at: NonNullable<Consumer["stream"]>; messages: number }) {
   if (offset === null) return <>not begun</>;
   const end = offset + (lag ?? 0);
-  return <Bar first={Math.max(0, end - messages)} end={end} at={offset} />;
+  return <PositionBar first={Math.max(0, end - messages)} end={end} at={offset} />;
 }
 
 /** The stream from its first message to its end, and the place in it. */
-function Bar({ first, end, at }: { first: number; end: number; at: number }) {
+function PositionBar({ first, end, at }: { first: number; end: number; at: number }) {
   const share = end > first ? Math.min(1, Math.max(0, (at - first) / (end - first))) : 1;
   return (
     <svg class="place" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={`${Math.round(share * 100)} % of the way to the end`}>

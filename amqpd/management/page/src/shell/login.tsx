@@ -1,15 +1,15 @@
 import { useRef, useState } from "preact/hooks";
-import { Refusal, sentence } from "../api/client";
-import { login, loginNote } from "./session";
+import { ApiError, errorText } from "../api/client";
+import { login, loginMessage } from "./session";
 
 /** Why somebody was not let in, in words. */
-function why(error: unknown): string {
-  if (!(error instanceof Refusal)) return sentence(error);
+function loginErrorText(error: unknown): string {
+  if (!(error instanceof ApiError)) return errorText(error);
   if (error.status === 401 && error.reason.startsWith("Not ")) {
     return "That user may not use this page: it takes one of the tags management, policymaker, monitoring or administrator.";
   }
   if (error.status === 401) return "That name and password do not open anything. Some users, such as guest, get in from the broker's own machine only.";
-  return sentence(error);
+  return errorText(error);
 }
 
 export function Login() {
@@ -24,7 +24,7 @@ export function Login() {
     try {
       await login(String(fields.get("username")), String(fields.get("password")));
     } catch (error) {
-      setFailure(why(error));
+      setFailure(loginErrorText(error));
       setBusy(false);
       password.current?.select();
     }
@@ -33,7 +33,7 @@ export function Login() {
     <main class="login">
       <form onSubmit={(event) => void submit(event)}>
         <h1>amqpd</h1>
-        {loginNote.value && <p class="note">{loginNote.value}</p>}
+        {loginMessage.value && <p class="note">{loginMessage.value}</p>}
         <label>
           User
           <input name="username" autocomplete="username" required autofocus spellcheck={false} autocapitalize="none" />

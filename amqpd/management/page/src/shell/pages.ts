@@ -1,10 +1,10 @@
 // All pages, in the order of the navigation: one line each. A page is a module of its own under pages/, fetched when it is
 // opened first, but the overview, which comes with the start; its default export is a component that gets the names of its path.
 import type { ComponentType } from "preact";
-import { askAhead } from "../api/client";
-import Overview, { first as firstOfOverview } from "../pages/overview";
-import Queues, { first as firstOfQueues } from "../pages/queues";
-import { session, type Role } from "./session";
+import { prefetch } from "../api/client";
+import { type Role, session } from "./session";
+import Overview, { firstUrl as firstOfOverview } from "../pages/overview";
+import Queues, { firstUrl as firstOfQueues } from "../pages/queues";
 
 /** What a page's component gets: the decoded names of its path, in order. */
 export interface PageProps {
@@ -25,17 +25,17 @@ export interface Page {
 interface PageModule {
   default: ComponentType<PageProps>;
   /** The address of what it asks first, so that this may be asked before it is known who is logged in. */
-  first?: () => string;
+  firstUrl?: () => string;
 }
 
 export const PAGES: readonly Page[] = [
-  { path: "", title: "Overview", group: "Broker", role: "management", load: async () => ({ default: Overview, first: firstOfOverview }) },
+  { path: "", title: "Overview", group: "Broker", role: "management", load: async () => ({ default: Overview, firstUrl: firstOfOverview }) },
   { path: "nodes", title: "Nodes", group: "Broker", role: "monitoring", load: () => import("../pages/nodes") },
   { path: "connections", title: "Connections", group: "Broker", role: "management", load: () => import("../pages/connections") },
   { path: "connections/*", title: "Connection", role: "management", load: () => import("../pages/connection") },
   { path: "channels", title: "Channels", group: "Broker", role: "management", load: () => import("../pages/channels") },
   { path: "channels/*", title: "Channel", role: "management", load: () => import("../pages/channel") },
-  { path: "queues", title: "Queues", group: "Messages", role: "management", load: async () => ({ default: Queues, first: firstOfQueues }) },
+  { path: "queues", title: "Queues", group: "Messages", role: "management", load: async () => ({ default: Queues, firstUrl: firstOfQueues }) },
   { path: "queues/*/*", title: "Queue", role: "management", load: () => import("../pages/queue") },
   { path: "exchanges", title: "Exchanges", group: "Messages", role: "management", load: () => import("../pages/exchanges") },
   { path: "exchanges/*/*", title: "Exchange", role: "management", load: () => import("../pages/exchange") },
@@ -52,22 +52,22 @@ export const PAGES: readonly Page[] = [
 
 const NOT_FOUND: Page = { path: "*", title: "Not found", role: "management", load: () => import("../pages/not-found") };
 
-const fetched = new Map<Page, ComponentType<PageProps>>();
+const loadedComponents = new Map<Page, ComponentType<PageProps>>();
 
 /** Fetches a page's module; while nobody knows yet who is logged in, its first question is asked beside that one. Rejects where it cannot be had. */
-export async function fetchPage(page: Page): Promise<void> {
-  const { default: component, first } = await page.load();
-  fetched.set(page, component);
-  if (first && session.peek() === undefined) askAhead(first());
+export async function loadPage(page: Page): Promise<void> {
+  const { default: component, firstUrl } = await page.load();
+  loadedComponents.set(page, component);
+  if (firstUrl && session.peek() === undefined) prefetch(firstUrl());
 }
 
 /** The page's component, once it is fetched. */
 export function componentOf(page: Page): ComponentType<PageProps> | undefined {
-  return fetched.get(page);
+  return loadedComponents.get(page);
 }
 
 /** The page of an address, and the names in it. */
-export function pageOf(path: string[]): { page: Page; names: string[] } {
+export function findPage(path: string[]): { page: Page; names: string[] } {
   for (const page of PAGES) {
     const words = page.path.split("/").filter(Boolean);
     if (words.length !== path.length || !words.every((word, index) => word === "*" || word === path[index])) continue;

@@ -1,21 +1,12 @@
 // Asking again and again: every few seconds while somebody looks, never twice at once, and not at all while the tab is hidden.
-import { signal } from "@preact/signals";
 import { useCallback, useLayoutEffect, useRef, useState } from "preact/hooks";
-import { Refusal, silentSince } from "../api/client";
+import { ApiError, unreachableSince } from "../api/client";
+import { refreshIntervalS } from "./preferences";
 
-export const EVERY_S: readonly number[] = [3, 10, 30, 0];
-const kept = Number(localStorage.getItem("amqpd.refresh") ?? EVERY_S[0]);
-/** Seconds between two refreshes; 0: only when asked. Kept by the browser. */
-export const everyS = signal(EVERY_S.includes(kept) ? kept : EVERY_S[0]!);
 const RETRY_MS = 1000;
 /** Whoever has heard nothing for so long is told: a broker that hangs refuses nothing. */
 const SLOW_MS = 10000;
 const UNSEEN_MS = 200;
-
-export function setEvery(seconds: number): void {
-  everyS.value = seconds;
-  localStorage.setItem("amqpd.refresh", String(seconds));
-}
 
 export interface Polled<T> {
   data: T | undefined;
@@ -32,7 +23,7 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
   const asking = useRef(ask);
   asking.current = ask;
   const now = useRef<() => Promise<void>>(async () => undefined);
-  const seconds = everyS.value;
+  const seconds = refreshIntervalS.value;
 
   // What was asked before is no answer to this; before the first request, whose answer may be there before the next paint.
   const begun = useRef(false);
@@ -51,20 +42,20 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
     const once = async (): Promise<void> => {
       broken = new AbortController();
       const begun = Date.now();
-      const slow = setTimeout(() => (silentSince.value ??= begun), SLOW_MS);
+      const slow = setTimeout(() => (unreachableSince.value ??= begun), SLOW_MS);
       try {
         const data = await asking.current(broken.signal);
         if (!ended) setState({ data, error: undefined });
       } catch (error) {
         if (ended || (error instanceof DOMException && error.name === "AbortError")) return;
-        setState((before) => ({ data: gone(error) ? undefined : before.data, error }));
+        setState((before) => ({ data: isNotFound(error) ? undefined : before.data, error }));
       } finally {
         clearTimeout(slow);
       }
     };
     const next = (): void => {
       clearTimeout(timer);
-      const silent = silentSince.peek() !== null;
+      const silent = unreachableSince.peek() !== null;
       if (ended || document.hidden || (seconds === 0 && !silent)) return;
       timer = setTimeout(() => void run(), silent ? RETRY_MS : Math.max(seconds, leastS) * 1000);
     };
@@ -100,7 +91,7 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
 
 /** Ends when what is set now has been painted, which is when the frame after it begins; where nobody looks nothing is, and it ends
  *  all the same. */
-export function painted(): Promise<void> {
+export function afterPaint(): Promise<void> {
   return new Promise((done) => {
     requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)));
     setTimeout(done, UNSEEN_MS);
@@ -108,12 +99,12 @@ export function painted(): Promise<void> {
 }
 
 /** Whether what was there when `ready` came has been painted: what costs more than it tells stands behind this. */
-export function usePainted(ready: boolean): boolean {
+export function useAfterPaint(ready: boolean): boolean {
   const [seen, setSeen] = useState(false);
   useLayoutEffect(() => {
     if (!ready) return;
     let ended = false;
-    void painted().then(() => !ended && setSeen(true));
+    void afterPaint().then(() => !ended && setSeen(true));
     return () => {
       ended = true;
     };
@@ -121,6 +112,6 @@ export function usePainted(ready: boolean): boolean {
   return seen;
 }
 
-function gone(error: unknown): boolean {
-  return error instanceof Refusal && error.status === 404;
+function isNotFound(error: unknown): boolean {
+  return error instanceof ApiError && error.status === 404;
 }

@@ -1,39 +1,72 @@
-// Whose things the lists show: one vhost's, or those of all that the user may see. Kept by the browser.
-import { signal } from "@preact/signals";
+// The preferences of a user, kept by the browser: theme, refresh interval, virtual host.
+import { effect, signal } from "@preact/signals";
 import { request } from "../api/client";
 
+export type Theme = "auto" | "light" | "dark";
+const storedTheme = localStorage.getItem("amqpd.theme");
+
+export const theme = signal<Theme>(storedTheme === "light" || storedTheme === "dark" ? storedTheme : "auto");
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
+/** What is shown now; charts are drawn anew when it changes. */
+export const isDark = signal(false);
+
+effect(() => {
+  const chosen = theme.value;
+  if (chosen === "auto") {
+    localStorage.removeItem("amqpd.theme");
+    delete document.documentElement.dataset["theme"];
+  } else {
+    localStorage.setItem("amqpd.theme", chosen);
+    document.documentElement.dataset["theme"] = chosen;
+  }
+  isDark.value = chosen === "auto" ? systemDark.matches : chosen === "dark";
+});
+systemDark.addEventListener("change", () => {
+  if (theme.peek() === "auto") isDark.value = systemDark.matches;
+});
+
+export const REFRESH_INTERVALS_S: readonly number[] = [3, 10, 30, 0];
+const storedInterval = Number(localStorage.getItem("amqpd.refresh") ?? REFRESH_INTERVALS_S[0]);
+/** Seconds between two refreshes; 0: only when asked. Kept by the browser. */
+export const refreshIntervalS = signal(REFRESH_INTERVALS_S.includes(storedInterval) ? storedInterval : REFRESH_INTERVALS_S[0]!);
+
+export function setRefreshInterval(seconds: number): void {
+  refreshIntervalS.value = seconds;
+  localStorage.setItem("amqpd.refresh", String(seconds));
+}
+
 /** A choice offers so many; of more it opens a list that the broker pages and searches. */
-const OFFERED = 100;
+const VHOST_OPTIONS_MAX = 100;
 
 /** Empty: all. */
-export const vhost = signal(localStorage.getItem("amqpd.vhost") ?? "");
+export const selectedVhost = signal(localStorage.getItem("amqpd.vhost") ?? "");
 /** The first names in order, OFFERED at most; read at the login, and when the choice is opened. */
-export const vhosts = signal<string[]>([]);
+export const vhostOptions = signal<string[]>([]);
 /** How many there are. */
 export const vhostCount = signal(0);
 
-export function choose(name: string): void {
-  vhost.value = name;
+export function selectVhost(name: string): void {
+  selectedVhost.value = name;
   localStorage.setItem("amqpd.vhost", name);
 }
 
-interface Found {
+interface VhostPage {
   items: { name: string }[];
   total_count: number;
 }
 
-const asked = (query: Record<string, string>): Promise<Found> => request<Found>("GET", `/api/vhosts?${new URLSearchParams({ page: "1", columns: "name", sort: "name", ...query })}`);
+const fetchVhosts = (query: Record<string, string>): Promise<VhostPage> => request<VhostPage>("GET", `/api/vhosts?${new URLSearchParams({ page: "1", columns: "name", sort: "name", ...query })}`);
 
-export async function lookForVhosts(): Promise<void> {
-  const found = await asked({ page_size: String(OFFERED) });
-  vhosts.value = found.items.map((each) => each.name);
+export async function loadVhosts(): Promise<void> {
+  const found = await fetchVhosts({ page_size: String(VHOST_OPTIONS_MAX) });
+  vhostOptions.value = found.items.map((each) => each.name);
   vhostCount.value = found.total_count;
-  const chosen = vhost.peek();
-  if (chosen && !vhosts.peek().includes(chosen) && !(await isThere(chosen))) choose("");
+  const chosen = selectedVhost.peek();
+  if (chosen && !vhostOptions.peek().includes(chosen) && !(await vhostExists(chosen))) selectVhost("");
 }
 
-async function isThere(name: string): Promise<boolean> {
-  if (vhostCount.peek() <= OFFERED) return false;
-  const exactly = name.replace(/[^\w]/gu, (sign) => `\\x{${sign.codePointAt(0)!.toString(16)}}`);
-  return (await asked({ page_size: "1", name: `^${exactly}$`, use_regex: "true" })).items.length > 0;
+async function vhostExists(name: string): Promise<boolean> {
+  if (vhostCount.peek() <= VHOST_OPTIONS_MAX) return false;
+  const pattern = name.replace(/[^\w]/gu, (sign) => `\\x{${sign.codePointAt(0)!.toString(16)}}`);
+  return (await fetchVhosts({ page_size: "1", name: `^${pattern}$`, use_regex: "true" })).items.length > 0;
 }

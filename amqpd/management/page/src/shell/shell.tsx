@@ -2,49 +2,47 @@
 import { useSignal, useSignalEffect } from "@preact/signals";
 import type { ComponentType } from "preact";
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
-import { silentSince, sentence, unspeakable, UNSPEAKABLE } from "../api/client";
-import { Icon } from "../components/icon";
-import { forgetNotices, Notices, notify } from "../components/notices";
-import { Unfetched, Waiting } from "../components/elements";
-import { VhostChoice, VhostSearch } from "../components/vhost-select";
+import { DOT_SEGMENT_TEXT, errorText, isDotSegment, unreachableSince } from "../api/client";
+import { Icon, LoadError, Loading } from "../components/elements";
+import { clearNotices, Notices, notify } from "../components/notices";
+import { VhostSearchDialog, VhostSelect } from "../components/vhost-select";
 import { Login } from "./login";
-import { componentOf, fetchPage, PAGES, pageOf, type Page, type PageProps } from "./pages";
-import { EVERY_S, everyS, painted, setEvery } from "./poll";
-import { href, place } from "./router";
-import { has, logout, orAbove, session } from "./session";
-import { theme, type Theme } from "./theme";
-import { choose, lookForVhosts, vhost, vhosts } from "./preferences";
+import { componentOf, findPage, loadPage, type Page, type PageProps, PAGES } from "./pages";
+import { afterPaint } from "./poll";
+import { loadVhosts, REFRESH_INTERVALS_S, refreshIntervalS, selectedVhost, selectVhost, setRefreshInterval, theme, type Theme, vhostOptions } from "./preferences";
+import { href, route } from "./router";
+import { hasTag, logout, session, tagAlternatives } from "./session";
 
 export function Shell() {
-  const who = session.value;
-  if (who === undefined) return silentSince.value === null ? null : <Silent />;
-  if (who === null) {
+  const user = session.value;
+  if (user === undefined) return unreachableSince.value === null ? null : <UnreachableBanner />;
+  if (user === null) {
     return (
       <>
-        <Silent />
+        <UnreachableBanner />
         <Login />
       </>
     );
   }
-  return <Frame key={who.name} />;
+  return <Frame key={user.name} />;
 }
 
 function Frame() {
   const menu = useSignal(false);
   useEffect(() => {
     let ended = false;
-    void painted()
-      .then(() => (ended ? undefined : lookForVhosts()))
-      .catch((error: unknown) => notify(sentence(error), "bad"));
+    void afterPaint()
+      .then(() => (ended ? undefined : loadVhosts()))
+      .catch((error: unknown) => notify(errorText(error), "bad"));
     // The next user of this tab sees nothing of the one before.
     return () => {
       ended = true;
-      forgetNotices();
-      vhosts.value = [];
+      clearNotices();
+      vhostOptions.value = [];
     };
   }, []);
   useSignalEffect(() => {
-    void place.value;
+    void route.value;
     menu.value = false;
   });
   return (
@@ -62,35 +60,35 @@ function Frame() {
         <span class="where" title="Cluster and node">
           {session.value?.cluster_name}
         </span>
-        <Controls />
+        <HeaderControls />
       </header>
-      <Silent />
+      <UnreachableBanner />
       <nav id="nav" class={menu.value ? "open" : ""} aria-label="Pages">
         <Navigation />
       </nav>
       <main id="main" tabIndex={-1}>
-        <Opened />
+        <CurrentPage />
       </main>
       <Notices />
-      <VhostSearch />
+      <VhostSearchDialog />
     </div>
   );
 }
 
-function Controls() {
+function HeaderControls() {
   const out = (): void => {
-    logout().catch((error: unknown) => notify(sentence(error), "bad"));
+    logout().catch((error: unknown) => notify(errorText(error), "bad"));
   };
   return (
     <div class="controls">
       <label>
         <span class="hidden">Virtual host</span>
-        <VhostChoice value={vhost.value} onChange={choose} all="All virtual hosts" />
+        <VhostSelect value={selectedVhost.value} onChange={selectVhost} all="All virtual hosts" />
       </label>
       <label>
         <span class="hidden">Refresh</span>
-        <select value={everyS.value} onChange={(event) => setEvery(Number(event.currentTarget.value))}>
-          {EVERY_S.map((seconds) => (
+        <select value={refreshIntervalS.value} onChange={(event) => setRefreshInterval(Number(event.currentTarget.value))}>
+          {REFRESH_INTERVALS_S.map((seconds) => (
             <option key={seconds} value={seconds}>
               {seconds ? `every ${seconds} s` : "paused"}
             </option>
@@ -116,12 +114,12 @@ function Controls() {
 }
 
 function Navigation() {
-  const here = pageOf(place.value.path).page;
+  const here = findPage(route.value.path).page;
   const groups = [...new Set(PAGES.map((page) => page.group).filter((group) => group !== undefined))];
   return (
     <>
       {groups.map((group) => {
-        const pages = PAGES.filter((page) => page.group === group && has(page.role));
+        const pages = PAGES.filter((page) => page.group === group && hasTag(page.role));
         if (!pages.length) return null;
         return (
           <section key={group}>
@@ -129,7 +127,7 @@ function Navigation() {
             <ul>
               {pages.map((page) => (
                 <li key={page.path}>
-                  <a href={href(page.path.split("/"))} aria-current={isHere(page, here) ? "page" : undefined}>
+                  <a href={href(page.path.split("/"))} aria-current={isCurrent(page, here) ? "page" : undefined}>
                     {page.title}
                   </a>
                 </li>
@@ -143,17 +141,17 @@ function Navigation() {
 }
 
 /** A thing's own page belongs to the list it stands in. */
-function isHere(page: Page, here: Page): boolean {
+function isCurrent(page: Page, here: Page): boolean {
   return page.path === here.path || (page.path !== "" && here.path.startsWith(`${page.path}/`));
 }
 
-function Silent() {
-  const since = silentSince.value;
-  const told = useRef(false);
+function UnreachableBanner() {
+  const since = unreachableSince.value;
+  const wasUnreachable = useRef(false);
   useEffect(() => {
-    if (since !== null) told.current = true;
-    else if (told.current) {
-      told.current = false;
+    if (since !== null) wasUnreachable.current = true;
+    else if (wasUnreachable.current) {
+      wasUnreachable.current = false;
       notify("The broker answers again.", "good");
     }
   }, [since]);
@@ -167,17 +165,17 @@ function Silent() {
 }
 
 /** The page of the address, once its module is there. */
-function Opened() {
-  const { page, names } = pageOf(place.value.path);
+function CurrentPage() {
+  const { page, names } = findPage(route.value.path);
   const [, setFetched] = useState<Page>();
   const [failed, setFailed] = useState("");
-  const key = place.value.path.map(encodeURIComponent).join("/");
+  const key = route.value.path.map(encodeURIComponent).join("/");
   const shown = useRef<string>();
   useEffect(() => {
     let current = true;
     setFailed("");
     // Also where it is there by now: it may have come between this render and here.
-    (componentOf(page) ? Promise.resolve() : fetchPage(page)).then(
+    (componentOf(page) ? Promise.resolve() : loadPage(page)).then(
       () => current && setFetched(page),
       () => current && setFailed(page.title),
     );
@@ -196,15 +194,15 @@ function Opened() {
     shown.current = key;
   }, [key]);
   if (failed) {
-    return <Unfetched />;
+    return <LoadError />;
   }
-  if (!has(page.role)) return <p class="failure">This page takes the user tag {orAbove(page.role)}; yours are not enough.</p>;
-  if (names.some(unspeakable)) return <p class="failure">{UNSPEAKABLE}</p>;
+  if (!hasTag(page.role)) return <p class="failure">This page takes the user tag {tagAlternatives(page.role)}; yours are not enough.</p>;
+  if (names.some(isDotSegment)) return <p class="failure">{DOT_SEGMENT_TEXT}</p>;
   const Component = componentOf(page);
-  return Component ? <Guarded key={key} Component={Component} names={names} /> : <Waiting />;
+  return Component ? <PageErrorBoundary key={key} Component={Component} names={names} /> : <Loading />;
 }
 
-function Guarded({ Component, names }: { Component: ComponentType<PageProps>; names: string[] }) {
+function PageErrorBoundary({ Component, names }: { Component: ComponentType<PageProps>; names: string[] }) {
   const [error, reset] = useErrorBoundary((caught) => console.error(caught));
   if (error) {
     return (

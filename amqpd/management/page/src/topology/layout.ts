@@ -1,40 +1,40 @@
-// Where things of the topology stand: in columns from left to right, the way messages go.
+// Where nodes of the topology stand: in columns from left to right, the way messages go.
 //
-// What hangs together is laid out by itself, and these parts stand one below the other. A thing stands one column to the
+// What hangs together is laid out by itself, and these parts stand one below the other. A node stands one column to the
 // right of what leads to it; a link that would close a circle (dead letters often do) is left out of that and drawn
-// backwards. Within a column things are sorted so that few links cross, each by where its neighbours stand, a few times to
+// backwards. Within a column nodes are sorted so that few links cross, each by where its neighbours stand, a few times to
 // and fro; then each column stands beside the tallest as near to its neighbours as there is room.
 //
-// Things that the same lead to and that lead to the same are alike: of many the first are drawn and the others folded into
+// Things that the same lead to and that lead to the same are alike: of many the first are drawn and the others members into
 // one box, until that is opened. The more kinds there are the fewer of each: five hundred boxes below each other are no picture.
 //
-// Cost: some 10 ms for 500 things.
+// Cost: some 10 ms for 500 nodes.
 
-export interface Thing {
+export interface LayoutNode {
   id: string;
   name: string;
-  /** In what order things stand before links have their say, and which are folded last: higher comes first. */
+  /** In what order nodes stand before links have their say, and which are members last: higher comes first. */
   weight: number;
 }
 export interface Link {
   source: string;
   destination: string;
 }
-export interface Fold {
-  /** Of the folded box. */
+export interface Group {
+  /** Of the members box. */
   id: string;
-  things: string[];
+  members: string[];
 }
-export interface Spot {
+export interface Position {
   column: number;
   x: number;
   y: number;
 }
 export interface Layout {
-  spots: Map<string, Spot>;
-  folds: Fold[];
-  /** Which fold a thing is in. */
-  foldOf: Map<string, string>;
+  positions: Map<string, Position>;
+  groups: Group[];
+  /** Which fold a node is in. */
+  groupOf: Map<string, string>;
   width: number;
   height: number;
 }
@@ -45,71 +45,71 @@ export interface Sizes {
   gap: number;
 }
 
-/** Of things that are alike, so many are drawn; in a picture of more than ROOM things fewer, and one at least. */
-const ALIKE_MAX = 12;
-const ROOM = 80;
-export const ALL = "*";
+/** Of nodes that are alike, so many are drawn; in a picture of more than ROOM nodes fewer, and one at least. */
+const GROUP_SHOWN_MAX = 12;
+const NODES_MAX = 80;
+export const ALL_GROUPS = "*";
 const SWEEPS = 6;
 
 /** opened: folds that are not to be, or ALL. */
-export function layout(things: readonly Thing[], links: readonly Link[], opened: ReadonlySet<string>, sizes: Sizes): Layout {
-  const { folds, foldOf } = fold(things, links, opened);
-  const nodes = things.filter((thing) => !foldOf.has(thing.id)).map((thing) => thing.id);
-  const weight = new Map(things.map((thing) => [thing.id, thing.weight]));
-  for (const each of folds) {
-    nodes.push(each.id);
+export function layout(nodes: readonly LayoutNode[], links: readonly Link[], expanded: ReadonlySet<string>, sizes: Sizes): Layout {
+  const { groups, groupOf } = group(nodes, links, expanded);
+  const ids = nodes.filter((node) => !groupOf.has(node.id)).map((node) => node.id);
+  const weight = new Map(nodes.map((node) => [node.id, node.weight]));
+  for (const each of groups) {
+    ids.push(each.id);
     weight.set(each.id, -1);
   }
-  const edges = new Map<string, Set<string>>(nodes.map((id) => [id, new Set()]));
+  const edges = new Map<string, Set<string>>(ids.map((id) => [id, new Set()]));
   for (const link of links) {
-    const [from, to] = [foldOf.get(link.source) ?? link.source, foldOf.get(link.destination) ?? link.destination];
+    const [from, to] = [groupOf.get(link.source) ?? link.source, groupOf.get(link.destination) ?? link.destination];
     if (from !== to) edges.get(from)?.add(to);
   }
-  const spots = new Map<string, Spot>();
+  const positions = new Map<string, Position>();
   let [width, height] = [0, 0];
-  const parts = together(nodes, edges).sort((a, b) => heaviest(b, weight) - heaviest(a, weight) || b.length - a.length);
+  const parts = connectedParts(ids, edges).sort((a, b) => weightMax(b, weight) - weightMax(a, weight) || b.length - a.length);
   for (const part of parts) {
-    const columns = inColumns(part, edges, weight);
-    sortColumns(columns, edges);
+    const columns = askeyColumns(part, edges, weight);
+    orderColumns(columns, edges);
     const rows = Math.max(...columns.map((column) => column.length));
-    const row = rowsOf(columns, edges);
+    const row = askeyRows(columns, edges);
     columns.forEach((column, index) => {
-      for (const id of column) spots.set(id, { column: index, x: index * sizes.columnWidth, y: height + row.get(id)! * sizes.rowHeight });
+      for (const id of column) positions.set(id, { column: index, x: index * sizes.columnWidth, y: height + row.get(id)! * sizes.rowHeight });
     });
     width = Math.max(width, columns.length * sizes.columnWidth);
     height += rows * sizes.rowHeight + sizes.gap;
   }
-  return { spots, folds, foldOf, width, height: Math.max(0, height - sizes.gap) };
+  return { positions, groups, groupOf, width, height: Math.max(0, height - sizes.gap) };
 }
 
-function fold(things: readonly Thing[], links: readonly Link[], opened: ReadonlySet<string>) {
-  const ends = new Map<string, Set<string>>(things.map((thing) => [thing.id, new Set()]));
+function group(nodes: readonly LayoutNode[], links: readonly Link[], expanded: ReadonlySet<string>) {
+  const ends = new Map<string, Set<string>>(nodes.map((node) => [node.id, new Set()]));
   for (const link of links) {
     ends.get(link.destination)?.add(`from ${link.source}`);
     ends.get(link.source)?.add(`to ${link.destination}`);
   }
-  const alike = new Map<string, Thing[]>();
-  for (const thing of things) {
-    const found = [...ends.get(thing.id)!].sort();
+  const alike = new Map<string, LayoutNode[]>();
+  for (const node of nodes) {
+    const found = [...ends.get(node.id)!].sort();
     if (!found.length) continue;
-    const sign = JSON.stringify(found);
-    (alike.get(sign) ?? alike.set(sign, []).get(sign)!).push(thing);
+    const key = JSON.stringify(found);
+    (alike.get(key) ?? alike.set(key, []).get(key)!).push(node);
   }
-  const most = things.length > ROOM ? Math.min(ALIKE_MAX, Math.max(1, Math.floor(ROOM / alike.size))) : ALIKE_MAX;
-  const folds: Fold[] = [];
-  const foldOf = new Map<string, string>();
-  for (const [sign, found] of alike) {
-    const id = `fold ${sign}`;
-    if (opened.has(ALL) || opened.has(id) || found.length <= most + 1) continue;
-    const folded = found.sort((a, b) => b.weight - a.weight || (a.name < b.name ? -1 : 1)).slice(most);
-    folds.push({ id, things: folded.map((thing) => thing.id) });
-    for (const thing of folded) foldOf.set(thing.id, id);
+  const most = nodes.length > NODES_MAX ? Math.min(GROUP_SHOWN_MAX, Math.max(1, Math.floor(NODES_MAX / alike.size))) : GROUP_SHOWN_MAX;
+  const groups: Group[] = [];
+  const groupOf = new Map<string, string>();
+  for (const [key, found] of alike) {
+    const id = `group ${key}`;
+    if (expanded.has(ALL_GROUPS) || expanded.has(id) || found.length <= most + 1) continue;
+    const members = found.sort((a, b) => b.weight - a.weight || (a.name < b.name ? -1 : 1)).slice(most);
+    groups.push({ id, members: members.map((node) => node.id) });
+    for (const node of members) groupOf.set(node.id, id);
   }
-  return { folds, foldOf };
+  return { groups, groupOf };
 }
 
 /** The row of each: the tallest column is filled from above, the others stand beside their neighbours in it, in their order. */
-function rowsOf(columns: readonly string[][], edges: ReadonlyMap<string, Set<string>>): Map<string, number> {
+function askeyRows(columns: readonly string[][], edges: ReadonlyMap<string, Set<string>>): Map<string, number> {
   const near = neighbours(columns, edges);
   const rows = Math.max(...columns.map((column) => column.length));
   const tallest = columns.findIndex((column) => column.length === rows);
@@ -139,11 +139,11 @@ function neighbours(columns: readonly string[][], edges: ReadonlyMap<string, Set
   return near;
 }
 
-const heaviest = (part: readonly string[], weight: ReadonlyMap<string, number>): number =>
+const weightMax = (part: readonly string[], weight: ReadonlyMap<string, number>): number =>
   part.reduce((most, id) => Math.max(most, weight.get(id) ?? 0), -1);
 
-/** The parts that no link leads between, in the order of their first thing. */
-function together(nodes: readonly string[], edges: ReadonlyMap<string, Set<string>>): string[][] {
+/** The parts that no link leads between, in the order of their first node. */
+function connectedParts(nodes: readonly string[], edges: ReadonlyMap<string, Set<string>>): string[][] {
   const near = new Map<string, string[]>(nodes.map((id) => [id, []]));
   for (const [from, ends] of edges)
     for (const to of ends) {
@@ -171,10 +171,10 @@ function together(nodes: readonly string[], edges: ReadonlyMap<string, Set<strin
 }
 
 /** Each as far to the right as the longest way to it, without the links that close a circle. */
-function inColumns(part: readonly string[], edges: ReadonlyMap<string, Set<string>>, weight: ReadonlyMap<string, number>): string[][] {
+function askeyColumns(part: readonly string[], edges: ReadonlyMap<string, Set<string>>, weight: ReadonlyMap<string, number>): string[][] {
   const inward = new Map<string, number>(part.map((id) => [id, 0]));
   for (const id of part) for (const to of edges.get(id) ?? []) inward.set(to, (inward.get(to) ?? 0) + 1);
-  // From those that nothing leads to; what is in circles alone comes last.
+  // From those that nonode leads to; what is in circles alone comes last.
   const order = [...part].sort((a, b) => (inward.get(a) ?? 0) - (inward.get(b) ?? 0));
   const state = new Map<string, "open" | "done">();
   const forward = new Map<string, string[]>();
@@ -210,14 +210,14 @@ function inColumns(part: readonly string[], edges: ReadonlyMap<string, Set<strin
 }
 
 /** By the middle of where neighbours stand, from left to right and back. */
-function sortColumns(columns: string[][], edges: ReadonlyMap<string, Set<string>>): void {
+function orderColumns(columns: string[][], edges: ReadonlyMap<string, Set<string>>): void {
   const near = neighbours(columns, edges);
   const place = new Map<string, { column: number; at: number }>();
-  const note = (column: number): void => {
+  const recordPositions = (column: number): void => {
     const ids = columns[column]!;
     ids.forEach((id, row) => place.set(id, { column, at: (row + 0.5) / ids.length }));
   };
-  columns.forEach((_, index) => note(index));
+  columns.forEach((_, index) => recordPositions(index));
   for (let sweep = 0; sweep < SWEEPS; sweep++) {
     const right = sweep % 2 === 0;
     for (let step = 0; step < columns.length; step++) {
@@ -228,7 +228,7 @@ function sortColumns(columns: string[][], edges: ReadonlyMap<string, Set<string>
         middle.set(id, before.length ? before.reduce((sum, spot) => sum + spot.at, 0) / before.length : place.get(id)!.at);
       }
       columns[index]!.sort((a, b) => middle.get(a)! - middle.get(b)!);
-      note(index);
+      recordPositions(index);
     }
   }
 }

@@ -1,6 +1,6 @@
 // The API's answer, with names instead of places in lists: those change from one answer to the next, and what is drawn
 // should stay where it is.
-import type { Link, Thing } from "./layout";
+import type { LayoutNode, Link } from "./layout";
 
 export interface Exchange {
   id: string;
@@ -24,15 +24,15 @@ export interface Queue {
   in_rate: number;
   out_rate: number;
 }
-export type Kind = "binding" | "default" | "dead_letter" | "alternate";
-export interface Leads extends Link {
-  kind: Kind;
+export type LinkKind = "binding" | "default" | "dead_letter" | "alternate";
+export interface TopologyLink extends Link {
+  kind: LinkKind;
   count: number;
   keys: string[];
   rate: number | null;
   estimated: boolean;
 }
-export interface Peer {
+export interface Client {
   queue?: string;
   exchange?: string;
   connection: string;
@@ -44,17 +44,17 @@ export interface Answer {
   totals: { exchanges: number; queues: number };
   exchanges: Exchange[];
   queues: Queue[];
-  links: Leads[];
-  consumers: Peer[];
-  publishers: Peer[];
+  links: TopologyLink[];
+  consumers: Client[];
+  publishers: Client[];
 }
 
-export interface Model extends Answer {
+export interface Topology extends Answer {
   exchangeOf: Map<string, Exchange>;
   queueOf: Map<string, Queue>;
-  from: Map<string, Leads[]>;
-  to: Map<string, Leads[]>;
-  peersOf: Map<string, Peer[]>;
+  linksFrom: Map<string, TopologyLink[]>;
+  linksTo: Map<string, TopologyLink[]>;
+  clientsOf: Map<string, Client[]>;
   /** The same as long as the same things are linked in the same way. */
   shape: string;
   messagesMax: number;
@@ -62,7 +62,7 @@ export interface Model extends Answer {
   severalVhosts: boolean;
 }
 
-export function model(answer: Answer): Model {
+export function toTopology(answer: Answer): Topology {
   const key = new Map<string, string>();
   for (const each of answer.exchanges) key.set(each.id, `exchange ${each.vhost}\n${each.name}`);
   for (const each of answer.queues) key.set(each.id, `queue ${each.vhost}\n${each.name}`);
@@ -71,15 +71,15 @@ export function model(answer: Answer): Model {
   const links = answer.links.map((each) => ({ ...each, source: key.get(each.source)!, destination: key.get(each.destination)! }));
   const consumers = answer.consumers.map((each) => ({ ...each, queue: key.get(each.queue!)! }));
   const publishers = answer.publishers.map((each) => ({ ...each, exchange: key.get(each.exchange!)! }));
-  const from = new Map<string, Leads[]>();
-  const to = new Map<string, Leads[]>();
+  const linksFrom = new Map<string, TopologyLink[]>();
+  const linksTo = new Map<string, TopologyLink[]>();
   for (const link of links) {
-    add(from, link.source, link);
-    add(to, link.destination, link);
+    add(linksFrom, link.source, link);
+    add(linksTo, link.destination, link);
   }
-  const peersOf = new Map<string, Peer[]>();
-  for (const peer of consumers) add<Peer>(peersOf, peer.queue, peer);
-  for (const peer of publishers) add<Peer>(peersOf, peer.exchange, peer);
+  const clientsOf = new Map<string, Client[]>();
+  for (const client of consumers) add<Client>(clientsOf, client.queue, client);
+  for (const client of publishers) add<Client>(clientsOf, client.exchange, client);
   const shape = JSON.stringify([
     [...exchanges, ...queues].map((each) => each.id).sort(),
     links.map((each) => `${each.kind} ${each.source} ${each.destination}`).sort(),
@@ -93,9 +93,9 @@ export function model(answer: Answer): Model {
     publishers,
     exchangeOf: new Map(exchanges.map((each) => [each.id, each])),
     queueOf: new Map(queues.map((each) => [each.id, each])),
-    from,
-    to,
-    peersOf,
+    linksFrom,
+    linksTo,
+    clientsOf,
     shape,
     messagesMax: queues.reduce((most, each) => Math.max(most, each.messages), 0),
     severalVhosts: new Set([...answer.exchanges, ...answer.queues].map((each) => each.vhost)).size > 1,
@@ -108,17 +108,17 @@ function add<T>(into: Map<string, T[]>, key: string, value: T): void {
   else into.set(key, [value]);
 }
 
-export function things(model: Model): Thing[] {
+export function layoutNodes(model: Topology): LayoutNode[] {
   const exchanges = model.exchanges.map((each) => ({ id: each.id, name: each.name, weight: each.in_rate }));
   return [...exchanges, ...model.queues.map((each) => ({ id: each.id, name: each.name, weight: each.in_rate + each.out_rate + each.messages }))];
 }
 
 /** Messages gather in it: more come than go. Streams are there to keep them. */
-export function pilesUp(queue: Queue): boolean {
+export function isGrowing(queue: Queue): boolean {
   return queue.type !== "stream" && queue.messages_ready > 0 && queue.in_rate > queue.out_rate * 1.05 + 0.1;
 }
 
-export const WORDS: Record<Kind, string> = {
+export const LINK_TEXT: Record<LinkKind, string> = {
   binding: "binding",
   default: "by its name, through the default exchange",
   dead_letter: "dead letters",

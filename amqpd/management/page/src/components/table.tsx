@@ -1,0 +1,154 @@
+// A table of rows, and the choice of its columns.
+import type { ComponentChildren } from "preact";
+import { signal } from "@preact/signals";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Icon, showInvisible } from "./elements";
+
+export interface Column<T> {
+  title: string;
+  cell: (item: T) => ComponentChildren;
+  /** The field that the broker sorts by, dots go deeper; without one it is not sorted by this. */
+  sort?: string;
+  /** To the right, with figures of equal width. */
+  number?: boolean;
+  /** Shown only when the user asks for it. */
+  extra?: boolean;
+  /** What the broker must send for it, where that is not `sort` alone: fields with commas between. */
+  fields?: string;
+}
+
+interface DataTableProps<T> {
+  what: string;
+  items: T[];
+  columns: Column<T>[];
+  idOf: (item: T) => string;
+  sort?: string;
+  down?: boolean;
+  onSort?: (column: string) => void;
+  /** Which lines are chosen, by their ids. */
+  chosen?: ReadonlyMap<string, T>;
+  onChoose?: (chosen: ReadonlyMap<string, T>) => void;
+  /** A click on a line, beside its buttons and links. */
+  onOpen?: (item: T) => void;
+}
+
+export function DataTable<T>({ what, items, columns, idOf, sort = "", down = false, onSort, chosen, onChoose, onOpen }: DataTableProps<T>) {
+  if (!items.length) return <p class="empty">No {what}.</p>;
+  const choose = (of: T[], on: boolean): void => {
+    const next = new Map(chosen);
+    for (const item of of) if (on) next.set(idOf(item), item); else next.delete(idOf(item));
+    onChoose?.(next);
+  };
+  const open = (event: MouseEvent, item: T): void => {
+    if ((event.target as Element).closest("a, button, input, select, label") || getSelection()?.toString()) return;
+    onOpen?.(item);
+  };
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label={what}>
+      <table>
+        <thead>
+          <tr>
+            {chosen && (
+              <th class="box">
+                <input type="checkbox" aria-label={`Choose all ${what} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
+              </th>
+            )}
+            {columns.map((column) => (
+              <th key={column.title} scope="col" class={column.number ? "number" : ""} aria-sort={order(column, sort, down)}>
+                {column.sort && onSort ? (
+                  <button class="sort" onClick={() => onSort(column.sort!)}>
+                    {column.title}
+                    {sort === column.sort && <Icon name={down ? "down" : "up"} />}
+                  </button>
+                ) : (
+                  column.title
+                )}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {items.map((item) => (
+            <tr key={idOf(item)} class={onOpen ? "opens" : ""} onClick={onOpen && ((event) => open(event, item))}>
+              {chosen && (
+                <td class="box">
+                  <input type="checkbox" aria-label={`Choose ${showInvisible(idOf(item).split("\0").at(-1) ?? "")}`} checked={chosen.has(idOf(item))} onChange={(event) => choose([item], event.currentTarget.checked)} />
+                </td>
+              )}
+              {columns.map((column, index) => (
+                <td key={column.title} class={index ? (column.number ? "number" : "") : column.number ? "first number" : "first"} data-title={column.title}>
+                  {column.cell(item)}
+                </td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function order<T>(column: Column<T>, sort: string, down: boolean): "ascending" | "descending" | undefined {
+  return column.sort !== undefined && column.sort === sort ? (down ? "descending" : "ascending") : undefined;
+}
+
+const columnsKey = (what: string): string => `amqpd.columns.${what}`;
+
+/** The columns that the user wants of a list, by title; kept by the browser. */
+const columnChoices = signal<Record<string, Record<string, boolean>>>({});
+
+function columnChoicesOf(what: string): Record<string, boolean> {
+  const here = columnChoices.value[what];
+  if (here) return here;
+  try {
+    const kept: unknown = JSON.parse(localStorage.getItem(columnsKey(what)) ?? "{}");
+    return typeof kept === "object" && kept !== null ? (kept as Record<string, boolean>) : {};
+  } catch {
+    return {};
+  }
+}
+
+function setColumnShown(what: string, title: string, shown: boolean): void {
+  const all = { ...columnChoicesOf(what), [title]: shown };
+  localStorage.setItem(columnsKey(what), JSON.stringify(all));
+  columnChoices.value = { ...columnChoices.value, [what]: all };
+}
+
+/** Those of a list that are shown; the first always is. */
+export function visibleColumns<T>(what: string, columns: Column<T>[]): Column<T>[] {
+  const all = columnChoicesOf(what);
+  return columns.filter((column, index) => index === 0 || (all[column.title] ?? !column.extra));
+}
+
+/** What the broker must send for them, as `columns` of a query. */
+export function fieldsOf<T>(base: string, columns: Column<T>[]): string {
+  return [...new Set([...base.split(","), ...columns.flatMap((column) => (column.fields ?? column.sort ?? "").split(","))])].filter(Boolean).join();
+}
+
+export function ColumnChoice<T>({ what, columns }: { what: string; columns: Column<T>[] }) {
+  const shown = visibleColumns(what, columns);
+  const frame = useRef<HTMLDetailsElement>(null);
+  const [open, setOpen] = useState(false);
+  useEffect(() => {
+    const elsewhere = (event: Event): void => {
+      if (event instanceof KeyboardEvent ? event.key === "Escape" : !frame.current?.contains(event.target as Node)) frame.current!.open = false;
+    };
+    for (const kind of ["pointerdown", "keydown"]) addEventListener(kind, elsewhere);
+    return () => {
+      for (const kind of ["pointerdown", "keydown"]) removeEventListener(kind, elsewhere);
+    };
+  }, []);
+  return (
+    <details class="choose" ref={frame} onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>Columns</summary>
+      <div class="card">
+        {open &&
+          columns.slice(1).map((column) => (
+            <label key={column.title} class="check">
+              <input type="checkbox" checked={shown.includes(column)} onChange={(event) => setColumnShown(what, column.title, event.currentTarget.checked)} /> {column.title}
+            </label>
+          ))}
+      </div>
+    </details>
+  );
+}
