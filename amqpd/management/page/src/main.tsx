@@ -1,4 +1,4 @@
-// The page's start: who is logged in, then the shell with the page that the address names.
+// Start of the page: load the session, then render the shell.
 import { render } from "preact";
 import { findPage, loadPage } from "./shell/pages";
 import { refreshIntervalS } from "./shell/preferences";
@@ -6,14 +6,14 @@ import { route } from "./shell/router";
 import { loadSession, session } from "./shell/session";
 import { Shell } from "./shell/shell";
 
-// Fetched beside the first question, not behind its answer.
+// Load the page's module in parallel with the session.
 void loadPage(findPage(route.peek().path).page).catch(() => undefined);
 
 async function start(): Promise<void> {
   try {
     await loadSession();
   } catch {
-    // No answer: the shell says so, and this asks again.
+    // The broker does not answer: the shell shows it, and this retries.
     if (session.peek() === undefined) setTimeout(() => void start(), Math.max(1, refreshIntervalS.peek()) * 500);
   }
 }

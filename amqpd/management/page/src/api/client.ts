@@ -1,14 +1,14 @@
-// The API as the page asks it: typed by its OpenAPI description, errors in words, and whether the broker answers at all.
+// HTTP client of the admin API: typed requests, error texts, and whether the broker can be reached.
 import { signal } from "@preact/signals";
 import { parseJson } from "./json";
 import type { paths } from "./schema";
 
-/** Since when (ms) the broker has not answered; null: it does. */
+/** When the broker stopped answering, in ms since 1970; null while it answers. */
 export const unreachableSince = signal<number | null>(null);
-/** How often the session has turned out to be over; who shows the login listens to it. */
+/** Counts the ends of sessions. The session module listens to it and shows the login. */
 export const sessionEndCount = signal(0);
 
-/** The broker refused: status, its word for it, and its reason in a sentence. */
+/** An error answer of the broker: HTTP status, `error` and `reason`. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -19,7 +19,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Nobody answered. */
+/** The request got no answer. */
 export class UnreachableError extends Error {
   constructor() {
     super("The broker does not answer.");
@@ -27,18 +27,18 @@ export class UnreachableError extends Error {
 }
 
 type Json<Operation> = Operation extends { responses: { 200: { content: { "application/json": infer Body } } } } ? Unpaged<Body> : unknown;
-/** A list without `page` in its query. */
+/** An answer that is not a page of a list. */
 type Unpaged<Body> = Body extends { page_count: number } ? never : Body;
 type PathWith<Method extends string> = {
   [Path in keyof paths]: paths[Path] extends Record<Method, infer Operation> ? (Operation extends undefined ? never : Path) : never;
 }[keyof paths];
 export type GetPath = PathWith<"get">;
 export type Answer<Path extends GetPath> = paths[Path] extends { get: infer Operation } ? Json<Operation> : never;
-/** What stands for the names in a path, `{vhost}`: encoded here, whatever they hold. */
+/** Values for the `{name}` parts of a path. `apiUrl` encodes them. */
 export type PathNames = Record<string, string | number>;
 export type Query = Record<string, string | number | boolean | undefined>;
 
-/** Names that no address can hold: browsers take `..`, and %2E%2E too, for the way up, and would ask for another thing. */
+/** "." and "..": browsers remove such a segment from a URL, also as %2E%2E, and would request another path. */
 export const isDotSegment = (name: string): boolean => name === "." || name === "..";
 export const DOT_SEGMENT_TEXT = "A browser cannot ask for a thing of this name: in an address it means the way up. amqpctl can.";
 
@@ -53,7 +53,7 @@ export function apiUrl(path: string, names: PathNames = {}, query: Query = {}): 
   return pairs.length ? `${url}?${new URLSearchParams(pairs.map(([name, value]) => [name, String(value)]))}` : url;
 }
 
-/** Any request. body: JSON, as it is where it is a Blob, or a form where it is URLSearchParams. more: headers. Throws: Refusal, Silence, AbortError. */
+/** Send a request. A body is sent as JSON; a Blob is sent unchanged, URLSearchParams as a form. Throws ApiError, UnreachableError or AbortError. */
 export async function request<T>(method: string, url: string, body?: unknown, signal?: AbortSignal, extraHeaders: Record<string, string> = {}): Promise<T> {
   const headers: Record<string, string> = { "Amqpd-Page": "1", Accept: "application/json", ...extraHeaders };
   const form = body instanceof URLSearchParams;
@@ -82,14 +82,14 @@ export async function request<T>(method: string, url: string, body?: unknown, si
 const PREFETCH_TTL_MS = 5000;
 const prefetched = new Map<string, { at: number; answer: Promise<unknown> }>();
 
-/** Asks now what somebody will `get` soon, such as a page that is on its way: the first who does has this answer. */
+/** Request a URL before a page needs it. The first `getUrl` of this URL within PREFETCH_TTL_MS gets the answer. */
 export function prefetch(url: string): void {
   const answer = request("GET", url);
-  answer.catch(() => undefined); // who wants it hears of that
+  answer.catch(() => undefined); // `getUrl` reports the error
   prefetched.set(url, { at: Date.now(), answer });
 }
 
-/** What was asked ahead is nobody's any more: another user, or none, will ask. */
+/** Discard prefetched answers: the next request may come from another user. */
 export function clearPrefetched(): void {
   prefetched.clear();
 }
@@ -99,7 +99,7 @@ async function toApiError(answer: Response): Promise<ApiError> {
   try {
     body = (await answer.json()) as typeof body;
   } catch {
-    // Not from the broker, but from something between: the status has to do.
+    // A proxy answered without JSON: use the status text.
   }
   const text = [body.detail, body.reason].find((each) => typeof each === "string" && each) as string | undefined;
   const reason = text ?? (answer.statusText || `status ${answer.status}`);
@@ -117,7 +117,7 @@ export function getUrl<T>(url: string, signal?: AbortSignal): Promise<T> {
   return prefetchedAnswer && Date.now() - prefetchedAnswer.at < PREFETCH_TTL_MS ? (prefetchedAnswer.answer as Promise<T>) : request<T>("GET", url, undefined, signal);
 }
 
-/** What stands at an address; undefined: nothing does. */
+/** Return the object at a URL, or undefined if the answer is 404. */
 export async function getIfExists<T>(url: string): Promise<T | undefined> {
   try {
     return await request<T>("GET", url);
@@ -127,7 +127,7 @@ export async function getIfExists<T>(url: string): Promise<T | undefined> {
   }
 }
 
-/** How many a list has, without the list. */
+/** Return the length of a list without its items. */
 export async function countItems(path: string, names: PathNames = {}): Promise<number> {
   const { total_count } = await request<{ total_count: number }>("GET", apiUrl(path, names, { page: 1, page_size: 1 }));
   return total_count;
@@ -145,7 +145,7 @@ export function remove(path: PathWith<"delete">, names: PathNames, query?: Query
   return request("DELETE", apiUrl(path, names, query));
 }
 
-/** An error as a sentence for people. */
+/** Return an error as a sentence for the user. */
 export function errorText(error: unknown): string {
   if (error instanceof ApiError) {
     if (error.status === 401) {

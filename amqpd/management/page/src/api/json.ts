@@ -1,4 +1,4 @@
-// Numbers that a browser cannot hold exactly, as ids and nanoseconds are: kept as they were written.
+// JSON with numbers that JavaScript cannot represent (ids, nanoseconds): their digits are preserved.
 
 interface Context {
   source?: string;
@@ -12,13 +12,13 @@ function parseWith(text: string, exact: (source: string) => unknown): unknown {
   return JSON.parse(text, reviver);
 }
 
-/** JSON; whole numbers beyond 2^53 are texts. */
+/** Parse JSON. Integers beyond 2^53 become strings. */
 export function parseJson(text: string): unknown {
   if (!/\d{16}/.test(text)) return JSON.parse(text);
   return parseWith(text, (source) => (/^-?\d+$/.test(source) ? source : Number(source)));
 }
 
-/** JSON that is sent on, each number as it was written. Throws: SyntaxError; Error where this browser might change one. */
+/** Parse JSON that is sent back to the broker; its numbers keep all digits. Throws SyntaxError, or Error if this browser cannot keep them. */
 export function parseExactJson(text: string): unknown {
   const { rawJSON } = JSON as Raw;
   const value = rawJSON ? parseWith(text, rawJSON) : JSON.parse(text);
@@ -26,7 +26,7 @@ export function parseExactJson(text: string): unknown {
   return value;
 }
 
-/** JSON with line breaks, each number as it was written. undefined: it is no JSON, or this browser would change a number. */
+/** Indent JSON. Returns undefined if the text is not JSON or this browser would change a number. */
 export function formatJson(text: string): string | undefined {
   const { rawJSON } = JSON as Raw;
   try {
@@ -37,7 +37,7 @@ export function formatJson(text: string): string | undefined {
   }
 }
 
-/** The JSON object in a text, its numbers as they were written; an empty text is an empty one. Throws: Error for people. */
+/** Parse a JSON object; an empty text is an empty object. Throws Error with a text for the user. */
 export function parseObject(written: string, label: string): Record<string, unknown> {
   const text = written.trim();
   if (!text) return {};
@@ -51,7 +51,7 @@ export function parseObject(written: string, label: string): Record<string, unkn
   return value as Record<string, unknown>;
 }
 
-/** The object in a JSON text, numbers as they are written; null: it is none. */
+/** Parse a JSON object. Returns null if the text is not one. */
 export function tryParseObject(text: string): Record<string, unknown> | null {
   try {
     const value = parseExactJson(text.trim() || "{}");

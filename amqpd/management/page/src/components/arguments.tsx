@@ -1,5 +1,5 @@
-// Arguments of a queue or an exchange, and the definition of a policy: a row each with its name, its kind of value and its unit.
-// All of it is one JSON object as a text, which may be written by hand as well: arguments of clients' own have no row in the broker.
+// Editor for the arguments of a queue or exchange and for the definition of a policy. Each known name is a row with
+// an input for its type and its unit. The JSON text below holds everything, also names that the broker does not know.
 import { useEffect, useState } from "preact/hooks";
 import { type Answer, get } from "../api/client";
 import { tryParseObject } from "../api/json";
@@ -9,7 +9,7 @@ import { Field } from "./form";
 type ArgumentRow = Answer<"/api/amqpd/arguments">[number];
 type Kind = "queue" | "exchange" | "policy" | "operator policy";
 
-/** One that may be set: as an argument, or as a policy's key. */
+/** A name that can be set, as an argument or as a policy key. */
 interface ArgumentOption {
   name: string;
   value: ArgumentRow["value"];
@@ -34,7 +34,7 @@ function optionsFor(known: ArgumentRow[], kind: Kind, type: string | undefined):
     .flatMap(({ policy, meaning }) => (policy && (kind === "policy" || policy.operator) ? [{ ...policy, meaning }] : []));
 }
 
-/** By what a policy applies to: the thing, and its type. */
+/** Value of apply-to -> kind of object and its type. */
 const APPLY_TO_FILTERS: Record<string, ["queue" | "exchange", string?]> = {
   queues: ["queue"],
   classic_queues: ["queue", "classic"],
@@ -43,7 +43,7 @@ const APPLY_TO_FILTERS: Record<string, ["queue" | "exchange", string?]> = {
   exchanges: ["exchange"],
 };
 
-/** What a row begins with. */
+/** Return the value of a new row. */
 function initialValue({ value, unit, words }: ArgumentOption): unknown {
   if (value === "flag") return true;
   if (value === "choice") return words[0];
@@ -53,10 +53,10 @@ function initialValue({ value, unit, words }: ArgumentOption): unknown {
 
 interface ArgumentsProps {
   kind: Kind;
-  /** Of the queue or exchange, or what the policy applies to: only what that takes is optioned. */
+  /** Type of the queue or exchange, or a policy's apply-to. Limits the offered names. */
   type?: string;
   label: string;
-  /** A JSON object, or nothing. */
+  /** A JSON object; may be empty. */
   text: string;
   onChange: (text: string) => void;
 }
@@ -65,7 +65,7 @@ export function Arguments({ kind, type, label, text, onChange }: ArgumentsProps)
   const [rows, setRows] = useState<ArgumentRow[]>([]);
   useEffect(() => {
     let ended = false;
-    // Without the list all of it can be written as JSON.
+    // If the request fails, the user can still write JSON.
     loadRows().then((found) => !ended && setRows(found), () => undefined);
     return () => {
       ended = true;
@@ -82,7 +82,7 @@ export function Arguments({ kind, type, label, text, onChange }: ArgumentsProps)
         present.map((option) => (
           <div key={option.name} class="argument">
             <Field label={option.name} hint={option.meaning}>
-              <ValueInput of={option} value={values[option.name]} onChange={(value) => set({ ...values, [option.name]: value })} />
+              <ValueInput option={option} value={values[option.name]} onChange={(value) => set({ ...values, [option.name]: value })} />
             </Field>
             <button type="button" class="quiet" aria-label={`Remove ${option.name}`} onClick={() => set(Object.fromEntries(Object.entries(values).filter(([name]) => name !== option.name)))}>
               <Icon name="close" />
@@ -109,21 +109,21 @@ export function Arguments({ kind, type, label, text, onChange }: ArgumentsProps)
   );
 }
 
-function ValueInput({ of, value, onChange }: { of: ArgumentOption; value: unknown; onChange: (value: unknown) => void }) {
-  if (of.value === "flag" || of.value === "choice") {
-    const words = of.value === "flag" ? ["true", "false"] : of.words;
+function ValueInput({ option, value, onChange }: { option: ArgumentOption; value: unknown; onChange: (value: unknown) => void }) {
+  if (option.value === "flag" || option.value === "choice") {
+    const words = option.value === "flag" ? ["true", "false"] : option.words;
     return (
-      <select value={String(value)} onChange={(event) => onChange(of.value === "flag" ? event.currentTarget.value === "true" : event.currentTarget.value)}>
+      <select value={String(value)} onChange={(event) => onChange(option.value === "flag" ? event.currentTarget.value === "true" : event.currentTarget.value)}>
         {[...new Set([...words, String(value)])].map((word) => (
           <option key={word}>{word}</option>
         ))}
       </select>
     );
   }
-  if (of.value === "number" && typeof value !== "string") {
+  if (option.value === "number" && typeof value !== "string") {
     return (
       <span class="unit">
-        <input type="number" step={1} required value={typeof value === "number" ? value : JSON.stringify(value)} onInput={(event) => onChange(event.currentTarget.valueAsNumber)} /> {of.unit}
+        <input type="number" step={1} required value={typeof value === "number" ? value : JSON.stringify(value)} onInput={(event) => onChange(event.currentTarget.valueAsNumber)} /> {option.unit}
       </span>
     );
   }

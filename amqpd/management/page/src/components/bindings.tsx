@@ -1,4 +1,4 @@
-// Bindings of a queue or an exchange, which may be ten thousand: shown, added, taken away.
+// The bindings of a queue or exchange (there may be ten thousand), and the form that adds one.
 import type { components } from "../api/schema";
 import { type PathNames, post, remove } from "../api/client";
 import { DangerButton } from "./dialog";
@@ -11,22 +11,22 @@ import type { Column } from "./table";
 export type Binding = components["schemas"]["Binding"];
 
 interface BindingsProps {
-  /** Of the API, with names in braces. */
+  /** API path with `{names}`. */
   path: string;
-  of: PathNames;
-  /** Which end is listed; the other one is the page's own thing. */
+  pathNames: PathNames;
+  /** The end of the bindings that is shown; the other end is the object of the page. */
   end: "source" | "destination";
-  /** Another value asks anew. */
+  /** The list reloads when this changes. */
   version: number;
   onChange: () => void;
   canChange: boolean;
 }
 
-function pathNames(of: Binding): Record<string, string> {
-  return { vhost: of.vhost, exchange: exchangeInPath(of.source), queue: of.destination, target: of.destination, props: of.properties_key };
+function bindingNames(binding: Binding): Record<string, string> {
+  return { vhost: binding.vhost, exchange: exchangeInPath(binding.source), queue: binding.destination, target: binding.destination, props: binding.properties_key };
 }
 
-export function BindingList({ path, of, end, version, onChange, canChange }: BindingsProps) {
+export function BindingList({ path, pathNames, end, version, onChange, canChange }: BindingsProps) {
   const columns: Column<Binding>[] = [
     end === "source"
       ? { title: "From exchange", sort: "source", cell: (each) => <NameLink path={["exchanges", each.vhost, exchangeInPath(each.source)]}>{exchangeName(each.source)}</NameLink> }
@@ -40,18 +40,18 @@ export function BindingList({ path, of, end, version, onChange, canChange }: Bin
           ),
         },
     { title: "Routing key", sort: "routing_key", cell: (each) => <Name>{each.routing_key}</Name> },
-    { title: "Arguments", cell: (each) => <KeyValues of={each.arguments} none="" /> },
+    { title: "Arguments", cell: (each) => <KeyValues values={each.arguments} none="" /> },
     {
       title: "",
       cell: (each) =>
         each.source === "" ? (
-          <span class="soft">always there</span>
+          <span class="muted">always there</span>
         ) : (
           <DangerButton
             label="Unbind"
             disabled={!canChange}
             title={`Take the binding from ${exchangeName(each.source)} away?`}
-            look={async () => ({
+            preview={async () => ({
               text: (
                 <p>
                   Messages that {exchangeName(each.source)} gets with <Name>{each.routing_key}</Name> no longer go to {each.destination_type} <Name>{each.destination}</Name> by
@@ -61,7 +61,7 @@ export function BindingList({ path, of, end, version, onChange, canChange }: Bin
               action: "Unbind",
             })}
             run={async () => {
-              await remove(each.destination_type === "queue" ? "/api/bindings/{vhost}/e/{exchange}/q/{queue}/{props}" : "/api/bindings/{vhost}/e/{exchange}/e/{target}/{props}", pathNames(each));
+              await remove(each.destination_type === "queue" ? "/api/bindings/{vhost}/e/{exchange}/q/{queue}/{props}" : "/api/bindings/{vhost}/e/{exchange}/e/{target}/{props}", bindingNames(each));
               return "The binding is gone.";
             }}
             onDone={onChange}
@@ -71,22 +71,22 @@ export function BindingList({ path, of, end, version, onChange, canChange }: Bin
   ];
   return (
     <PagedList<Binding>
-      what="bindings"
+      noun="bindings"
       path={path}
-      names={of}
+      names={pathNames}
       columns={columns}
       idOf={(each) => JSON.stringify([each.source, each.destination_type, each.destination, each.properties_key])}
-      searched="many"
-      by="name or routing key"
-      as={end === "source" ? "from-" : "to-"}
+      searchable="many"
+      searchLabel="name or routing key"
+      queryPrefix={end === "source" ? "from-" : "to-"}
       version={version}
     />
   );
 }
 
-/** Binds the page's own thing to another one. */
+/** Form that adds a binding to the queue or exchange of the page. */
 export function BindForm({ vhost, queue, exchange, onChange }: { vhost: string; queue?: string; exchange?: string; onChange: () => void }) {
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const other = fieldText(fields, "other");
     const body = { routing_key: fieldText(fields, "key"), arguments: fieldObject(fields, "arguments", "Arguments") };
     if (queue !== undefined) await post("/api/bindings/{vhost}/e/{exchange}/q/{queue}", { vhost, exchange: other, queue }, body);
@@ -98,7 +98,7 @@ export function BindForm({ vhost, queue, exchange, onChange }: { vhost: string; 
   return (
     <details>
       <summary>{queue !== undefined ? "Bind this queue to an exchange" : "Bind something to this exchange"}</summary>
-      <Form action="Bind" send={send} once>
+      <Form action="Bind" submit={submit} resetsOnSubmit>
         <div class="fields">
           {queue === undefined && (
             <Field label="What">

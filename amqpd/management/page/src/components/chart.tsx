@@ -1,4 +1,5 @@
-// Curves over time. The library that draws them is fetched behind the first figures; a screen reader gets the last values.
+// Line charts of counters over time. uPlot is loaded after the first figures are painted. Screen readers get the last
+// values.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
@@ -8,7 +9,7 @@ import { formatBytes, formatCount, formatDuration, formatRate, formatShort } fro
 import type { Range, Series } from "./samples";
 
 export interface Curve {
-  /** In the counters that are drawn. */
+  /** Name of the counter. */
   name: string;
   label: string;
 }
@@ -16,30 +17,30 @@ export interface Curve {
 type Unit = "rate" | "count" | "bytes" | "ms";
 const FORMAT: Record<Unit, (value: number | null | undefined) => string> = { rate: formatRate, count: formatCount, bytes: formatBytes, ms: formatDuration };
 const AXIS_FORMAT: Record<Unit, (value: number) => string> = { rate: formatShort, count: formatShort, bytes: formatBytes, ms: formatDuration };
-// Told apart by those who see few colours too: hues of different lightness, and every other one dashed.
+// Colours differ in lightness, and every second curve is dashed, for users who see few colours.
 const LIGHT = ["#0b62b3", "#b35400", "#00775c", "#a3257f", "#6a4bc4", "#8c6d00", "#5b6570", "#c22f2f"];
 const DARK = ["#6db5ff", "#ffab5e", "#4fd0ae", "#f48bd2", "#b6a1ff", "#e3c34b", "#aab4be", "#ff8d8d"];
 const HEIGHT = 180;
 
-/** 14:30, or with seconds; local. */
+/** Format a local time, e.g. 14:30 or 14:30:05. */
 function clockTime(at: number, seconds: boolean): string {
   return new Date(at * 1000).toTimeString().slice(0, seconds ? 8 : 5);
 }
 
-/** What the axis of time shows, in seconds: all of `ageS`, also where there are fewer samples. */
+/** Return the time range of the x axis in seconds. It covers `ageS` even if there are fewer samples. */
 function timeRange(from: number | null, to: number | null, ageS: number | undefined): [number, number] {
   const end = to && Number.isFinite(to) ? to : Date.now() / 1000;
   const begin = from && Number.isFinite(from) ? from : end;
   return [ageS === undefined ? Math.min(begin, end - 60) : end - ageS, end];
 }
 
-/** A sample with none before and behind it is no line, but a dot. */
+/** Return the indexes of samples without neighbours, which are drawn as dots. */
 function isolatedPoints(values: ArrayLike<number | null | undefined>): number[] {
   const is = (index: number): boolean => typeof values[index] === "number";
   return Array.from(values, (_, index) => index).filter((index) => is(index) && !is(index - 1) && !is(index + 1));
 }
 
-/** When the first sample was taken, seconds since 1970; undefined where that is before what is shown. */
+/** Return the time of the first sample (seconds since 1970), or undefined if it is outside the range. */
 function recordedSince({ times, ageS, sinceS }: Series): number | undefined {
   const last = times.at(-1);
   return sinceS !== undefined && last !== undefined && ageS !== undefined && sinceS > last - ageS ? sinceS : undefined;
@@ -50,12 +51,12 @@ interface ChartProps {
   points: Series;
   curves: Curve[];
   unit?: Unit;
-  /** Instead of counters as they were: what a curve is at each moment. */
-  of?: (curve: Curve) => (number | null)[];
+  /** Values of a curve, if they are not the counter itself or its rate. */
+  valuesOf?: (curve: Curve) => (number | null)[];
 }
 
-export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) {
-  const values = curves.map((curve) => of?.(curve) ?? (unit === "rate" ? points.rates(curve.name) : points.values(curve.name)));
+export function Chart({ title, points, curves, unit = "rate", valuesOf }: ChartProps) {
+  const values = curves.map((curve) => valuesOf?.(curve) ?? (unit === "rate" ? points.rates(curve.name) : points.values(curve.name)));
   const frame = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>();
   const colors = isDark.value ? DARK : LIGHT;
@@ -82,7 +83,7 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
         {
           width: Math.max(100, element.clientWidth),
           height: HEIGHT,
-          // The last time on the axis stands half beyond its end.
+          // The last label of the x axis needs room on the right.
           padding: [8, 28, 0, 0],
           legend: { show: false },
           cursor: { points: { size: 6 }, drag: { x: false, y: false } },
@@ -108,7 +109,7 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
     plot.current?.setData(data);
   });
 
-  // A counter that nobody has asked for has no samples yet, but a rate.
+  // A counter without samples still has a rate.
   const now = curves.map((curve, index) => (unit === "rate" ? points.now?.(curve.name) : undefined) ?? values[index]!.findLast((value) => value !== null) ?? null);
   const startS = recordedSince(points);
   const latestText = curves.map((curve, index) => `${curve.label} ${FORMAT[unit](now[index])}`).join(", ");
@@ -134,13 +135,13 @@ export function Chart({ title, points, curves, unit = "rate", of }: ChartProps) 
   );
 }
 
-/** Charts under one heading, with the choice of their time. */
+/** A section of charts with one choice of time range. */
 export function Charts({ title, range, ranges, onRange, children }: { title: string; range: Range; ranges: Range[]; onRange: (range: Range) => void; children: ComponentChildren }) {
   return (
     <Section
       title={title}
       aside={
-        <div class="choice" role="group" aria-label="Time shown">
+        <div class="segments" role="group" aria-label="Time shown">
           {ranges.map((each) => (
             <button key={each} aria-pressed={each === range} onClick={() => onRange(each)}>
               {each}

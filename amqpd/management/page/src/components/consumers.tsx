@@ -1,4 +1,4 @@
-// Consumers, of a queue or of a channel; those of a stream with the place where each is.
+// Tables of the consumers of a queue or a channel; for a stream with their offsets.
 import type { components } from "../api/schema";
 import { Badge, KeyValues, Name, NameLink } from "./elements";
 import { formatCount } from "./format";
@@ -21,32 +21,31 @@ function columns(first: Column<Consumer>[], stream: boolean): Column<Consumer>[]
   return [
     TAG,
     ...first,
-    { title: "State", cell: (each) => <Activity of={each} /> },
+    { title: "State", cell: (each) => <Activity consumer={each} /> },
     { title: "Acks", cell: (each) => (each.ack_required ? "yes" : "no: a message is gone once it is sent") },
     { title: "Prefetch", number: true, cell: (each) => (each.prefetch_count ? formatCount(each.prefetch_count) : "none") },
     ...(stream ? STREAM : []),
-    { title: "Arguments", cell: (each) => <KeyValues of={each.arguments} none="" /> },
+    { title: "Arguments", cell: (each) => <KeyValues values={each.arguments} none="" /> },
   ];
 }
 
 const idOf = (each: Consumer): string => `${each.channel_details?.name}\0${each.consumer_tag}`;
 
-/** Of a channel, which has few. */
-export function ChannelConsumers({ of }: { of: Consumer[] }) {
-  return <DataTable what="consumers" items={of} columns={columns([QUEUE], of.some((each) => each.stream))} idOf={idOf} />;
+export function ChannelConsumers({ consumers }: { consumers: Consumer[] }) {
+  return <DataTable noun="consumers" items={consumers} columns={columns([QUEUE], consumers.some((each) => each.stream))} idOf={idOf} />;
 }
 
-/** Of a queue, which may have thousands: in pages. */
-export function QueueConsumers({ of, stream }: { of: { vhost: string; queue: string }; stream: boolean }) {
-  return <PagedList<Consumer> what="consumers" path="/api/queues/{vhost}/{queue}/consumers" names={of} searched="many" by="consumer tag" columns={columns([CHANNEL, USER], stream)} idOf={idOf} />;
+/** A paged list, because a queue may have thousands of consumers. */
+export function QueueConsumers({ queueNames, stream }: { queueNames: { vhost: string; queue: string }; stream: boolean }) {
+  return <PagedList<Consumer> noun="consumers" path="/api/queues/{vhost}/{queue}/consumers" names={queueNames} searchable="many" searchLabel="consumer tag" columns={columns([CHANNEL, USER], stream)} idOf={idOf} />;
 }
 
-function Activity({ of }: { of: Consumer }) {
+function Activity({ consumer }: { consumer: Consumer }) {
   return (
     <>
-      {of.activity_status === "waiting" ? <Badge title="Another one is the single active consumer">waiting</Badge> : <Badge kind="good">active</Badge>}
-      {of.exclusive && <Badge>exclusive</Badge>}
-      {of.groups_held !== undefined && <Badge title="Groups of which it has unacked messages">{formatCount(of.groups_held)} groups</Badge>}
+      {consumer.activity_status === "waiting" ? <Badge title="Another one is the single active consumer">waiting</Badge> : <Badge kind="good">active</Badge>}
+      {consumer.exclusive && <Badge>exclusive</Badge>}
+      {consumer.groups_held !== undefined && <Badge title="Groups of which it has unacked messages">{formatCount(consumer.groups_held)} groups</Badge>}
     </>
   );
 }

@@ -1,14 +1,14 @@
-// Dialogs, and among them the one that stands before everything dangerous: what will happen, to how many, and only then do.
+// Modal dialogs. A dangerous action first shows what it will change and how many messages it affects.
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef, useState } from "preact/hooks";
 import { errorText } from "../api/client";
 import { Icon, showInvisible } from "./elements";
 import { notify } from "./notices";
 
-/** The browser's own modal dialog: it keeps the focus, gives it back, and Escape closes it. */
+/** The browser's modal dialog: it traps the focus and restores it, and Escape closes it. */
 export function Dialog({ title, onClose, children, wide }: { title: string; onClose: () => void; children: ComponentChildren; wide?: boolean }) {
   const dialog = useRef<HTMLDialogElement>(null);
-  const id = useId(); // one may stand before another
+  const id = useId(); // two dialogs may be open at once
   useEffect(() => {
     dialog.current?.showModal();
   }, []);
@@ -26,42 +26,42 @@ export function Dialog({ title, onClose, children, wide }: { title: string; onCl
 }
 
 export interface Preview {
-  /** What it will do, to how many messages; in whole sentences. */
+  /** What the action changes, in whole sentences. */
   text: ComponentChildren;
-  /** What stands on the button that does it: "Purge 1,203 messages". */
+  /** Label of the confirming button: "Purge 1,203 messages". */
   action: string;
-  /** There is nothing to do: it cannot be confirmed. */
+  /** True hides the confirming button. */
   nothingToDo?: boolean;
 }
 
-/** Says how far it is. */
+/** Show the progress of a running action. */
 export type ReportProgress = (text: string) => void;
 
 interface DangerButtonProps {
-  /** Of the button that opens the dialog. */
+  /** Label of the button that opens the dialog. */
   label: string;
   title: string;
-  /** Finds out what it will do: by a dry run, or by a look at the thing as it is now. signal: nobody waits for it any more. */
-  look: (signal: AbortSignal) => Promise<Preview>;
-  /** Does it; what it returns is told. */
+  /** Find out what the action would change, by a dry run or by reading the current state. `signal` aborts when the dialog closes. */
+  preview: (signal: AbortSignal) => Promise<Preview>;
+  /** Execute the action. The returned text becomes a notice. */
   run: (say: ReportProgress) => Promise<string | void>;
   onDone?: () => void;
   disabled?: boolean;
-  why?: string;
+  disabledReason?: string;
 }
 
-/** A button that asks before it does. */
-export function DangerButton({ label, title, look, run, onDone, disabled, why }: DangerButtonProps) {
+/** A button that opens a confirmation dialog. */
+export function DangerButton({ label, title, preview, run, onDone, disabled, disabledReason }: DangerButtonProps) {
   const [open, setOpen] = useState(false);
   return (
     <>
-      <button class="danger" disabled={disabled} title={why} onClick={() => setOpen(true)}>
+      <button class="danger" disabled={disabled} title={disabledReason} onClick={() => setOpen(true)}>
         {label}
       </button>
       {open && (
         <ConfirmDialog
           title={title}
-          look={look}
+          preview={preview}
           run={run}
           onClose={(done) => {
             setOpen(false);
@@ -73,7 +73,7 @@ export function DangerButton({ label, title, look, run, onDone, disabled, why }:
   );
 }
 
-export function ConfirmDialog({ title, look, run, onClose }: Pick<DangerButtonProps, "title" | "look" | "run"> & { onClose: (done: boolean) => void }) {
+export function ConfirmDialog({ title, preview, run, onClose }: Pick<DangerButtonProps, "title" | "preview" | "run"> & { onClose: (done: boolean) => void }) {
   const [shown, setShown] = useState<Preview>();
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
@@ -82,7 +82,7 @@ export function ConfirmDialog({ title, look, run, onClose }: Pick<DangerButtonPr
   const frame = useRef<HTMLDivElement>(null);
   useEffect(() => {
     const left = new AbortController();
-    look(left.signal).then(setShown, (error: unknown) => setFailure(errorText(error)));
+    preview(left.signal).then(setShown, (error: unknown) => setFailure(errorText(error)));
     return () => left.abort();
   }, []);
   const close = (): void => frame.current?.closest("dialog")?.close();
@@ -104,7 +104,7 @@ export function ConfirmDialog({ title, look, run, onClose }: Pick<DangerButtonPr
     <Dialog title={title} onClose={() => onClose(done.current)}>
       <div ref={frame}>
         <div aria-live="polite">{shown ? shown.text : !failure && <p>Looking at what it would do …</p>}</div>
-        <p aria-live="polite" class="soft">
+        <p aria-live="polite" class="muted">
           {progress}
         </p>
         <p role="alert" class="bad">
@@ -113,7 +113,7 @@ export function ConfirmDialog({ title, look, run, onClose }: Pick<DangerButtonPr
         <div class="buttons">
           <button onClick={close}>Cancel</button>
           {shown && !shown.nothingToDo && (
-            <button class="danger main" disabled={busy} onClick={() => void confirm()}>
+            <button class="danger primary" disabled={busy} onClick={() => void confirm()}>
               {shown.action}
             </button>
           )}

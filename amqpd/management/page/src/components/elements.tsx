@@ -1,25 +1,25 @@
-// Small pieces of text that every page has.
+// Small elements that all pages use: names, links, titles, badges, tabs.
 import type { ComponentChildren } from "preact";
 import { errorText, UnreachableError } from "../api/client";
 import { href, route } from "../shell/router";
 
-// Control characters, and what turns the direction of writing round or has no width.
+// Control characters, characters without width, and those that change the direction of text.
 const INVISIBLE = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-/** A text from outside so that nothing in it is unseen or turns what stands beside it round. */
+/** Replace invisible characters and those that change the direction of text by their codes. */
 export function showInvisible(text: string): string {
   return text.replace(INVISIBLE, (sign) => `‹${sign.charCodeAt(0).toString(16).padStart(2, "0")}›`);
 }
 
-/** Spaces at its ends, which nobody would see, and of which a link of nothing else would be none. */
+/** Make leading and trailing spaces visible. A link of spaces alone could not be clicked. */
 const showOuterSpaces = (text: string): string => text.replace(/^ +| +$/g, (spaces) => "‹20›".repeat(spaces.length));
 
-/** A name from outside: of a queue, a user, a header. */
+/** A name of a queue, user, header or other object, which may hold any character. */
 export function Name({ children }: { children: string }) {
   return <bdi class="name">{children === "" ? <i>(empty)</i> : showOuterSpaces(showInvisible(children))}</bdi>;
 }
 
-/** A link to a thing's own page. */
+/** A link to the page of a named object. */
 export function NameLink({ path, children, query }: { path: (string | number)[]; children: string; query?: Record<string, string> }) {
   return (
     <a href={href(path, query)}>
@@ -32,12 +32,12 @@ export function exchangeName(name: string): string {
   return name || "(AMQP default)";
 }
 
-/** The name of an exchange in paths of the API and of the page. */
+/** Return the name of an exchange as the paths of the API and the page have it. */
 export function exchangeInPath(name: string): string {
   return name || "amq.default";
 }
 
-/** The heading of a page; kind: what the named thing is. */
+/** The heading of a page. `kind` says what the name belongs to: "Queue". */
 export function PageTitle({ kind, children, aside }: { kind?: string; children: string; aside?: ComponentChildren }) {
   return (
     <div class="title">
@@ -50,7 +50,7 @@ export function PageTitle({ kind, children, aside }: { kind?: string; children: 
   );
 }
 
-/** Why something cannot be shown. That the broker does not answer at all the shell says, for the whole page. */
+/** Shows why a request failed. The shell shows for the whole page that the broker is unreachable. */
 export function ErrorMessage({ error }: { error: unknown }) {
   return error === undefined || error instanceof UnreachableError ? null : (
     <p role="alert" class="failure">
@@ -59,7 +59,7 @@ export function ErrorMessage({ error }: { error: unknown }) {
   );
 }
 
-/** A module of the page that cannot be had: the broker is away, or has another build of the page by now. */
+/** Shown when a script cannot be loaded: the broker is unreachable or has another build of the page. */
 export function LoadError() {
   return (
     <div role="alert" class="failure">
@@ -70,10 +70,9 @@ export function LoadError() {
 }
 
 export function Loading() {
-  return <p class="wait">Loading …</p>;
+  return <p class="loading">Loading …</p>;
 }
 
-/** One word on its state. */
 export function Badge({ kind = "", children, title }: { kind?: "" | "good" | "bad" | "warn"; children: ComponentChildren; title?: string }) {
   return (
     <span class={`badge ${kind}`} title={title}>
@@ -82,11 +81,11 @@ export function Badge({ kind = "", children, title }: { kind?: "" | "good" | "ba
   );
 }
 
-/** What is known of a thing: names and values; those that are undefined are left out. */
-export function Facts({ of }: { of: [string, ComponentChildren | undefined][] }) {
+/** A list of names and values. Undefined values are left out. */
+export function Facts({ facts }: { facts: [string, ComponentChildren | undefined][] }) {
   return (
     <dl class="facts">
-      {of
+      {facts
         .filter(([, value]) => value !== undefined)
         .map(([name, value]) => (
           <div key={name}>
@@ -98,12 +97,12 @@ export function Facts({ of }: { of: [string, ComponentChildren | undefined][] })
   );
 }
 
-/** Arguments, headers, definitions: any JSON object, a line for each key. */
-export function KeyValues({ of, none = "none" }: { of: Record<string, unknown>; none?: string }) {
-  const entries = Object.entries(of);
+/** The keys and values of a JSON object (arguments, headers, definitions), one line each. */
+export function KeyValues({ values, none = "none" }: { values: Record<string, unknown>; none?: string }) {
+  const entries = Object.entries(values);
   if (!entries.length) return <>{none}</>;
   return (
-    <ul class="pairs">
+    <ul class="key-values">
       {entries.map(([name, value]) => (
         <li key={name}>
           <Name>{name}</Name> = {value === "" ? <i>(empty)</i> : <code>{showInvisible(typeof value === "string" ? value : JSON.stringify(value))}</code>}
@@ -113,7 +112,7 @@ export function KeyValues({ of, none = "none" }: { of: Record<string, unknown>; 
   );
 }
 
-/** Of a cluster: whose part is not there. */
+/** Names the nodes of a cluster whose data are missing from an answer. */
 export function MissingNodes({ nodes }: { nodes: string[] | undefined }) {
   if (!nodes?.length) return null;
   return (
@@ -123,7 +122,6 @@ export function MissingNodes({ nodes }: { nodes: string[] | undefined }) {
   );
 }
 
-/** A part of a page with a heading of its own. */
 export function Section({ title, aside, children }: { title: string; aside?: ComponentChildren; children: ComponentChildren }) {
   return (
     <section class="card">
@@ -143,7 +141,7 @@ const PATHS = {
   down: "M6 9l6 6 6-6",
 } as const;
 
-/** A small picture beside words or on a button that has a name. */
+/** An icon without a text of its own. A button with only an icon needs an aria-label. */
 export function Icon({ name }: { name: keyof typeof PATHS }) {
   return (
     <svg class="icon" viewBox="0 0 24 24" aria-hidden="true">
@@ -158,7 +156,7 @@ export interface Tab {
   body: () => ComponentChildren;
 }
 
-/** Links, as each tab has an address; the first is open unless another is named. */
+/** Tabs as links: the query of the address names the open tab. Without one the first is open. */
 export function Tabs({ tabs, label }: { tabs: Tab[]; label: string }) {
   const said = route.value.query.get("tab");
   const open = tabs.find((tab) => tab.id === said) ?? tabs[0];

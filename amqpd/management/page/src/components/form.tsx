@@ -1,4 +1,4 @@
-// Fields with their names, and forms that send themselves.
+// Labelled fields, and forms with error texts and an optional confirmation.
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { errorText } from "../api/client";
@@ -16,15 +16,15 @@ export function Field({ label, hint, children }: { label: string; hint?: string;
 }
 
 interface FormProps {
-  /** On its button. */
+  /** Label of the submit button. */
   action: string;
-  /** Sends it; what it throws is shown. */
-  send: (fields: FormData) => Promise<void>;
+  /** Send the form. Its error is shown below the fields. */
+  submit: (fields: FormData) => Promise<void>;
   children: ComponentChildren;
-  /** Empties the fields when it is sent. */
-  once?: boolean;
-  /** What it would take away, such as what is there by that name: asked for first, and confirmed. undefined: nothing. */
-  before?: (fields: FormData) => Promise<Preview | undefined>;
+  /** Clear the fields after success. */
+  resetsOnSubmit?: boolean;
+  /** Return what submitting would replace, or undefined. The user must confirm a replacement. */
+  confirmation?: (fields: FormData) => Promise<Preview | undefined>;
 }
 
 interface Pending {
@@ -32,22 +32,22 @@ interface Pending {
   consequence: Preview;
 }
 
-export function Form({ action, send, children, once, before }: FormProps) {
+export function Form({ action, submit, children, resetsOnSubmit, confirmation }: FormProps) {
   const [failure, setFailure] = useState("");
   const [busy, setBusy] = useState(false);
   const [pending, setPending] = useState<Pending>();
-  const submit = async (event: SubmitEvent): Promise<void> => {
+  const onSubmit = async (event: SubmitEvent): Promise<void> => {
     event.preventDefault();
     const form = event.currentTarget as HTMLFormElement;
     setBusy(true);
     setFailure("");
     try {
       const fields = new FormData(form);
-      const consequence = await before?.(fields);
+      const consequence = await confirmation?.(fields);
       if (consequence) setPending({ fields, consequence });
       else {
-        await send(fields);
-        if (once) form.reset();
+        await submit(fields);
+        if (resetsOnSubmit) form.reset();
       }
     } catch (error) {
       setFailure(errorText(error));
@@ -56,29 +56,29 @@ export function Form({ action, send, children, once, before }: FormProps) {
   };
   return (
     <>
-      <form class="form" onSubmit={(event) => void submit(event)}>
+      <form class="form" onSubmit={(event) => void onSubmit(event)}>
         {children}
         <p role="alert" class="bad">
           {failure}
         </p>
         <div class="buttons">
-          <button class="main" disabled={busy}>
+          <button class="primary" disabled={busy}>
             {action}
           </button>
         </div>
       </form>
-      {pending && <ConfirmDialog title={`${action}?`} look={async () => pending.consequence} run={() => send(pending.fields)} onClose={() => setPending(undefined)} />}
+      {pending && <ConfirmDialog title={`${action}?`} preview={async () => pending.consequence} run={() => submit(pending.fields)} onClose={() => setPending(undefined)} />}
     </>
   );
 }
 
-/** A text of a form; empty when it is not there. */
+/** Return a text field, or "" if it is missing. */
 export function fieldText(fields: FormData, name: string): string {
   const value = fields.get(name);
   return typeof value === "string" ? value : "";
 }
 
-/** The JSON object in a field; as `asObject`. */
+/** Return the JSON object in a field. Throws like `parseObject`. */
 export function fieldObject(fields: FormData, name: string, label: string): Record<string, unknown> {
   return parseObject(fieldText(fields, name), label);
 }

@@ -1,17 +1,16 @@
-// Numbers as people read them. Not by Intl: a browser that has just been given an address loads its languages for the first
-// formatter, which takes as long as all of the page's script.
+// Formats for numbers, sizes, durations and times. They do not use Intl: on its first use a browser loads language
+// data, which takes as long as all scripts of the page.
 
 const SHORT = ["", "K", "M", "B", "T"];
 
-/** value: a whole number. */
 const groupDigits = (value: number): string => String(value).replace(/\B(?=(?:\d{3})+$)/g, ",");
 
-/** 12,345; nothing is a dash. */
+/** 12,345; a missing value is a dash. */
 export function formatCount(value: number | null | undefined): string {
   return value === null || value === undefined || !Number.isFinite(value) ? "–" : groupDigits(Math.round(value));
 }
 
-/** 12.3K: for axes and narrow places. */
+/** 12.3K, for axes. */
 export function formatShort(value: number): string {
   let step = 0;
   let shown = Math.abs(value) < 1 ? Math.round(value * 100) / 100 : Math.round(value * 10) / 10;
@@ -23,7 +22,7 @@ export function formatShort(value: number): string {
   return `${shown}${SHORT[step]}`;
 }
 
-/** A rate a second: 0.4/s, 12/s, 10,200/s. */
+/** 0.4/s, 12/s, 10,200/s. */
 export function formatRate(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const shown = value > 0 && value < 10 ? String(Math.round(value * 10) / 10) : formatCount(value);
@@ -54,7 +53,7 @@ export function formatDuration(ms: number | null | undefined): string {
   return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
 }
 
-/** A moment, local: 2026-11-23 14:30:05. */
+/** Local time: 2026-11-23 14:30:05. */
 export function formatTime(ms: number | null | undefined): string {
   if (!ms) return "–";
   const at = new Date(ms);

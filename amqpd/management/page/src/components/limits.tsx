@@ -1,24 +1,24 @@
-// Limits of a user or a virtual host: a number each, or none.
+// Forms for the limits of a user or a virtual host. An empty field removes the limit.
 import { useState } from "preact/hooks";
 import { apiUrl, errorText, type PathNames, request } from "../api/client";
 import { formatCount } from "./format";
 import { notify } from "./notices";
 
 interface LimitsProps {
-  of: Record<string, number>;
+  limits: Record<string, number>;
   names: readonly string[];
-  /** Of the API; `name` is the limit's. */
+  /** API path; `{name}` is the name of the limit. */
   path: string;
   pathNames: PathNames;
   onDone: () => void;
 }
 
-export function LimitForms({ of, names, path, pathNames, onDone }: LimitsProps) {
+export function LimitForms({ limits, names, path, pathNames, onDone }: LimitsProps) {
   return (
-    <ul class="pairs">
+    <ul class="key-values">
       {names.map((name) => (
         <li key={name}>
-          <LimitForm name={name} value={of[name]} url={apiUrl(path, { ...pathNames, name })} onDone={onDone} />
+          <LimitForm name={name} value={limits[name]} url={apiUrl(path, { ...pathNames, name })} onDone={onDone} />
         </li>
       ))}
     </ul>

@@ -1,4 +1,4 @@
-// One message: its payload as text, JSON or bytes, its properties and headers, and the way it has come.
+// A message: its payload as JSON, text or bytes, its properties, headers and history.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get } from "../api/client";
@@ -8,7 +8,7 @@ import { formatBytes, formatCount, formatTime } from "./format";
 
 export type Message = components["schemas"]["Message"];
 type TraceMatch = components["schemas"]["Found"];
-/** Of a message that was taken out, not looked at where it lies. */
+/** A message from Get, without the fields of a browsed one. */
 export type DisplayedMessage = Omit<Message, "offset" | "time" | "state" | "delivery_count"> & Partial<Message>;
 
 const HEX_BYTES_MAX = 16384;
@@ -35,70 +35,70 @@ function jsonText(message: DisplayedMessage): string | undefined {
   return formatJson(message.payload);
 }
 
-/** The beginning of a payload in a line. */
-export function preview(message: DisplayedMessage): string {
+/** Return the start of a payload for one line of a table. */
+export function payloadPreview(message: DisplayedMessage): string {
   return message.payload_encoding === "string" ? showInvisible(message.payload.slice(0, 120)) : `${formatBytes(message.payload_bytes)} that are no text`;
 }
 
-/** A text with its lines and tabs, and all else that is unseen made visible. */
+/** Keep line breaks and tabs; show other invisible characters by their codes. */
 function visibleLines(text: string): string {
   return text.split(/(\r?\n|\t)/).map((part, index) => (index % 2 ? part : showInvisible(part))).join("");
 }
 
 type PayloadFormat = "JSON" | "text" | "hex";
 
-export function PayloadView({ of }: { of: DisplayedMessage }) {
-  const json = jsonText(of);
-  const forms: PayloadFormat[] = [...(json === undefined ? [] : (["JSON"] as const)), ...(of.payload_encoding === "string" ? (["text"] as const) : []), "hex"];
+export function PayloadView({ message }: { message: DisplayedMessage }) {
+  const json = jsonText(message);
+  const forms: PayloadFormat[] = [...(json === undefined ? [] : (["JSON"] as const)), ...(message.payload_encoding === "string" ? (["text"] as const) : []), "hex"];
   const [chosen, setChosen] = useState<PayloadFormat>();
   const form = chosen && forms.includes(chosen) ? chosen : forms[0]!;
-  const raw = bytesOf(of);
-  const cut = of.payload_bytes > raw.length;
+  const raw = bytesOf(message);
+  const cut = message.payload_bytes > raw.length;
   return (
     <>
       <div class="bar">
-        <div class="choice" role="group" aria-label="Payload shown as">
+        <div class="segments" role="group" aria-label="Payload shown as">
           {forms.map((each) => (
             <button key={each} aria-pressed={each === form} onClick={() => setChosen(each)}>
               {each}
             </button>
           ))}
         </div>
-        <span class="soft">
-          {formatBytes(of.payload_bytes)}
+        <span class="muted">
+          {formatBytes(message.payload_bytes)}
           {cut && `, of which the first ${formatBytes(raw.length)} are shown`}
           {form === "hex" && raw.length > HEX_BYTES_MAX && `, the first ${formatBytes(HEX_BYTES_MAX)} of them here`}
         </span>
       </div>
       <pre class={form === "hex" ? "hex" : ""} tabIndex={0} aria-label="Payload">
-        {form === "hex" ? hexDump(raw) : visibleLines(form === "JSON" ? json! : of.payload)}
+        {form === "hex" ? hexDump(raw) : visibleLines(form === "JSON" ? json! : message.payload)}
       </pre>
     </>
   );
 }
 
-export function MessageView({ of, vhost, queue }: { of: DisplayedMessage; vhost: string; queue: string }) {
-  const { headers, ...properties } = of.properties as Record<string, unknown> & { headers?: Record<string, unknown> };
+export function MessageView({ message, vhost, queue }: { message: DisplayedMessage; vhost: string; queue: string }) {
+  const { headers, ...properties } = message.properties as Record<string, unknown> & { headers?: Record<string, unknown> };
   return (
     <div class="stack">
       <Facts
-        of={[
-          ["Exchange", <NameLink path={["exchanges", vhost, of.exchange || "amq.default"]}>{exchangeName(of.exchange)}</NameLink>],
-          ["Routing key", <Name>{of.routing_key}</Name>],
-          ["Offset", of.offset === undefined ? undefined : formatCount(of.offset)],
-          ["Came", of.time ? formatTime(of.time) : undefined],
-          ["State", of.state && <Badge kind={of.state === "ready" ? "good" : "warn"}>{of.state}</Badge>],
-          ["Redelivered", of.redelivered ? "yes: somebody may have had it" : "no"],
-          ["Came back", of.delivery_count ? `${formatCount(of.delivery_count)} times` : undefined],
+        facts={[
+          ["Exchange", <NameLink path={["exchanges", vhost, message.exchange || "amq.default"]}>{exchangeName(message.exchange)}</NameLink>],
+          ["Routing key", <Name>{message.routing_key}</Name>],
+          ["Offset", message.offset === undefined ? undefined : formatCount(message.offset)],
+          ["Came", message.time ? formatTime(message.time) : undefined],
+          ["State", message.state && <Badge kind={message.state === "ready" ? "good" : "warn"}>{message.state}</Badge>],
+          ["Redelivered", message.redelivered ? "yes: somebody may have had it" : "no"],
+          ["Came back", message.delivery_count ? `${formatCount(message.delivery_count)} times` : undefined],
         ]}
       />
-      <PayloadView of={of} />
+      <PayloadView message={message} />
       <h3>Headers</h3>
-      <KeyValues of={headers ?? {}} />
+      <KeyValues values={headers ?? {}} />
       <h3>Properties</h3>
-      <KeyValues of={properties} />
+      <KeyValues values={properties} />
       <h3>Its way</h3>
-      <MessageHistory of={of} headers={headers ?? {}} vhost={vhost} queue={queue} />
+      <MessageHistory message={message} headers={headers ?? {}} vhost={vhost} queue={queue} />
     </div>
   );
 }
@@ -112,7 +112,7 @@ interface Death {
   "routing-keys"?: string[];
 }
 
-/** Whoever publishes can write anything there. */
+/** A publisher can write anything into x-death. */
 const isDeath = (each: unknown): each is Death => typeof each === "object" && each !== null;
 
 const DEATH_REASONS: Record<string, string> = {
@@ -122,17 +122,17 @@ const DEATH_REASONS: Record<string, string> = {
   delivery_limit: "it came back too often",
 };
 
-/** What its headers tell: where it died, was moved from, was delayed; and, when asked, where else it is. */
-function MessageHistory({ of, headers, vhost, queue }: { of: DisplayedMessage; headers: Record<string, unknown>; vhost: string; queue: string }) {
+/** What the headers say about deaths, moves and delays; on request, other queues with the same message id. */
+function MessageHistory({ message, headers, vhost, queue }: { message: DisplayedMessage; headers: Record<string, unknown>; vhost: string; queue: string }) {
   const deaths = Array.isArray(headers["x-death"]) ? (headers["x-death"] as unknown[]).filter(isDeath).toReversed() : [];
   const first = deaths[0];
   const source = headers["x-source-queue"];
-  const id = of.properties["message_id"];
+  const id = message.properties["message_id"];
   return (
     <>
-      <ol class="way">
+      <ol class="message-history">
         <li>
-          Published to {exchangeName(String(first?.exchange ?? of.exchange))} with key <Name>{String(first?.["routing-keys"]?.[0] ?? of.routing_key)}</Name>.
+          Published to {exchangeName(String(first?.exchange ?? message.exchange))} with key <Name>{String(first?.["routing-keys"]?.[0] ?? message.routing_key)}</Name>.
         </li>
         {deaths.map((death, index) => (
           <li key={index}>
@@ -162,7 +162,7 @@ function MessageTrace({ id, vhost }: { id: string; vhost: string }) {
   const [error, setError] = useState<unknown>();
   const broken = useRef(new AbortController());
   useEffect(() => () => broken.current.abort(), []);
-  const look = async (): Promise<void> => {
+  const trace = async (): Promise<void> => {
     setState("looking");
     setError(undefined);
     try {
@@ -182,11 +182,11 @@ function MessageTrace({ id, vhost }: { id: string; vhost: string }) {
   };
   return (
     <>
-      <button disabled={state === "looking"} onClick={() => void look()}>
+      <button disabled={state === "looking"} onClick={() => void trace()}>
         {state === "looking" ? "Looking through the queues …" : "Where else is a message with this id?"}
       </button>
       <ErrorMessage error={error} />
-      <ul class="pairs" aria-live="polite">
+      <ul class="key-values" aria-live="polite">
         {found?.map((each) => (
           <li key={`${each.queue}\0${each.offset}\0${each.state}`}>
             <NameLink path={["queues", vhost, each.queue]}>{each.queue}</NameLink>, offset {formatCount(each.offset)}: <Badge>{each.state}</Badge>

@@ -1,4 +1,4 @@
-// The node now: alarms, what it holds back and why, how long syncs take, how late the loop is, what it uses of what it may.
+// Status of a node: alarms, paused connections with reasons, sync times, loop lag, memory, disk and files.
 import { useEffect, useRef } from "preact/hooks";
 import type { components } from "../api/schema";
 import { ApiError, get } from "../api/client";
@@ -29,11 +29,11 @@ interface PulseSample {
   pulse: Pulse;
 }
 
-function total(of: Histogram): number {
-  return of.counts.reduce((sum, each) => sum + each, 0);
+function total(histogram: Histogram): number {
+  return histogram.counts.reduce((sum, each) => sum + each, 0);
 }
 
-/** Between two looks: how often, how long on average, and below which bound 99 of 100 were; ms. */
+/** Return count, mean and 99th percentile (an upper bound of a bucket) of what came between two histograms, in ms. */
 function histogramDifference(before: Histogram, after: Histogram): { count: number; mean: number | null; most: number | null } {
   const counts = after.counts.map((each, index) => each - (before.counts[index] ?? 0));
   const all = total(after) - total(before);
@@ -44,48 +44,48 @@ function histogramDifference(before: Histogram, after: Histogram): { count: numb
   return { count: all, mean: ((after.total_s - before.total_s) / all) * 1000, most: bound === undefined ? Infinity : bound * 1000 };
 }
 
-/** Looks of the last time, kept while the page is open: the broker has only sums of these. */
+/** Collect histograms while the page is open. The broker has only sums since its start. */
 function usePulseSamples(pulse: Pulse | undefined, range: Range, node: string): PulseSample[] {
   const samples = useRef<PulseSample[]>([]);
-  const of = useRef(node);
-  if (of.current !== node) [of.current, samples.current] = [node, []];
+  const shownNode = useRef(node);
+  if (shownNode.current !== node) [shownNode.current, samples.current] = [node, []];
   useEffect(() => {
     if (!pulse) return;
     const last = samples.current.at(-1);
-    if (last && total(pulse.loop_lag) < total(last.pulse.loop_lag)) samples.current = []; // the broker has been started anew
-    samples.current = [...samples.current.filter((look) => look.at > Date.now() - RANGES["1 h"][0] * 1000), { at: Date.now(), pulse }];
+    if (last && total(pulse.loop_lag) < total(last.pulse.loop_lag)) samples.current = []; // the broker was restarted
+    samples.current = [...samples.current.filter((sample) => sample.at > Date.now() - RANGES["1 h"][0] * 1000), { at: Date.now(), pulse }];
   }, [pulse]);
   const from = Date.now() - RANGES[range][0] * 1000;
-  return samples.current.filter((look) => look.at >= from);
+  return samples.current.filter((sample) => sample.at >= from);
 }
 
 function averageSeries(samples: PulseSample[]): Series {
-  const means = (of: (pulse: Pulse) => Histogram): (number | null)[] =>
-    samples.map((look, index) => (index ? histogramDifference(of(samples[index - 1]!.pulse), of(look.pulse)).mean : null));
+  const means = (histogramOf: (pulse: Pulse) => Histogram): (number | null)[] =>
+    samples.map((sample, index) => (index ? histogramDifference(histogramOf(samples[index - 1]!.pulse), histogramOf(sample.pulse)).mean : null));
   const values = (name: string): (number | null)[] => means((pulse) => (name === "sync" ? pulse.sync : pulse.loop_lag));
-  return { times: samples.map((look) => look.at / 1000), values, rates: values };
+  return { times: samples.map((sample) => sample.at / 1000), values, rates: values };
 }
 
 export function NodeStatus({ range }: { range: Range }) {
-  // One node's: in a cluster the next answer may be another's.
+  // In a cluster the next request may reach another node, so the node is named.
   const name = session.value?.node ?? "";
   const pulse = usePoll((signal) => get("/api/amqpd/pulse/{node}", { node: name }, {}, signal), [name]);
   useEffect(() => {
-    if (pulse.error instanceof ApiError && pulse.error.status === 404) void loadSession().catch(() => undefined); // that node is gone: the one that answers now
+    if (pulse.error instanceof ApiError && pulse.error.status === 404) void loadSession().catch(() => undefined); // the node left: load the name of the answering node
   }, [pulse.error]);
-  const node = useHistory(range, (query, signal) => get("/api/nodes/{node}", { node: name }, { ...query, columns: FIELDS }, signal), (of) => ({ mem_used: of.mem_used_details }), [name]);
+  const node = useHistory(range, (query, signal) => get("/api/nodes/{node}", { node: name }, { ...query, columns: FIELDS }, signal), (node) => ({ mem_used: node.mem_used_details }), [name]);
   const samples = usePulseSamples(pulse.data, range, name);
-  const minute = samples.find((look) => look.at >= Date.now() - MINUTE_MS) ?? samples[0];
+  const minute = samples.find((sample) => sample.at >= Date.now() - MINUTE_MS) ?? samples[0];
   return (
     <>
       <ErrorMessage error={pulse.error ?? node.error} />
-      {pulse.data && <Alarms of={pulse.data} />}
+      {pulse.data && <Alarms pulse={pulse.data} />}
       {pulse.data && node.data && (
-        <Section title={`Node ${name}`} aside={<HealthBadge of={pulse.data} node={node.data} />}>
+        <Section title={`Node ${name}`} aside={<HealthBadge pulse={pulse.data} node={node.data} />}>
           <Facts
-            of={[
+            facts={[
               ["Memory", <Meter used={node.data.mem_used} limit={node.data.mem_limit} bad={node.data.mem_alarm} />],
-              ["Disk", <DiskFree of={node.data} />],
+              ["Disk", <DiskFree node={node.data} />],
               ["Open files", <Meter used={node.data.fd_used} limit={node.data.fd_total} show={formatCount} />],
               ["Up for", formatDuration(node.data.uptime)],
               ["Syncs, last minute", minute && pulse.data && histogramText(histogramDifference(minute.pulse.sync, pulse.data.sync), "none")],
@@ -96,7 +96,7 @@ export function NodeStatus({ range }: { range: Range }) {
               ["Runs on", node.data.platform],
             ]}
           />
-          <PausedConnections of={pulse.data} />
+          <PausedConnections pulse={pulse.data} />
           <div class="charts">
             <Chart title="Syncs and loop lag, since this page was opened" unit="ms" points={averageSeries(samples)} curves={SYNC} />
             <Chart title="Memory" unit="bytes" points={node.points} curves={USED} />
@@ -107,24 +107,24 @@ export function NodeStatus({ range }: { range: Range }) {
   );
 }
 
-function histogramText(of: { count: number; mean: number | null; most: number | null }, none: string): string {
-  if (of.mean === null) return none;
-  const most = of.most === null || of.most === Infinity ? "some took longer than all bounds" : `99 of 100 below ${formatDuration(of.most)}`;
-  return `${formatCount(of.count)}: ${formatDuration(of.mean)} on average, ${most}`;
+function histogramText(change: { count: number; mean: number | null; most: number | null }, none: string): string {
+  if (change.mean === null) return none;
+  const most = change.most === null || change.most === Infinity ? "some took longer than all bounds" : `99 of 100 below ${formatDuration(change.most)}`;
+  return `${formatCount(change.count)}: ${formatDuration(change.mean)} on average, ${most}`;
 }
 
-function Alarms({ of }: { of: Pulse }) {
-  if (!of.alarms.length && !of.failed_log_count && of.app_running) return null;
+function Alarms({ pulse }: { pulse: Pulse }) {
+  if (!pulse.alarms.length && !pulse.failed_log_count && pulse.app_running) return null;
   return (
     <div role="alert" class="failure">
-      {!of.app_running && <p>Clients cannot connect: amqpctl stop_app was here. amqpctl start_app lets them in again.</p>}
-      {of.alarms.map((each) => (
+      {!pulse.app_running && <p>Clients cannot connect: amqpctl stop_app was here. amqpctl start_app lets them in again.</p>}
+      {pulse.alarms.map((each) => (
         <p key={each}>Alarm: {each}. Publishers are held until it is over; consumers go on.</p>
       ))}
-      {of.failed_log_count > 0 && (
+      {pulse.failed_log_count > 0 && (
         <p>
-          The logs of {plural(of.failed_log_count, "queue")} take nothing more, because a write or a sync failed; the broker's log says why:{" "}
-          {of.failed_logs.map((queue) => (
+          The logs of {plural(pulse.failed_log_count, "queue")} take nothing more, because a write or a sync failed; the broker's log says why:{" "}
+          {pulse.failed_logs.map((queue) => (
             <span key={`${queue.vhost}\0${queue.name}`}>
               <NameLink path={["queues", queue.vhost, queue.name]}>{showInvisible(queue.name)}</NameLink>{" "}
             </span>
@@ -135,19 +135,19 @@ function Alarms({ of }: { of: Pulse }) {
   );
 }
 
-function HealthBadge({ of, node }: { of: Pulse; node: Node }) {
-  if (of.alarms.length) return <Badge kind="bad">alarm</Badge>;
+function HealthBadge({ pulse, node }: { pulse: Pulse; node: Node }) {
+  if (pulse.alarms.length) return <Badge kind="bad">alarm</Badge>;
   if (node.being_drained) return <Badge kind="warn">being drained</Badge>;
   return <Badge kind="good">no alarm</Badge>;
 }
 
-function PausedConnections({ of }: { of: Pulse }) {
-  const held = Object.entries(of.held).filter(([, several]) => several > 0);
-  if (!held.length) return <p class="soft">No connection is held back.</p>;
+function PausedConnections({ pulse }: { pulse: Pulse }) {
+  const held = Object.entries(pulse.held).filter(([, several]) => several > 0);
+  if (!held.length) return <p class="muted">No connection is held back.</p>;
   return (
     <>
       <h3>Connections not read at this moment</h3>
-      <ul class="pairs">
+      <ul class="key-values">
         {held.map(([word, several]) => (
           <li key={word}>
             <a href={href(["connections"], { sort: "state" })}>{plural(several, "connection")}</a>: {PAUSE_REASONS[word] ?? word}.
@@ -170,12 +170,12 @@ function Meter({ used, limit, bad = false, show = formatBytes }: { used: number;
   );
 }
 
-function DiskFree({ of }: { of: Node }) {
-  const near = of.disk_free < of.disk_free_limit * 2;
+function DiskFree({ node }: { node: Node }) {
+  const near = node.disk_free < node.disk_free_limit * 2;
   return (
     <>
-      {of.disk_free_alarm ? <Badge kind="bad">too little</Badge> : near && <Badge kind="warn">little</Badge>}
-      {formatBytes(of.disk_free)} free; publishers are held below {formatBytes(of.disk_free_limit)}
+      {node.disk_free_alarm ? <Badge kind="bad">too little</Badge> : near && <Badge kind="warn">little</Badge>}
+      {formatBytes(node.disk_free)} free; publishers are held below {formatBytes(node.disk_free_limit)}
     </>
   );
 }

@@ -1,4 +1,4 @@
-// What has happened, said once: at the edge of the screen, and to screen readers.
+// Notices in a corner of the screen, which screen readers read aloud.
 import { signal } from "@preact/signals";
 import { Icon } from "./elements";
 
@@ -12,7 +12,7 @@ const SHOWN_MS = 6000;
 const notices = signal<Notice[]>([]);
 let last = 0;
 
-/** good: goes by itself; bad: stays until it is closed. */
+/** Show a notice. A "good" one disappears after SHOWN_MS, a "bad" one stays until it is closed. */
 export function notify(text: string, kind: Kind = "good"): void {
   const id = ++last;
   notices.value = [...notices.value.filter((each) => each.text !== text).slice(-3), { id, text, kind }];
@@ -23,7 +23,7 @@ function close(id: number): void {
   notices.value = notices.value.filter((each) => each.id !== id);
 }
 
-/** Of one user, before the next. */
+/** Remove all notices, before another user logs in. */
 export function clearNotices(): void {
   notices.value = [];
 }

@@ -1,5 +1,5 @@
-// A list of things that may be ten thousand: paged, sorted and searched by the broker; where one is in it stands in the
-// address. What only fits in a page anyhow (the jobs of a queue) is a `Rows`.
+// A list that the broker pages, sorts and searches, for up to tens of thousands of items. Page, order and search are
+// kept in the address. A short list is a `DataTable`.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiError, apiUrl, errorText, getUrl, type PathNames, type Query } from "../api/client";
@@ -20,42 +20,42 @@ interface ListPage<T> {
 }
 
 interface PagedListProps<T> {
-  /** What is listed, in the plural: "queues". */
-  what: string;
-  /** Of the API, with names in braces. */
+  /** The listed objects in the plural: "queues". */
+  noun: string;
+  /** API path with `{names}`. */
   path: string;
   names?: PathNames;
   query?: Query;
   columns: Column<T>[];
   idOf: (item: T) => string;
-  /** What stands beside the search: buttons. */
-  aside?: ComponentChildren;
+  /** Buttons beside the search. */
+  toolbar?: ComponentChildren;
   pageSize?: number;
-  /** Whether it can be searched; "many": once it has more than a page. */
-  searched?: boolean | "many";
-  /** What it is searched by. */
-  by?: string;
-  /** Where a page has several lists: what the words of this one begin with in the address. */
-  as?: string;
-  /** Another value asks anew at once: after a change. */
+  /** "many": show the search only if there is more than one page. */
+  searchable?: boolean | "many";
+  /** The fields that a search looks at. */
+  searchLabel?: string;
+  /** Prefix of the query names in the address, if a page has several lists. */
+  queryPrefix?: string;
+  /** The list reloads when this changes, after an action. */
   version?: number;
-  /** What may be done with several: lines can be chosen then, and these buttons come for those that are. */
-  many?: (chosen: T[], onDone: () => void) => ComponentChildren;
+  /** Actions on several selected rows. Without it rows cannot be selected. */
+  bulkActions?: (chosen: T[], onDone: () => void) => ComponentChildren;
 }
 
 const PAGE_SIZE = 50;
 const PAGE_SIZES = [25, 50, 100, 500];
-/** Of the API. */
+/** The API allows no more. */
 const PAGE_SIZE_MAX = 500;
-/** A list of so few columns has no choice of them. */
+/** Up to so many columns there is no choice of columns. */
 const CHOICE_COLUMNS_MIN = 5;
 const TYPING_PAUSE_MS = 250;
-/** Lines that are painted at once, the others behind them. */
+/** Rows of the first paint; the other rows follow. */
 const FIRST_ROWS = 20;
 
-/** What a list asks, as the address of the page has it. */
-export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as = "" }: Pick<PagedListProps<unknown>, "path" | "names" | "query" | "pageSize" | "as">): string {
-  const { page, size, sort, down, name, regex } = listQuery(pageSize, as);
+/** Return the URL that a list requests, with the page, order and search of the address. */
+export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, queryPrefix = "" }: Pick<PagedListProps<unknown>, "path" | "names" | "query" | "pageSize" | "queryPrefix">): string {
+  const { page, size, sort, down, name, regex } = listQuery(pageSize, queryPrefix);
   return apiUrl(path, names, {
     ...query,
     page,
@@ -65,8 +65,8 @@ export function listUrl({ path, names = {}, query = {}, pageSize = PAGE_SIZE, as
   });
 }
 
-function listQuery(pageSize: number, as: string) {
-  const word = (name: string): string | null => route.value.query.get(as + name);
+function listQuery(pageSize: number, prefix: string) {
+  const word = (name: string): string | null => route.value.query.get(prefix + name);
   return {
     page: Number(word("page") ?? 1),
     size: Number(word("size") ?? pageSize),
@@ -80,12 +80,12 @@ function listQuery(pageSize: number, as: string) {
 type QueryChanges = Record<string, string | number | undefined>;
 type SetListQuery = (changes: QueryChanges) => void;
 
-export function PagedList<T>({ what, path, names = {}, query = {}, columns, idOf, aside, pageSize = PAGE_SIZE, searched = true, by = "name", as = "", version = 0, many }: PagedListProps<T>) {
-  const { page, size, sort, down, name, regex } = listQuery(pageSize, as);
-  const say: SetListQuery = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [as + word, value])));
-  const url = listUrl({ path, names, query, pageSize, as });
+export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf, toolbar, pageSize = PAGE_SIZE, searchable = true, searchLabel = "name", queryPrefix = "", version = 0, bulkActions }: PagedListProps<T>) {
+  const { page, size, sort, down, name, regex } = listQuery(pageSize, queryPrefix);
+  const say: SetListQuery = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [queryPrefix + word, value])));
+  const url = listUrl({ path, names, query, pageSize, queryPrefix });
   const { data, error } = usePoll((signal) => getUrl<ListPage<T>>(url, signal), [url, version]);
-  // A page that is no longer there: things have gone, or the search has fewer.
+  // The page number is too high: items were deleted, or the search matches fewer.
   const outside = error instanceof ApiError && error.reason.startsWith("Page out of range");
   useEffect(() => {
     if (outside && page > 1) say({ page: undefined });
@@ -93,48 +93,48 @@ export function PagedList<T>({ what, path, names = {}, query = {}, columns, idOf
   const last = useRef<ListPage<T>>();
   if (data) last.current = data;
   const shown = data ?? last.current;
-  // As many lines as a screen has come first.
+  // First paint as many rows as fit on a screen.
   const whole = useAfterPaint(data !== undefined);
   const [chosen, setChosen] = useState<ReadonlyMap<string, T>>(new Map());
   useEffect(() => setChosen(new Map()), [path, JSON.stringify(names), name, regex]);
-  const shownColumns = visibleColumns(what, columns);
-  const wide = searched === "many" ? name !== "" || (shown?.total_count ?? 0) > size : searched;
+  const shownColumns = visibleColumns(noun, columns);
+  const wide = searchable === "many" ? name !== "" || (shown?.total_count ?? 0) > size : searchable;
 
   return (
     <div class="list">
       <div class="bar">
-        {wide && <Search what={what} by={by} text={name} regex={regex} say={say} />}
+        {wide && <Search what={noun} by={searchLabel} text={name} regex={regex} say={say} />}
         <span class="grow" aria-live="polite">
-          {shown && countText(shown, what)}
+          {shown && countText(shown, noun)}
         </span>
-        {columns.length > CHOICE_COLUMNS_MIN && <ColumnChoice what={what} columns={columns} />}
-        {aside}
+        {columns.length > CHOICE_COLUMNS_MIN && <ColumnChoice what={noun} columns={columns} />}
+        {toolbar}
       </div>
       {!outside && <ErrorMessage error={error} />}
       <MissingNodes nodes={shown?.missing_nodes} />
       {!shown && error === undefined && <Loading />}
-      {many && chosen.size > 0 && shown && (
-        <div class="bar chosen">
+      {bulkActions && chosen.size > 0 && shown && (
+        <div class="bar selection">
           <b aria-live="polite">{formatCount(chosen.size)} chosen</b>
           {chosen.size < shown.filtered_count && <SelectAll url={apiUrl(path, names, { ...query, ...(name ? { name, use_regex: regex } : {}), sort: "name" })} count={shown.filtered_count} onFound={(items: T[]) => setChosen(new Map(items.map((item) => [idOf(item), item])))} />}
           <button onClick={() => setChosen(new Map())}>Choose none</button>
           <span class="grow" />
-          {many([...chosen.values()], () => setChosen(new Map()))}
+          {bulkActions([...chosen.values()], () => setChosen(new Map()))}
         </div>
       )}
       {shown && (
         <DataTable
-          what={what}
+          noun={noun}
           items={whole ? shown.items : shown.items.slice(0, FIRST_ROWS)}
           columns={shownColumns}
           idOf={idOf}
-          {...(many ? { chosen, onChoose: setChosen } : {})}
+          {...(bulkActions ? { chosen, onChoose: setChosen } : {})}
           sort={sort}
           down={down}
           onSort={(column) => say({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
         />
       )}
-      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages what={what} page={page} pages={shown.page_count} size={size} pageSize={pageSize} say={say} />}
+      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages what={noun} page={page} pages={shown.page_count} size={size} pageSize={pageSize} say={say} />}
     </div>
   );
 }
@@ -194,7 +194,7 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
         Last
       </button>
       <label>
-        <span class="hidden">Lines on a page</span>
+        <span class="visually-hidden">Lines on a page</span>
         <select value={size} onChange={(event) => say({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
           {[...new Set([...PAGE_SIZES, pageSize, size])]
             .sort((a, b) => a - b)
@@ -209,7 +209,7 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
   );
 }
 
-/** Of all pages, not only those of this one. */
+/** Selects the items of all pages. */
 function SelectAll<T>({ url, count: all, onFound }: { url: string; count: number; onFound: (items: T[]) => void }) {
   const [busy, setBusy] = useState(false);
   const find = async (): Promise<void> => {
@@ -228,7 +228,7 @@ function SelectAll<T>({ url, count: all, onFound }: { url: string; count: number
   );
 }
 
-/** Each page of a list, one after the other. url: with a query. */
+/** Fetch all pages of a list, one after the other. `url` must have a query. */
 export async function fetchAll<T>(url: string): Promise<T[]> {
   const items: T[] = [];
   for (let page = 1, pages = 1; page <= pages; page += 1) {

@@ -1,4 +1,4 @@
-// What users may configure, write and read in virtual hosts: of one user in all of them, or in one of all users.
+// Permissions to configure, write and read: of one user in all virtual hosts, or of all users in one.
 import { useState } from "preact/hooks";
 import { apiUrl, getIfExists, request } from "../api/client";
 import { vhostOptions } from "../shell/preferences";
@@ -20,7 +20,7 @@ export interface Permission {
 
 const KINDS = ["configure", "write", "read"] as const;
 
-/** Whose, or where: one of the two. */
+/** Either a user or a virtual host. */
 type PermissionsProps = { user: string; vhost?: undefined } | { user?: undefined; vhost: string };
 
 const urlOf = (vhost: string, user: string): string => apiUrl("/api/permissions/{vhost}/{user}", { vhost, user });
@@ -29,7 +29,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
   const [version, setVersion] = useState(0);
   const onDone = (): void => setVersion((before) => before + 1);
   const [chosen, setChosen] = useState(vhostOptions.value[0] ?? "/");
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const body = { configure: fieldText(fields, "configure"), write: fieldText(fields, "write"), read: fieldText(fields, "read") };
     await request("PUT", urlOf(vhost ?? chosen, user ?? fieldText(fields, "user")), body);
     notify("The permission is set.");
@@ -45,7 +45,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
           <p>
             <Name>{is.user}</Name> may enter <Name>{is.vhost}</Name> already. These patterns are replaced:
           </p>
-          <KeyValues of={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
+          <KeyValues values={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
         </>
       ),
       action: "Replace the permission",
@@ -58,22 +58,22 @@ export function Permissions({ user, vhost }: PermissionsProps) {
   return (
     <>
       <PagedList<Permission>
-        what="permissions"
+        noun="permissions"
         path={user === undefined ? "/api/vhosts/{vhost}/permissions" : "/api/users/{user}/permissions"}
         names={user === undefined ? { vhost } : { user }}
-        searched="many"
-        by={user === undefined ? "user" : "virtual host"}
+        searchable="many"
+        searchLabel={user === undefined ? "user" : "virtual host"}
         version={version}
         idOf={(item) => `${item.vhost}\0${item.user}`}
         columns={[
           other,
-          { title: "Configure", cell: (item) => <Pattern of={item.configure} /> },
-          { title: "Write", cell: (item) => <Pattern of={item.write} /> },
-          { title: "Read", cell: (item) => <Pattern of={item.read} /> },
+          { title: "Configure", cell: (item) => <Pattern pattern={item.configure} /> },
+          { title: "Write", cell: (item) => <Pattern pattern={item.write} /> },
+          { title: "Read", cell: (item) => <Pattern pattern={item.read} /> },
           { title: "Clear", cell: (item) => <ClearButton item={item} onDone={onDone} /> },
         ]}
       />
-      <Form action="Set the permission" send={send} before={findReplaced}>
+      <Form action="Set the permission" submit={submit} confirmation={findReplaced}>
         <div class="fields">
           {user === undefined ? (
             <Field label="User">
@@ -95,18 +95,18 @@ export function Permissions({ user, vhost }: PermissionsProps) {
   );
 }
 
-export function Pattern({ of }: { of: string }) {
-  return of ? (
+export function Pattern({ pattern }: { pattern: string }) {
+  return pattern ? (
     <code>
-      <Name>{of}</Name>
+      <Name>{pattern}</Name>
     </code>
   ) : (
-    <span class="soft">nothing</span>
+    <span class="muted">nothing</span>
   );
 }
 
 function ClearButton({ item, onDone }: { item: Permission; onDone: () => void }) {
-  const look = async (): Promise<Preview> => ({
+  const preview = async (): Promise<Preview> => ({
     text: (
       <p>
         The user <Name>{item.user}</Name> may not enter <Name>{item.vhost}</Name> any more; connections of that user there are closed.
@@ -119,5 +119,5 @@ function ClearButton({ item, onDone }: { item: Permission; onDone: () => void })
     onDone();
     return "The permission is cleared.";
   };
-  return <DangerButton label="Clear" title="Clear the permission?" look={look} run={run} />;
+  return <DangerButton label="Clear" title="Clear the permission?" preview={preview} run={run} />;
 }

@@ -1,4 +1,4 @@
-// What a policy would do, as the broker has found out: in a sentence, and thing by thing.
+// Preview of a policy, as the broker computes it: a summary, warnings, and a table of objects.
 import { Badge, KeyValues, Name } from "./elements";
 import { formatCount, plural } from "./format";
 import { DataTable } from "./table";
@@ -28,30 +28,30 @@ export interface PolicyEffect {
   items_left_out: number;
 }
 
-export function effectSummary(of: PolicyEffect): string {
-  const said = [`It matches ${plural(of.matched.queues, "queue")} and ${plural(of.matched.exchanges, "exchange")}`];
+export function effectSummary(effect: PolicyEffect): string {
+  const said = [`It matches ${plural(effect.matched.queues, "queue")} and ${plural(effect.matched.exchanges, "exchange")}`];
   const apart = [
-    of.outranked ? `${formatCount(of.outranked)} obey another policy that comes first: of a higher priority, or of the same and an earlier name` : "",
-    of.unsupported ? `${formatCount(of.unsupported)} are of a type that cannot follow all of it, and so do not obey it at all` : "",
-    of.released ? `${formatCount(of.released)} obey it today and would no longer` : "",
+    effect.outranked ? `${formatCount(effect.outranked)} obey another policy that comes first: of a higher priority, or of the same and an earlier name` : "",
+    effect.unsupported ? `${formatCount(effect.unsupported)} are of a type that cannot follow all of it, and so do not obey it at all` : "",
+    effect.released ? `${formatCount(effect.released)} obey it today and would no longer` : "",
   ].filter(Boolean);
   if (apart.length) said.push(`; ${apart.join("; ")}`);
-  said.push(`. ${of.changed.queues + of.changed.exchanges === 0 ? "Nothing changes" : `${plural(of.changed.queues, "queue")} and ${plural(of.changed.exchanges, "exchange")} change`}.`);
+  said.push(`. ${effect.changed.queues + effect.changed.exchanges === 0 ? "Nothing changes" : `${plural(effect.changed.queues, "queue")} and ${plural(effect.changed.exchanges, "exchange")} change`}.`);
   return said.join("");
 }
 
 const OUTCOME_TEXT = { applied: "obeys it", outranked: "obeys another", unsupported: "cannot follow it", released: "no longer" } as const;
 const OUTCOME_BADGE = { applied: "good", outranked: "", unsupported: "warn", released: "warn" } as const;
 
-export function PolicyEffects({ of }: { of: PolicyEffect }) {
+export function PolicyEffects({ effect }: { effect: PolicyEffect }) {
   return (
     <>
-      <p>{effectSummary(of)}</p>
-      <EffectWarnings of={of} />
-      {of.items.length > 0 && (
+      <p>{effectSummary(effect)}</p>
+      <EffectWarnings effect={effect} />
+      {effect.items.length > 0 && (
         <DataTable<Item>
-          what="queues and exchanges it has to do with"
-          items={of.items}
+          noun="queues and exchanges it has to do with"
+          items={effect.items}
           idOf={(item) => `${item.kind} ${item.name}`}
           columns={[
             { title: "Name", cell: (item) => <ItemName item={item} /> },
@@ -64,11 +64,11 @@ export function PolicyEffects({ of }: { of: PolicyEffect }) {
                 </Badge>
               ),
             },
-            { title: "Obeys then", cell: (item) => <KeyValues of={item.after} none="nothing" /> },
+            { title: "Obeys then", cell: (item) => <KeyValues values={item.after} none="nothing" /> },
           ]}
         />
       )}
-      {of.items_left_out > 0 && <p class="soft">and {formatCount(of.items_left_out)} more</p>}
+      {effect.items_left_out > 0 && <p class="muted">and {formatCount(effect.items_left_out)} more</p>}
     </>
   );
 }
@@ -81,12 +81,12 @@ function ItemName({ item }: { item: Item }) {
   );
 }
 
-export function EffectWarnings({ of }: { of: PolicyEffect }) {
+export function EffectWarnings({ effect }: { effect: PolicyEffect }) {
   return (
     <>
-      {of.messages_over_length > 0 && <p class="warning">{plural(of.messages_over_length, "message")} over the new length are dropped, or dead-lettered, at once.</p>}
-      {of.messages_with_shorter_ttl > 0 && <p class="warning">{plural(of.messages_with_shorter_ttl, "message")} get a shorter time to live and may expire.</p>}
-      {of.unused_queues_that_expire > 0 && <p class="warning">{plural(of.unused_queues_that_expire, "queue")} without consumers will be deleted after the time of expires.</p>}
+      {effect.messages_over_length > 0 && <p class="warning">{plural(effect.messages_over_length, "message")} over the new length are dropped, or dead-lettered, at once.</p>}
+      {effect.messages_with_shorter_ttl > 0 && <p class="warning">{plural(effect.messages_with_shorter_ttl, "message")} get a shorter time to live and may expire.</p>}
+      {effect.unused_queues_that_expire > 0 && <p class="warning">{plural(effect.unused_queues_that_expire, "queue")} without consumers will be deleted after the time of expires.</p>}
     </>
   );
 }

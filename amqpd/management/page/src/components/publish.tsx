@@ -1,4 +1,4 @@
-// Publishing one message: through an exchange, or to a queue by the default exchange.
+// Form that publishes a message to an exchange, or to a queue through the default exchange.
 import { post } from "../api/client";
 import { Field, fieldObject, fieldText, Form } from "./form";
 import { notify } from "./notices";
@@ -6,7 +6,7 @@ import { notify } from "./notices";
 const TEXT_PROPERTIES = ["content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "app_id"] as const;
 
 export function PublishForm({ vhost, exchange, queue }: { vhost: string; exchange: string; queue?: string }) {
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const properties: Record<string, unknown> = {};
     for (const name of TEXT_PROPERTIES) {
       const value = fieldText(fields, name);
@@ -25,7 +25,7 @@ export function PublishForm({ vhost, exchange, queue }: { vhost: string; exchang
     else notify("No queue takes a message with this key: it was dropped.", "bad");
   };
   return (
-    <Form action="Publish" send={send}>
+    <Form action="Publish" submit={submit}>
       {queue === undefined && (
         <Field label="Routing key">
           <input name="routing_key" autocomplete="off" />
@@ -41,7 +41,7 @@ export function PublishForm({ vhost, exchange, queue }: { vhost: string; exchang
             <option value="base64">base64 of its bytes</option>
           </select>
         </Field>
-        <label class="check field">
+        <label class="checkbox field">
           <input type="checkbox" name="persistent" checked /> persistent
         </label>
       </div>

@@ -1,4 +1,4 @@
-// What the API's samples of some counters were over a time, for charts: all of it once, then only what is new.
+// Samples of counters over time, for charts. The first request fetches the whole range, later ones only what is new.
 import { useRef, useState } from "preact/hooks";
 import type { Query } from "../api/client";
 import { afterPaint, type Polled, usePoll } from "../shell/poll";
@@ -7,32 +7,32 @@ export interface Sample {
   sample: number;
   timestamp: number;
 }
-/** By the name that a chart calls it: what the API has under `..._details`. */
+/** Counters by the name that a chart uses; the values are the API's `..._details`. */
 export type Counters = Record<string, { rate?: number; samples?: Sample[] | undefined; recorded_since?: number | undefined } | undefined>;
 
-/** Seconds; and how far apart the broker has samples of so long ago. */
+/** Range -> seconds, and the interval of the broker's samples in it. */
 export const RANGES = { "1 min": [60, 5], "10 min": [600, 5], "1 h": [3600, 60], "8 h": [28800, 600], "24 h": [86400, 1800] } as const;
 export type Range = keyof typeof RANGES;
-/** Of single objects: the broker keeps an hour of them. */
+/** The broker keeps one hour of samples for a queue, exchange, channel or connection. */
 export const OBJECT_RANGES: Range[] = ["1 min", "10 min", "1 h"];
 export const ALL_RANGES = Object.keys(RANGES) as Range[];
 
 export interface Series {
-  /** Seconds since 1970, rising. */
+  /** Seconds since 1970, ascending. */
   times: number[];
-  /** As the counters were. */
+  /** The counter at each time. */
   values: (name: string) => (number | null)[];
-  /** How fast they rose, a second. */
+  /** Its rate per second at each time. */
   rates: (name: string) => (number | null)[];
-  /** How fast it rises now, as the broker says; undefined where it does not. */
+  /** The current rate, as the broker measures it; undefined if it does not. */
   now?: (name: string) => number | undefined;
-  /** Seconds that a chart shows, up to the newest sample; without it as far as there are any. */
+  /** Seconds that a chart shows, up to the newest sample; undefined shows all samples. */
   ageS?: number;
-  /** When the broker took the first sample of them, seconds since 1970. */
+  /** Time of the broker's first sample, in seconds since 1970. */
   sinceS?: number | undefined;
 }
 
-/** Samples are absent where the broker took none: two that are further apart than so many steps have a gap between them. */
+/** A larger distance than so many steps is a gap: the broker took no samples there. */
 const STEPS_MAX = 2;
 
 const KINDS = ["msg_rates", "lengths", "data_rates", "node_stats"] as const;
@@ -71,7 +71,7 @@ class SampleTrack {
     const times: number[] = [];
     for (const at of [...new Set([...this.samples.values()].flatMap((values) => [...values.keys()]))].sort((a, b) => a - b)) {
       const before = times.at(-1);
-      // A moment without any value: no curve crosses it.
+      // A time without values interrupts every curve.
       if (before !== undefined && at - before > STEPS_MAX * this.increment * 1000) times.push(before + this.increment * 1000);
       times.push(at);
     }
@@ -80,7 +80,7 @@ class SampleTrack {
       const counts = values(name);
       return counts.map((value, index) => {
         const before = counts[index - 1];
-        // The newest is not sampled yet but what it is now.
+        // The newest value is the current one, not a sample.
         if (index === 0 || index === counts.length - 1 || value === null || before === null || before === undefined) return null;
         return Math.max(0, ((value - before) * 1000) / (times[index]! - times[index - 1]!));
       });
@@ -89,7 +89,7 @@ class SampleTrack {
   }
 }
 
-/** Polls `ask`, which hands on the query it gets, and keeps what `pick` finds in the answers. */
+/** Poll `ask` with a query for new samples, and keep the counters that `pick` finds in the answers. */
 export function useHistory<T>(
   range: Range,
   ask: (query: Query, signal: AbortSignal) => Promise<T>,
@@ -99,13 +99,13 @@ export function useHistory<T>(
   const [age, increment] = RANGES[range];
   const track = useRef<SampleTrack>();
   const key = JSON.stringify([range, ...deps]);
-  const of = useRef("");
-  if (of.current !== key) {
-    of.current = key;
+  const trackKey = useRef("");
+  if (trackKey.current !== key) {
+    trackKey.current = key;
     track.current = new SampleTrack(age, increment);
   }
   const [, rerender] = useState(0);
-  // What there is without its past comes first: that is asked and painted in no time, an hour of samples is 100 KB.
+  // The first request has no samples and is painted at once; an hour of samples is 100 KB.
   const [first, setFirst] = useState<{ key: string; answer: T }>();
   const polled = usePoll(
     async (signal) => {

@@ -1,4 +1,4 @@
-// Why the broker does not read a connection, in words.
+// States of connections and queues as badges, and the reasons for which reading is paused.
 import type { components } from "../api/schema";
 import { Badge } from "./elements";
 
@@ -13,11 +13,11 @@ export const PAUSE_REASONS: Record<string, string> = {
   paced: "it has had its share of this turn",
   bodies: "unfinished messages take all the room there is for them",
 };
-// Of every turn anew: the way of a busy connection, and nothing to look at.
+// A busy connection meets these in every loop turn: not worth a warning.
 const ROUTINE_REASONS = ["paced", "sharing"];
 
-export function ConnectionState({ of }: { of: Connection }) {
-  const reasons = of.held_by.filter((word) => !ROUTINE_REASONS.includes(word));
+export function ConnectionState({ connection }: { connection: Connection }) {
+  const reasons = connection.held_by.filter((word) => !ROUTINE_REASONS.includes(word));
   if (reasons.length) {
     return (
       <>
@@ -29,13 +29,13 @@ export function ConnectionState({ of }: { of: Connection }) {
       </>
     );
   }
-  if (of.state === "blocking") return <Badge kind="warn" title="There is an alarm: its next publish will wait">publishes will wait</Badge>;
+  if (connection.state === "blocking") return <Badge kind="warn" title="There is an alarm: its next publish will wait">publishes will wait</Badge>;
   return <Badge kind="good">running</Badge>;
 }
 
-/** In whole sentences. */
-export function pauseText(of: Connection): string {
-  const reasons = of.held_by.map((word) => PAUSE_REASONS[word] ?? word);
+/** Return the reasons in whole sentences. */
+export function pauseText(connection: Connection): string {
+  const reasons = connection.held_by.map((word) => PAUSE_REASONS[word] ?? word);
   return reasons.length ? `The broker does not read it now: ${reasons.join("; ")}.` : "The broker reads what it sends, and holds nothing back.";
 }
 

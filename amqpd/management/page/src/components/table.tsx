@@ -7,36 +7,36 @@ import { Icon, showInvisible } from "./elements";
 export interface Column<T> {
   title: string;
   cell: (item: T) => ComponentChildren;
-  /** The field that the broker sorts by, dots go deeper; without one it is not sorted by this. */
+  /** Field that the broker sorts by, with dots for nested fields. Without it the column cannot be sorted. */
   sort?: string;
-  /** To the right, with figures of equal width. */
+  /** Right-aligned, with digits of equal width. */
   number?: boolean;
-  /** Shown only when the user asks for it. */
+  /** Hidden until the user selects it. */
   extra?: boolean;
-  /** What the broker must send for it, where that is not `sort` alone: fields with commas between. */
+  /** Comma-separated fields that the cell needs, if they are more than `sort`. */
   fields?: string;
 }
 
 interface DataTableProps<T> {
-  what: string;
+  noun: string;
   items: T[];
   columns: Column<T>[];
   idOf: (item: T) => string;
   sort?: string;
   down?: boolean;
   onSort?: (column: string) => void;
-  /** Which lines are chosen, by their ids. */
+  /** Selected rows by id. */
   chosen?: ReadonlyMap<string, T>;
   onChoose?: (chosen: ReadonlyMap<string, T>) => void;
-  /** A click on a line, beside its buttons and links. */
+  /** Called for a click on a row, except on its buttons and links. */
   onOpen?: (item: T) => void;
 }
 
-export function DataTable<T>({ what, items, columns, idOf, sort = "", down = false, onSort, chosen, onChoose, onOpen }: DataTableProps<T>) {
-  if (!items.length) return <p class="empty">No {what}.</p>;
-  const choose = (of: T[], on: boolean): void => {
+export function DataTable<T>({ noun, items, columns, idOf, sort = "", down = false, onSort, chosen, onChoose, onOpen }: DataTableProps<T>) {
+  if (!items.length) return <p class="empty">No {noun}.</p>;
+  const choose = (changed: T[], on: boolean): void => {
     const next = new Map(chosen);
-    for (const item of of) if (on) next.set(idOf(item), item); else next.delete(idOf(item));
+    for (const item of changed) if (on) next.set(idOf(item), item); else next.delete(idOf(item));
     onChoose?.(next);
   };
   const open = (event: MouseEvent, item: T): void => {
@@ -44,13 +44,13 @@ export function DataTable<T>({ what, items, columns, idOf, sort = "", down = fal
     onOpen?.(item);
   };
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label={what}>
+    <div class="scroll" tabIndex={0} role="region" aria-label={noun}>
       <table>
         <thead>
           <tr>
             {chosen && (
-              <th class="box">
-                <input type="checkbox" aria-label={`Choose all ${what} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
+              <th class="select-cell">
+                <input type="checkbox" aria-label={`Choose all ${noun} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
               </th>
             )}
             {columns.map((column) => (
@@ -69,9 +69,9 @@ export function DataTable<T>({ what, items, columns, idOf, sort = "", down = fal
         </thead>
         <tbody>
           {items.map((item) => (
-            <tr key={idOf(item)} class={onOpen ? "opens" : ""} onClick={onOpen && ((event) => open(event, item))}>
+            <tr key={idOf(item)} class={onOpen ? "clickable" : ""} onClick={onOpen && ((event) => open(event, item))}>
               {chosen && (
-                <td class="box">
+                <td class="select-cell">
                   <input type="checkbox" aria-label={`Choose ${showInvisible(idOf(item).split("\0").at(-1) ?? "")}`} checked={chosen.has(idOf(item))} onChange={(event) => choose([item], event.currentTarget.checked)} />
                 </td>
               )}
@@ -94,7 +94,7 @@ function order<T>(column: Column<T>, sort: string, down: boolean): "ascending" |
 
 const columnsKey = (what: string): string => `amqpd.columns.${what}`;
 
-/** The columns that the user wants of a list, by title; kept by the browser. */
+/** Columns that the user shows or hides, by list and title; stored in the browser. */
 const columnChoices = signal<Record<string, Record<string, boolean>>>({});
 
 function columnChoicesOf(what: string): Record<string, boolean> {
@@ -114,13 +114,13 @@ function setColumnShown(what: string, title: string, shown: boolean): void {
   columnChoices.value = { ...columnChoices.value, [what]: all };
 }
 
-/** Those of a list that are shown; the first always is. */
+/** Return the visible columns. The first one is always visible. */
 export function visibleColumns<T>(what: string, columns: Column<T>[]): Column<T>[] {
   const all = columnChoicesOf(what);
   return columns.filter((column, index) => index === 0 || (all[column.title] ?? !column.extra));
 }
 
-/** What the broker must send for them, as `columns` of a query. */
+/** Return the fields of the visible columns, for the query `columns`. */
 export function fieldsOf<T>(base: string, columns: Column<T>[]): string {
   return [...new Set([...base.split(","), ...columns.flatMap((column) => (column.fields ?? column.sort ?? "").split(","))])].filter(Boolean).join();
 }
@@ -139,12 +139,12 @@ export function ColumnChoice<T>({ what, columns }: { what: string; columns: Colu
     };
   }, []);
   return (
-    <details class="choose" ref={frame} onToggle={(event) => setOpen(event.currentTarget.open)}>
+    <details class="column-choice" ref={frame} onToggle={(event) => setOpen(event.currentTarget.open)}>
       <summary>Columns</summary>
       <div class="card">
         {open &&
           columns.slice(1).map((column) => (
-            <label key={column.title} class="check">
+            <label key={column.title} class="checkbox">
               <input type="checkbox" checked={shown.includes(column)} onChange={(event) => setColumnShown(what, column.title, event.currentTarget.checked)} /> {column.title}
             </label>
           ))}

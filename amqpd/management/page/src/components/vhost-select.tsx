@@ -1,4 +1,4 @@
-// The choice of a virtual host: the first hundred at once, of more a list in pages that the broker searches.
+// Selection of a virtual host: the first hundred as options, a searchable list for more.
 import { signal } from "@preact/signals";
 import { loadVhosts, vhostCount, vhostOptions } from "../shell/preferences";
 import { setQuery } from "../shell/router";
@@ -10,12 +10,12 @@ import { PagedList } from "./paged-list";
 interface VhostSelectProps {
   value: string;
   onChange: (name: string) => void;
-  /** What stands for all of them; without it one must be chosen. */
+  /** Label of the option for all virtual hosts; without it there is no such option. */
   all?: string;
 }
 
 const SEARCH_ALL = "\0";
-/** Who gets the name that is chosen in the list; null: the list is closed. */
+/** Receives the name that is chosen in the list; null while the list is closed. */
 const onVhostFound = signal<((name: string) => void) | null>(null);
 
 export function VhostSelect({ value, onChange, all }: VhostSelectProps) {
@@ -39,7 +39,7 @@ export function VhostSelect({ value, onChange, all }: VhostSelectProps) {
   );
 }
 
-/** The list, once in the page: a choice stands within labels and forms, which a dialog with a search must not. */
+/** The list of all virtual hosts, once in the page. A select is often inside a label or a form, where a dialog with a search is not allowed. */
 export function VhostSearchDialog() {
   const choose = onVhostFound.value;
   if (!choose) return null;
@@ -50,10 +50,10 @@ export function VhostSearchDialog() {
   return (
     <Dialog title="Choose a virtual host" onClose={close}>
       <PagedList<{ name: string }>
-        what="virtual hosts"
+        noun="virtual hosts"
         path="/api/vhosts"
         query={{ columns: "name" }}
-        as="choice."
+        queryPrefix="choice."
         pageSize={25}
         idOf={(item) => item.name}
         columns={[{ title: "Name", cell: (item) => <VhostButton name={item.name} onChoose={() => (choose(item.name), close())} /> }]}

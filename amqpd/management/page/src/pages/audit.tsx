@@ -1,5 +1,4 @@
-// The audit log, newest first: who has done what, from where, and whether it was let. Searched by a selector on its fields, in
-// steps backwards, so that a search in a long log shows what it has found so far.
+// The audit log, newest first. A search goes backwards in steps, so that it shows results early in a long log.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { apiUrl, errorText, request } from "../api/client";
 import { Badge, KeyValues, Name, PageTitle } from "../components/elements";
@@ -31,7 +30,7 @@ interface Answer {
 }
 interface SearchResult {
   entries: Entry[];
-  /** All from here on was looked at. */
+  /** The search has covered the log from this offset to its end. */
   from: number;
   ended: boolean;
   lost: number;
@@ -39,11 +38,11 @@ interface SearchResult {
 
 const PAGE_ENTRIES = 100;
 const STEP_ENTRIES = 1000;
-/** Steps of one search; whoever wants more asks again. */
+/** Steps of one search. The button "Older" continues it. */
 const STEPS_MAX = 20;
 const EVENTS = ["queue", "exchange", "binding", "vhost", "user", "permission", "policy", "parameter", "definitions", "connection", "alarm", "access", "admin"];
 
-/** The next entries below an offset, newest first. before: undefined from the end on. */
+/** Return the entries before an offset, newest first. `before` undefined: from the end. */
 async function searchBackwards(where: string, before: number | undefined, signal: AbortSignal): Promise<SearchResult> {
   const found: SearchResult = { entries: [], from: before ?? 0, ended: false, lost: 0 };
   for (let step = 0; step < STEPS_MAX && found.entries.length < PAGE_ENTRIES && !found.ended; step++) {
@@ -95,7 +94,7 @@ export default function Audit() {
         {found && (
           <>
             {found.lost > 0 && <p class="failure">{formatCount(found.lost)} records could not be written; the broker's log says why.</p>}
-            <DataTable<Entry> what="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
+            <DataTable<Entry> noun="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
             <div class="buttons">
               <span class="grow" aria-live="polite">
                 {plural(found.entries.length, "record")}{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${formatCount(found.from)}` : ""}
@@ -117,27 +116,27 @@ const COLUMNS: Column<Entry>[] = [
   { title: "Event", cell: (entry) => entry.event },
   { title: "Virtual host", cell: (entry) => <Name>{entry.vhost ?? "–"}</Name> },
   { title: "Of", cell: (entry) => <Name>{entry.name ?? "–"}</Name> },
-  { title: "Result", cell: (entry) => <ResultCell of={entry} /> },
+  { title: "Result", cell: (entry) => <ResultCell entry={entry} /> },
   { title: "From", cell: (entry) => <Name>{[entry.front_end, entry.peer].filter(Boolean).join(" ")}</Name> },
-  { title: "Details", cell: (entry) => <DetailsCell of={entry} /> },
+  { title: "Details", cell: (entry) => <DetailsCell entry={entry} /> },
 ];
 
-function ResultCell({ of }: { of: Entry }) {
+function ResultCell({ entry }: { entry: Entry }) {
   return (
     <>
-      <Badge kind={of.result === "ok" ? "good" : "bad"}>{of.result ?? "–"}</Badge>
-      {of.count !== undefined && of.count > 1 && <small>{formatCount(of.count)} times </small>}
-      {of.reason && <Name>{of.reason}</Name>}
+      <Badge kind={entry.result === "ok" ? "good" : "bad"}>{entry.result ?? "–"}</Badge>
+      {entry.count !== undefined && entry.count > 1 && <small>{formatCount(entry.count)} times </small>}
+      {entry.reason && <Name>{entry.reason}</Name>}
     </>
   );
 }
 
-function DetailsCell({ of }: { of: Entry }) {
-  if (!of.details || !Object.keys(of.details).length) return <>–</>;
+function DetailsCell({ entry }: { entry: Entry }) {
+  if (!entry.details || !Object.keys(entry.details).length) return <>–</>;
   return (
     <details>
-      <summary>{Object.keys(of.details).join(", ").slice(0, 60)}</summary>
-      <KeyValues of={of.details} />
+      <summary>{Object.keys(entry.details).join(", ").slice(0, 60)}</summary>
+      <KeyValues values={entry.details} />
     </details>
   );
 }
@@ -169,7 +168,7 @@ function Filter({ where }: { where: string }) {
             </button>
           ))}
         </span>
-        <button class="main">Search</button>
+        <button class="primary">Search</button>
       </div>
     </form>
   );

@@ -1,4 +1,4 @@
-// One channel: where it publishes, from which queues it consumes.
+// A channel: its state, rates, consumers, and the exchanges and queues it uses.
 import { useState } from "preact/hooks";
 import { get } from "../api/client";
 import { Chart, Charts } from "../components/chart";
@@ -23,12 +23,12 @@ export default function ChannelPage({ names }: PageProps) {
   const { data, error, points } = useHistory(
     range,
     (query, signal) => get("/api/channels/{channel}", { channel: names[0]! }, query, signal),
-    (of) => Object.fromEntries(CURVES.map(({ name }) => [name, (of.message_stats as Counters)[`${name}_details`]])),
+    (each) => Object.fromEntries(CURVES.map(({ name }) => [name, (each.message_stats as Counters)[`${name}_details`]])),
     names,
   );
   return (
     <>
-      <PageTitle kind="Channel" aside={data && <ChannelState of={data} />}>
+      <PageTitle kind="Channel" aside={data && <ChannelState channel={data} />}>
         {names[0]!}
       </PageTitle>
       <ErrorMessage error={error} />
@@ -36,7 +36,7 @@ export default function ChannelPage({ names }: PageProps) {
         <>
           <Section title="What it is">
             <Facts
-              of={[
+              facts={[
                 ["Connection", <NameLink path={["connections", data.connection_details.name]}>{data.connection_details.name}</NameLink>],
                 ["User", <Name>{data.user}</Name>],
                 ["Virtual host", <Name>{data.vhost}</Name>],
@@ -53,28 +53,28 @@ export default function ChannelPage({ names }: PageProps) {
             <Chart title="Rates" points={points} curves={CURVES} />
           </Charts>
           <Section title="Consumers">
-            <ChannelConsumers of={data.consumer_details ?? []} />
+            <ChannelConsumers consumers={data.consumer_details ?? []} />
           </Section>
           <Section title="Publishes to">
             <DataTable
-              what="exchanges published to"
+              noun="exchanges published to"
               items={data.publishes ?? []}
-              idOf={(of) => of.exchange.name}
+              idOf={(each) => each.exchange.name}
               columns={[
-                { title: "Exchange", cell: (of) => <NameLink path={["exchanges", of.exchange.vhost, of.exchange.name || "amq.default"]}>{exchangeName(of.exchange.name)}</NameLink> },
-                { title: "Published", number: true, cell: (of) => formatRate(of.stats.publish_details?.rate) },
+                { title: "Exchange", cell: (each) => <NameLink path={["exchanges", each.exchange.vhost, each.exchange.name || "amq.default"]}>{exchangeName(each.exchange.name)}</NameLink> },
+                { title: "Published", number: true, cell: (each) => formatRate(each.stats.publish_details?.rate) },
               ]}
             />
           </Section>
           <Section title="Gets from">
             <DataTable
-              what="queues consumed from"
+              noun="queues consumed from"
               items={data.deliveries ?? []}
-              idOf={(of) => of.queue.name}
+              idOf={(each) => each.queue.name}
               columns={[
-                { title: "Queue", cell: (of) => <NameLink path={["queues", of.queue.vhost, of.queue.name]}>{of.queue.name}</NameLink> },
-                { title: "Delivered", number: true, cell: (of) => formatRate(of.stats.deliver_get_details?.rate) },
-                { title: "Acked", number: true, cell: (of) => formatRate(of.stats.ack_details?.rate) },
+                { title: "Queue", cell: (each) => <NameLink path={["queues", each.queue.vhost, each.queue.name]}>{each.queue.name}</NameLink> },
+                { title: "Delivered", number: true, cell: (each) => formatRate(each.stats.deliver_get_details?.rate) },
+                { title: "Acked", number: true, cell: (each) => formatRate(each.stats.ack_details?.rate) },
               ]}
             />
           </Section>

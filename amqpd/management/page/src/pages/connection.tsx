@@ -1,4 +1,4 @@
-// One connection: whose it is, what it does, why it is held, its channels; and its end.
+// A connection: its client, why the broker pauses it, its traffic and channels; closing it.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, type PathNames, remove } from "../api/client";
@@ -28,22 +28,22 @@ export default function ConnectionPage({ names }: PageProps) {
   const { data, error, points } = useHistory(
     range,
     (query, signal) => get("/api/connections/{connection}", path, query, signal),
-    (of) => ({ recv_oct: of.recv_oct_details, send_oct: of.send_oct_details }),
+    (each) => ({ recv_oct: each.recv_oct_details, send_oct: each.send_oct_details }),
     names,
   );
   const canClose = hasTag("administrator") || data?.user === session.value?.name;
   return (
     <>
-      <PageTitle kind="Connection" aside={data && canClose && <CloseButton of={data} />}>
+      <PageTitle kind="Connection" aside={data && canClose && <CloseButton connection={data} />}>
         {names[0]!}
       </PageTitle>
       <ErrorMessage error={error} />
       {data && (
         <>
-          <Section title="What it is" aside={<ConnectionState of={data} />}>
+          <Section title="What it is" aside={<ConnectionState connection={data} />}>
             <p>{pauseText(data)}</p>
             <Facts
-              of={[
+              facts={[
                 ["User", <Name>{data.user}</Name>],
                 ["Virtual host", <Name>{data.vhost}</Name>],
                 ["Its own name", data.user_provided_name && <Name>{data.user_provided_name}</Name>],
@@ -60,13 +60,13 @@ export default function ConnectionPage({ names }: PageProps) {
             />
           </Section>
           <Charts title="Bytes" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
-            <Chart title="Bytes a second" points={points} curves={CURVES} unit="bytes" of={(curve) => points.rates(curve.name)} />
+            <Chart title="Bytes a second" points={points} curves={CURVES} unit="bytes" valuesOf={(curve) => points.rates(curve.name)} />
           </Charts>
           <Section title="Channels">
-            <PagedList<Channel> what="channels" path="/api/connections/{connection}/channels" names={path} columns={CHANNEL_COLUMNS} idOf={(of) => of.name} searched="many" />
+            <PagedList<Channel> noun="channels" path="/api/connections/{connection}/channels" names={path} columns={CHANNEL_COLUMNS} idOf={(each) => each.name} searchable="many" />
           </Section>
           <Section title="What the client says of itself">
-            <KeyValues of={data.client_properties} />
+            <KeyValues values={data.client_properties} />
           </Section>
         </>
       )}
@@ -78,13 +78,13 @@ export default function ConnectionPage({ names }: PageProps) {
   );
 }
 
-function CloseButton({ of }: { of: Connection }) {
+function CloseButton({ connection }: { connection: Connection }) {
   return (
     <DangerButton
       label="Close it"
-      title={`Close the connection ${of.name}?`}
-      look={async () => {
-        const channels = await get("/api/connections/{connection}/channels", { connection: of.name }, { columns: "messages_unacknowledged,consumer_count" });
+      title={`Close the connection ${connection.name}?`}
+      preview={async () => {
+        const channels = await get("/api/connections/{connection}/channels", { connection: connection.name }, { columns: "messages_unacknowledged,consumer_count" });
         const unacked = channels.reduce((sum, each) => sum + each.messages_unacknowledged, 0);
         const consumers = channels.reduce((sum, each) => sum + each.consumer_count, 0);
         return {
@@ -98,7 +98,7 @@ function CloseButton({ of }: { of: Connection }) {
         };
       }}
       run={async () => {
-        await remove("/api/connections/{connection}", { connection: of.name });
+        await remove("/api/connections/{connection}", { connection: connection.name });
         return "The connection is closed.";
       }}
       onDone={() => navigate(["connections"])}

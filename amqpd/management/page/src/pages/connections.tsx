@@ -1,4 +1,4 @@
-// Who is connected, what they do, and whom the broker holds, and why.
+// The list of connections.
 import type { components } from "../api/schema";
 import { Badge, Name, NameLink, PageTitle } from "../components/elements";
 import { formatBytes, formatCount, formatTime } from "../components/format";
@@ -10,8 +10,8 @@ import { hasTag, session } from "../shell/session";
 
 type Connection = components["schemas"]["Connection"];
 
-export function clientText(of: Connection): string {
-  const said = of.client_properties;
+export function clientText(connection: Connection): string {
+  const said = connection.client_properties;
   return [said["product"], said["version"]].filter((word) => typeof word === "string").join(" ");
 }
 
@@ -19,37 +19,37 @@ const COLUMNS: Column<Connection>[] = [
   {
     title: "Name",
     sort: "name",
-    cell: (of) => (
+    cell: (connection) => (
       <>
-        <NameLink path={["connections", of.name]}>{of.name}</NameLink>
-        {of.user_provided_name && (
+        <NameLink path={["connections", connection.name]}>{connection.name}</NameLink>
+        {connection.user_provided_name && (
           <div>
-            <Name>{of.user_provided_name}</Name>
+            <Name>{connection.user_provided_name}</Name>
           </div>
         )}
       </>
     ),
   },
-  { title: "User", sort: "user", cell: (of) => <Name>{of.user}</Name> },
-  { title: "Virtual host", sort: "vhost", cell: (of) => <Name>{of.vhost}</Name> },
-  { title: "State", sort: "state", cell: (of) => <ConnectionState of={of} /> },
-  { title: "From client", sort: "recv_oct_details.rate", number: true, cell: (of) => `${formatBytes(of.recv_oct_details.rate)}/s` },
-  { title: "To client", sort: "send_oct_details.rate", number: true, cell: (of) => `${formatBytes(of.send_oct_details.rate)}/s` },
-  { title: "Channels", sort: "channels", number: true, cell: (of) => formatCount(of.channels) },
-  { title: "Client", cell: (of) => <Name>{clientText(of)}</Name> },
-  { title: "TLS", sort: "ssl", cell: (of) => (of.ssl ? <Badge kind="good">TLS</Badge> : "no") },
-  { title: "Since", sort: "connected_at", cell: (of) => <span class="moment">{formatTime(of.connected_at)}</span> },
+  { title: "User", sort: "user", cell: (connection) => <Name>{connection.user}</Name> },
+  { title: "Virtual host", sort: "vhost", cell: (connection) => <Name>{connection.vhost}</Name> },
+  { title: "State", sort: "state", cell: (connection) => <ConnectionState connection={connection} /> },
+  { title: "From client", sort: "recv_oct_details.rate", number: true, cell: (connection) => `${formatBytes(connection.recv_oct_details.rate)}/s` },
+  { title: "To client", sort: "send_oct_details.rate", number: true, cell: (connection) => `${formatBytes(connection.send_oct_details.rate)}/s` },
+  { title: "Channels", sort: "channels", number: true, cell: (connection) => formatCount(connection.channels) },
+  { title: "Client", cell: (connection) => <Name>{clientText(connection)}</Name> },
+  { title: "TLS", sort: "ssl", cell: (connection) => (connection.ssl ? <Badge kind="good">TLS</Badge> : "no") },
+  { title: "Since", sort: "connected_at", cell: (connection) => <span class="moment">{formatTime(connection.connected_at)}</span> },
 ];
 const NODE: Column<Connection> = {
   title: "Node",
   sort: "node",
-  cell: (of) => (
+  cell: (connection) => (
     <>
-      <Name>{of.node}</Name>
-      {of.owner && (
+      <Name>{connection.node}</Name>
+      {connection.owner && (
         <>
           {" "}
-          for <Name>{of.owner}</Name>
+          for <Name>{connection.owner}</Name>
         </>
       )}
     </>
@@ -63,14 +63,14 @@ export default function Connections() {
   return (
     <>
       <PageTitle>Connections</PageTitle>
-      {!hasTag("monitoring") && <p class="soft">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
+      {!hasTag("monitoring") && <p class="muted">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
       <PagedList<Connection>
-        what="connections"
+        noun="connections"
         path={chosen ? "/api/vhosts/{vhost}/connections" : "/api/connections"}
         names={{ vhost: chosen }}
         query={{ columns: FIELDS }}
         columns={session.value?.clustered ? [...COLUMNS.slice(0, 3), NODE, ...COLUMNS.slice(3)] : COLUMNS}
-        idOf={(of) => of.name}
+        idOf={(connection) => connection.name}
       />
     </>
   );

@@ -1,4 +1,4 @@
-// Definitions: everything but messages, taken out as a document, and brought in after a look at what that would do.
+// Export and import of definitions. An import first shows what it would change.
 import { useRef, useState } from "preact/hooks";
 import { apiUrl, errorText, request } from "../api/client";
 import { ConfirmDialog, type Preview } from "../components/dialog";
@@ -30,7 +30,7 @@ interface Difference extends ImportReport {
   changes: Change[];
   changes_left_out: number;
 }
-/** What is looked at, or brought in. */
+/** A document with the options of its import. */
 interface ImportRequest {
   document: Blob;
   vhost: string;
@@ -126,7 +126,7 @@ function ImportSection() {
             all="where the document says"
           />
         </Field>
-        <label class="check">
+        <label class="checkbox">
           <input
             type="checkbox"
             checked={skip}
@@ -141,14 +141,14 @@ function ImportSection() {
           {failure}
         </p>
         <div class="buttons">
-          <button class="main" disabled={busy || !text.trim()}>
+          <button class="primary" disabled={busy || !text.trim()}>
             See what it would do
           </button>
         </div>
       </form>
       {found && checked && (
         <>
-          <DifferenceView of={found} />
+          <DifferenceView difference={found} />
           <div class="buttons">
             <button class="danger" disabled={!found.possible} onClick={() => setConfirming(true)}>
               Import it
@@ -159,7 +159,7 @@ function ImportSection() {
       {confirming && checked && (
         <ConfirmDialog
           title="Import the definitions?"
-          look={() => previewImport(checked)}
+          preview={() => previewImport(checked)}
           run={() => runImport(checked)}
           onClose={(done) => {
             setConfirming(false);
@@ -179,7 +179,7 @@ function urlOf(end: string, { vhost, skip }: ImportRequest): string {
   return apiUrl(path, { vhost }, skip ? { skip_unsupported: true } : {});
 }
 
-/** The text as it is: a number beyond 2^53 would come out of JSON.parse as another one. */
+/** Return the text unchanged: JSON.parse would change numbers beyond 2^53. */
 function documentOf(text: string): Blob {
   try {
     JSON.parse(text);
@@ -189,7 +189,7 @@ function documentOf(text: string): Blob {
   }
 }
 
-/** Looked at once more: something may have changed since. */
+/** Compare once more, because the broker may have changed since. */
 async function previewImport(given: ImportRequest): Promise<Preview> {
   const found = await request<Difference>("POST", `${urlOf("/difference", given)}${given.skip ? "&" : "?"}count=0`, given.document);
   const total = (what: "new" | "changed"): number => Object.values(found.counts).reduce((sum, counts) => sum + counts[what], 0);
@@ -214,14 +214,14 @@ async function runImport(given: ImportRequest): Promise<string> {
 const BADGES = { new: "good", changed: "warn", kept: "" } as const;
 const WORDS = { new: "new", changed: "changes", kept: "stays as it is" } as const;
 
-function DifferenceView({ of }: { of: Difference }) {
-  const kinds = Object.entries(of.counts);
+function DifferenceView({ difference }: { difference: Difference }) {
+  const kinds = Object.entries(difference.counts);
   return (
     <div aria-live="polite">
       <h3>What it would do</h3>
-      {!of.possible && <p class="failure">It would be refused as it is: {plural(of.skipped_count, "item")} cannot be.</p>}
+      {!difference.possible && <p class="failure">It would be refused as it is: {plural(difference.skipped_count, "item")} cannot be.</p>}
       <DataTable
-        what="kinds of things in it"
+        noun="kinds of things in it"
         items={kinds}
         idOf={([kind]) => kind}
         columns={[
@@ -232,10 +232,10 @@ function DifferenceView({ of }: { of: Difference }) {
           { title: "As it is", number: true, cell: ([, counts]) => formatCount(counts.same) },
         ]}
       />
-      {of.skipped.length > 0 && (
+      {difference.skipped.length > 0 && (
         <DataTable
-          what="items that cannot be"
-          items={of.skipped}
+          noun="items that cannot be"
+          items={difference.skipped}
           idOf={(item) => item.path}
           columns={[
             { title: "Cannot be", cell: (item) => <code>{item.path}</code> },
@@ -243,16 +243,16 @@ function DifferenceView({ of }: { of: Difference }) {
           ]}
         />
       )}
-      {of.unknown_count > 0 && (
+      {difference.unknown_count > 0 && (
         <p class="warning">
-          {plural(of.unknown_count, "key is", "keys are")} not known and passed over: {of.unknown.slice(0, 10).join(", ")}
-          {of.unknown_count > 10 ? ", …" : ""}
+          {plural(difference.unknown_count, "key is", "keys are")} not known and passed over: {difference.unknown.slice(0, 10).join(", ")}
+          {difference.unknown_count > 10 ? ", …" : ""}
         </p>
       )}
-      {of.changes.length > 0 && (
+      {difference.changes.length > 0 && (
         <DataTable<Change>
-          what="differences"
-          items={of.changes}
+          noun="differences"
+          items={difference.changes}
           idOf={(item) => item.path}
           columns={[
             { title: "What", cell: (item) => <Badge kind={BADGES[item.what]}>{WORDS[item.what]}</Badge> },
@@ -270,13 +270,13 @@ function DifferenceView({ of }: { of: Difference }) {
                 </>
               ),
             },
-            { title: "Here", cell: (item) => (item.before ? <KeyValues of={item.before} /> : "–") },
-            { title: "In the document", cell: (item) => <KeyValues of={item.after} /> },
+            { title: "Here", cell: (item) => (item.before ? <KeyValues values={item.before} /> : "–") },
+            { title: "In the document", cell: (item) => <KeyValues values={item.after} /> },
           ]}
         />
       )}
-      {of.changes_left_out > 0 && <p class="soft">and {formatCount(of.changes_left_out)} more differences</p>}
-      {of.changes.length === 0 && of.possible && <p class="note">The broker is already as the document says.</p>}
+      {difference.changes_left_out > 0 && <p class="muted">and {formatCount(difference.changes_left_out)} more differences</p>}
+      {difference.changes.length === 0 && difference.possible && <p class="note">The broker is already as the document says.</p>}
     </div>
   );
 }

@@ -1,4 +1,4 @@
-// One exchange: what passes through it, where to, and a message through it.
+// An exchange: its rates and bindings; publishing, binding, deleting.
 import { useState } from "preact/hooks";
 import { countItems, get, remove } from "../api/client";
 import { BindForm, BindingList } from "../components/bindings";
@@ -25,7 +25,7 @@ export default function ExchangePage({ names }: PageProps) {
   const { data, error, points } = useHistory(
     range,
     (query, signal) => get("/api/exchanges/{vhost}/{exchange}", path, query, signal),
-    (of) => Object.fromEntries(CURVES.map((each) => [each.name, (of.message_stats as Counters | undefined)?.[`${each.name}_details`]])),
+    (exchange) => Object.fromEntries(CURVES.map((each) => [each.name, (exchange.message_stats as Counters | undefined)?.[`${each.name}_details`]])),
     names,
   );
   const overview = () => (
@@ -33,7 +33,7 @@ export default function ExchangePage({ names }: PageProps) {
       {data && (
         <Section title="What it is">
           <Facts
-            of={[
+            facts={[
               ["Type", data.type],
               ["Virtual host", <Name>{data.vhost}</Name>],
               ["After a restart", data.durable ? "there: durable" : "gone: transient"],
@@ -42,8 +42,8 @@ export default function ExchangePage({ names }: PageProps) {
               ["Delayed messages", data.messages_delayed ? formatCount(data.messages_delayed) : undefined],
               ["Policy", data.policy || "none"],
               ["Operator policy", data.operator_policy || undefined],
-              ["Obeyed of policies", data.policy || data.operator_policy ? <KeyValues of={data.effective_policy_definition ?? {}} /> : undefined],
-              ["Arguments", <KeyValues of={data.arguments} />],
+              ["Obeyed of policies", data.policy || data.operator_policy ? <KeyValues values={data.effective_policy_definition ?? {}} /> : undefined],
+              ["Arguments", <KeyValues values={data.arguments} />],
             ]}
           />
         </Section>
@@ -82,7 +82,7 @@ const DESTINATION_BINDINGS = "/api/exchanges/{vhost}/{exchange}/bindings/destina
 
 function BindingsTab({ path, name, canChange }: { path: ExchangeNames; name: string; canChange: boolean }) {
   const [version, setVersion] = useState(0);
-  const common = { of: path, version, canChange, onChange: () => setVersion((before) => before + 1) };
+  const common = { pathNames: path, version, canChange, onChange: () => setVersion((before) => before + 1) };
   if (name === "") {
     return (
       <Section title="Where messages go">
@@ -108,7 +108,7 @@ function DeleteButton({ path }: { path: ExchangeNames }) {
     <DangerButton
       label="Delete"
       title={`Delete the exchange ${path.exchange}?`}
-      look={async () => {
+      preview={async () => {
         const bindings = (await countItems(SOURCE_BINDINGS, path)) + (await countItems(DESTINATION_BINDINGS, path));
         return {
           text: (

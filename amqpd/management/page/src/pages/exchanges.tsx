@@ -1,4 +1,4 @@
-// All exchanges.
+// The list of exchanges, and the dialog that declares one.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { apiUrl, get, getIfExists, put } from "../api/client";
@@ -18,24 +18,24 @@ import { selectedVhost, vhostOptions } from "../shell/preferences";
 type Exchange = components["schemas"]["Exchange"];
 
 const COLUMNS: Column<Exchange>[] = [
-  { title: "Name", sort: "name", cell: (of) => <NameLink path={["exchanges", of.vhost, exchangeInPath(of.name)]}>{exchangeName(of.name)}</NameLink> },
+  { title: "Name", sort: "name", cell: (exchange) => <NameLink path={["exchanges", exchange.vhost, exchangeInPath(exchange.name)]}>{exchangeName(exchange.name)}</NameLink> },
   {
     title: "Type",
     sort: "type",
-    cell: (of) => (
+    cell: (exchange) => (
       <>
-        {of.type} {!of.durable && <Badge title="Gone after a restart">transient</Badge>}
-        {of.internal && <Badge title="Only other exchanges publish to it">internal</Badge>}
-        {of.auto_delete && <Badge title="Deleted when its last binding goes">auto-delete</Badge>}
-        {of.policy && <Badge title="Its policy">{of.policy}</Badge>}
-        {of.state === "unavailable" && <Badge kind="bad">unavailable</Badge>}
+        {exchange.type} {!exchange.durable && <Badge title="Gone after a restart">transient</Badge>}
+        {exchange.internal && <Badge title="Only other exchanges publish to it">internal</Badge>}
+        {exchange.auto_delete && <Badge title="Deleted when its last binding goes">auto-delete</Badge>}
+        {exchange.policy && <Badge title="Its policy">{exchange.policy}</Badge>}
+        {exchange.state === "unavailable" && <Badge kind="bad">unavailable</Badge>}
       </>
     ),
   },
-  { title: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (of) => formatRate(of.message_stats?.publish_in_details?.rate) },
-  { title: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (of) => formatRate(of.message_stats?.publish_out_details?.rate) },
+  { title: "In", sort: "message_stats.publish_in_details.rate", number: true, cell: (exchange) => formatRate(exchange.message_stats?.publish_in_details?.rate) },
+  { title: "Out", sort: "message_stats.publish_out_details.rate", number: true, cell: (exchange) => formatRate(exchange.message_stats?.publish_out_details?.rate) },
 ];
-const VHOST: Column<Exchange> = { title: "Virtual host", sort: "vhost", cell: (of) => <Name>{of.vhost}</Name> };
+const VHOST: Column<Exchange> = { title: "Virtual host", sort: "vhost", cell: (exchange) => <Name>{exchange.vhost}</Name> };
 const FIELDS =
   "name,vhost,type,durable,auto_delete,internal,arguments,policy,state,message_stats.publish_in_details.rate,message_stats.publish_out_details.rate";
 
@@ -47,14 +47,14 @@ export default function Exchanges() {
     <>
       <PageTitle>Exchanges</PageTitle>
       <PagedList<Exchange>
-        what="exchanges"
+        noun="exchanges"
         path={chosen ? "/api/exchanges/{vhost}" : "/api/exchanges"}
         names={{ vhost: chosen }}
         query={{ columns: FIELDS }}
         columns={chosen || vhostOptions.value.length < 2 ? COLUMNS : [COLUMNS[0]!, VHOST, ...COLUMNS.slice(1)]}
-        idOf={(of) => `${of.vhost}\0${of.name}`}
+        idOf={(exchange) => `${exchange.vhost}\0${exchange.name}`}
         version={version}
-        aside={vhostOptions.value.length > 0 && <button onClick={() => setAdding(true)}>New exchange</button>}
+        toolbar={vhostOptions.value.length > 0 && <button onClick={() => setAdding(true)}>New exchange</button>}
       />
       {adding && (
         <NewExchange
@@ -69,14 +69,14 @@ export default function Exchanges() {
 }
 
 function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
+  const [exchangeVhost, setExchangeVhost] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
   const [type, setType] = useState("direct");
   const [written, setWritten] = useState("");
   const { data } = usePoll((signal) => get("/api/overview", {}, { fields: "exchange_types" }, signal), []);
   const types = data?.exchange_types.map((each) => each.name) ?? ["direct", "fanout", "headers", "topic"];
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const exchange = fieldText(fields, "name");
-    const names = { vhost: of, exchange };
+    const names = { vhost: exchangeVhost, exchange };
     if (await getIfExists(apiUrl("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("There is an exchange of this name already; nothing is changed.");
     await put(
       "/api/exchanges/{vhost}/{exchange}",
@@ -94,9 +94,9 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
   };
   return (
     <Dialog title="New exchange" onClose={() => onClose(false)}>
-      <Form action="Declare the exchange" send={send}>
+      <Form action="Declare the exchange" submit={submit}>
         <Field label="Virtual host">
-          <VhostSelect value={of} onChange={setOf} />
+          <VhostSelect value={exchangeVhost} onChange={setExchangeVhost} />
         </Field>
         <Field label="Name">
           <input name="name" required autocomplete="off" />
@@ -114,10 +114,10 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
             <option value="no">it is gone: transient</option>
           </select>
         </Field>
-        <label class="check">
+        <label class="checkbox">
           <input type="checkbox" name="auto_delete" /> delete it when its last binding goes
         </label>
-        <label class="check">
+        <label class="checkbox">
           <input type="checkbox" name="internal" /> only other exchanges publish to it
         </label>
         <Arguments kind="exchange" type={type} label="Arguments" text={written} onChange={setWritten} />

@@ -1,4 +1,4 @@
-// What queues keep for exports to a lake, and how far each exporter is behind.
+// Exports to a data lake: what queues keep for them and how far they are behind.
 import { useState } from "preact/hooks";
 import { apiUrl, request } from "../api/client";
 import { DangerButton, Dialog, type Preview } from "../components/dialog";
@@ -41,15 +41,15 @@ export default function Exports() {
   return (
     <>
       <PageTitle>Exports</PageTitle>
-      <p class="soft">What consumers have settled stays in the queue's log until each of its exports has it, or until that is more than the limit.</p>
+      <p class="muted">What consumers have settled stays in the queue's log until each of its exports has it, or until that is more than the limit.</p>
       <PagedList<ExportStatus>
-        what="exports"
+        noun="exports"
         path={chosen ? "/api/amqpd/exports/{vhost}" : "/api/amqpd/exports"}
         names={{ vhost: chosen }}
         columns={columns}
         idOf={(item) => `${item.vhost}\0${item.queue}\0${item.name}`}
         version={version}
-        aside={<button onClick={() => setAdding(true)}>Keep for an export</button>}
+        toolbar={<button onClick={() => setAdding(true)}>Keep for an export</button>}
       />
       {adding && (
         <NewExport
@@ -83,7 +83,7 @@ function RetainedBytes({ item }: { item: ExportStatus }) {
 const urlOf = (item: ExportStatus): string => apiUrl("/api/amqpd/exports/{vhost}/{queue}/{name}", { vhost: item.vhost, queue: item.queue, name: item.name });
 
 function StopButton({ item, onDone }: { item: ExportStatus; onDone: () => void }) {
-  const look = async (): Promise<Preview> => ({
+  const preview = async (): Promise<Preview> => ({
     text: (
       <p>
         Nothing is kept for the export <Name>{item.name}</Name> any more. {plural(item.lag, "record")} it does not have yet {item.lag === 1 ? "stays" : "stay"} in the queue only until consumers have settled {item.lag === 1 ? "it" : "them"};{" "}
@@ -96,23 +96,23 @@ function StopButton({ item, onDone }: { item: ExportStatus; onDone: () => void }
     await request("DELETE", urlOf(item));
     return "Nothing is kept for it any more.";
   };
-  return <DangerButton label="Stop" title="Stop keeping for this export?" look={look} run={run} onDone={onDone} {...(item.declared ? { disabled: true, why: "The queue is declared with x-export: it keeps as long as it is there" } : {})} />;
+  return <DangerButton label="Stop" title="Stop keeping for this export?" preview={preview} run={run} onDone={onDone} {...(item.declared ? { disabled: true, disabledReason: "The queue is declared with x-export: it keeps as long as it is there" } : {})} />;
 }
 
 function NewExport({ onClose }: { onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
-  const send = async (fields: FormData): Promise<void> => {
+  const [exportVhost, setExportVhost] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
+  const submit = async (fields: FormData): Promise<void> => {
     const gib = fieldText(fields, "gib");
     const body = { name: fieldText(fields, "name"), ...(gib ? { max_bytes: Math.round(Number(gib) * 2 ** 30) } : {}) };
-    await request("PUT", apiUrl("/api/amqpd/exports/{vhost}/{queue}", { vhost: of, queue: fieldText(fields, "queue") }), body);
+    await request("PUT", apiUrl("/api/amqpd/exports/{vhost}/{queue}", { vhost: exportVhost, queue: fieldText(fields, "queue") }), body);
     notify("What is settled stays from now on until that export has it.");
     onClose(true);
   };
   return (
     <Dialog title="Keep for an export" onClose={() => onClose(false)}>
-      <Form action="Keep for it" send={send}>
+      <Form action="Keep for it" submit={submit}>
         <Field label="Virtual host">
-          <VhostSelect value={of} onChange={setOf} />
+          <VhostSelect value={exportVhost} onChange={setExportVhost} />
         </Field>
         <Field label="Queue" hint="A durable one">
           <input name="queue" required autocomplete="off" />

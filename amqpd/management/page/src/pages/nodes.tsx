@@ -1,4 +1,4 @@
-// The nodes of the broker, one as a rule; of a cluster, which of them runs which virtual host.
+// The nodes of the broker; in a cluster also which node serves which virtual host.
 import { useState } from "preact/hooks";
 import { apiUrl, request } from "../api/client";
 import { DangerButton, type Preview } from "../components/dialog";
@@ -36,7 +36,7 @@ interface Node {
   io_read_bytes_details?: Rate;
   memory?: Record<string, unknown>;
 }
-/** Of the API's answer on the cluster; a node by itself says no more than that it is none. */
+/** The cluster as the API describes it. A single node only says that it is not clustered. */
 interface Cluster {
   clustered: boolean;
   node: string;
@@ -79,7 +79,7 @@ export default function Nodes() {
       <div class="stack" aria-busy={!data && error === undefined}>
         {data && (
           <>
-            {data.cluster.clustered ? <ClusterCard of={data.cluster} onDone={() => void refresh()} /> : <p class="soft">One node: it runs all virtual hosts.</p>}
+            {data.cluster.clustered ? <ClusterCard cluster={data.cluster} onDone={() => void refresh()} /> : <p class="muted">One node: it runs all virtual hosts.</p>}
             {data.nodes.map((node) => (
               <NodeCard key={node.name} node={node} />
             ))}
@@ -90,8 +90,8 @@ export default function Nodes() {
   );
 }
 
-function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
-  const nodes = of.nodes ?? [];
+function ClusterCard({ cluster, onDone }: { cluster: Cluster; onDone: () => void }) {
+  const nodes = cluster.nodes ?? [];
   const canMove = hasTag("administrator");
   const columns: Column<VhostPlacement>[] = [
     { title: "Virtual host", cell: (item) => <NameLink path={["vhosts", item.name]}>{item.name}</NameLink> },
@@ -99,22 +99,22 @@ function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
     { title: "State", cell: (item) => <Badge kind={item.state === "running" ? "good" : "warn"}>{item.state}</Badge> },
     { title: "Slot", number: true, cell: (item) => item.slot ?? "–" },
   ];
-  if (canMove) columns.push({ title: "Move", cell: (item) => <MoveVhost vhost={item} of={of} onDone={onDone} /> });
+  if (canMove) columns.push({ title: "Move", cell: (item) => <MoveVhost vhost={item} cluster={cluster} onDone={onDone} /> });
   return (
     <>
-      <Section title={`Cluster ${of.name ?? ""}`} aside={canMove && <RebalanceButton onDone={onDone} />}>
+      <Section title={`Cluster ${cluster.name ?? ""}`} aside={canMove && <RebalanceButton onDone={onDone} />}>
         <Facts
-          of={[
-            ["You are connected to", <Name>{of.node}</Name>],
-            ["A confirm means", of.confirms && `${of.confirms.promise}: at least ${of.confirms.required_insync} of ${of.confirms.replication_factor} brokers of Kafka have it`],
-            ["Kafka", of.kafka?.join(", ")],
-            ["Metadata are written by", of.metadata_node ? <Name>{of.metadata_node}</Name> : "nobody at the moment"],
-            ["Relayed to other nodes", plural(of.relayed_out ?? 0, "connection")],
-            ["Relayed from other nodes", plural(of.relayed_in ?? 0, "connection")],
+          facts={[
+            ["You are connected to", <Name>{cluster.node}</Name>],
+            ["A confirm means", cluster.confirms && `${cluster.confirms.promise}: at least ${cluster.confirms.required_insync} of ${cluster.confirms.replication_factor} brokers of Kafka have it`],
+            ["Kafka", cluster.kafka?.join(", ")],
+            ["Metadata are written by", cluster.metadata_node ? <Name>{cluster.metadata_node}</Name> : "nobody at the moment"],
+            ["Relayed to other nodes", plural(cluster.relayed_out ?? 0, "connection")],
+            ["Relayed from other nodes", plural(cluster.relayed_in ?? 0, "connection")],
           ]}
         />
         <DataTable<ClusterNode>
-          what="nodes"
+          noun="nodes"
           items={nodes}
           idOf={(item) => item.name}
           columns={[
@@ -126,18 +126,18 @@ function ClusterCard({ of, onDone }: { of: Cluster; onDone: () => void }) {
         />
       </Section>
       <Section title="Where virtual hosts are">
-        <DataTable<VhostPlacement> what="virtual hosts" items={of.vhosts ?? []} idOf={(item) => item.name} columns={columns} />
+        <DataTable<VhostPlacement> noun="virtual hosts" items={cluster.vhosts ?? []} idOf={(item) => item.name} columns={columns} />
       </Section>
     </>
   );
 }
 
-/** All virtual hosts of a slot go together: the dialog names them, and whose connections are closed. */
-function MoveVhost({ vhost, of, onDone }: { vhost: VhostPlacement; of: Cluster; onDone: () => void }) {
-  const others = (of.nodes ?? []).filter((node) => node.name !== vhost.node && !node.draining);
+/** Moves a virtual host, and with it all others of its slot. The dialog names them and counts the connections to be closed. */
+function MoveVhost({ vhost, cluster, onDone }: { vhost: VhostPlacement; cluster: Cluster; onDone: () => void }) {
+  const others = (cluster.nodes ?? []).filter((node) => node.name !== vhost.node && !node.draining);
   const [to, setTo] = useState(others[0]?.name ?? "");
-  const slotVhosts = (of.vhosts ?? []).filter((each) => each.slot === vhost.slot).map((each) => each.name);
-  const look = async (): Promise<Preview> => {
+  const slotVhosts = (cluster.vhosts ?? []).filter((each) => each.slot === vhost.slot).map((each) => each.name);
+  const preview = async (): Promise<Preview> => {
     const lists = await Promise.all(slotVhosts.map((name) => request<unknown[]>("GET", apiUrl("/api/vhosts/{vhost}/connections", { vhost: name }, { columns: "name" }))));
     const open = lists.reduce((sum, list) => sum + list.length, 0);
     return {
@@ -166,13 +166,13 @@ function MoveVhost({ vhost, of, onDone }: { vhost: VhostPlacement; of: Cluster; 
           </option>
         ))}
       </select>
-      <DangerButton label="Move" title={`Move the virtual host ${showInvisible(vhost.name)}?`} look={look} run={run} onDone={onDone} />
+      <DangerButton label="Move" title={`Move the virtual host ${showInvisible(vhost.name)}?`} preview={preview} run={run} onDone={onDone} />
     </span>
   );
 }
 
 function RebalanceButton({ onDone }: { onDone: () => void }) {
-  const look = async (): Promise<Preview> => ({
+  const preview = async (): Promise<Preview> => ({
     text: <p>Virtual hosts go from nodes with many to nodes with few. Connections of those that move are closed and may come back at once; messages stay.</p>,
     action: "Even them out",
   });
@@ -180,7 +180,7 @@ function RebalanceButton({ onDone }: { onDone: () => void }) {
     const answer = await request<{ moves: Record<string, string> }>("POST", "/api/amqpd/rebalance");
     return `${plural(Object.keys(answer.moves).length, "virtual host moves", "virtual hosts move")}.`;
   };
-  return <DangerButton label="Even out" title="Even virtual hosts out over the nodes?" look={look} run={run} onDone={onDone} />;
+  return <DangerButton label="Even out" title="Even virtual hosts out over the nodes?" preview={preview} run={run} onDone={onDone} />;
 }
 
 function NodeCard({ node }: { node: Node }) {
@@ -195,7 +195,7 @@ function NodeCard({ node }: { node: Node }) {
   return (
     <Section title={node.name} aside={<NodeState node={node} />}>
       <Facts
-        of={[
+        facts={[
           ["Up for", formatDuration(node.uptime)],
           ["Version", version && `amqpd ${version}, ${node.platform ?? ""}`],
           ["Process", node.os_pid],
@@ -211,7 +211,7 @@ function NodeCard({ node }: { node: Node }) {
         ]}
       />
       <h3>Memory by use</h3>
-      <MemoryUse of={node.memory ?? {}} />
+      <MemoryUse memory={node.memory ?? {}} />
     </Section>
   );
 }
@@ -223,12 +223,12 @@ const MEMORY_USES: Record<string, string> = {
   other_proc: "All else: queues, indexes, connections, Python",
 };
 
-/** The resident memory by what it is for, the largest first. */
-function MemoryUse({ of }: { of: Record<string, unknown> }) {
-  const uses = Object.entries(of).filter((each): each is [string, number] => typeof each[1] === "number" && (each[1] > 0 || each[0] in MEMORY_USES));
+/** The resident memory by use, largest first. */
+function MemoryUse({ memory }: { memory: Record<string, unknown> }) {
+  const uses = Object.entries(memory).filter((each): each is [string, number] => typeof each[1] === "number" && (each[1] > 0 || each[0] in MEMORY_USES));
   const total = Math.max(1, uses.reduce((sum, [, size]) => sum + size, 0));
   return (
-    <ul class="uses">
+    <ul class="memory-uses">
       {uses
         .sort((a, b) => b[1] - a[1])
         .map(([name, size]) => (

@@ -1,4 +1,4 @@
-// The broker at a glance: how much there is, how fast it goes, how the node is, and what it holds up.
+// The overview: totals, rates, the state of the node, listeners.
 import { useState } from "preact/hooks";
 import { type Answer, apiUrl, get } from "../api/client";
 import { Chart, Charts } from "../components/chart";
@@ -27,7 +27,7 @@ const DEPTHS = [
   { name: "messages", label: "Total" },
 ];
 
-// Of each answer what is shown, and no more: samples of all there is would be 120 KB.
+// Request only the shown fields: all samples would be 120 KB.
 const FIELDS = ["object_totals,queue_totals,listeners", ...RATES.map(({ name }) => `message_stats.${name}_details`)].join();
 
 function counters(answer: Overview): Counters {
@@ -44,14 +44,14 @@ export const firstUrl = (): string => apiUrl("/api/overview", {}, { fields: FIEL
 export default function OverviewPage() {
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points } = useHistory(range, (query, signal) => get("/api/overview", {}, { ...query, fields: FIELDS }, signal), counters, []);
-  // The figures first; what is drawn and asked besides comes behind them.
+  // Figures first: charts and the node's status follow after the first paint.
   const more = useAfterPaint(data !== undefined || error !== undefined);
   return (
     <>
       <PageTitle>Overview</PageTitle>
       <ErrorMessage error={error} />
       <MissingNodes nodes={data?.missing_nodes} />
-      {data && <Totals of={data} />}
+      {data && <Totals overview={data} />}
       {more && data?.message_stats && (
         <Charts title="Messages" range={range} ranges={ALL_RANGES} onRange={setRange}>
           <Chart title="Rates" points={points} curves={RATES} />
@@ -59,8 +59,8 @@ export default function OverviewPage() {
         </Charts>
       )}
       {more && hasTag("monitoring") && <NodeStatus range={range} />}
-      {more && data?.listeners && <Listeners of={data.listeners} />}
-      {!hasTag("monitoring") && <p class="soft">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
+      {more && data?.listeners && <Listeners listeners={data.listeners} />}
+      {!hasTag("monitoring") && <p class="muted">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
     </>
   );
 }
@@ -81,8 +81,8 @@ function Tile({ name, value, to }: { name: string; value: string; to?: string })
   );
 }
 
-function Totals({ of }: { of: Overview }) {
-  const { object_totals: objects, queue_totals: queues, message_stats: stats } = of;
+function Totals({ overview }: { overview: Overview }) {
+  const { object_totals: objects, queue_totals: queues, message_stats: stats } = overview;
   return (
     <div class="tiles">
       <Tile name="ready" value={formatCount(queues.messages_ready)} />
@@ -99,10 +99,10 @@ function Totals({ of }: { of: Overview }) {
   );
 }
 
-function Listeners({ of }: { of: NonNullable<Overview["listeners"]> }) {
+function Listeners({ listeners }: { listeners: NonNullable<Overview["listeners"]> }) {
   return (
     <Section title="Listens on">
-      <Facts of={of.map((each) => [each.protocol, `${each.ip_address.includes(":") ? `[${each.ip_address}]` : each.ip_address || "every address"}, port ${each.port}`])} />
+      <Facts facts={listeners.map((each) => [each.protocol, `${each.ip_address.includes(":") ? `[${each.ip_address}]` : each.ip_address || "every address"}, port ${each.port}`])} />
     </Section>
   );
 }

@@ -1,4 +1,4 @@
-// Policies and operator policies: what there is, and a new or another one with what it would do, told while it is written.
+// Policies and operator policies. The editor previews the effect of a policy while the user types.
 import { useEffect, useState } from "preact/hooks";
 import { apiUrl, errorText, getIfExists, request } from "../api/client";
 import { tryParseObject } from "../api/json";
@@ -50,9 +50,9 @@ function PolicyList({ kind, may }: { kind: Kind; may: boolean }) {
   const columns: Column<Policy>[] = [
     { title: "Name", sort: "name", cell: (item) => <Name>{item.name}</Name> },
     { title: "Virtual host", sort: "vhost", cell: (item) => <NameLink path={["vhosts", item.vhost]}>{item.vhost}</NameLink> },
-    { title: "Pattern", sort: "pattern", cell: (item) => <Pattern of={item.pattern} /> },
+    { title: "Pattern", sort: "pattern", cell: (item) => <Pattern pattern={item.pattern} /> },
     { title: "Applies to", sort: "apply-to", cell: (item) => item["apply-to"].replace("_", " ") },
-    { title: "Definition", cell: (item) => <KeyValues of={item.definition} /> },
+    { title: "Definition", cell: (item) => <KeyValues values={item.definition} /> },
     { title: "Priority", sort: "priority", number: true, cell: (item) => item.priority },
   ];
   if (may) {
@@ -69,13 +69,13 @@ function PolicyList({ kind, may }: { kind: Kind; may: boolean }) {
   return (
     <>
       <PagedList<Policy>
-        what={kind === "policies" ? "policies" : "operator policies"}
+        noun={kind === "policies" ? "policies" : "operator policies"}
         path={chosen ? `/api/${kind}/{vhost}` : `/api/${kind}`}
         names={{ vhost: chosen }}
         columns={columns}
         idOf={(item) => `${item.vhost}\0${item.name}`}
         version={version}
-        aside={may && <button onClick={() => setEdited(newPolicy())}>New policy</button>}
+        toolbar={may && <button onClick={() => setEdited(newPolicy())}>New policy</button>}
       />
       {edited && (
         <PolicyEditor
@@ -91,28 +91,28 @@ function PolicyList({ kind, may }: { kind: Kind; may: boolean }) {
   );
 }
 
-const fetchEffect = (kind: Kind, of: string, body: unknown, signal?: AbortSignal): Promise<PolicyEffect> =>
-  request<PolicyEffect>("POST", apiUrl(`/api/amqpd/${kind}/{vhost}/preview`, { vhost: of }), body, signal);
+const fetchEffect = (kind: Kind, vhost: string, body: unknown, signal?: AbortSignal): Promise<PolicyEffect> =>
+  request<PolicyEffect>("POST", apiUrl(`/api/amqpd/${kind}/{vhost}/preview`, { vhost: vhost }), body, signal);
 
 function DeleteButton({ kind, policy, onDone }: { kind: Kind; policy: Policy; onDone: () => void }) {
-  const look = async (): Promise<Preview> => {
+  const preview = async (): Promise<Preview> => {
     const effect = await fetchEffect(kind, policy.vhost, { name: policy.name, clear: true, count: 20 });
-    return { text: <PolicyEffects of={effect} />, action: `Delete it: ${changesText(effect)}` };
+    return { text: <PolicyEffects effect={effect} />, action: `Delete it: ${changesText(effect)}` };
   };
   const run = async (): Promise<string> => {
     await request("DELETE", apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policy.vhost, name: policy.name }));
     return `The policy ${showInvisible(policy.name)} is gone.`;
   };
-  return <DangerButton label="Delete" title={`Delete the policy ${showInvisible(policy.name)}?`} look={look} run={run} onDone={onDone} />;
+  return <DangerButton label="Delete" title={`Delete the policy ${showInvisible(policy.name)}?`} preview={preview} run={run} onDone={onDone} />;
 }
 
 function changesText(effect: PolicyEffect): string {
   return `${plural(effect.changed.queues, "queue")} and ${plural(effect.changed.exchanges, "exchange")} change`;
 }
 
-/** The fields, and beside them what the policy would do as it stands there. */
+/** The fields of a policy, beside a preview of its effect. */
 function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(policy.vhost);
+  const [policyVhost, setPolicyVhost] = useState(policy.vhost);
   const [name, setName] = useState(policy.name);
   const [pattern, setPattern] = useState(policy.pattern);
   const [applyTo, setApplyTo] = useState(policy["apply-to"]);
@@ -121,19 +121,19 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
   const [asking, setAsking] = useState(false);
   const parsed = tryParseObject(definition);
   const body = { name: name || "(new)", pattern, "apply-to": applyTo, priority: Number(priority), definition: parsed };
-  const previewed = usePolicyPreview(kind, of, parsed && Object.keys(parsed).length ? body : null);
-  const look = async (): Promise<Preview> => {
+  const previewed = usePolicyPreview(kind, policyVhost, parsed && Object.keys(parsed).length ? body : null);
+  const preview = async (): Promise<Preview> => {
     const [effect, there] = await Promise.all([
-      fetchEffect(kind, of, { ...body, name, count: 0 }),
-      policy.name ? undefined : getIfExists<Policy>(apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: of, name })),
+      fetchEffect(kind, policyVhost, { ...body, name, count: 0 }),
+      policy.name ? undefined : getIfExists<Policy>(apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policyVhost, name })),
     ]);
     const verb = there ? "Replace it" : "Save it";
     return {
       text: (
         <>
-          {there && <ReplacedPolicy of={there} />}
+          {there && <ReplacedPolicy policy={there} />}
           <p>{effectSummary(effect)}</p>
-          <EffectWarnings of={effect} />
+          <EffectWarnings effect={effect} />
         </>
       ),
       action: effect.messages_over_length ? `${verb} and drop ${plural(effect.messages_over_length, "message")}` : verb,
@@ -141,7 +141,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
   };
   const run = async (): Promise<string> => {
     const { name: _, ...value } = body;
-    await request("PUT", apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: of, name }), value);
+    await request("PUT", apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policyVhost, name }), value);
     return `The policy ${showInvisible(name)} holds.`;
   };
   return (
@@ -158,7 +158,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
           {!policy.name && (
             <>
               <Field label="Virtual host">
-                <VhostSelect value={of} onChange={setOf} />
+                <VhostSelect value={policyVhost} onChange={setPolicyVhost} />
               </Field>
               <Field label="Name">
                 <input required autocomplete="off" value={name} onInput={(event) => setName(event.currentTarget.value)} />
@@ -184,20 +184,20 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
           </div>
           <Arguments kind={kind === "policies" ? "policy" : "operator policy"} type={applyTo} label="Definition" text={definition} onChange={setDefinition} />
           <div class="buttons">
-            <button class="main">Save the policy</button>
+            <button class="primary">Save the policy</button>
           </div>
         </div>
         <section aria-label="What it would do" aria-live="polite">
           <h3>What it would do</h3>
           {parsed === null && <p class="bad">The definition is no JSON object.</p>}
           {previewed.failure && <p class="bad">{previewed.failure}</p>}
-          {previewed.effect ? <PolicyEffects of={previewed.effect} /> : !previewed.failure && parsed && <p class="soft">It needs a definition with at least one key.</p>}
+          {previewed.effect ? <PolicyEffects effect={previewed.effect} /> : !previewed.failure && parsed && <p class="muted">It needs a definition with at least one key.</p>}
         </section>
       </form>
       {asking && (
         <ConfirmDialog
           title="Save the policy?"
-          look={look}
+          preview={preview}
           run={run}
           onClose={(done) => {
             setAsking(false);
@@ -209,21 +209,21 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
   );
 }
 
-function ReplacedPolicy({ of }: { of: Policy }) {
+function ReplacedPolicy({ policy }: { policy: Policy }) {
   return (
     <>
       <p class="warning">
-        There is a policy <Name>{of.name}</Name> in <Name>{of.vhost}</Name> already; this one takes its place. So far:
+        There is a policy <Name>{policy.name}</Name> in <Name>{policy.vhost}</Name> already; this one takes its place. So far:
       </p>
-      <KeyValues of={{ pattern: of.pattern, "applies to": of["apply-to"], priority: of.priority, ...of.definition }} />
+      <KeyValues values={{ pattern: policy.pattern, "applies to": policy["apply-to"], priority: policy.priority, ...policy.definition }} />
     </>
   );
 }
 
-/** Asked while one types, a moment after the last key; the answer before stays until the next one. */
-function usePolicyPreview(kind: Kind, of: string, body: object | null): { effect: PolicyEffect | undefined; failure: string } {
+/** Request the preview of a policy shortly after the last key press. The old preview stays until the new one arrives. */
+function usePolicyPreview(kind: Kind, vhost: string, body: object | null): { effect: PolicyEffect | undefined; failure: string } {
   const [result, setResult] = useState<{ effect: PolicyEffect | undefined; failure: string }>({ effect: undefined, failure: "" });
-  const key = JSON.stringify([of, body]);
+  const key = JSON.stringify([vhost, body]);
   useEffect(() => {
     if (body === null) {
       setResult({ effect: undefined, failure: "" });
@@ -231,7 +231,7 @@ function usePolicyPreview(kind: Kind, of: string, body: object | null): { effect
     }
     const broken = new AbortController();
     const timer = setTimeout(() => {
-      fetchEffect(kind, of, { ...body, count: 50 }, broken.signal).then(
+      fetchEffect(kind, vhost, { ...body, count: 50 }, broken.signal).then(
         (effect) => setResult({ effect, failure: "" }),
         (error: unknown) => {
           if (!broken.signal.aborted) setResult({ effect: undefined, failure: errorText(error) });

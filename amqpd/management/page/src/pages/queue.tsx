@@ -1,4 +1,4 @@
-// One queue: what is in it, who takes it, and everything one may do to it.
+// A queue: its figures, messages, consumers, bindings and jobs; purging and deleting it.
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, remove } from "../api/client";
@@ -35,7 +35,7 @@ const RATES = [
   { name: "redeliver", label: "Redelivered" },
 ];
 
-// Not who consumes it, which may be thousands.
+// Without the consumers, of which there may be thousands.
 const FIELDS = [
   "name,vhost,type,durable,auto_delete,exclusive,arguments,node,policy,operator_policy,effective_policy_definition,state,state_reason,degraded,lost_offsets,idle_since",
   "messages,messages_ready,messages_unacknowledged,messages_delayed_retry,messages_unmatched,messages_retained,retained_first_timestamp,message_bytes",
@@ -44,9 +44,9 @@ const FIELDS = [
   ...RATES.map(({ name }) => `message_stats.${name}_details`),
 ].join();
 
-function counters(of: Queue): Counters {
-  const whole = of as unknown as Counters;
-  const stats = (of.message_stats ?? {}) as Counters;
+function counters(queue: Queue): Counters {
+  const whole = queue as unknown as Counters;
+  const stats = (queue.message_stats ?? {}) as Counters;
   return {
     ...Object.fromEntries(DEPTHS.map(({ name }) => [name, whole[`${name}_details`]])),
     ...Object.fromEntries(RATES.map(({ name }) => [name, stats[`${name}_details`]])),
@@ -54,18 +54,18 @@ function counters(of: Queue): Counters {
 }
 
 export default function QueuePage({ names }: PageProps) {
-  const of: QueueNames = { vhost: names[0]!, queue: names[1]! };
-  const rights = useRights("queue", of.vhost, of.queue);
-  const canPublish = useRights("exchange", of.vhost, "").write;
+  const queueNames: QueueNames = { vhost: names[0]!, queue: names[1]! };
+  const rights = useRights("queue", queueNames.vhost, queueNames.queue);
+  const canPublish = useRights("exchange", queueNames.vhost, "").write;
   const [range, setRange] = useState<Range>("10 min");
-  const { data, error, points, refresh } = useHistory(range, (query, signal) => get("/api/queues/{vhost}/{queue}", { ...of }, { ...query, columns: FIELDS }, signal), counters, names);
+  const { data, error, points, refresh } = useHistory(range, (query, signal) => get("/api/queues/{vhost}/{queue}", { ...queueNames }, { ...query, columns: FIELDS }, signal), counters, names);
   const stream = data?.type === "stream";
   const overview = (): Tab => ({
     id: "",
     title: "Overview",
     body: () => (
       <>
-        <QueueFacts of={data!} />
+        <QueueFacts queue={data!} />
         <Charts title="Messages" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
           <Chart title="In the queue" unit="count" points={points} curves={DEPTHS} />
           <Chart title="Rates" points={points} curves={RATES} />
@@ -75,17 +75,17 @@ export default function QueuePage({ names }: PageProps) {
   });
   const tabs = (): Tab[] => [
     overview(),
-    ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <MessagesTab of={of} stream={stream} /> }] : []),
-    ...(canPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><PublishForm vhost={of.vhost} exchange="" queue={of.queue} /></Section> }] : []),
-    { id: "consumers", title: `Consumers (${formatCount(data?.consumers)})`, body: () => <Section title="Consumers"><QueueConsumers of={of} stream={stream} /></Section> },
-    ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <StreamOffsets of={of} queue={data} /> }] : []),
-    { id: "bindings", title: "Bindings", body: () => <BindingsTab of={of} rights={rights} /> },
-    ...(rights.read ? [{ id: "jobs", title: stream ? "Copy" : "Move, copy, delete", body: () => <Jobs of={of} queue={data!} rights={rights} /> }] : []),
+    ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <MessagesTab queueNames={queueNames} stream={stream} /> }] : []),
+    ...(canPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><PublishForm vhost={queueNames.vhost} exchange="" queue={queueNames.queue} /></Section> }] : []),
+    { id: "consumers", title: `Consumers (${formatCount(data?.consumers)})`, body: () => <Section title="Consumers"><QueueConsumers queueNames={queueNames} stream={stream} /></Section> },
+    ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <StreamOffsets queueNames={queueNames} queue={data} /> }] : []),
+    { id: "bindings", title: "Bindings", body: () => <BindingsTab queueNames={queueNames} rights={rights} /> },
+    ...(rights.read ? [{ id: "jobs", title: stream ? "Copy" : "Move, copy, delete", body: () => <Jobs queueNames={queueNames} queue={data!} rights={rights} /> }] : []),
   ];
   return (
     <>
-      <PageTitle kind={stream ? "Stream" : "Queue"} aside={data && <QueueActions of={of} queue={data} rights={rights} onDone={() => void refresh()} />}>
-        {of.queue}
+      <PageTitle kind={stream ? "Stream" : "Queue"} aside={data && <QueueActions queueNames={queueNames} queue={data} rights={rights} onDone={() => void refresh()} />}>
+        {queueNames.queue}
       </PageTitle>
       <ErrorMessage error={error} />
       {data && <Tabs label="Parts of this queue" tabs={tabs()} />}
@@ -94,66 +94,66 @@ export default function QueuePage({ names }: PageProps) {
   );
 }
 
-function QueueFacts({ of }: { of: Queue }) {
+function QueueFacts({ queue }: { queue: Queue }) {
   return (
-    <Section title="What it is" aside={<QueueState queue={of} />}>
+    <Section title="What it is" aside={<QueueState queue={queue} />}>
       <Facts
-        of={[
-          ["Ready", formatCount(of.messages_ready)],
-          ["Unacked", formatCount(of.messages_unacknowledged)],
-          ["Bytes of messages", formatBytes(of.message_bytes)],
-          ["Wait for their next try", of.messages_delayed_retry ? formatCount(of.messages_delayed_retry) : undefined],
-          ["Match no filter", of.messages_unmatched ? formatCount(of.messages_unmatched) : undefined],
-          ["Handled and still kept", typeof of.messages_retained === "number" ? `${formatCount(of.messages_retained)}, from ${formatTime(of.retained_first_timestamp)} on` : undefined],
-          ["Groups", of.group_by ? `by ${of.group_by}: ${formatCount(of.groups_locked)} locked, ${formatCount(of.groups_waiting)} of them wait` : undefined],
-          ["Consumers", `${formatCount(of.consumers)}${of.consumers ? `, which can take more ${Math.round((of.consumer_utilisation ?? 0) * 100)} % of the time` : ""}`],
-          ["Single active consumer", of.single_active_consumer_tag ? <Name>{of.single_active_consumer_tag}</Name> : undefined],
-          ["Lost", of.lost_offsets?.length ? of.lost_offsets.map(([a, b]) => `${a} to ${b}`).join(", ") : undefined],
-          ["Virtual host", <Name>{of.vhost}</Name>],
-          ["Type", of.type],
-          ["After a restart", of.durable ? "there: durable" : "gone: transient"],
-          ["Node", of.node],
-          ["Policy", of.policy || "none"],
-          ["Operator policy", of.operator_policy || undefined],
-          ["Obeyed of policies", of.policy || of.operator_policy ? <KeyValues of={of.effective_policy_definition ?? {}} /> : undefined],
-          ["Arguments", <KeyValues of={of.arguments} />],
+        facts={[
+          ["Ready", formatCount(queue.messages_ready)],
+          ["Unacked", formatCount(queue.messages_unacknowledged)],
+          ["Bytes of messages", formatBytes(queue.message_bytes)],
+          ["Wait for their next try", queue.messages_delayed_retry ? formatCount(queue.messages_delayed_retry) : undefined],
+          ["Match no filter", queue.messages_unmatched ? formatCount(queue.messages_unmatched) : undefined],
+          ["Handled and still kept", typeof queue.messages_retained === "number" ? `${formatCount(queue.messages_retained)}, from ${formatTime(queue.retained_first_timestamp)} on` : undefined],
+          ["Groups", queue.group_by ? `by ${queue.group_by}: ${formatCount(queue.groups_locked)} locked, ${formatCount(queue.groups_waiting)} of them wait` : undefined],
+          ["Consumers", `${formatCount(queue.consumers)}${queue.consumers ? `, which can take more ${Math.round((queue.consumer_utilisation ?? 0) * 100)} % of the time` : ""}`],
+          ["Single active consumer", queue.single_active_consumer_tag ? <Name>{queue.single_active_consumer_tag}</Name> : undefined],
+          ["Lost", queue.lost_offsets?.length ? queue.lost_offsets.map(([a, b]) => `${a} to ${b}`).join(", ") : undefined],
+          ["Virtual host", <Name>{queue.vhost}</Name>],
+          ["Type", queue.type],
+          ["After a restart", queue.durable ? "there: durable" : "gone: transient"],
+          ["Node", queue.node],
+          ["Policy", queue.policy || "none"],
+          ["Operator policy", queue.operator_policy || undefined],
+          ["Obeyed of policies", queue.policy || queue.operator_policy ? <KeyValues values={queue.effective_policy_definition ?? {}} /> : undefined],
+          ["Arguments", <KeyValues values={queue.arguments} />],
         ]}
       />
     </Section>
   );
 }
 
-function MessagesTab({ of, stream }: { of: QueueNames; stream: boolean }) {
+function MessagesTab({ queueNames, stream }: { queueNames: QueueNames; stream: boolean }) {
   return (
     <>
-      <BrowseMessages of={of} stream={stream} />
-      {!stream && <GetMessages of={of} />}
+      <BrowseMessages queueNames={queueNames} stream={stream} />
+      {!stream && <GetMessages queueNames={queueNames} />}
     </>
   );
 }
 
-function BindingsTab({ of, rights }: { of: QueueNames; rights: Rights }) {
+function BindingsTab({ queueNames, rights }: { queueNames: QueueNames; rights: Rights }) {
   const [version, setVersion] = useState(0);
   const onChange = (): void => setVersion((before) => before + 1);
   return (
     <Section title="From which exchanges messages come">
-      <BindingList path="/api/queues/{vhost}/{queue}/bindings" of={{ ...of }} end="source" version={version} onChange={onChange} canChange={rights.write} />
-      {rights.write && <BindForm vhost={of.vhost} queue={of.queue} onChange={onChange} />}
+      <BindingList path="/api/queues/{vhost}/{queue}/bindings" pathNames={{ ...queueNames }} end="source" version={version} onChange={onChange} canChange={rights.write} />
+      {rights.write && <BindForm vhost={queueNames.vhost} queue={queueNames.queue} onChange={onChange} />}
     </Section>
   );
 }
 
-function QueueActions({ of, queue, rights, onDone }: { of: QueueNames; queue: Queue; rights: Rights; onDone: () => void }) {
+function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: QueueNames; queue: Queue; rights: Rights; onDone: () => void }) {
   const empty = useRef(false);
   const unused = useRef(false);
-  const now = () => get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages,messages_ready,messages_unacknowledged,consumers" });
+  const now = () => get("/api/queues/{vhost}/{queue}", { ...queueNames }, { columns: "messages,messages_ready,messages_unacknowledged,consumers" });
   return (
     <div class="buttons">
       {rights.read && queue.type !== "stream" && (
         <DangerButton
           label="Purge"
-          title={`Purge ${of.queue}?`}
-          look={async () => {
+          title={`Purge ${queueNames.queue}?`}
+          preview={async () => {
             const { messages_ready: ready = 0, messages_unacknowledged: unacked = 0 } = await now();
             return {
               nothingToDo: ready === 0,
@@ -167,8 +167,8 @@ function QueueActions({ of, queue, rights, onDone }: { of: QueueNames; queue: Qu
             };
           }}
           run={async () => {
-            await remove("/api/queues/{vhost}/{queue}/contents", { ...of });
-            return `${of.queue} is purged.`;
+            await remove("/api/queues/{vhost}/{queue}/contents", { ...queueNames });
+            return `${queueNames.queue} is purged.`;
           }}
           onDone={onDone}
         />
@@ -176,8 +176,8 @@ function QueueActions({ of, queue, rights, onDone }: { of: QueueNames; queue: Qu
       {rights.configure && (
         <DangerButton
           label="Delete"
-          title={`Delete ${of.queue}?`}
-          look={async () => {
+          title={`Delete ${queueNames.queue}?`}
+          preview={async () => {
             const { messages = 0, consumers = 0 } = await now();
             [empty.current, unused.current] = [messages === 0, consumers === 0];
             return {
@@ -191,9 +191,9 @@ function QueueActions({ of, queue, rights, onDone }: { of: QueueNames; queue: Qu
             };
           }}
           run={async () => {
-            // What came since it was looked at is not deleted unseen.
-            await remove("/api/queues/{vhost}/{queue}", { ...of }, { "if-empty": empty.current, "if-unused": unused.current });
-            return `${of.queue} is deleted.`;
+            // A message that arrived after the preview is not deleted.
+            await remove("/api/queues/{vhost}/{queue}", { ...queueNames }, { "if-empty": empty.current, "if-unused": unused.current });
+            return `${queueNames.queue} is deleted.`;
           }}
           onDone={() => navigate(["queues"])}
         />

@@ -1,4 +1,4 @@
-// All queues: for ten thousand of them as for three.
+// The list of queues, and the dialog that declares one.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { apiUrl, getIfExists, request } from "../api/client";
@@ -37,13 +37,13 @@ const EXTRA_COLUMNS: Column<Queue>[] = [
   { title: "Redelivered", sort: "message_stats.redeliver_details.rate", number: true, extra: true, cell: (queue) => formatRate(queue.message_stats?.redeliver_details?.rate) },
   { title: "Consumers can take more", sort: "consumer_utilisation", number: true, extra: true, cell: (queue) => (queue.consumers ? `${Math.round((queue.consumer_utilisation ?? 0) * 100)} %` : "–") },
   { title: "Policy", sort: "policy", extra: true, cell: (queue) => queue.policy && <Name>{queue.policy}</Name> },
-  { title: "Arguments", fields: "arguments", extra: true, cell: (queue) => <KeyValues of={queue.arguments} none="–" /> },
+  { title: "Arguments", fields: "arguments", extra: true, cell: (queue) => <KeyValues values={queue.arguments} none="–" /> },
   { title: "Idle since", sort: "idle_since", extra: true, cell: (queue) => queue.idle_since?.slice(0, 19).replace("T", " ") ?? "–" },
 ];
 const NODE: Column<Queue> = { title: "Node", sort: "node", cell: (queue) => <Name>{queue.node}</Name> };
 const VHOST: Column<Queue> = { title: "Virtual host", sort: "vhost", cell: (queue) => <Name>{queue.vhost}</Name> };
 const ALL_COLUMNS = [...COLUMNS, ...EXTRA_COLUMNS];
-// What the list shows, and no more, is encoded and sent.
+// The broker encodes and sends only these fields and those of the visible columns.
 const BASE_FIELDS = "name,vhost,node,type,durable,auto_delete,exclusive,state,state_reason,policy,degraded,idle_since,consumers";
 
 const listRequest = () => ({ path: selectedVhost.value ? "/api/queues/{vhost}" : "/api/queues", names: { vhost: selectedVhost.value }, query: { columns: fieldsOf(BASE_FIELDS, visibleColumns("queues", ALL_COLUMNS)) } });
@@ -60,21 +60,21 @@ export default function Queues() {
     <>
       <PageTitle>Queues</PageTitle>
       <PagedList<Queue>
-        what="queues"
+        noun="queues"
         {...listRequest()}
         columns={columns}
         idOf={(queue) => `${queue.vhost}\0${queue.name}`}
         version={version}
-        many={(chosen, onDone) => (
+        bulkActions={(chosen, onDone) => (
           <BulkActions
-            of={chosen}
+            selected={chosen}
             onDone={() => {
               changed();
               onDone();
             }}
           />
         )}
-        aside={vhostOptions.value.length > 0 && <button onClick={() => setAdding(true)}>New queue</button>}
+        toolbar={vhostOptions.value.length > 0 && <button onClick={() => setAdding(true)}>New queue</button>}
       />
       {adding && (
         <NewQueue
@@ -101,17 +101,17 @@ function QueueType({ queue }: { queue: Queue }) {
 }
 
 function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
-  const [of, setOf] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
+  const [queueVhost, setQueueVhost] = useState(selectedVhost.value || (vhostOptions.value[0] ?? "/"));
   const [type, setType] = useState("classic");
   const [written, setWritten] = useState("");
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const name = fieldText(fields, "name");
-    const url = apiUrl("/api/queues/{vhost}/{name}", { vhost: of, name });
+    const url = apiUrl("/api/queues/{vhost}/{name}", { vhost: queueVhost, name });
     if (await getIfExists(`${url}?columns=name`)) throw new Error("There is a queue of this name already; nothing is changed.");
     const body = {
       durable: fieldText(fields, "durable") === "yes",
       auto_delete: fields.has("auto_delete"),
-      // Said of classic ones too: without it the virtual host says what they are.
+      // Classic queues name their type too, because a virtual host can have another default.
       arguments: { "x-queue-type": type, ...parseObject(written, "Arguments") },
     };
     await request("PUT", url, body);
@@ -120,9 +120,9 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
   };
   return (
     <Dialog title="New queue" onClose={() => onClose(false)}>
-      <Form action="Declare the queue" send={send}>
+      <Form action="Declare the queue" submit={submit}>
         <Field label="Virtual host">
-          <VhostSelect value={of} onChange={setOf} />
+          <VhostSelect value={queueVhost} onChange={setQueueVhost} />
         </Field>
         <Field label="Name">
           <input name="name" required autocomplete="off" />
@@ -140,7 +140,7 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
             <option value="no">it is gone: transient</option>
           </select>
         </Field>
-        <label class="check">
+        <label class="checkbox">
           <input type="checkbox" name="auto_delete" /> delete it when its last consumer goes
         </label>
         <Arguments kind="queue" type={type} label="Arguments" text={written} onChange={setWritten} />

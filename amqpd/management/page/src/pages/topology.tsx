@@ -1,4 +1,4 @@
-// Topology: what is bound to what, where messages flow and where they pile up, as a picture and as lists.
+// The topology: exchanges, bindings, queues and clients, as a picture and as tables.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { apiUrl, request } from "../api/client";
 import { Badge, ErrorMessage, exchangeName, MissingNodes, Name, NameLink, PageTitle, Tabs } from "../components/elements";
@@ -11,13 +11,13 @@ import { type Answer, type Exchange, isGrowing, LINK_TEXT, type Queue, type Topo
 import { TopologyPicture } from "../topology/picture";
 
 const TYPING_PAUSE_MS = 250;
-/** Its rates are those of a sweep of five seconds, and it is the dearest of all answers. */
+/** The broker updates these rates every five seconds, and this answer costs more than all others. */
 const POLL_INTERVAL_MIN_S = 6;
 
 export default function TopologyPage() {
   const name = route.value.query.get("q") ?? "";
-  const of = selectedVhost.value;
-  const url = apiUrl(of ? "/api/amqpd/topology/{vhost}" : "/api/amqpd/topology", { vhost: of }, { name });
+  const chosenVhost = selectedVhost.value;
+  const url = apiUrl(chosenVhost ? "/api/amqpd/topology/{vhost}" : "/api/amqpd/topology", { vhost: chosenVhost }, { name });
   const { data, error } = usePoll((signal) => request<Answer>("GET", url, undefined, signal), [url], POLL_INTERVAL_MIN_S);
   const last = useRef<Answer>();
   if (data) last.current = data;
@@ -74,11 +74,11 @@ function Search({ text }: { text: string }) {
   );
 }
 
-// -- the same in words ------------------------------------------------------------------------------------------------
+// -- the same as tables ---------------------------------------------------------------------------------------------------
 
 function Lists({ model }: { model: Topology }) {
   const exchanges: Column<Exchange>[] = [
-    { title: "Exchange", cell: (each) => <ExchangeLink of={each} /> },
+    { title: "Exchange", cell: (each) => <ExchangeLink exchange={each} /> },
     { title: "Virtual host", cell: (each) => <Name>{each.vhost}</Name> },
     { title: "Type", cell: (each) => each.type },
     { title: "In", number: true, cell: (each) => formatRate(each.in_rate) },
@@ -105,14 +105,14 @@ function Lists({ model }: { model: Topology }) {
   ];
   return (
     <>
-      <DataTable what="exchanges" items={model.exchanges} columns={exchanges} idOf={(each) => each.id} />
-      <DataTable what="queues" items={model.queues} columns={queues} idOf={(each) => each.id} />
+      <DataTable noun="exchanges" items={model.exchanges} columns={exchanges} idOf={(each) => each.id} />
+      <DataTable noun="queues" items={model.queues} columns={queues} idOf={(each) => each.id} />
     </>
   );
 }
 
-function ExchangeLink({ of }: { of: Exchange }) {
-  return <NameLink path={["exchanges", of.vhost, of.name || "amq.default"]}>{exchangeName(of.name)}</NameLink>;
+function ExchangeLink({ exchange }: { exchange: Exchange }) {
+  return <NameLink path={["exchanges", exchange.vhost, exchange.name || "amq.default"]}>{exchangeName(exchange.name)}</NameLink>;
 }
 
 const LINKS_SHOWN_MAX = 20;
@@ -120,12 +120,12 @@ const LINKS_SHOWN_MAX = 20;
 function LinkList({ links, model, end }: { links: TopologyLink[]; model: Topology; end: "source" | "destination" }) {
   if (!links.length) return <>–</>;
   return (
-    <ul class="pairs">
+    <ul class="key-values">
       {links.slice(0, LINKS_SHOWN_MAX).map((link) => {
         const [exchange, queue] = [model.exchangeOf.get(link[end]), model.queueOf.get(link[end])];
         return (
           <li key={`${link.kind} ${link[end]}`}>
-            {exchange && <ExchangeLink of={exchange} />}
+            {exchange && <ExchangeLink exchange={exchange} />}
             {queue && <NameLink path={["queues", queue.vhost, queue.name]}>{queue.name}</NameLink>} {link.kind !== "binding" && <small>{LINK_TEXT[link.kind]} </small>}
             {link.keys.map((key) => (
               <code key={key}>
@@ -146,7 +146,7 @@ function ClientList({ model, id, all }: { model: Topology; id: string; all?: num
   const peers = model.clientsOf.get(id) ?? [];
   if (!peers.length) return <>–</>;
   return (
-    <ul class="pairs">
+    <ul class="key-values">
       {peers.map((peer) => (
         <li key={`${peer.connection} ${peer.user}`}>
           <NameLink path={["connections", peer.connection]}>{peer.connection}</NameLink> <small>(<Name>{peer.user}</Name>)</small>

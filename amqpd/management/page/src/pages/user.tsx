@@ -1,4 +1,4 @@
-// One user: tags, password, what he may do where, how much of it, and his end.
+// A user: tags, password, permissions and limits; deleting the user.
 import { useState } from "preact/hooks";
 import { apiUrl, countItems, getIfExists, request } from "../api/client";
 import { DangerButton, type Preview } from "../components/dialog";
@@ -25,8 +25,8 @@ const LIMITS = ["max-connections", "max-channels"];
 
 export default function UserPage({ names }: PageProps) {
   const user = names[0]!;
-  const of = { user };
-  const { data, error, refresh } = usePoll((signal) => request<User>("GET", apiUrl("/api/users/{user}", of), undefined, signal), [user]);
+  const pathNames = { user };
+  const { data, error, refresh } = usePoll((signal) => request<User>("GET", apiUrl("/api/users/{user}", pathNames), undefined, signal), [user]);
   const reload = (): void => void refresh();
   return (
     <>
@@ -39,8 +39,8 @@ export default function UserPage({ names }: PageProps) {
           <>
             <Section title="About">
               <Facts
-                of={[
-                  ["Tags", <Tags of={data.tags} />],
+                facts={[
+                  ["Tags", <Tags tags={data.tags} />],
                   ["Password", data.password_hash ? `set, kept as ${data.hashing_algorithm}` : "none: no password opens it"],
                 ]}
               />
@@ -53,7 +53,7 @@ export default function UserPage({ names }: PageProps) {
             </Section>
             <div class="columns">
               <Section title="Limits">
-                <LimitForms of={data.limits} names={LIMITS} path="/api/user-limits/{user}/{name}" pathNames={of} onDone={reload} />
+                <LimitForms limits={data.limits} names={LIMITS} path="/api/user-limits/{user}/{name}" pathNames={pathNames} onDone={reload} />
               </Section>
               <Section title="Password">
                 <PasswordForm user={user} />
@@ -70,7 +70,7 @@ export default function UserPage({ names }: PageProps) {
 }
 
 function DeleteButton({ user }: { user: string }) {
-  const look = async (): Promise<Preview> => {
+  const preview = async (): Promise<Preview> => {
     const open = await countItems("/api/connections/username/{user}", { user });
     const own = session.value?.name === user ? " This is you: you are logged out, too." : "";
     return {
@@ -88,11 +88,11 @@ function DeleteButton({ user }: { user: string }) {
     navigate(["users"]);
     return `User ${user} is gone.`;
   };
-  return <DangerButton label="Delete" title="Delete the user?" look={look} run={run} />;
+  return <DangerButton label="Delete" title="Delete the user?" preview={preview} run={run} />;
 }
 
 function PasswordForm({ user }: { user: string }) {
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const password = fieldText(fields, "password");
     if (password !== fieldText(fields, "again")) throw new Error("The two passwords are not the same.");
     if (!password) throw new Error("The password is empty.");
@@ -100,7 +100,7 @@ function PasswordForm({ user }: { user: string }) {
     notify(`The password of ${user} is another now; logins of this page with the old one are over.`);
   };
   return (
-    <Form action="Change the password" send={send} once>
+    <Form action="Change the password" submit={submit} resetsOnSubmit>
       <Field label="New password">
         <input name="password" type="password" autocomplete="new-password" required />
       </Field>
@@ -112,13 +112,13 @@ function PasswordForm({ user }: { user: string }) {
 }
 
 function TagsForm({ user, onDone }: { user: User; onDone: () => void }) {
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     await request("PUT", apiUrl("/api/amqpd/users/{user}/tags", { user: user.name }), { tags: fieldTags(fields) });
     notify(`The tags of ${user.name} are set.`);
     onDone();
   };
   return (
-    <Form action="Set the tags" send={send}>
+    <Form action="Set the tags" submit={submit}>
       <TagFields tags={user.tags} />
     </Form>
   );
@@ -128,14 +128,14 @@ function TopicPermissions({ user }: { user: string }) {
   const [version, setVersion] = useState(0);
   const onDone = (): void => setVersion((before) => before + 1);
   const [vhost, setVhost] = useState(vhostOptions.value[0] ?? "/");
-  const url = (of: string): string => apiUrl("/api/topic-permissions/{vhost}/{user}", { vhost: of, user });
-  const send = async (fields: FormData): Promise<void> => {
-    await request("PUT", url(vhost), { exchange: fieldText(fields, "exchange"), write: fieldText(fields, "write"), read: fieldText(fields, "read") });
+  const urlOf = (vhost: string): string => apiUrl("/api/topic-permissions/{vhost}/{user}", { vhost, user });
+  const submit = async (fields: FormData): Promise<void> => {
+    await request("PUT", urlOf(vhost), { exchange: fieldText(fields, "exchange"), write: fieldText(fields, "write"), read: fieldText(fields, "read") });
     notify("The topic permission is set.");
     onDone();
   };
   const findReplaced = async (fields: FormData): Promise<Preview | undefined> => {
-    const all = (await getIfExists<TopicPermission[]>(url(vhost))) ?? [];
+    const all = (await getIfExists<TopicPermission[]>(urlOf(vhost))) ?? [];
     const is = all.find((each) => each.exchange === fieldText(fields, "exchange"));
     if (!is || (is.write === fieldText(fields, "write") && is.read === fieldText(fields, "read"))) return undefined;
     return {
@@ -144,19 +144,19 @@ function TopicPermissions({ user }: { user: string }) {
           <p>
             There is one for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name> already. These patterns are replaced:
           </p>
-          <KeyValues of={{ write: is.write || "nothing", read: is.read || "nothing" }} />
+          <KeyValues values={{ write: is.write || "nothing", read: is.read || "nothing" }} />
         </>
       ),
       action: "Replace the topic permission",
     };
   };
-  const clear = (item: TopicPermission): { look: () => Promise<Preview>; run: () => Promise<string> } => ({
-    look: async () => ({
+  const clear = (item: TopicPermission): { preview: () => Promise<Preview>; run: () => Promise<string> } => ({
+    preview: async () => ({
       text: <p>All topic permissions of this user in that virtual host go: routing keys are not limited there any more.</p>,
       action: "Clear them",
     }),
     run: async () => {
-      await request("DELETE", url(item.vhost));
+      await request("DELETE", urlOf(item.vhost));
       onDone();
       return "The topic permissions are cleared.";
     },
@@ -164,23 +164,23 @@ function TopicPermissions({ user }: { user: string }) {
   return (
     <>
       <PagedList<TopicPermission>
-        what="topic permissions"
+        noun="topic permissions"
         path="/api/users/{user}/topic-permissions"
         names={{ user }}
-        searched="many"
-        by="virtual host or exchange"
-        as="topic-"
+        searchable="many"
+        searchLabel="virtual host or exchange"
+        queryPrefix="topic-"
         version={version}
         idOf={(item) => `${item.vhost}\0${item.exchange}`}
         columns={[
           { title: "Virtual host", sort: "vhost", cell: (item) => <NameLink path={["vhosts", item.vhost]}>{item.vhost}</NameLink> },
           { title: "Exchange", sort: "exchange", cell: (item) => <Name>{item.exchange}</Name> },
-          { title: "Write: routing keys that match", cell: (item) => <Pattern of={item.write} /> },
-          { title: "Read: binding keys that match", cell: (item) => <Pattern of={item.read} /> },
+          { title: "Write: routing keys that match", cell: (item) => <Pattern pattern={item.write} /> },
+          { title: "Read: binding keys that match", cell: (item) => <Pattern pattern={item.read} /> },
           { title: "Clear", cell: (item) => <DangerButton label="Clear" title="Clear the topic permissions?" {...clear(item)} /> },
         ]}
       />
-      <Form action="Set the topic permission" send={send} before={findReplaced}>
+      <Form action="Set the topic permission" submit={submit} confirmation={findReplaced}>
         <div class="fields">
           <Field label="Virtual host">
             <VhostSelect value={vhost} onChange={setVhost} />

@@ -1,4 +1,4 @@
-// Who may log in, with which tags. What each may do where is on his own page.
+// The list of users, and the dialog that adds one.
 import { useState } from "preact/hooks";
 import { apiUrl, request } from "../api/client";
 import { Dialog } from "../components/dialog";
@@ -14,14 +14,14 @@ export interface User {
   hashing_algorithm: string;
   tags: string[];
   limits: Record<string, number>;
-  /** That the user may enter; only where the list asks for them. */
+  /** Virtual hosts with permissions of this user; only in lists that ask for them. */
   vhosts?: string[];
 }
 
 const COLUMNS: Column<User>[] = [
   { title: "Name", sort: "name", cell: (user) => <NameLink path={["users", user.name]}>{user.name}</NameLink> },
-  { title: "Tags", sort: "tags", cell: (user) => <Tags of={user.tags} /> },
-  { title: "May enter", cell: (user) => <UserVhosts of={user.vhosts ?? []} /> },
+  { title: "Tags", sort: "tags", cell: (user) => <Tags tags={user.tags} /> },
+  { title: "May enter", cell: (user) => <UserVhosts vhosts={user.vhosts ?? []} /> },
   { title: "Password", cell: (user) => (user.password_hash ? "set" : <Badge title="No password opens it; a certificate may">none</Badge>) },
   { title: "Limits", cell: (user) => limitsText(user.limits) },
 ];
@@ -33,13 +33,13 @@ export default function Users() {
     <>
       <PageTitle>Users</PageTitle>
       <PagedList<User>
-        what="users"
+        noun="users"
         path="/api/users"
         query={{ vhosts: true }}
         columns={COLUMNS}
         idOf={(user) => user.name}
         version={version}
-        aside={<button onClick={() => setAdding(true)}>New user</button>}
+        toolbar={<button onClick={() => setAdding(true)}>New user</button>}
       />
       {adding && (
         <NewUser
@@ -55,19 +55,18 @@ export default function Users() {
 
 const VHOSTS_SHOWN_MAX = 5;
 
-/** The virtual hosts that a user may enter. */
-function UserVhosts({ of }: { of: string[] }) {
-  if (!of.length) return <Badge kind="warn" title="The user has no permissions in any virtual host">none</Badge>;
+function UserVhosts({ vhosts }: { vhosts: string[] }) {
+  if (!vhosts.length) return <Badge kind="warn" title="The user has no permissions in any virtual host">none</Badge>;
   return (
     <>
-      {of.slice(0, VHOSTS_SHOWN_MAX).map((vhost) => [<NameLink key={vhost} path={["vhosts", vhost]}>{vhost}</NameLink>, " "])}
-      {of.length > VHOSTS_SHOWN_MAX && <small title={of.map(showInvisible).join("\n")}>and {of.length - VHOSTS_SHOWN_MAX} more</small>}
+      {vhosts.slice(0, VHOSTS_SHOWN_MAX).map((vhost) => [<NameLink key={vhost} path={["vhosts", vhost]}>{vhost}</NameLink>, " "])}
+      {vhosts.length > VHOSTS_SHOWN_MAX && <small title={vhosts.map(showInvisible).join("\n")}>and {vhosts.length - VHOSTS_SHOWN_MAX} more</small>}
     </>
   );
 }
 
-export function Tags({ of }: { of: string[] }) {
-  return <>{of.length ? of.map((tag) => <Badge key={tag}>{tag}</Badge>) : "none: may not use this page"}</>;
+export function Tags({ tags }: { tags: string[] }) {
+  return <>{tags.length ? tags.map((tag) => <Badge key={tag}>{tag}</Badge>) : "none: may not use this page"}</>;
 }
 
 export function limitsText(limits: Record<string, number>): string {
@@ -88,7 +87,7 @@ export function TagFields({ tags }: { tags: string[] }) {
     <fieldset>
       <legend>Tags</legend>
       {KNOWN_TAGS.map(([tag, meaning]) => (
-        <label key={tag} class="check">
+        <label key={tag} class="checkbox">
           <input type="checkbox" name="tag" value={tag} defaultChecked={tags.includes(tag)} /> {tag} <small>{meaning}</small>
         </label>
       ))}
@@ -105,20 +104,20 @@ export function fieldTags(fields: FormData): string[] {
 }
 
 function NewUser({ onClose }: { onClose: (done: boolean) => void }) {
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const name = fieldText(fields, "name");
     const password = fieldText(fields, "password");
     if (password !== fieldText(fields, "again")) throw new Error("The two passwords are not the same.");
     const url = apiUrl("/api/users/{user}", { user: name });
     const body = { tags: fieldTags(fields), ...(password ? { password } : { password_hash: "" }) };
-    // Nobody is replaced by mistake.
+    // The header prevents the replacement of an existing user.
     await request("PUT", url, body, undefined, { "If-None-Match": "*" });
     notify(`User ${name} is there, without any permission so far.`);
     onClose(true);
   };
   return (
     <Dialog title="New user" onClose={() => onClose(false)}>
-      <Form action="Add the user" send={send}>
+      <Form action="Add the user" submit={submit}>
         <Field label="Name">
           <input name="name" required autocomplete="off" />
         </Field>

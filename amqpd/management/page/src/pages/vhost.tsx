@@ -1,4 +1,4 @@
-// One virtual host: who may enter it, its limits, whether it is protected or traced, and its end.
+// A virtual host: its permissions, limits and settings; deleting it.
 import { apiUrl, get, request } from "../api/client";
 import { DangerButton, type Preview } from "../components/dialog";
 import { ErrorMessage, Facts, Name, PageTitle, Section } from "../components/elements";
@@ -23,12 +23,12 @@ const LIMITS = ["max-connections", "max-queues"];
 
 export default function VhostPage({ names }: PageProps) {
   const vhost = names[0]!;
-  const of = { vhost };
+  const pathNames = { vhost };
   const administrator = hasTag("administrator");
   const ask = async (signal: AbortSignal): Promise<VhostDetails> => {
     const [found, limits] = await Promise.all([
-      request<Vhost>("GET", apiUrl("/api/vhosts/{vhost}", of), undefined, signal),
-      request<{ value: Record<string, number> }[]>("GET", apiUrl("/api/vhost-limits/{vhost}", of), undefined, signal),
+      request<Vhost>("GET", apiUrl("/api/vhosts/{vhost}", pathNames), undefined, signal),
+      request<{ value: Record<string, number> }[]>("GET", apiUrl("/api/vhost-limits/{vhost}", pathNames), undefined, signal),
     ]);
     return { vhost: found, limits: limits[0]?.value ?? {} };
   };
@@ -45,9 +45,9 @@ export default function VhostPage({ names }: PageProps) {
           <>
             <Section title="About">
               <Facts
-                of={[
+                facts={[
                   ["Description", <Name>{data.vhost.description || "–"}</Name>],
-                  ["State", <VhostState of={data.vhost} />],
+                  ["State", <VhostState vhost={data.vhost} />],
                   ["Queues without a type are", data.vhost.default_queue_type],
                   ["Messages", `${formatCount(data.vhost.messages_ready)} ready, ${formatCount(data.vhost.messages_unacknowledged)} unacked`],
                   ["In, out", `${formatRate(data.vhost.message_stats?.publish_details?.rate)}, ${formatRate(data.vhost.message_stats?.deliver_get_details?.rate)}`],
@@ -69,10 +69,10 @@ export default function VhostPage({ names }: PageProps) {
                 </Section>
                 <div class="columns">
                   <Section title="Limits">
-                    <LimitForms of={data.limits} names={LIMITS} path="/api/vhost-limits/{vhost}/{name}" pathNames={of} onDone={reload} />
+                    <LimitForms limits={data.limits} names={LIMITS} path="/api/vhost-limits/{vhost}/{name}" pathNames={pathNames} onDone={reload} />
                   </Section>
                   <Section title="Settings">
-                    <SettingsForm of={data.vhost} onDone={reload} />
+                    <SettingsForm vhost={data.vhost} onDone={reload} />
                   </Section>
                 </div>
               </>
@@ -89,7 +89,7 @@ function limitsText(limits: Record<string, number>): string {
   return found.join(", ") || "none";
 }
 
-/** The lists, of this virtual host alone. */
+/** A link to a list, limited to this virtual host. */
 function VhostLink({ vhost, at }: { vhost: string; at: string }) {
   return (
     <a href={href([at])} onClick={() => selectVhost(vhost)}>
@@ -98,21 +98,21 @@ function VhostLink({ vhost, at }: { vhost: string; at: string }) {
   );
 }
 
-function SettingsForm({ of, onDone }: { of: Vhost; onDone: () => void }) {
-  const send = async (fields: FormData): Promise<void> => {
+function SettingsForm({ vhost, onDone }: { vhost: Vhost; onDone: () => void }) {
+  const submit = async (fields: FormData): Promise<void> => {
     const body = { ...fieldsBody(fields), protected_from_deletion: fields.has("protected"), tracing: fields.has("tracing") };
-    await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: of.name }), body);
+    await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: vhost.name }), body);
     notify("The settings are saved.");
     onDone();
   };
   return (
-    <Form key={JSON.stringify([of.description, of.tags, of.default_queue_type, of.protected_from_deletion, of.tracing])} action="Save the settings" send={send}>
-      <VhostFields of={of} />
-      <label class="check">
-        <input type="checkbox" name="protected" defaultChecked={of.protected_from_deletion} /> protected from being deleted
+    <Form key={JSON.stringify([vhost.description, vhost.tags, vhost.default_queue_type, vhost.protected_from_deletion, vhost.tracing])} action="Save the settings" submit={submit}>
+      <VhostFields vhost={vhost} />
+      <label class="checkbox">
+        <input type="checkbox" name="protected" defaultChecked={vhost.protected_from_deletion} /> protected from being deleted
       </label>
-      <label class="check">
-        <input type="checkbox" name="tracing" defaultChecked={of.tracing} /> traced: every publish and delivery is copied to amq.rabbitmq.trace, which costs time
+      <label class="checkbox">
+        <input type="checkbox" name="tracing" defaultChecked={vhost.tracing} /> traced: every publish and delivery is copied to amq.rabbitmq.trace, which costs time
       </label>
     </Form>
   );
@@ -120,7 +120,7 @@ function SettingsForm({ of, onDone }: { of: Vhost; onDone: () => void }) {
 
 function DeleteButton({ vhost }: { vhost: Vhost }) {
   const names = { vhost: vhost.name };
-  const look = async (): Promise<Preview> => {
+  const preview = async (): Promise<Preview> => {
     const [now, queues, connections] = await Promise.all([
       request<Vhost>("GET", apiUrl("/api/vhosts/{vhost}", names)),
       request<{ total_count: number }>("GET", apiUrl("/api/queues/{vhost}", names, { page: 1, page_size: 1, columns: "name" })),
@@ -136,7 +136,7 @@ function DeleteButton({ vhost }: { vhost: Vhost }) {
           <p>
             The virtual host <Name>{vhost.name}</Name> goes with all that is in it when you confirm, and cannot be brought back. Now that is:
           </p>
-          <ul class="points">
+          <ul class="bullets">
             <li>{plural(queues.total_count, "queue")}</li>
             <li>{plural(now.messages, "message")}</li>
             <li>{plural(open, "connection")} closed</li>
@@ -152,5 +152,5 @@ function DeleteButton({ vhost }: { vhost: Vhost }) {
     navigate(["vhosts"]);
     return `The virtual host ${vhost.name} is gone.`;
   };
-  return <DangerButton label="Delete" title="Delete the virtual host?" look={look} run={run} />;
+  return <DangerButton label="Delete" title="Delete the virtual host?" preview={preview} run={run} />;
 }

@@ -1,4 +1,4 @@
-// All virtual hosts that the user may see, with what lies in them.
+// The list of virtual hosts, and the dialog that adds one.
 import { useState } from "preact/hooks";
 import { apiUrl, getIfExists, request } from "../api/client";
 import { Dialog } from "../components/dialog";
@@ -31,7 +31,7 @@ export interface Vhost {
 const COLUMNS: Column<Vhost>[] = [
   { title: "Name", sort: "name", cell: (item) => <NameLink path={["vhosts", item.name]}>{item.name}</NameLink> },
   { title: "Description", sort: "description", cell: (item) => <Name>{item.description || "–"}</Name> },
-  { title: "State", cell: (item) => <VhostState of={item} /> },
+  { title: "State", cell: (item) => <VhostState vhost={item} /> },
   { title: "Ready", sort: "messages_ready", number: true, cell: (item) => formatCount(item.messages_ready) },
   { title: "Unacked", sort: "messages_unacknowledged", number: true, cell: (item) => formatCount(item.messages_unacknowledged) },
   { title: "Total", sort: "messages", number: true, cell: (item) => formatCount(item.messages) },
@@ -46,12 +46,12 @@ export default function Vhosts() {
     <>
       <PageTitle>Virtual hosts</PageTitle>
       <PagedList<Vhost>
-        what="virtual hosts"
+        noun="virtual hosts"
         path="/api/vhosts"
         columns={COLUMNS}
         idOf={(item) => item.name}
         version={version}
-        aside={hasTag("administrator") && <button onClick={() => setAdding(true)}>New virtual host</button>}
+        toolbar={hasTag("administrator") && <button onClick={() => setAdding(true)}>New virtual host</button>}
       />
       {adding && (
         <NewVhost
@@ -67,36 +67,36 @@ export default function Vhosts() {
   );
 }
 
-export function VhostState({ of }: { of: Vhost }) {
+export function VhostState({ vhost }: { vhost: Vhost }) {
   return (
     <>
-      {Object.entries(of.cluster_state).map(([node, state]) => (
+      {Object.entries(vhost.cluster_state).map(([node, state]) => (
         <Badge key={node} kind={state === "running" ? "good" : "bad"} title={`on ${node}`}>
           {state}
         </Badge>
       ))}
-      {of.protected_from_deletion && <Badge title="It cannot be deleted until that is taken back">protected</Badge>}
-      {of.tracing && <Badge kind="warn" title="Every publish and delivery is copied to amq.rabbitmq.trace">traced</Badge>}
-      {of.tags.map((tag) => (
+      {vhost.protected_from_deletion && <Badge title="It cannot be deleted until that is taken back">protected</Badge>}
+      {vhost.tracing && <Badge kind="warn" title="Every publish and delivery is copied to amq.rabbitmq.trace">traced</Badge>}
+      {vhost.tags.map((tag) => (
         <Badge key={tag}>{tag}</Badge>
       ))}
     </>
   );
 }
 
-export function VhostFields({ of }: { of?: Vhost }) {
+export function VhostFields({ vhost }: { vhost?: Vhost }) {
   return (
     <>
       <Field label="Description">
-        <input name="description" autocomplete="off" defaultValue={of?.description ?? ""} />
+        <input name="description" autocomplete="off" defaultValue={vhost?.description ?? ""} />
       </Field>
       <Field label="Tags" hint="Words with commas between them">
-        <input name="tags" autocomplete="off" defaultValue={of?.tags.join(", ") ?? ""} />
+        <input name="tags" autocomplete="off" defaultValue={vhost?.tags.join(", ") ?? ""} />
       </Field>
       <Field label="Type of queues that are declared without one">
-        <select name="type" defaultValue={of?.default_queue_type ?? "classic"}>
+        <select name="type" defaultValue={vhost?.default_queue_type ?? "classic"}>
           {["classic", "quorum", "stream"].map((type) => (
-            <option key={type} selected={type === (of?.default_queue_type ?? "classic")}>
+            <option key={type} selected={type === (vhost?.default_queue_type ?? "classic")}>
               {type}
             </option>
           ))}
@@ -111,9 +111,9 @@ export function fieldsBody(fields: FormData): Record<string, unknown> {
 }
 
 function NewVhost({ onClose }: { onClose: (done: boolean) => void }) {
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const name = fieldText(fields, "name");
-    // Nothing that is there is changed by mistake.
+    // PUT would change an existing virtual host.
     if (await getIfExists(apiUrl("/api/vhosts/{vhost}", { vhost: name }, { columns: "name" }))) throw new Error("There is a virtual host of this name already; its own page has its settings.");
     await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: name }), fieldsBody(fields));
     notify(`The virtual host ${name} is there, and you may use it.`);
@@ -121,7 +121,7 @@ function NewVhost({ onClose }: { onClose: (done: boolean) => void }) {
   };
   return (
     <Dialog title="New virtual host" onClose={() => onClose(false)}>
-      <Form action="Add the virtual host" send={send}>
+      <Form action="Add the virtual host" submit={submit}>
         <Field label="Name">
           <input name="name" required autocomplete="off" />
         </Field>

@@ -1,4 +1,4 @@
-// Looking at messages where they lie: none is taken, marked or moved.
+// Browsing messages without taking, marking or moving them; live view; download.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { errorText, get } from "../api/client";
@@ -6,7 +6,7 @@ import { Dialog } from "../components/dialog";
 import { Badge, ErrorMessage, exchangeName, Name, Section } from "../components/elements";
 import { Field, fieldText, Form } from "../components/form";
 import { formatBytes, formatCount, formatTime } from "../components/format";
-import { type Message, MessageView, preview } from "../components/message";
+import { type Message, MessageView, payloadPreview } from "../components/message";
 import { notify } from "../components/notices";
 import { type Column, DataTable } from "../components/table";
 
@@ -21,14 +21,14 @@ export interface QueueNames {
   queue: string;
 }
 
-/** What is asked for; offset goes on. */
+/** A search for messages. */
 interface Search {
   offset?: number;
   time?: string;
   where?: string;
 }
 
-export function BrowseMessages({ of, stream }: { of: QueueNames; stream: boolean }) {
+export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames; stream: boolean }) {
   const [tail, setTail] = useState(false);
   const [from, setFrom] = useState("front");
   const [search, setSearch] = useState<Search>({});
@@ -37,31 +37,31 @@ export function BrowseMessages({ of, stream }: { of: QueueNames; stream: boolean
   const [open, setOpen] = useState<Message>();
   const running = useRef<AbortController>();
   useEffect(() => () => running.current?.abort(), []);
-  /** What was asked before ends with it. */
+  /** A new request aborts the previous one. */
   const ask = async (asked: Search): Promise<void> => {
     running.current?.abort();
     const own = (running.current = new AbortController());
     setError(undefined);
     try {
-      await look(asked, own.signal);
+      await fetchPage(asked, own.signal);
     } catch (failed) {
       if (!own.signal.aborted) throw failed;
     }
   };
-  const look = async (asked: Search, signal: AbortSignal): Promise<void> => {
+  const fetchPage = async (asked: Search, signal: AbortSignal): Promise<void> => {
     let got: Messages;
     let offset = asked.offset;
     const messages: Message[] = [];
     do {
-      // A page ends after a second of looking: on until there is something to see, or nothing more.
-      got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { ...asked, offset, time: offset === undefined ? asked.time : undefined, count: PAGE_MESSAGES - messages.length, truncate: LIST_PAYLOAD_BYTES }, signal);
+      // The broker answers after one second at most: continue until there are enough messages or the queue ends.
+      got = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { ...asked, offset, time: offset === undefined ? asked.time : undefined, count: PAGE_MESSAGES - messages.length, truncate: LIST_PAYLOAD_BYTES }, signal);
       if (signal.aborted) return;
       messages.push(...got.messages);
       offset = got.next_offset;
       setPage({ ...got, messages: [...messages] });
     } while (!got.ended && messages.length < PAGE_MESSAGES);
   };
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const where = fieldText(fields, "where").trim();
     const asked: Search = where ? { where } : {};
     if (from === "offset") asked.offset = Number(fieldText(fields, "offset"));
@@ -76,7 +76,7 @@ export function BrowseMessages({ of, stream }: { of: QueueNames; stream: boolean
     if (page) ask({ ...search, offset: page.next_offset }).catch(setError);
   };
   const show = (message: Message): void => {
-    get("/api/queues/{vhost}/{queue}/messages", { ...of }, { offset: message.offset, count: 1, truncate: PAYLOAD_BYTES_MAX }).then(
+    get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { offset: message.offset, count: 1, truncate: PAYLOAD_BYTES_MAX }).then(
       (found) => setOpen(found.messages.find((each) => each.offset === message.offset) ?? message),
       setError,
     );
@@ -88,11 +88,11 @@ export function BrowseMessages({ of, stream }: { of: QueueNames; stream: boolean
     { title: "Exchange", cell: (each) => <Name>{exchangeName(each.exchange)}</Name> },
     { title: "Routing key", cell: (each) => <Name>{each.routing_key}</Name> },
     { title: "Size", number: true, cell: (each) => formatBytes(each.payload_bytes) },
-    { title: "Payload", cell: (each) => <code>{preview(each)}</code> },
+    { title: "Payload", cell: (each) => <code>{payloadPreview(each)}</code> },
   ];
   return (
     <Section title="Look at messages, without taking any">
-      <Form action={from === "tail" ? "Watch" : "Browse"} send={send}>
+      <Form action={from === "tail" ? "Watch" : "Browse"} submit={submit}>
         <div class="fields">
           <Field label="From">
             <select value={from} onChange={(event) => setFrom(event.currentTarget.value)}>
@@ -118,20 +118,20 @@ export function BrowseMessages({ of, stream }: { of: QueueNames; stream: boolean
         </div>
       </Form>
       <ErrorMessage error={error} />
-      {tail && <LiveMessages key={search.where ?? ""} of={of} where={search.where} stream={stream} columns={columns} onOpen={show} onClose={() => setTail(false)} />}
-      {page && <DataTable what="such messages" items={page.messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={show} />}
+      {tail && <LiveMessages key={search.where ?? ""} queueNames={queueNames} where={search.where} stream={stream} columns={columns} onOpen={show} onClose={() => setTail(false)} />}
+      {page && <DataTable noun="such messages" items={page.messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={show} />}
       {page?.hint && <p class="warning">{page.hint}</p>}
       {page && (
         <div class="buttons left">
           <button disabled={page.ended} onClick={next}>
             {page.ended ? "That was the end" : `Next ${PAGE_MESSAGES}`}
           </button>
-          <DownloadButton of={of} wanted={search} />
+          <DownloadButton queueNames={queueNames} wanted={search} />
         </div>
       )}
       {open && (
         <Dialog wide title={`Message at offset ${formatCount(open.offset)}`} onClose={() => setOpen(undefined)}>
-          <MessageView of={open} vhost={of.vhost} queue={of.queue} />
+          <MessageView message={open} vhost={queueNames.vhost} queue={queueNames.queue} />
         </Dialog>
       )}
     </Section>
@@ -142,7 +142,7 @@ const POLL_MS = 1000;
 const LIVE_ROWS_MAX = 200;
 
 interface LiveMessagesProps {
-  of: QueueNames;
+  queueNames: QueueNames;
   where: string | undefined;
   stream: boolean;
   columns: Column<Message>[];
@@ -150,8 +150,8 @@ interface LiveMessagesProps {
   onClose: () => void;
 }
 
-/** What comes from now on, the newest first. */
-function LiveMessages({ of, where, stream, columns, onOpen, onClose }: LiveMessagesProps) {
+/** New messages, newest first. */
+function LiveMessages({ queueNames, where, stream, columns, onOpen, onClose }: LiveMessagesProps) {
   const [messages, setMessages] = useState<Message[]>([]);
   const [seen, setSeen] = useState(0);
   const [paused, setPaused] = useState(false);
@@ -163,8 +163,8 @@ function LiveMessages({ of, where, stream, columns, onOpen, onClose }: LiveMessa
     let timer: ReturnType<typeof setTimeout> | undefined;
     const once = async (): Promise<void> => {
       try {
-        next.current ??= await fetchEndOffset(of, left.signal);
-        const got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { offset: next.current, where, count: PAGE_MESSAGES, truncate: LIST_PAYLOAD_BYTES }, left.signal);
+        next.current ??= await fetchEndOffset(queueNames, left.signal);
+        const got = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { offset: next.current, where, count: PAGE_MESSAGES, truncate: LIST_PAYLOAD_BYTES }, left.signal);
         next.current = got.next_offset;
         if (got.messages.length) {
           setMessages((before) => [...got.messages.toReversed(), ...before].slice(0, LIVE_ROWS_MAX));
@@ -193,24 +193,24 @@ function LiveMessages({ of, where, stream, columns, onOpen, onClose }: LiveMessa
         <button onClick={() => setPaused(!paused)}>{paused ? "Go on" : "Pause"}</button>
         <button onClick={onClose}>Stop watching</button>
       </div>
-      {!stream && <p class="soft">A message that consumers take and ack within a second may not be seen here.</p>}
+      {!stream && <p class="muted">A message that consumers take and ack within a second may not be seen here.</p>}
       <ErrorMessage error={error} />
-      {messages.length > 0 && <DataTable what="messages that came" items={messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={onOpen} />}
+      {messages.length > 0 && <DataTable noun="messages that came" items={messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={onOpen} />}
     </>
   );
 }
 
-/** The offset of the next message that will come. */
-async function fetchEndOffset(of: QueueNames, signal: AbortSignal): Promise<number> {
-  const got = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { end: true }, signal);
+/** Return the offset of the next message that will arrive. */
+async function fetchEndOffset(queueNames: QueueNames, signal: AbortSignal): Promise<number> {
+  const got = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { end: true }, signal);
   return got.next_offset;
 }
 
 const DOWNLOAD_BYTES_MAX = 256 << 20;
 const DOWNLOAD_COUNT = 1000;
 
-/** All that the search finds, as a file: a line of JSON for each message. */
-function DownloadButton({ of, wanted }: { of: QueueNames; wanted: Search }) {
+/** Downloads all matching messages, as one line of JSON each. */
+function DownloadButton({ queueNames, wanted }: { queueNames: QueueNames; wanted: Search }) {
   const [status, setStatus] = useState("");
   const running = useRef<AbortController>();
   useEffect(() => () => running.current?.abort(), []);
@@ -221,7 +221,7 @@ function DownloadButton({ of, wanted }: { of: QueueNames; wanted: Search }) {
     let { offset } = wanted;
     try {
       for (;;) {
-        const got: Messages = await get("/api/queues/{vhost}/{queue}/messages", { ...of }, { ...wanted, offset, time: offset === undefined ? wanted.time : undefined, count: DOWNLOAD_COUNT }, own.signal);
+        const got: Messages = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { ...wanted, offset, time: offset === undefined ? wanted.time : undefined, count: DOWNLOAD_COUNT }, own.signal);
         const text = got.messages.map((each) => `${JSON.stringify(each)}\n`).join("");
         size += text.length;
         number += got.messages.length;
@@ -230,7 +230,7 @@ function DownloadButton({ of, wanted }: { of: QueueNames; wanted: Search }) {
         setStatus(`${formatCount(number)}, ${formatBytes(size)} so far`);
         if (got.ended || size > DOWNLOAD_BYTES_MAX) break;
       }
-      save(`${of.queue}.jsonl`, lines);
+      save(`${queueNames.queue}.jsonl`, lines);
       setStatus(size > DOWNLOAD_BYTES_MAX ? `${formatCount(number)} are in the file; it ends before offset ${formatCount(offset)}, as a page cannot hold more` : `${formatCount(number)} are in the file`);
     } catch (error) {
       if (!own.signal.aborted) notify(errorText(error), "bad");
@@ -241,7 +241,7 @@ function DownloadButton({ of, wanted }: { of: QueueNames; wanted: Search }) {
   return (
     <>
       <button onClick={() => (running.current ? (running.current.abort(), (running.current = undefined), setStatus("")) : void load())}>{running.current ? "Stop the download" : "Download all that match"}</button>
-      <span class="soft" aria-live="polite">
+      <span class="muted" aria-live="polite">
         {status}
       </span>
     </>

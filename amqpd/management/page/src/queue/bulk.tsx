@@ -1,4 +1,4 @@
-// What may be done with several queues at once: purge, delete, move their messages. One after the other, as of a single one.
+// Actions on several selected queues: purge, delete, move messages. They send one request per queue.
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { apiUrl, errorText, get, post, remove } from "../api/client";
@@ -17,44 +17,44 @@ const FAILURES_SHOWN_MAX = 5;
 const idOf = (queue: Queue): string => `${queue.vhost}\0${queue.name}`;
 const namesOf = (queue: Queue) => ({ vhost: queue.vhost, queue: queue.name });
 
-/** Those that are still there, as they are now. */
-async function fetchCurrent(of: Queue[]): Promise<Queue[]> {
-  const wanted = new Set(of.map(idOf));
-  const vhosts = [...new Set(of.map((queue) => queue.vhost))];
+/** Return the selected queues that still exist, with their current counts. */
+async function fetchCurrent(selected: Queue[]): Promise<Queue[]> {
+  const wanted = new Set(selected.map(idOf));
+  const vhosts = [...new Set(selected.map((queue) => queue.vhost))];
   const columns = "name,vhost,type,messages,messages_ready,consumers";
   const lists = await Promise.all(vhosts.map((vhost) => fetchAll<Queue>(apiUrl("/api/queues/{vhost}", { vhost }, { columns }))));
   return lists.flat().filter((queue) => wanted.has(idOf(queue)));
 }
 
-/** Does it to each, and goes on where one fails. Returns a sentence; throws one where any failed. */
-async function forEachQueue(of: Queue[], verb: string, done: string, act: (queue: Queue) => Promise<unknown>, say: ReportProgress): Promise<string> {
+/** Apply `act` to each queue and continue after errors. Returns a summary; throws it as Error if a queue failed. */
+async function forEachQueue(queues: Queue[], verb: string, done: string, act: (queue: Queue) => Promise<unknown>, say: ReportProgress): Promise<string> {
   const failed: string[] = [];
-  for (const [index, queue] of of.entries()) {
-    say(`${verb} ${index + 1} of ${of.length}: ${showInvisible(queue.name)}`);
+  for (const [index, queue] of queues.entries()) {
+    say(`${verb} ${index + 1} of ${queues.length}: ${showInvisible(queue.name)}`);
     try {
       await act(queue);
     } catch (error) {
       failed.push(`${showInvisible(queue.name)}: ${errorText(error)}`);
     }
   }
-  const doneText = `${plural(of.length - failed.length, "queue is", "queues are")} ${done}.`;
+  const doneText = `${plural(queues.length - failed.length, "queue is", "queues are")} ${done}.`;
   if (!failed.length) return doneText;
   const moreText = failed.length > FAILURES_SHOWN_MAX ? `; and ${failed.length - FAILURES_SHOWN_MAX} more` : "";
   throw new Error(`${doneText} ${failed.length} failed: ${failed.slice(0, FAILURES_SHOWN_MAX).join("; ")}${moreText}`);
 }
 
-const sum = (of: Queue[], name: "messages" | "messages_ready" | "consumers"): number => of.reduce((all, queue) => all + (queue[name] ?? 0), 0);
+const sum = (queues: Queue[], name: "messages" | "messages_ready" | "consumers"): number => queues.reduce((all, queue) => all + (queue[name] ?? 0), 0);
 
-export function BulkActions({ of, onDone }: { of: Queue[]; onDone: () => void }) {
+export function BulkActions({ selected, onDone }: { selected: Queue[]; onDone: () => void }) {
   const [moving, setMoving] = useState(false);
   const found = useRef<Queue[]>([]);
-  const fetchQueues = async (): Promise<Queue[]> => (found.current = (await fetchCurrent(of)).filter((queue) => queue.type !== "stream"));
+  const fetchQueues = async (): Promise<Queue[]> => (found.current = (await fetchCurrent(selected)).filter((queue) => queue.type !== "stream"));
   return (
     <>
       <DangerButton
         label="Purge"
-        title={`Purge ${plural(of.length, "queue")}?`}
-        look={async () => {
+        title={`Purge ${plural(selected.length, "queue")}?`}
+        preview={async () => {
           const queues = await fetchQueues();
           const ready = sum(queues, "messages_ready");
           return {
@@ -63,7 +63,7 @@ export function BulkActions({ of, onDone }: { of: Queue[]; onDone: () => void })
             text: (
               <p>
                 {ready ? `${plural(ready, "ready message")} of ${plural(queues.length, "queue")} are removed, and not dead-lettered: nobody gets them any more. That is the count of this moment: all that are ready when you confirm go.` : "Nothing is ready in them."}
-                {queues.length < of.length && " Streams keep their messages."}
+                {queues.length < selected.length && " Streams keep their messages."}
               </p>
             ),
           };
@@ -74,9 +74,9 @@ export function BulkActions({ of, onDone }: { of: Queue[]; onDone: () => void })
       <button onClick={() => setMoving(true)}>Move messages</button>
       <DangerButton
         label="Delete"
-        title={`Delete ${plural(of.length, "queue")}?`}
-        look={async () => {
-          const queues = (found.current = await fetchCurrent(of));
+        title={`Delete ${plural(selected.length, "queue")}?`}
+        preview={async () => {
+          const queues = (found.current = await fetchCurrent(selected));
           const [messages, consumers] = [sum(queues, "messages"), sum(queues, "consumers")];
           return {
             nothingToDo: queues.length === 0,
@@ -89,20 +89,20 @@ export function BulkActions({ of, onDone }: { of: Queue[]; onDone: () => void })
             ),
           };
         }}
-        // What came since it was looked at is not deleted unseen.
+        // A message that arrived after the preview is not deleted.
         run={(say) => forEachQueue(found.current, "Deleting", "deleted", (queue) => remove("/api/queues/{vhost}/{queue}", namesOf(queue), { "if-empty": !queue.messages, "if-unused": !queue.consumers }), say)}
         onDone={onDone}
       />
-      {moving && <MoveDialog of={of} fetchQueues={fetchQueues} onClose={(done) => (setMoving(false), done && onDone())} />}
+      {moving && <MoveDialog selected={selected} fetchQueues={fetchQueues} onClose={(done) => (setMoving(false), done && onDone())} />}
     </>
   );
 }
 
-function MoveDialog({ of, fetchQueues, onClose }: { of: Queue[]; fetchQueues: () => Promise<Queue[]>; onClose: (done: boolean) => void }) {
+function MoveDialog({ selected, fetchQueues, onClose }: { selected: Queue[]; fetchQueues: () => Promise<Queue[]>; onClose: (done: boolean) => void }) {
   const [kind, setKind] = useState<"queue" | "exchange">("queue");
   const [body, setBody] = useState<Record<string, string>>();
   const found = useRef<{ queue: Queue; count: number }[]>([]);
-  const look = async (): Promise<Preview> => {
+  const preview = async (): Promise<Preview> => {
     const queues = (await fetchQueues()).filter((queue) => queue.messages_ready && queue.name !== body!["to_queue"]);
     found.current = [];
     for (const queue of queues) found.current.push({ queue, count: (await runJob(queue, { ...body, dry_run: true })).done });
@@ -123,10 +123,10 @@ function MoveDialog({ of, fetchQueues, onClose }: { of: Queue[]; fetchQueues: ()
     return forEachQueue(moved, "Moving", "moved", (queue) => runJob(queue, { ...body, limit: count.get(queue) }), say);
   };
   return (
-    <Dialog title={`Move the messages of ${plural(of.length, "queue")}`} onClose={() => onClose(false)}>
+    <Dialog title={`Move the messages of ${plural(selected.length, "queue")}`} onClose={() => onClose(false)}>
       <Form
         action="See what it would do"
-        send={async (fields) => setBody({ [kind === "queue" ? "to_queue" : "to_exchange"]: fieldText(fields, "target"), ...(kind === "exchange" && fieldText(fields, "key") ? { routing_key: fieldText(fields, "key") } : {}) })}
+        submit={async (fields) => setBody({ [kind === "queue" ? "to_queue" : "to_exchange"]: fieldText(fields, "target"), ...(kind === "exchange" && fieldText(fields, "key") ? { routing_key: fieldText(fields, "key") } : {}) })}
       >
         <Field label="To">
           <select value={kind} onChange={(event) => setKind(event.currentTarget.value as typeof kind)}>
@@ -143,12 +143,12 @@ function MoveDialog({ of, fetchQueues, onClose }: { of: Queue[]; fetchQueues: ()
           </Field>
         )}
       </Form>
-      {body && <ConfirmDialog title={`Move the messages of ${plural(of.length, "queue")}?`} look={look} run={run} onClose={(done) => (setBody(undefined), done && onClose(true))} />}
+      {body && <ConfirmDialog title={`Move the messages of ${plural(selected.length, "queue")}?`} preview={preview} run={run} onClose={(done) => (setBody(undefined), done && onClose(true))} />}
     </Dialog>
   );
 }
 
-/** A job on one queue, to its end. Throws: Error where it fails. */
+/** Run a job on one queue to its end. Throws Error if it fails. */
 async function runJob(queue: Queue, body: Record<string, unknown>): Promise<Job> {
   let found = await post<Job>("/api/queues/{vhost}/{queue}/jobs", namesOf(queue), { action: "move", ...body, wait_ms: WAIT_MS });
   while (found.ended === null) found = await get("/api/amqpd/jobs/{job}", { job: found.id }, { wait_ms: WAIT_MS });

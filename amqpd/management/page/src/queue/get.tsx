@@ -1,11 +1,11 @@
-// Getting messages as a consumer would: they are taken out, and put back or not.
+// Getting messages as a consumer does: they are taken out of the queue, and put back or not.
 import { useRef, useState } from "preact/hooks";
 import { get, post } from "../api/client";
 import { ConfirmDialog } from "../components/dialog";
 import { Section } from "../components/elements";
 import { Field } from "../components/form";
 import { plural } from "../components/format";
-import { type DisplayedMessage, MessageView, preview } from "../components/message";
+import { type DisplayedMessage, MessageView, payloadPreview } from "../components/message";
 import type { QueueNames } from "./browse";
 
 const ACK_MODES = {
@@ -16,14 +16,14 @@ const ACK_MODES = {
 } as const;
 type AckMode = keyof typeof ACK_MODES;
 
-export function GetMessages({ of }: { of: QueueNames }) {
+export function GetMessages({ queueNames }: { queueNames: QueueNames }) {
   const [mode, setMode] = useState<AckMode>("ack_requeue_true");
   const [messageCount, setMessageCount] = useState(1);
   const [confirming, setConfirming] = useState(false);
   const [messages, setMessages] = useState<DisplayedMessage[]>();
   const confirmedCount = useRef(0);
-  const look = async () => {
-    const queue = await get("/api/queues/{vhost}/{queue}", { ...of }, { columns: "messages_ready" });
+  const preview = async () => {
+    const queue = await get("/api/queues/{vhost}/{queue}", { ...queueNames }, { columns: "messages_ready" });
     const several = (confirmedCount.current = Math.min(messageCount, queue.messages_ready ?? 0));
     const many = plural(several, "message");
     const then = {
@@ -35,8 +35,8 @@ export function GetMessages({ of }: { of: QueueNames }) {
     return { text: <p>{several ? then : "There is nothing ready in the queue."}</p>, action: mode.endsWith("true") ? `Get ${many}` : `Take ${many} out`, nothing: several === 0 };
   };
   const run = async () => {
-    // No more than was told, whatever has come since.
-    const got = await post<DisplayedMessage[]>("/api/queues/{vhost}/{queue}/get", { ...of }, { count: confirmedCount.current, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
+    // No more messages than the preview counted, even if more have arrived.
+    const got = await post<DisplayedMessage[]>("/api/queues/{vhost}/{queue}/get", { ...queueNames }, { count: confirmedCount.current, ackmode: mode, encoding: "auto", truncate: 1 << 20 });
     setMessages(got);
     return `Got ${plural(got.length, "message")}.`;
   };
@@ -61,13 +61,13 @@ export function GetMessages({ of }: { of: QueueNames }) {
           Get
         </button>
       </div>
-      {confirming && <ConfirmDialog title={`Get messages from ${of.queue}?`} look={look} run={run} onClose={() => setConfirming(false)} />}
+      {confirming && <ConfirmDialog title={`Get messages from ${queueNames.queue}?`} preview={preview} run={run} onClose={() => setConfirming(false)} />}
       {messages?.map((each, index) => (
         <details key={index} open={messages.length === 1}>
           <summary>
-            Message {index + 1}: <code>{preview(each)}</code>
+            Message {index + 1}: <code>{payloadPreview(each)}</code>
           </summary>
-          <MessageView of={each} vhost={of.vhost} queue={of.queue} />
+          <MessageView message={each} vhost={queueNames.vhost} queue={queueNames.queue} />
         </details>
       ))}
     </Section>

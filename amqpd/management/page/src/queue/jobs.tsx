@@ -1,4 +1,5 @@
-// Jobs on a queue: move, copy, delete, redrive, rewind. Each is counted by a dry run before it may begin, and can be stopped.
+// Jobs on a queue: move, copy, delete, redrive, rewind. A dry run counts the messages first. A running job can be
+// stopped.
 import { useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { errorText, get, post, remove } from "../api/client";
@@ -32,28 +33,28 @@ function allowedActions(queue: Queue, rights: Rights): Action[] {
   return typeof queue.messages_retained === "number" ? [...all, "rewind"] : all;
 }
 
-export function Jobs({ of, queue, rights }: { of: QueueNames; queue: Queue; rights: Rights }) {
-  const { data, error, refresh } = usePoll((signal) => get("/api/queues/{vhost}/{queue}/jobs", { ...of }, {}, signal), [of.vhost, of.queue]);
+export function Jobs({ queueNames, queue, rights }: { queueNames: QueueNames; queue: Queue; rights: Rights }) {
+  const { data, error, refresh } = usePoll((signal) => get("/api/queues/{vhost}/{queue}/jobs", { ...queueNames }, {}, signal), [queueNames.vhost, queueNames.queue]);
   const possible = allowedActions(queue, rights);
   return (
     <>
-      {possible.length > 0 && <NewJob of={of} possible={possible} onBegun={() => void refresh()} />}
+      {possible.length > 0 && <NewJob queueNames={queueNames} possible={possible} onBegun={() => void refresh()} />}
       <Section title="What runs, and what has ended">
         <ErrorMessage error={error} />
         {data && (
           <DataTable
-            what="jobs on this queue"
+            noun="jobs on this queue"
             items={data.toReversed()}
             idOf={(job) => job.id}
             columns={[
               { title: "Begun", cell: (job) => <span class="moment">{formatTime(job.begun)}</span> },
               { title: "What", cell: (job) => `${ACTION_TEXTS[job.action].title}${job.dry_run ? " (counted only)" : ""}` },
-              { title: "State", cell: (job) => <JobState of={job} /> },
+              { title: "State", cell: (job) => <JobState job={job} /> },
               { title: "Done", number: true, cell: (job) => formatCount(job.done) },
               { title: "Looked at", number: true, cell: (job) => formatCount(job.looked_at) },
               { title: "Left where they are", cell: (job) => skippedText(job) },
               { title: "Speed", number: true, cell: (job) => formatRate(job.rate) },
-              { title: "", cell: (job) => job.ended === null && <StopButton of={job} onDone={() => void refresh()} /> },
+              { title: "", cell: (job) => job.ended === null && <StopButton job={job} onDone={() => void refresh()} /> },
             ]}
           />
         )}
@@ -67,24 +68,24 @@ function skippedText(job: Job): string {
   return reasons.map(([reason, several]) => `${formatCount(several)}: ${reason}`).join("; ");
 }
 
-function JobState({ of }: { of: Job }) {
-  const kind = of.state === "failed" ? "bad" : of.state === "done" ? "good" : of.state === "waiting" ? "warn" : "";
+function JobState({ job }: { job: Job }) {
+  const kind = job.state === "failed" ? "bad" : job.state === "done" ? "good" : job.state === "waiting" ? "warn" : "";
   return (
     <>
-      <Badge kind={kind}>{of.state}</Badge>
-      {of.reason && showInvisible(of.reason)}
+      <Badge kind={kind}>{job.state}</Badge>
+      {job.reason && showInvisible(job.reason)}
     </>
   );
 }
 
-function StopButton({ of, onDone }: { of: Job; onDone: () => void }) {
+function StopButton({ job, onDone }: { job: Job; onDone: () => void }) {
   const stop = (): void => {
-    remove("/api/amqpd/jobs/{job}", { job: of.id }).then(onDone, (error: unknown) => notify(errorText(error), "bad"));
+    remove("/api/amqpd/jobs/{job}", { job: job.id }).then(onDone, (error: unknown) => notify(errorText(error), "bad"));
   };
   return <button onClick={stop}>Stop</button>;
 }
 
-function NewJob({ of, possible, onBegun }: { of: QueueNames; possible: Action[]; onBegun: () => void }) {
+function NewJob({ queueNames, possible, onBegun }: { queueNames: QueueNames; possible: Action[]; onBegun: () => void }) {
   const [action, setAction] = useState<Action>(possible[0]!);
   const [to, setTo] = useState<"queue" | "exchange">("queue");
   const [begin, setBegin] = useState<"front" | "offset" | "time">("front");
@@ -94,7 +95,7 @@ function NewJob({ of, possible, onBegun }: { of: QueueNames; possible: Action[];
   const targeted = chosen === "move" || chosen === "copy";
   const ranged = chosen === "copy" || chosen === "rewind";
   const start = chosen === "rewind" && begin === "front" ? "offset" : begin;
-  const send = async (fields: FormData): Promise<void> => {
+  const submit = async (fields: FormData): Promise<void> => {
     const body: Record<string, unknown> = { action: chosen };
     const where = fieldText(fields, "where").trim();
     if (where) body["where"] = where;
@@ -111,7 +112,7 @@ function NewJob({ of, possible, onBegun }: { of: QueueNames; possible: Action[];
   };
   return (
     <Section title="Move, copy, delete, send back">
-      <Form action="See what it would do" send={send}>
+      <Form action="See what it would do" submit={submit}>
         <div class="fields">
           <Field label="What">
             <select value={chosen} onChange={(event) => setAction(event.currentTarget.value as Action)}>
@@ -174,15 +175,15 @@ function NewJob({ of, possible, onBegun }: { of: QueueNames; possible: Action[];
       </Form>
       {confirming && (
         <ConfirmDialog
-          title={`${ACTION_TEXTS[chosen].title}: ${of.queue}`}
-          look={async (signal) => {
-            const job = await dryRun(of, confirming, signal);
+          title={`${ACTION_TEXTS[chosen].title}: ${queueNames.queue}`}
+          preview={async (signal) => {
+            const job = await dryRun(queueNames, confirming, signal);
             counted.current = job.done;
             return jobPreview(job, confirming);
           }}
           run={async () => {
-            // No more than was shown, whatever has come since.
-            await post("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...confirming, limit: counted.current });
+            // No more messages than the preview counted, even if more have arrived.
+            await post("/api/queues/{vhost}/{queue}/jobs", { ...queueNames }, { ...confirming, limit: counted.current });
             return "It has begun; below is how far it is.";
           }}
           onClose={(done) => {
@@ -195,9 +196,9 @@ function NewJob({ of, possible, onBegun }: { of: QueueNames; possible: Action[];
   );
 }
 
-/** A dry run: how many it would be, and which would stay and why. */
-async function dryRun(of: QueueNames, asked: Record<string, unknown>, signal: AbortSignal): Promise<Job> {
-  let job = await post<Job>("/api/queues/{vhost}/{queue}/jobs", { ...of }, { ...asked, dry_run: true, wait_ms: WAIT_MS });
+/** Run a job dry. Returns how many messages it would change, and which it would skip and why. */
+async function dryRun(queueNames: QueueNames, asked: Record<string, unknown>, signal: AbortSignal): Promise<Job> {
+  let job = await post<Job>("/api/queues/{vhost}/{queue}/jobs", { ...queueNames }, { ...asked, dry_run: true, wait_ms: WAIT_MS });
   while (job.ended === null) {
     job = await get("/api/amqpd/jobs/{job}", { job: job.id }, { wait_ms: WAIT_MS });
     if (!signal.aborted || job.ended !== null) continue;
@@ -224,7 +225,7 @@ function jobPreview(job: Job, asked: Record<string, unknown>): Preview {
         </p>
         {stay && <p>Left where they are: {stay}.</p>}
         {job.hint && <p class="warning">{job.hint}</p>}
-        <p class="soft">Counted just now, and nothing is done yet. It will be no more than that, whatever comes meanwhile.</p>
+        <p class="muted">Counted just now, and nothing is done yet. It will be no more than that, whatever comes meanwhile.</p>
       </>
     ),
   };

@@ -1,4 +1,4 @@
-// A stream's consumers and where each is: those that read now, and the names under which a place is stored.
+// Offsets in a stream: of its present consumers, and those stored under names of consumers.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get, put, remove } from "../api/client";
@@ -14,8 +14,8 @@ import type { QueueNames } from "./browse";
 type Queue = components["schemas"]["Queue"];
 type Consumer = components["schemas"]["Consumer"];
 
-export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
-  const stored = usePoll((signal) => get("/api/queues/{vhost}/{queue}/offsets", { ...of }, {}, signal), [of.vhost, of.queue]);
+export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; queue: Queue }) {
+  const stored = usePoll((signal) => get("/api/queues/{vhost}/{queue}/offsets", { ...queueNames }, {}, signal), [queueNames.vhost, queueNames.queue]);
   const end = Math.max(1, ...(stored.data ?? []).map((each) => each.offset + each.lag));
   const first = Math.max(0, end - (queue.messages ?? end));
   const [newOffset, setNewOffset] = useState<{ name: string; offset: number }>();
@@ -23,13 +23,13 @@ export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
     <>
       <Section title="Who reads now, and where">
         <PagedList<Consumer>
-          what="readers"
+          noun="readers"
           path="/api/queues/{vhost}/{queue}/consumers"
-          names={{ ...of }}
+          names={{ ...queueNames }}
           query={{ columns: "consumer_tag,channel_details,stream" }}
-          searched="many"
-          by="consumer tag"
-          as="readers."
+          searchable="many"
+          searchLabel="consumer tag"
+          queryPrefix="readers."
           idOf={(each) => `${each.channel_details?.name}\0${each.consumer_tag}`}
           columns={[
             { title: "Consumer", cell: (each) => <Name>{each.stream?.name ?? each.consumer_tag}</Name> },
@@ -43,7 +43,7 @@ export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
         <ErrorMessage error={stored.error} />
         {stored.data && (
           <DataTable
-            what="stored places"
+            noun="stored places"
             items={stored.data}
             idOf={(each) => each.name}
             columns={[
@@ -58,9 +58,9 @@ export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
                   <DangerButton
                     label="Forget"
                     title={`Forget the place of ${each.name}?`}
-                    look={async () => ({ text: <p>The next consumer of that name begins where its own argument says, not at offset {formatCount(each.offset)}. No message is touched.</p>, action: "Forget the place" })}
+                    preview={async () => ({ text: <p>The next consumer of that name begins where its own argument says, not at offset {formatCount(each.offset)}. No message is touched.</p>, action: "Forget the place" })}
                     run={async () => {
-                      await remove("/api/queues/{vhost}/{queue}/offsets/{name}", { ...of, name: each.name });
+                      await remove("/api/queues/{vhost}/{queue}/offsets/{name}", { ...queueNames, name: each.name });
                       return `The place of ${each.name} is forgotten.`;
                     }}
                     onDone={() => void stored.refresh()}
@@ -72,7 +72,7 @@ export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
         )}
         <details>
           <summary>Set a place</summary>
-          <Form action="Set the place" send={async (fields) => setNewOffset({ name: fieldText(fields, "name"), offset: Number(fieldText(fields, "offset")) })}>
+          <Form action="Set the place" submit={async (fields) => setNewOffset({ name: fieldText(fields, "name"), offset: Number(fieldText(fields, "offset")) })}>
             <div class="fields">
               <Field label="Name">
                 <input name="name" required autocomplete="off" />
@@ -87,14 +87,14 @@ export function StreamOffsets({ of, queue }: { of: QueueNames; queue: Queue }) {
       {newOffset && (
         <ConfirmDialog
           title={`Set the place of ${newOffset.name}?`}
-          look={async () => {
+          preview={async () => {
             const before = stored.data?.find((each) => each.name === newOffset.name)?.offset;
             const again = before === undefined ? 0 : before - newOffset.offset;
             const then = again > 0 ? `${plural(again, "message")} will come to it again.` : again < 0 ? `${plural(-again, "message")} will never come to it.` : "";
             return { text: <p>Consumers of that name get offset {formatCount(newOffset.offset)} next. {then}</p>, action: "Set the place" };
           }}
           run={async () => {
-            await put("/api/queues/{vhost}/{queue}/offsets/{name}", { ...of, name: newOffset.name }, { offset: newOffset.offset });
+            await put("/api/queues/{vhost}/{queue}/offsets/{name}", { ...queueNames, name: newOffset.name }, { offset: newOffset.offset });
             return `${newOffset.name} goes on at offset ${formatCount(newOffset.offset)}.`;
           }}
           onClose={(done) => {
@@ -113,13 +113,13 @@ function ReaderPosition({ at: { offset, lag }, messages }: { at: NonNullable<Con
   return <PositionBar first={Math.max(0, end - messages)} end={end} at={offset} />;
 }
 
-/** The stream from its first message to its end, and the place in it. */
+/** A bar from the first message of the stream to its end, filled up to the offset. */
 function PositionBar({ first, end, at }: { first: number; end: number; at: number }) {
   const share = end > first ? Math.min(1, Math.max(0, (at - first) / (end - first))) : 1;
   return (
-    <svg class="place" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={`${Math.round(share * 100)} % of the way to the end`}>
-      <rect width="100" height="8" rx="2" class="whole" />
-      <rect width={share * 100} height="8" rx="2" class="read" />
+    <svg class="position" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={`${Math.round(share * 100)} % of the way to the end`}>
+      <rect width="100" height="8" rx="2" class="position-whole" />
+      <rect width={share * 100} height="8" rx="2" class="position-read" />
     </svg>
   );
 }

@@ -2,7 +2,7 @@ import { useRef, useState } from "preact/hooks";
 import { ApiError, errorText } from "../api/client";
 import { login, loginMessage } from "./session";
 
-/** Why somebody was not let in, in words. */
+/** Return why a login failed. */
 function loginErrorText(error: unknown): string {
   if (!(error instanceof ApiError)) return errorText(error);
   if (error.status === 401 && error.reason.startsWith("Not ")) {
@@ -45,7 +45,7 @@ export function Login() {
         <p role="alert" class="bad">
           {failure}
         </p>
-        <button class="main" disabled={busy}>
+        <button class="primary" disabled={busy}>
           Log in
         </button>
       </form>

@@ -1,30 +1,31 @@
-// All pages, in the order of the navigation: one line each. A page is a module of its own under pages/, fetched when it is
-// opened first, but the overview, which comes with the start; its default export is a component that gets the names of its path.
+// The table of all pages, in the order of the navigation. Each page is a module in pages/, loaded when it is first
+// opened; the overview and the list of queues are loaded with the start. Its default export is a component with
+// `PageProps`.
 import type { ComponentType } from "preact";
 import { prefetch } from "../api/client";
 import { type Role, session } from "./session";
 import Overview, { firstUrl as firstOfOverview } from "../pages/overview";
 import Queues, { firstUrl as firstOfQueues } from "../pages/queues";
 
-/** What a page's component gets: the decoded names of its path, in order. */
+/** Props of a page: the decoded names of its path, in order. */
 export interface PageProps {
   names: string[];
 }
 
 export interface Page {
-  /** As in the address behind #/; `*` stands for one name. */
+  /** Path behind #/ in the address; `*` is a name. */
   path: string;
-  /** Of the navigation and the browser's title; a thing's own page is not in the navigation. */
+  /** Title in the navigation and the browser. The page of a single object has no group and no entry in the navigation. */
   title: string;
   group?: "Broker" | "Messages" | "Administration";
-  /** Whoever has no such tag does not find it in the navigation, and is told so when he opens it by address. */
+  /** Tag that a user needs. The navigation hides the page from others, and its address shows them which tag it needs. */
   role: Role;
   load: () => Promise<PageModule>;
 }
 
 interface PageModule {
   default: ComponentType<PageProps>;
-  /** The address of what it asks first, so that this may be asked before it is known who is logged in. */
+  /** URL of the page's first request. It is sent before the session is known. */
   firstUrl?: () => string;
 }
 
@@ -54,19 +55,19 @@ const NOT_FOUND: Page = { path: "*", title: "Not found", role: "management", loa
 
 const loadedComponents = new Map<Page, ComponentType<PageProps>>();
 
-/** Fetches a page's module; while nobody knows yet who is logged in, its first question is asked beside that one. Rejects where it cannot be had. */
+/** Load a page's module and, while the session is unknown, send its first request. Rejects if the module cannot be loaded. */
 export async function loadPage(page: Page): Promise<void> {
   const { default: component, firstUrl } = await page.load();
   loadedComponents.set(page, component);
   if (firstUrl && session.peek() === undefined) prefetch(firstUrl());
 }
 
-/** The page's component, once it is fetched. */
+/** Return the component of a loaded page. */
 export function componentOf(page: Page): ComponentType<PageProps> | undefined {
   return loadedComponents.get(page);
 }
 
-/** The page of an address, and the names in it. */
+/** Return the page for a path, and the names in the path. */
 export function findPage(path: string[]): { page: Page; names: string[] } {
   for (const page of PAGES) {
     const words = page.path.split("/").filter(Boolean);

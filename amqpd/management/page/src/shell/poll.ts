@@ -1,23 +1,25 @@
-// Asking again and again: every few seconds while somebody looks, never twice at once, and not at all while the tab is hidden.
+// Polling: one request every few seconds, never two at once, none while the tab is hidden.
 import { useCallback, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ApiError, unreachableSince } from "../api/client";
 import { refreshIntervalS } from "./preferences";
 
 const RETRY_MS = 1000;
-/** Whoever has heard nothing for so long is told: a broker that hangs refuses nothing. */
+/** After so long without an answer the page shows that the broker is unreachable. A broker that hangs refuses nothing. */
 const SLOW_MS = 10000;
 const UNSEEN_MS = 200;
 
 export interface Polled<T> {
   data: T | undefined;
-  /** Why the last request failed; the data before it stays. */
+  /** Error of the last request; the previous data stay. */
   error: unknown;
-  /** Asks now; the promise ends with the answer. */
+  /** Request now. The promise ends with the answer. */
   refresh: () => Promise<void>;
 }
 
-/** deps: what the request depends on; another one begins anew, and the old answer goes. leastS: seconds between two at least, for
- *  what costs the broker more than others, or is no newer if asked sooner. */
+/**
+ * Poll `ask`. If `deps` change, the old data are removed and polling starts again. `intervalMinS` is the shortest
+ * interval, for requests that are expensive or whose data change slowly.
+ */
 export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], leastS = 0): Polled<T> {
   const [state, setState] = useState<{ data: T | undefined; error: unknown }>({ data: undefined, error: undefined });
   const asking = useRef(ask);
@@ -25,14 +27,15 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
   const now = useRef<() => Promise<void>>(async () => undefined);
   const seconds = refreshIntervalS.value;
 
-  // What was asked before is no answer to this; before the first request, whose answer may be there before the next paint.
+  // Data of the old `deps` must not be shown for the new ones. This runs before the request below, whose answer may
+  // arrive before the next paint.
   const begun = useRef(false);
   useLayoutEffect(() => {
     if (begun.current) setState({ data: undefined, error: undefined });
     begun.current = true;
   }, deps);
 
-  // Not behind the next paint: what is asked for now is what that should show.
+  // A layout effect, so that the request does not wait for a paint.
   useLayoutEffect(() => {
     let ended = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
@@ -72,7 +75,7 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
       else if (seconds !== 0) void run();
     };
     now.current = async () => {
-      await running; // what is under way may be from before a change
+      await running; // the running request may show the state before a change
       await run();
     };
     document.addEventListener("visibilitychange", seen);
@@ -89,8 +92,7 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
   return { ...state, refresh };
 }
 
-/** Ends when what is set now has been painted, which is when the frame after it begins; where nobody looks nothing is, and it ends
- *  all the same. */
+/** Resolve after the current state is painted: two animation frames later. A hidden tab paints nothing; there a timer resolves. */
 export function afterPaint(): Promise<void> {
   return new Promise((done) => {
     requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)));
@@ -98,7 +100,7 @@ export function afterPaint(): Promise<void> {
   });
 }
 
-/** Whether what was there when `ready` came has been painted: what costs more than it tells stands behind this. */
+/** Return true once the state that made `ready` true is painted. Expensive parts of a page wait for this. */
 export function useAfterPaint(ready: boolean): boolean {
   const [seen, setSeen] = useState(false);
   useLayoutEffect(() => {

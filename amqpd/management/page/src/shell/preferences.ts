@@ -1,4 +1,4 @@
-// The preferences of a user, kept by the browser: theme, refresh interval, virtual host.
+// Preferences of the user, stored in the browser: theme, refresh interval, virtual host.
 import { effect, signal } from "@preact/signals";
 import { request } from "../api/client";
 
@@ -7,7 +7,7 @@ const storedTheme = localStorage.getItem("amqpd.theme");
 
 export const theme = signal<Theme>(storedTheme === "light" || storedTheme === "dark" ? storedTheme : "auto");
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
-/** What is shown now; charts are drawn anew when it changes. */
+/** The colours in use. Charts are redrawn when this changes. */
 export const isDark = signal(false);
 
 effect(() => {
@@ -27,7 +27,7 @@ systemDark.addEventListener("change", () => {
 
 export const REFRESH_INTERVALS_S: readonly number[] = [3, 10, 30, 0];
 const storedInterval = Number(localStorage.getItem("amqpd.refresh") ?? REFRESH_INTERVALS_S[0]);
-/** Seconds between two refreshes; 0: only when asked. Kept by the browser. */
+/** Seconds between two refreshes; 0 is paused. */
 export const refreshIntervalS = signal(REFRESH_INTERVALS_S.includes(storedInterval) ? storedInterval : REFRESH_INTERVALS_S[0]!);
 
 export function setRefreshInterval(seconds: number): void {
@@ -35,14 +35,13 @@ export function setRefreshInterval(seconds: number): void {
   localStorage.setItem("amqpd.refresh", String(seconds));
 }
 
-/** A choice offers so many; of more it opens a list that the broker pages and searches. */
+/** The select has so many options. If there are more, it opens a searchable list. */
 const VHOST_OPTIONS_MAX = 100;
 
-/** Empty: all. */
+/** Selected virtual host; empty for all. */
 export const selectedVhost = signal(localStorage.getItem("amqpd.vhost") ?? "");
-/** The first names in order, OFFERED at most; read at the login, and when the choice is opened. */
+/** Names of the first VHOST_OPTIONS_MAX virtual hosts. Loaded after login and when the select is opened. */
 export const vhostOptions = signal<string[]>([]);
-/** How many there are. */
 export const vhostCount = signal(0);
 
 export function selectVhost(name: string): void {

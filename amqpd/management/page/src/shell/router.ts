@@ -1,9 +1,9 @@
-// Where the page is: what stands behind # in the address, with RabbitMQ's paths, so that links and bookmarks of its page work:
-// #/queues/%2F/orders. What a page shows of its thing (a tab, a sort order, a search) stands behind a ? there.
+// The route: the part of the address behind #, with RabbitMQ's paths (#/queues/%2F/orders), so that links and
+// bookmarks work. Its query holds the tab, the order and the search of a page.
 import { signal } from "@preact/signals";
 
 export interface Route {
-  /** The path's segments, decoded. */
+  /** Decoded segments of the path. */
   path: string[];
   query: URLSearchParams;
 }
@@ -26,10 +26,11 @@ addEventListener("hashchange", () => {
   route.value = parseHash(location.hash);
 });
 
-// What is no Unicode, half of a pair, would throw; nothing there is called so. (With the u flag a whole pair is one sign, and matches not.)
+// encodeURIComponent throws for half of a surrogate pair, so it is replaced. With the flag u a whole pair is one
+// character and does not match.
 const encodeSegment = (text: string): string => encodeURIComponent(text.replace(/[\ud800-\udfff]/gu, "\ufffd"));
 
-/** The address of a page: `href(["queues", vhost, name], { tab: "messages" })`. */
+/** Return the address of a page: `href(["queues", vhost, name], { tab: "messages" })`. */
 export function href(path: (string | number)[], query: Record<string, string | number | undefined> = {}): string {
   const pairs = Object.entries(query).filter(([, value]) => value !== undefined && value !== "");
   const text = new URLSearchParams(pairs.map(([name, value]) => [name, String(value)])).toString();
@@ -40,7 +41,7 @@ export function navigate(path: (string | number)[], query?: Record<string, strin
   location.hash = href(path, query);
 }
 
-/** Other words behind the ?, on the same page; undefined takes one away. No step back in the browser's history for it. */
+/** Change the query of the route without a step in the browser's history; undefined removes a value. */
 export function setQuery(changes: Record<string, string | number | undefined>): void {
   const now = Object.fromEntries(route.value.query);
   const hash = href(route.value.path, { ...now, ...changes });

@@ -1,4 +1,5 @@
-// Who is logged in. The cookie is the browser's alone; this knows what the broker says of it.
+// The session of the logged-in user, and what the user may do. Scripts cannot read the cookie; the broker describes
+// the session.
 import { computed, effect, signal } from "@preact/signals";
 import type { components } from "../api/schema";
 import { type Answer, clearPrefetched, get, request, sessionEndCount } from "../api/client";
@@ -7,9 +8,9 @@ import { usePoll } from "./poll";
 export type Session = Answer<"/api/amqpd/session">;
 export type Role = "management" | "policymaker" | "monitoring" | "administrator";
 
-/** undefined: not yet known; null: nobody. */
+/** undefined while unknown, null without a login. */
 export const session = signal<Session | null | undefined>(undefined);
-/** Why the login is shown again; empty the first time. */
+/** Reason why the login is shown again; empty the first time. */
 export const loginMessage = signal("");
 
 const TAGS_WITH_ROLE: Record<Role, readonly string[]> = {
@@ -21,12 +22,12 @@ const TAGS_WITH_ROLE: Record<Role, readonly string[]> = {
 
 const tags = computed(() => session.value?.tags ?? []);
 
-/** Whether the user has this tag or one that includes it: what the broker asks of him for a route of that role. */
+/** Return whether the user has this tag or one that includes it. The broker checks routes in the same way. */
 export function hasTag(role: Role): boolean {
   return tags.value.some((tag) => TAGS_WITH_ROLE[role].includes(tag));
 }
 
-/** The tag in words, with what includes it. */
+/** Return the tag with those that include it, in words. */
 export function tagAlternatives(role: Role): string {
   return role === "administrator" ? role : `${role}, or ${role === "management" ? "any other" : "administrator"}`;
 }
@@ -42,7 +43,7 @@ export async function loadSession(): Promise<void> {
   }
 }
 
-/** Throws: Refusal with why not, Silence. */
+/** Throws ApiError or UnreachableError. */
 export async function login(username: string, password: string): Promise<void> {
   session.value = await request<Session>("POST", "/api/amqpd/session", new URLSearchParams({ username, password }));
   loginMessage.value = "";

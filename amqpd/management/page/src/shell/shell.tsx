@@ -1,4 +1,4 @@
-// The frame of all pages: where one is, who one is, whether the broker answers; and the page within it.
+// The shell of all pages: login, header, navigation, notices, and the page of the address.
 import { useSignal, useSignalEffect } from "@preact/signals";
 import type { ComponentType } from "preact";
 import { useEffect, useErrorBoundary, useRef, useState } from "preact/hooks";
@@ -34,7 +34,7 @@ function Frame() {
     void afterPaint()
       .then(() => (ended ? undefined : loadVhosts()))
       .catch((error: unknown) => notify(errorText(error), "bad"));
-    // The next user of this tab sees nothing of the one before.
+    // Another user in this tab must not see the notices and names of this one.
     return () => {
       ended = true;
       clearNotices();
@@ -57,7 +57,7 @@ function Frame() {
         <a class="brand" href="#/">
           amqpd
         </a>
-        <span class="where" title="Cluster and node">
+        <span class="cluster-name" title="Cluster and node">
           {session.value?.cluster_name}
         </span>
         <HeaderControls />
@@ -82,11 +82,11 @@ function HeaderControls() {
   return (
     <div class="controls">
       <label>
-        <span class="hidden">Virtual host</span>
+        <span class="visually-hidden">Virtual host</span>
         <VhostSelect value={selectedVhost.value} onChange={selectVhost} all="All virtual hosts" />
       </label>
       <label>
-        <span class="hidden">Refresh</span>
+        <span class="visually-hidden">Refresh</span>
         <select value={refreshIntervalS.value} onChange={(event) => setRefreshInterval(Number(event.currentTarget.value))}>
           {REFRESH_INTERVALS_S.map((seconds) => (
             <option key={seconds} value={seconds}>
@@ -96,7 +96,7 @@ function HeaderControls() {
         </select>
       </label>
       <label>
-        <span class="hidden">Colours</span>
+        <span class="visually-hidden">Colours</span>
         <select value={theme.value} onChange={(event) => (theme.value = event.currentTarget.value as Theme)}>
           <option value="auto">system</option>
           <option value="light">light</option>
@@ -140,7 +140,7 @@ function Navigation() {
   );
 }
 
-/** A thing's own page belongs to the list it stands in. */
+/** The page of a single object belongs to its list. */
 function isCurrent(page: Page, here: Page): boolean {
   return page.path === here.path || (page.path !== "" && here.path.startsWith(`${page.path}/`));
 }
@@ -156,7 +156,7 @@ function UnreachableBanner() {
     }
   }, [since]);
   return (
-    <div role="alert" class={since === null ? "hidden" : "silent"}>
+    <div role="alert" class={since === null ? "visually-hidden" : "unreachable"}>
       {since === null
         ? ""
         : `The broker has not answered since ${new Date(since).toTimeString().slice(0, 8)}. What you see is from before; this page asks on, every second.`}
@@ -164,7 +164,7 @@ function UnreachableBanner() {
   );
 }
 
-/** The page of the address, once its module is there. */
+/** The page of the current route, once its module is loaded. */
 function CurrentPage() {
   const { page, names } = findPage(route.value.path);
   const [, setFetched] = useState<Page>();
@@ -174,7 +174,7 @@ function CurrentPage() {
   useEffect(() => {
     let current = true;
     setFailed("");
-    // Also where it is there by now: it may have come between this render and here.
+    // Set it also if it is loaded already: that may have happened since this render.
     (componentOf(page) ? Promise.resolve() : loadPage(page)).then(
       () => current && setFetched(page),
       () => current && setFailed(page.title),
@@ -186,7 +186,7 @@ function CurrentPage() {
   useEffect(() => {
     const name = names.at(-1);
     document.title = `${name ? `${name} · ` : ""}${page.title} · amqpd`;
-    // Another page: whoever reads by keyboard or ear is at its beginning.
+    // On another page, keyboard and screen reader users start at its top.
     if (shown.current !== undefined && shown.current !== key) {
       scrollTo(0, 0);
       document.getElementById("main")?.focus({ preventScroll: true });

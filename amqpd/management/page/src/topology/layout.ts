@@ -1,19 +1,20 @@
-// Where nodes of the topology stand: in columns from left to right, the way messages go.
+// Layout of the topology in columns, from left to right in the direction of messages.
 //
-// What hangs together is laid out by itself, and these parts stand one below the other. A node stands one column to the
-// right of what leads to it; a link that would close a circle (dead letters often do) is left out of that and drawn
-// backwards. Within a column nodes are sorted so that few links cross, each by where its neighbours stand, a few times to
-// and fro; then each column stands beside the tallest as near to its neighbours as there is room.
+// The graph is cut into connected parts, which are placed below each other. A node is one column to the right of the
+// nodes that lead to it. A link that closes a cycle (often of dead letters) is ignored for this and drawn backwards.
+// The order within a column is the mean position of the neighbours, improved in a few sweeps, so that few links
+// cross. The tallest column fixes the rows; the others are placed as near to their neighbours as there is room.
 //
-// Things that the same lead to and that lead to the same are alike: of many the first are drawn and the others members into
-// one box, until that is opened. The more kinds there are the fewer of each: five hundred boxes below each other are no picture.
+// Nodes with the same sources and destinations are alike. Of many alike nodes the first are drawn, the others become
+// one box until the user expands it. With more kinds of nodes fewer of each are drawn: a column of five hundred boxes
+// is not readable.
 //
-// Cost: some 10 ms for 500 nodes.
+// Cost: about 10 ms for 500 nodes.
 
 export interface LayoutNode {
   id: string;
   name: string;
-  /** In what order nodes stand before links have their say, and which are members last: higher comes first. */
+  /** Initial order, and which nodes become members of a group last: higher comes first. */
   weight: number;
 }
 export interface Link {
@@ -21,7 +22,7 @@ export interface Link {
   destination: string;
 }
 export interface Group {
-  /** Of the members box. */
+  /** Id of the box that stands for the members. */
   id: string;
   members: string[];
 }
@@ -33,7 +34,7 @@ export interface Position {
 export interface Layout {
   positions: Map<string, Position>;
   groups: Group[];
-  /** Which fold a node is in. */
+  /** Node -> id of its group. */
   groupOf: Map<string, string>;
   width: number;
   height: number;
@@ -45,13 +46,13 @@ export interface Sizes {
   gap: number;
 }
 
-/** Of nodes that are alike, so many are drawn; in a picture of more than ROOM nodes fewer, and one at least. */
+/** So many alike nodes are drawn. In a graph of more than NODES_MAX nodes fewer, at least one. */
 const GROUP_SHOWN_MAX = 12;
 const NODES_MAX = 80;
 export const ALL_GROUPS = "*";
 const SWEEPS = 6;
 
-/** opened: folds that are not to be, or ALL. */
+/** Place nodes and groups. `expanded` has ids of groups that are not collapsed, or ALL_GROUPS. */
 export function layout(nodes: readonly LayoutNode[], links: readonly Link[], expanded: ReadonlySet<string>, sizes: Sizes): Layout {
   const { groups, groupOf } = group(nodes, links, expanded);
   const ids = nodes.filter((node) => !groupOf.has(node.id)).map((node) => node.id);
@@ -108,7 +109,7 @@ function group(nodes: readonly LayoutNode[], links: readonly Link[], expanded: R
   return { groups, groupOf };
 }
 
-/** The row of each: the tallest column is filled from above, the others stand beside their neighbours in it, in their order. */
+/** Return the row of each node. The tallest column has no gaps; nodes of other columns keep their order, near their neighbours. */
 function askeyRows(columns: readonly string[][], edges: ReadonlyMap<string, Set<string>>): Map<string, number> {
   const near = neighbours(columns, edges);
   const rows = Math.max(...columns.map((column) => column.length));
@@ -128,7 +129,7 @@ function askeyRows(columns: readonly string[][], edges: ReadonlyMap<string, Set<
   return row;
 }
 
-/** Both ways; within a part. */
+/** Return the neighbours of each node in both directions. */
 function neighbours(columns: readonly string[][], edges: ReadonlyMap<string, Set<string>>): Map<string, string[]> {
   const near = new Map<string, string[]>(columns.flat().map((id) => [id, []]));
   for (const id of near.keys())
@@ -142,7 +143,7 @@ function neighbours(columns: readonly string[][], edges: ReadonlyMap<string, Set
 const weightMax = (part: readonly string[], weight: ReadonlyMap<string, number>): number =>
   part.reduce((most, id) => Math.max(most, weight.get(id) ?? 0), -1);
 
-/** The parts that no link leads between, in the order of their first node. */
+/** Return the connected parts, ordered by their first node. */
 function connectedParts(nodes: readonly string[], edges: ReadonlyMap<string, Set<string>>): string[][] {
   const near = new Map<string, string[]>(nodes.map((id) => [id, []]));
   for (const [from, ends] of edges)
@@ -170,18 +171,18 @@ function connectedParts(nodes: readonly string[], edges: ReadonlyMap<string, Set
   return parts;
 }
 
-/** Each as far to the right as the longest way to it, without the links that close a circle. */
+/** Return the columns of a part. A node's column is the longest path to it, without links that close a cycle. */
 function askeyColumns(part: readonly string[], edges: ReadonlyMap<string, Set<string>>, weight: ReadonlyMap<string, number>): string[][] {
   const inward = new Map<string, number>(part.map((id) => [id, 0]));
   for (const id of part) for (const to of edges.get(id) ?? []) inward.set(to, (inward.get(to) ?? 0) + 1);
-  // From those that nonode leads to; what is in circles alone comes last.
+  // Start at nodes without incoming links; pure cycles come last.
   const order = [...part].sort((a, b) => (inward.get(a) ?? 0) - (inward.get(b) ?? 0));
   const state = new Map<string, "open" | "done">();
   const forward = new Map<string, string[]>();
   const finished: string[] = [];
   for (const start of order) {
     if (state.has(start)) continue;
-    // Depth first without recursion: a chain of exchanges may be long.
+    // Depth-first search with its own stack: a chain of exchanges may be long.
     const stack: { id: string; ends: string[]; at: number }[] = [{ id: start, ends: [...(edges.get(start) ?? [])], at: 0 }];
     state.set(start, "open");
     while (stack.length) {
@@ -209,7 +210,7 @@ function askeyColumns(part: readonly string[], edges: ReadonlyMap<string, Set<st
   return columns.filter((each) => each.length > 0);
 }
 
-/** By the middle of where neighbours stand, from left to right and back. */
+/** Order each column by the mean position of the neighbours, in sweeps from left to right and back. */
 function orderColumns(columns: string[][], edges: ReadonlyMap<string, Set<string>>): void {
   const near = neighbours(columns, edges);
   const place = new Map<string, { column: number; at: number }>();

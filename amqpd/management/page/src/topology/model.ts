@@ -1,5 +1,5 @@
-// The API's answer, with names instead of places in lists: those change from one answer to the next, and what is drawn
-// should stay where it is.
+// The topology of the API's answer. Objects get ids of their names, because indexes change between answers and a
+// drawn object must stay in place.
 import type { LayoutNode, Link } from "./layout";
 
 export interface Exchange {
@@ -55,10 +55,10 @@ export interface Topology extends Answer {
   linksFrom: Map<string, TopologyLink[]>;
   linksTo: Map<string, TopologyLink[]>;
   clientsOf: Map<string, Client[]>;
-  /** The same as long as the same things are linked in the same way. */
+  /** Equal for two answers with the same objects and links: then the layout is reused. */
   shape: string;
   messagesMax: number;
-  /** There is more than one in it, so each thing says which it is in. */
+  /** Each box names its virtual host. */
   severalVhosts: boolean;
 }
 
@@ -113,7 +113,7 @@ export function layoutNodes(model: Topology): LayoutNode[] {
   return [...exchanges, ...model.queues.map((each) => ({ id: each.id, name: each.name, weight: each.in_rate + each.out_rate + each.messages }))];
 }
 
-/** Messages gather in it: more come than go. Streams are there to keep them. */
+/** Return whether a queue gets more messages than it delivers. Streams keep their messages on purpose. */
 export function isGrowing(queue: Queue): boolean {
   return queue.type !== "stream" && queue.messages_ready > 0 && queue.in_rate > queue.out_rate * 1.05 + 0.1;
 }

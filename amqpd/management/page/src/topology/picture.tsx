@@ -1,8 +1,8 @@
-// The picture: a box for each exchange and queue, a line for each link, as wide as messages go along it, a bar in each queue
-// for how much lies in it. It stands still while rates change; things move only when some come or go.
+// Picture of the topology: a box for each exchange and queue, a line for each link with the width of its rate, and a
+// bar in each queue for its length. Boxes move only when objects or links change, not with rates.
 //
-// It is for eyes and a pointer. Whoever has a keyboard or a screen reader has the same in the list beside it, so nothing in
-// it can be focused, and the keys scroll it. (In SVG the attribute is `tabindex`, and `tabIndex` is none.)
+// The picture is for pointer users. Keyboard and screen reader users have the same in the tables, so nothing in the
+// picture takes the focus. (The attribute of SVG is `tabindex`; `tabIndex` has no effect.)
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { exchangeName, showInvisible } from "../components/elements";
 import { formatCount, formatRate, plural } from "../components/format";
@@ -14,7 +14,7 @@ const SIZES = { columnWidth: 372, rowHeight: 62, gap: 36 };
 const [BOX_WIDTH, BOX_HEIGHT, EDGE] = [220, 50, 16];
 const [PEERS_GAP, PEERS_WIDTH] = [22, 104];
 const [SCALE_MIN, SCALE_MAX] = [0.15, 2];
-/** Names of 16 px in the picture are no smaller than 13 on the screen; where columns need more room one scrolls. */
+/** A text of 16 px is at least 13 px on the screen. Wider pictures scroll. */
 const FIT_MIN = 0.85;
 const NAME_CHARACTERS_MAX = 24;
 
@@ -80,14 +80,14 @@ function Legend() {
     <span class="legend grow">
       <span class="key exchange">exchange</span>
       <span class="key queue">queue</span>
-      <span class="key piles">piles up</span>
+      <span class="key growing">piles up</span>
       <span class="key dead">dead letters</span>
       <span class="key alternate">no route</span>
     </span>
   );
 }
 
-/** Those of folded things as one. */
+/** Merge the links of collapsed nodes. */
 function drawnLinks(model: Topology, drawn: Layout): TopologyLink[] {
   const folded = new Map<string, TopologyLink>();
   const found: TopologyLink[] = [];
@@ -151,13 +151,13 @@ function QueueBox({ queue, model, at, dim, onHover }: BoxProps & { queue: Queue 
   const said = [model.severalVhosts ? showInvisible(queue.vhost) : "", formatCount(queue.messages), rates];
   const middle = BOX_HEIGHT / 2;
   return (
-    <g class={`box queue${isGrowing(queue) ? " piles" : ""}${dim ? " dim" : ""}`} transform={`translate(${at.x} ${at.y})`} onPointerEnter={() => onHover(queue.id)} onPointerLeave={() => onHover(null)}>
+    <g class={`box queue${isGrowing(queue) ? " growing" : ""}${dim ? " dim" : ""}`} transform={`translate(${at.x} ${at.y})`} onPointerEnter={() => onHover(queue.id)} onPointerLeave={() => onHover(null)}>
       {queue.consumers > 0 && (
         <>
           <path class={`line${queue.out_rate > 0 ? " flows" : ""}`} d={`M${BOX_WIDTH} ${middle}h${PEERS_GAP}`} stroke-width={strokeWidth(queue.out_rate)} />
           <a href={href(["queues", queue.vhost, queue.name], { tab: "consumers" })} tabindex={-1}>
             <title>{(model.clientsOf.get(queue.id) ?? []).map((peer) => `${showInvisible(peer.connection)} (${showInvisible(peer.user)})`).join("\n")}</title>
-            <rect class="peers" x={BOX_WIDTH + PEERS_GAP} y={8} width={PEERS_WIDTH} height={BOX_HEIGHT - 16} rx={12} />
+            <rect class="consumers" x={BOX_WIDTH + PEERS_GAP} y={8} width={PEERS_WIDTH} height={BOX_HEIGHT - 16} rx={12} />
             <text class="small" x={BOX_WIDTH + PEERS_GAP + PEERS_WIDTH / 2} y={middle + 5} text-anchor="middle">
               {plural(queue.consumers, "consumer")}
             </text>
@@ -178,7 +178,7 @@ function GroupBox({ count: all, queues, at, onOpen }: { count: number; queues: Q
   const messages = queues.reduce((sum, queue) => sum + queue.messages, 0);
   const piles = queues.filter(isGrowing).length;
   return (
-    <g class={`box fold${queues.length ? " queue" : " exchange"}${piles ? " piles" : ""}`} transform={`translate(${at.x} ${at.y})`} onClick={onOpen}>
+    <g class={`box group${queues.length ? " queue" : " exchange"}${piles ? " growing" : ""}`} transform={`translate(${at.x} ${at.y})`} onClick={onOpen}>
       <title>Show them</title>
       <rect x={5} y={5} width={BOX_WIDTH} height={BOX_HEIGHT} rx={4} />
       <rect width={BOX_WIDTH} height={BOX_HEIGHT} rx={4} />
@@ -187,7 +187,7 @@ function GroupBox({ count: all, queues, at, onOpen }: { count: number; queues: Q
   );
 }
 
-/** Cut in the middle, as names often differ at their end alone; what is still too wide is clipped. */
+/** Shorten a name in its middle, because names often differ at their end. A name that is still too wide is clipped. */
 function BoxText({ x, name, small }: { x: number; name: string; small: string }) {
   const signs = [...showInvisible(name)];
   const cut = signs.length > NAME_CHARACTERS_MAX ? [...signs.slice(0, NAME_CHARACTERS_MAX - 9), "…", ...signs.slice(-8)].join("") : signs.join("");
@@ -203,12 +203,12 @@ function BoxText({ x, name, small }: { x: number; name: string; small: string })
   );
 }
 
-/** It, and what a link joins it to. */
+/** Return the node and those that a link connects to it. */
 function linkedNodes(model: Topology, id: string): Set<string> {
   return new Set([id, ...(model.linksFrom.get(id) ?? []).map((link) => link.destination), ...(model.linksTo.get(id) ?? []).map((link) => link.source)]);
 }
 
-/** The scale at which all columns are in sight; smaller than that names cannot be read, and one scrolls. */
+/** Return the scale at which all columns fit, but no smaller than FIT_MIN. */
 function useFitScale(frame: { current: HTMLDivElement | null }, width: number): number {
   const [room, setRoom] = useState(0);
   useLayoutEffect(() => {
@@ -221,7 +221,7 @@ function useFitScale(frame: { current: HTMLDivElement | null }, width: number): 
   return room ? Math.min(1.25, Math.max(FIT_MIN, room / width)) : 1;
 }
 
-/** Ctrl and the wheel, as maps have it; the wheel alone scrolls. */
+/** Zoom with Ctrl and the wheel, like maps; the wheel alone scrolls. */
 function useZoomByWheel(frame: { current: HTMLDivElement | null }, zoom: (by: number) => void): void {
   const now = useRef(zoom);
   now.current = zoom;
@@ -237,7 +237,7 @@ function useZoomByWheel(frame: { current: HTMLDivElement | null }, zoom: (by: nu
   }, []);
 }
 
-/** With a mouse the picture is pushed about; fingers scroll by themselves. A push is no click. */
+/** Scroll the picture by dragging it with a mouse; touch scrolls by itself. A drag is not a click. */
 function startDrag(event: PointerEvent): void {
   const canvas = event.currentTarget as HTMLElement;
   if (event.pointerType !== "mouse" || event.button !== 0) return;
