@@ -28,7 +28,7 @@ def test_a_user_from_the_first_to_the_last(visit, broker) -> None:
     dialog.get_by_label("Password again").fill("another")
     dialog.get_by_role("checkbox", name="monitoring").check()
     dialog.get_by_role("button", name="Add the user").click()
-    dialog.get_by_role("alert").filter(has_text="not the same").wait_for()
+    dialog.get_by_role("alert").filter(has_text="are different").wait_for()
     dialog.get_by_label("Password again").fill(PASSWORD)
     dialog.get_by_role("button", name="Add the user").click()
     page.get_by_role("link", name="eve").click()
@@ -46,9 +46,9 @@ def test_a_user_from_the_first_to_the_last(visit, broker) -> None:
     user: Any = broker.api("GET", "/api/users/eve")
     assert (user["tags"], user["limits"]) == (["monitoring"], {"max-connections": 7})
     page.get_by_role("button", name="Delete", exact=True).click()
-    dialog.get_by_text("No connection is open").wait_for()
+    dialog.get_by_text("The user has no open connection").wait_for()
     dialog.get_by_role("button", name="Delete the user").click()
-    page.get_by_text("User eve is gone.").wait_for()
+    page.get_by_text("User eve was deleted.").wait_for()
     assert [each["name"] for each in as_list(broker.api("GET", "/api/users"))] == ["guest"]
 
 
@@ -74,14 +74,14 @@ def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
     page.get_by_role("button", name="+ max-length", exact=True).click()
     page.get_by_role("spinbutton", name="max-length").fill("3")
     page.get_by_text("It matches 2 queues and 0 exchanges. 2 queues and 0 exchanges change.").wait_for()
-    page.get_by_text("2 messages over the new length would go at once.").wait_for()
+    page.get_by_text("2 messages over the new length limit would be dropped or dead-lettered at once.").wait_for()
     page.get_by_role("button", name="Save the policy").click()
-    page.get_by_role("button", name="Save it and drop 2 messages").click()
+    page.get_by_role("button", name="Save and drop 2 messages").click()
     page.get_by_role("cell", name="^logs").wait_for()
     queues = {each["name"]: each["messages"] for each in as_list(broker.api("GET", "/api/queues"))}
     assert queues == {"logs.a": 3, "logs.b": 3, "other": 4}
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete it: 2 queues and 0 exchanges change").click()
+    page.get_by_role("button", name="Delete: 2 queues and 0 exchanges change").click()
     page.get_by_text("No policies.").wait_for()
     assert broker.api("GET", "/api/policies") == []
 
@@ -96,14 +96,14 @@ def test_a_policy_of_a_name_there_is_replaces_that_only_when_told(visit, broker)
     page.get_by_role("button", name="+ max-length", exact=True).click()
     page.get_by_role("button", name="Save the policy").click()
     asked = page.get_by_role("dialog", name="Save the policy?")
-    asked.get_by_text("There is a policy short in / already").wait_for()
+    asked.get_by_text("A policy short already exists in /").wait_for()
     asked.get_by_text("^old").wait_for()
     asked.get_by_role("button", name="Cancel").click()
     asked.wait_for(state="detached")
     assert broker.api("GET", "/api/policies/%2F/short") == {"vhost": "/", "name": "short", **old}
     page.get_by_role("button", name="Save the policy").click()
-    asked.get_by_role("button", name="Replace it", exact=True).click()
-    page.get_by_text("The policy short holds.").wait_for()
+    asked.get_by_role("button", name="Replace", exact=True).click()
+    page.get_by_text("The policy short was saved.").wait_for()
     assert dict(broker.api("GET", "/api/policies/%2F/short"))["pattern"] == "^new"
 
 
@@ -118,7 +118,7 @@ def test_a_permission_is_replaced_only_when_told(visit, broker) -> None:
     asked.get_by_text("^old").wait_for()
     assert broker.api("GET", "/api/permissions/%2F/eve") == {"user": "eve", "vhost": "/", **old}
     asked.get_by_role("button", name="Replace the permission").click()
-    page.get_by_text("The permission is set.").wait_for()
+    page.get_by_text("The permission was saved.").wait_for()
     assert dict(broker.api("GET", "/api/permissions/%2F/eve"))["write"] == ".*"
     page.get_by_role("button", name="Set the topic permission").click()
     asked = page.get_by_role("dialog", name="Set the topic permission?")
@@ -137,7 +137,7 @@ def test_nothing_is_declared_over_what_is_there(visit, broker) -> None:
         dialog = screen.page.get_by_role("dialog")
         dialog.get_by_label("Name").fill("one")
         dialog.get_by_role("button", name=f"Declare the {kind}").click()
-        dialog.get_by_role("alert").filter(has_text=f"{kind} of this name already").wait_for()
+        dialog.get_by_role("alert").filter(has_text=f"{kind} of this name already exists").wait_for()
         dialog.get_by_role("button", name="Close").click()
 
 
@@ -148,7 +148,7 @@ def test_a_policy_that_is_none_is_told_while_it_is_written(visit, broker) -> Non
     page.get_by_label("Definition as JSON").fill('{"max-length": "many"}')
     page.get_by_text("is not a valid maximum length").wait_for()
     page.get_by_label("Definition as JSON").fill("{")
-    page.get_by_text("The definition is no JSON object.").first.wait_for()
+    page.get_by_text("The definition is not a JSON object.").first.wait_for()
 
 
 def test_a_vhost_goes_with_what_is_in_it_and_says_so(visit, broker) -> None:
@@ -162,19 +162,19 @@ def test_a_vhost_goes_with_what_is_in_it_and_says_so(visit, broker) -> None:
         message = {"properties": {}, "routing_key": f"q{number}", "payload": "x", "payload_encoding": "string"}
         broker.api("POST", "/api/exchanges/for%20a%20day/amq.default/publish", message)
     page.get_by_role("link", name="for a day").click()
-    page.get_by_label("protected from being deleted").check()
+    page.get_by_label("protected from deletion").check()
     page.get_by_role("button", name="Save the settings").click()
-    page.get_by_text("The settings are saved.").wait_for()
+    page.get_by_text("The settings were saved.").wait_for()
     page.get_by_role("button", name="Delete", exact=True).click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("It is protected from being deleted.").wait_for()
+    dialog.get_by_text("The virtual host is protected from deletion.").wait_for()
     assert dialog.locator("button.danger").count() == 0
     page.keyboard.press("Escape")
     broker.api("DELETE", "/api/vhosts/for%20a%20day/deletion/protection")
     page.get_by_role("button", name="Delete", exact=True).click()
     dialog.get_by_text("3 queues").wait_for()
-    dialog.get_by_role("button", name="Delete it with 3 messages").click()
-    page.get_by_text("The virtual host for a day is gone.").wait_for()
+    dialog.get_by_role("button", name="Delete with 3 messages").click()
+    page.get_by_text("The virtual host for a day was deleted.").wait_for()
     assert [each["name"] for each in as_list(broker.api("GET", "/api/vhosts"))] == ["/"]
 
 
@@ -197,9 +197,9 @@ def test_an_import_keeps_numbers_as_they_are(visit, broker, tmp_path: Path) -> N
         f'"bindings": [{{"vhost": "/", {binding}, "arguments": {{"id": 9007199254740993}}}}]}}'
     )
     page = visit(broker, "#/definitions").page
-    page.get_by_label("A file").set_input_files(file)
-    page.get_by_role("button", name="See what it would do").click()
-    page.get_by_role("button", name="Import it").click()
+    page.get_by_label("File").set_input_files(file)
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("button", name="Import", exact=True).click()
     page.get_by_role("button", name="Import: 2 new, 0 changed").click()
     page.get_by_text("Imported.").wait_for()
     found = as_list(broker.api("GET", "/api/bindings/%2F/e/amq.headers/q/q"))
@@ -217,20 +217,20 @@ def test_an_import_shows_what_it_would_do(visit, broker, tmp_path: Path) -> None
     file = tmp_path / "definitions.json"
     file.write_text(json.dumps(document), "utf-8")
     page = visit(broker, "#/definitions").page
-    page.get_by_label("A file").set_input_files(file)
-    page.get_by_role("button", name="See what it would do").click()
-    page.get_by_text("It would be refused as it is: 1 item cannot be.").wait_for()
-    assert page.get_by_role("button", name="Import it").is_disabled()
+    page.get_by_label("File").set_input_files(file)
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_text("The import would be refused: 1 item is not supported.").wait_for()
+    assert page.get_by_role("button", name="Import", exact=True).is_disabled()
     page.get_by_role("cell", name="exchanges[0].vhost").wait_for()
-    page.get_by_label("leave out what cannot be").check()
-    page.get_by_role("button", name="See what it would do").click()
+    page.get_by_label("skip unsupported items").check()
+    page.get_by_role("button", name="Preview").click()
     differences = page.get_by_role("region", name="differences")
     differences.wait_for()
     rows = [row.inner_text() for row in differences.locator("tbody tr").all()]
-    assert [row.split()[0] for row in rows] == ["changes", "stays", "new"]
-    page.get_by_role("button", name="Import it").click()
+    assert [row.split()[0] for row in rows] == ["changed", "not", "new"]
+    page.get_by_role("button", name="Import", exact=True).click()
     page.get_by_role("button", name="Import: 1 new, 1 changed").click()
-    page.get_by_text("Imported; 1 item was left out.").wait_for()
+    page.get_by_text("Imported; 1 item was skipped.").wait_for()
     there = {each["name"]: each["arguments"] for each in as_list(broker.api("GET", "/api/queues"))}
     assert there == {"there": {"x-max-length": 5}, "coming": {}}
 
@@ -252,7 +252,7 @@ def test_exports_and_how_far_they_are_behind(visit, shop) -> None:
     declared = page.get_by_role("row").filter(has_text="lake")
     assert declared.get_by_role("button", name="Stop").is_disabled()
     row.get_by_role("button", name="Stop").click()
-    page.get_by_text("Nothing is kept for the export").wait_for()
+    page.get_by_text("The queue retains nothing for the export").wait_for()
     page.get_by_role("button", name="Cancel").click()
 
 
@@ -263,16 +263,16 @@ def test_the_audit_log_backwards_and_by_a_selector(visit, broker) -> None:
     rows = page.locator("main tbody tr")
     page.get_by_text("100 records").wait_for()
     assert rows.first.inner_text().split()[2] in ("guest", "user.authentication.success")
-    oldest = page.get_by_text("and there are no older ones")
+    oldest = page.get_by_text("there are no older records")
     while not oldest.is_visible():
         before = rows.count()
         page.get_by_role("button", name="Older").click()
         rows.nth(before).wait_for()
     assert rows.count() > 120
-    page.get_by_label("Where").fill("event = 'queue.created' AND name = 'audited7'")
+    page.get_by_label("Selector").fill("event = 'queue.created' AND name = 'audited7'")
     page.get_by_role("button", name="Search").click()
-    page.get_by_text("1 record, and there are no older ones").wait_for()
-    page.get_by_label("Where").fill("event = ")
+    page.get_by_text("1 record; there are no older records").wait_for()
+    page.get_by_label("Selector").fill("event = ")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("alert").filter(has_text="where").or_(page.locator("main .failure")).first.wait_for()
 
@@ -319,20 +319,20 @@ def test_of_a_cluster_who_runs_what_and_a_move(visit, broker) -> None:
     page.route("**/api/amqpd/cluster", lambda route: route.fulfill(json=CLUSTER))
     page.route("**/api/amqpd/move_vhost", moved)
     screen.go("#/nodes")
-    page.get_by_text("replicated: at least 2 of 3 brokers of Kafka have it").wait_for()
-    page.get_by_role("row").filter(has_text="c@three").get_by_text("being drained").wait_for()
+    page.get_by_text("replicated: at least 2 of 3 Kafka brokers have the message").wait_for()
+    page.get_by_role("row").filter(has_text="c@three").get_by_text("draining").wait_for()
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="eu", exact=True))
     options = row.get_by_role("option").all_inner_texts()
     assert options == ["b@two"]  # neither where it is, nor what is drained
     row.get_by_role("button", name="Move").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("with all of its slot: / eu").wait_for()
-    dialog.get_by_role("button", name="Move it and close 0 connections").click()
-    page.get_by_text("The virtual host eu is at b@two.").wait_for()
+    dialog.get_by_text("with all virtual hosts of its slot: / eu").wait_for()
+    dialog.get_by_role("button", name="Move and close 0 connections").click()
+    page.get_by_text("The virtual host eu is now on b@two.").wait_for()
     assert asked == [{"vhost": "eu", "node": "b@two"}]
 
 
 def test_one_node_has_no_cluster(visit, broker) -> None:
     page = visit(broker, "#/nodes").page
-    page.get_by_text("One node: it runs all virtual hosts.").wait_for()
-    assert page.get_by_role("button", name="Even out").count() == 0
+    page.get_by_text("A single node serves all virtual hosts.").wait_for()
+    assert page.get_by_role("button", name="Rebalance").count() == 0

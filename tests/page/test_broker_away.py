@@ -73,4 +73,4 @@ def test_a_login_ends_with_the_password(visit, broker) -> None:
     screen.login("eve", "one")
     screen.page.get_by_role("heading", name="Users", level=1).wait_for()
     broker.api("PUT", "/api/users/eve", {"password": "two", "tags": "administrator"})
-    screen.page.get_by_text("Your login is over").wait_for()
+    screen.page.get_by_text("Your session has ended").wait_for()

@@ -91,5 +91,5 @@ def test_a_chart_whose_module_cannot_be_fetched_says_so(visit, shop) -> None:
     screen = visit(shop, "#/", "anna")
     screen.page.route(re.compile("uPlot"), lambda route: route.abort())
     screen.page.reload()
-    screen.page.locator(".chart").first.get_by_text("cannot be fetched").wait_for()
+    screen.page.locator(".chart").first.get_by_text("cannot be loaded").wait_for()
     assert screen.page.locator(".tile b").count() > 5  # the figures are there all the same

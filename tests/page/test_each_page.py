@@ -21,7 +21,7 @@ def test_every_page(visit, shop, user) -> None:
     for path in PAGES:
         screen.go(path)
         main = screen.page.locator("main")
-        refused = main.get_by_text("This page takes the user tag")
+        refused = main.get_by_text("This page needs the user tag")
         failures = main.locator(".failure")
         if may(user, path):
             assert main.locator("h1").inner_text() == PAGES[path].heading, path

@@ -27,7 +27,7 @@ def test_their_own_pages_open(visit, shop, name) -> None:
         screen.go(path)
         failures = screen.page.locator("main .failure")
         if name == "..":
-            assert "A browser cannot ask for a thing of this name" in failures.inner_text()
+            assert "A browser cannot request an object named . or .." in failures.inner_text()
             continue
         assert failures.count() == 0, (path, failures.all_inner_texts())
         assert screen.page.locator("main h1").inner_text() != "Not found", path

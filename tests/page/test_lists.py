@@ -40,17 +40,17 @@ def test_columns_are_chosen_and_kept(visit, broker) -> None:
     screen = visit(broker, "#/queues")
     page = screen.page
     header = page.locator("main thead")
-    assert header.get_by_text("Bytes").count() == 0
+    assert header.get_by_text("Message bytes").count() == 0
     page.locator("summary", has_text="Columns").click()
-    page.get_by_label("Bytes").check()
+    page.get_by_label("Message bytes").check()
     page.get_by_label("Acked", exact=True).uncheck()
-    header.get_by_text("Bytes").wait_for()
+    header.get_by_text("Message bytes").wait_for()
     assert header.get_by_text("Acked", exact=True).count() == 0
     page.get_by_role("row", name="q000").get_by_text("0 B").wait_for()  # the broker was asked for it
     page.keyboard.press("Escape")
     page.get_by_label("Acked", exact=True).wait_for(state="detached")
     page.reload()
-    header.get_by_text("Bytes").wait_for()
+    header.get_by_text("Message bytes").wait_for()
     assert header.get_by_text("Acked", exact=True).count() == 0
 
 
@@ -59,28 +59,28 @@ def test_several_queues_are_purged_moved_and_deleted(visit, broker) -> None:
     page = visit(broker, "#/queues").page
     dialog = page.get_by_role("dialog")
     for name in ("q000", "stream"):
-        page.get_by_label(f"Choose {name}").check()
-    page.get_by_text("2 chosen").wait_for()
+        page.get_by_label(f"Select {name}").check()
+    page.get_by_text("2 selected").wait_for()
     page.get_by_role("button", name="Purge").click()
-    dialog.get_by_text("2 ready messages of 1 queue are removed").wait_for()
+    dialog.get_by_text("Purge deletes 2 ready messages of 1 queue").wait_for()
     dialog.get_by_role("button", name="Purge 2 messages").click()
     page.get_by_text("1 queue is purged.").wait_for()
     assert lengths(broker) == {"q000": 0, "q001": 2, "q002": 2, "q003": 0, "stream": 0, "target": 0}
     for name in ("q001", "q002", "q003"):
-        page.get_by_label(f"Choose {name}").check()
+        page.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="Move messages").click()
     dialog.get_by_role("textbox", name="Queue").fill("target")
-    dialog.get_by_role("button", name="See what it would do").click()
+    dialog.get_by_role("button", name="Preview").click()
     page.get_by_role("button", name="Move 4 messages").click()
     page.get_by_text("2 queues are moved.").wait_for()
     assert lengths(broker)["target"] == 4
     for name in ("q003", "target"):
-        page.get_by_label(f"Choose {name}").check()
+        page.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="Delete").click()
-    dialog.get_by_role("button", name="Delete them with 4 messages").wait_for()
+    dialog.get_by_role("button", name="Delete with 4 messages").wait_for()
     # What comes now was not looked at: that queue stays, and the others go.
     publish(broker, "q003")
-    dialog.get_by_role("button", name="Delete them with 4 messages").click()
+    dialog.get_by_role("button", name="Delete with 4 messages").click()
     dialog.get_by_role("alert").filter(has_text="1 queue is deleted. 1 failed: q003").wait_for()
     assert lengths(broker) == {"q000": 0, "q001": 0, "q002": 0, "q003": 1, "stream": 0}
 
@@ -88,10 +88,10 @@ def test_several_queues_are_purged_moved_and_deleted(visit, broker) -> None:
 def test_all_that_match_are_chosen_not_only_those_of_the_page(visit, broker) -> None:
     filled(broker, 60)
     page = visit(broker, "#/queues?q=q0").page
-    page.get_by_label("Choose all queues of this page").check()
-    page.get_by_text("50 chosen").wait_for()
-    page.get_by_role("button", name="Choose all 60").click()
-    page.get_by_text("60 chosen").wait_for()
+    page.get_by_label("Select all queues of this page").check()
+    page.get_by_text("50 selected").wait_for()
+    page.get_by_role("button", name="Select all 60").click()
+    page.get_by_text("60 selected").wait_for()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete 60 queues").click()
     page.get_by_text("60 queues are deleted.").wait_for()

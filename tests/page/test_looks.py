@@ -33,7 +33,7 @@ def test_dialogs_by_axe(visit, shop) -> None:
         ("#/users", "New user"),
         ("#/policies", "New policy"),
         ("#/vhosts", "New virtual host"),
-        ("#/exports", "Keep for an export"),
+        ("#/exports", "New export"),
         ("#/vhosts/shop-eu", "Delete"),
     ):
         screen.go(path)

@@ -91,8 +91,8 @@ def test_the_picture_shows_the_busiest_and_finds_the_others(visit, crowd) -> Non
     screen = visit(crowd, "#/topology")
     page = screen.page
     page.get_by_text("the busiest of 10,000").wait_for()
-    assert 10 < page.locator("svg .box").count() < 60  # most are folded
-    page.get_by_role("button", name="Unfold all").click()
+    assert 10 < page.locator("svg .box").count() < 60  # most are collapsed
+    page.get_by_role("button", name="Expand all").click()
     page.locator("svg .box").nth(400).wait_for()
     page.get_by_role("searchbox").first.fill("queue-04242")
     page.get_by_text("1 queue and 1 exchange").wait_for()

@@ -71,6 +71,6 @@ def test_a_policy_before_it_is_set(picture) -> None:
         page.get_by_label("Pattern").fill("^(orders|invoices)")
         page.get_by_role("button", name="+ max-length", exact=True).click()
         page.get_by_role("spinbutton", name="max-length").fill("100")
-        page.get_by_text("over the new length would go at once").wait_for()
+        page.get_by_text("over the new length limit would be dropped").wait_for()
 
     picture("policy", "#/policies", before=write)

@@ -46,9 +46,9 @@ def messages(broker: BrokerProcess, queue: str) -> int:
 def test_messages_are_looked_at_and_stay(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
-    page.get_by_label("Only where").first.fill("customer = 'smith'")
+    page.get_by_label("Selector").first.fill("customer = 'smith'")
     page.get_by_role("button", name="Browse").click()
-    rows = page.get_by_role("region", name="such messages").locator("tbody tr")
+    rows = page.get_by_role("region", name="matching messages").locator("tbody tr")
     rows.nth(2).wait_for()
     assert rows.count() == 3
     rows.first.get_by_text("acme").or_(rows.first.get_by_role("cell").nth(4)).first.click()  # a click anywhere on it
@@ -58,14 +58,14 @@ def test_messages_are_looked_at_and_stay(visit, broker) -> None:
     dialog.get_by_role("button", name="hex").click()
     dialog.get_by_text("7b 22 6f 72 64 65 72").wait_for()
     dialog.get_by_text("customer").wait_for()
-    dialog.get_by_role("button", name="Where else").click()
+    dialog.get_by_role("button", name="Find this message id").click()
     dialog.get_by_text("q, offset 1: ready").wait_for()
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
-    page.get_by_label("Only where").first.fill("nothing = 'such'")
+    page.get_by_label("Selector").first.fill("nothing = 'such'")
     page.get_by_role("button", name="Browse").click()
-    page.get_by_text("No such messages.").wait_for()
-    page.get_by_label("Only where").first.fill("this is (no selector")
+    page.get_by_text("No matching messages.").wait_for()
+    page.get_by_label("Selector").first.fill("this is (no selector")
     page.get_by_role("button", name="Browse").click()
     page.get_by_role("alert").filter(has_text="where:").wait_for()
     assert messages(broker, "q") == 7
@@ -82,19 +82,19 @@ def test_the_way_of_a_dead_letter_is_told_and_it_is_sent_back(visit, broker) -> 
         assert channel.queue_declare("failed", passive=True).method.message_count >= 0
     page = visit(broker, "#/queues/%2F/failed?tab=messages").page
     page.get_by_role("button", name="Browse").click()
-    page.get_by_role("region", name="such messages").get_by_role("button").first.click()
+    page.get_by_role("region", name="matching messages").get_by_role("button").first.click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("it ended once: a consumer rejected it").wait_for()
+    dialog.get_by_text("it was dead-lettered once: a consumer rejected it").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("link", name="Move, copy, delete").click()
-    page.get_by_role("combobox", name="What", exact=True).select_option("redrive")
-    page.get_by_label("Only where").fill("customer = 'acme'")
-    page.get_by_role("button", name="See what it would do").click()
-    dialog.get_by_text("2 messages of 3 that were looked at go back").wait_for()
+    page.get_by_role("combobox", name="Action", exact=True).select_option("redrive")
+    page.get_by_label("Selector").fill("customer = 'acme'")
+    page.get_by_role("button", name="Preview").click()
+    dialog.get_by_text("2 messages of 3 checked will go back").wait_for()
     assert messages(broker, "failed") == 3  # counted, and nothing done
     dialog.get_by_role("button", name="Redrive 2 messages").click()
     jobs = page.get_by_role("region", name="jobs on this queue")
-    jobs.locator("tr", has_text="Redrive").filter(has_not_text="counted only").filter(has_text="done").wait_for()
+    jobs.locator("tr", has_text="Redrive").filter(has_not_text="dry run").filter(has_text="done").wait_for()
     assert (messages(broker, "failed"), messages(broker, "q")) == (1, 6)
 
 
@@ -102,25 +102,25 @@ def test_messages_are_moved_where_one_says(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=jobs").page
     page.get_by_label("Queue", exact=True).fill("none")
-    page.get_by_role("button", name="See what it would do").click()
+    page.get_by_role("button", name="Preview").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("alert").filter(has_text="no queue 'none'").wait_for()
     assert dialog.get_by_role("button", name="Move").count() == 0
     page.keyboard.press("Escape")
     page.get_by_label("Queue", exact=True).fill("other")
-    page.get_by_label("At most").fill("4")
-    page.get_by_role("button", name="See what it would do").click()
+    page.get_by_label("Maximum number of messages").fill("4")
+    page.get_by_role("button", name="Preview").click()
     dialog.get_by_role("button", name="Move 4 messages").click()
     jobs = page.get_by_role("region", name="jobs on this queue")
-    jobs.locator("tr", has_text="Move").filter(has_not_text="counted only").filter(has_text="done").wait_for()
+    jobs.locator("tr", has_text="Move").filter(has_not_text="dry run").filter(has_text="done").wait_for()
     assert (messages(broker, "q"), messages(broker, "other")) == (3, 4)
 
 
 def test_a_job_does_no_more_than_was_shown(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=jobs").page
-    page.get_by_role("combobox", name="What", exact=True).select_option("delete")
-    page.get_by_role("button", name="See what it would do").click()
+    page.get_by_role("combobox", name="Action", exact=True).select_option("delete")
+    page.get_by_role("button", name="Preview").click()
     confirm = page.get_by_role("dialog").get_by_role("button", name="Delete 7 messages")
     confirm.wait_for()
     with connected(broker) as connection:
@@ -129,7 +129,7 @@ def test_a_job_does_no_more_than_was_shown(visit, broker) -> None:
         channel.basic_publish("", "q", b"came meanwhile")
     confirm.click()
     jobs = page.get_by_role("region", name="jobs on this queue")
-    jobs.locator("tr", has_text="Delete").filter(has_not_text="counted only").filter(has_text="done").wait_for()
+    jobs.locator("tr", has_text="Delete").filter(has_not_text="dry run").filter(has_text="done").wait_for()
     assert messages(broker, "q") == 1
 
 
@@ -166,8 +166,8 @@ def test_a_message_whose_headers_are_nonsense_is_shown(visit, broker) -> None:
         channel.basic_publish("", "q", b'{"a": "\xe2\x80\xae"}', pika.BasicProperties(headers=headers))
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
     page.get_by_role("button", name="Browse").click()
-    page.get_by_role("region", name="such messages").get_by_role("button").first.click()
-    page.get_by_text("it ended once: 5.").wait_for()
+    page.get_by_role("region", name="matching messages").get_by_role("button").first.click()
+    page.get_by_text("it was dead-lettered once: 5.").wait_for()
     assert page.get_by_label("Payload", exact=True).inner_text().count("‹202e›") == 1
 
 
@@ -176,7 +176,7 @@ def test_numbers_stay_as_they_are_written(visit, broker) -> None:
     page = visit(broker, "#/queues/%2F/q?tab=publish").page
     page.get_by_label("Headers", exact=False).fill('{"id": 9007199254740993}')
     page.get_by_role("button", name="Publish").click()
-    page.get_by_text("safe in every queue that took it").wait_for()
+    page.get_by_text("Every queue that received the message has stored it").wait_for()
     with connected(broker) as connection:
         _, told, _ = connection.channel().basic_get("q")
     assert told.headers == {"id": 9007199254740993}
@@ -204,14 +204,14 @@ def test_a_message_is_published_and_got(visit, broker) -> None:
     page.get_by_role("alert").filter(has_text="Headers: this is not JSON").wait_for()
     page.get_by_label("Headers", exact=False).fill('{"n": 1}')
     page.get_by_role("button", name="Publish").click()
-    page.get_by_text("safe in every queue that took it").wait_for()
+    page.get_by_text("Every queue that received the message has stored it").wait_for()
     assert messages(broker, "q") == 1
     page.get_by_role("link", name="Messages", exact=True).click()
-    page.get_by_label("What becomes of them").select_option("ack_requeue_false")
+    page.get_by_label("Ack mode").select_option("ack_requeue_false")
     page.get_by_role("button", name="Get", exact=True).click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_text("1 message at the front will be gone").wait_for()
-    dialog.get_by_role("button", name="Take 1 message out").click()
+    dialog.get_by_text("1 message at the front will be removed").wait_for()
+    dialog.get_by_role("button", name="Remove 1 message").click()
     page.get_by_label("Payload", exact=True).filter(has_text="Grüße").wait_for()
     assert messages(broker, "q") == 0
 
@@ -225,12 +225,12 @@ def test_no_more_is_taken_out_than_was_told(visit, broker) -> None:
     publish("one")
     publish("two")
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
-    page.get_by_label("How many").last.fill("10")
-    page.get_by_label("What becomes of them").select_option("ack_requeue_false")
+    page.get_by_label("Number of messages").fill("10")
+    page.get_by_label("Ack mode").select_option("ack_requeue_false")
     page.get_by_role("button", name="Get", exact=True).click()
-    page.get_by_text("2 messages at the front will be gone from the queue").wait_for()
+    page.get_by_text("2 messages at the front will be removed from the queue").wait_for()
     publish("three")
-    page.get_by_role("button", name="Take 2 messages out").click()
+    page.get_by_role("button", name="Remove 2 messages").click()
     page.get_by_text("Got 2 messages.").wait_for()
     assert broker.api("GET", "/api/queues/%2F/q?columns=messages") == {"messages": 1}
 
@@ -239,7 +239,7 @@ def test_what_is_routed_nowhere_is_told(visit, broker) -> None:
     page = visit(broker, "#/exchanges/%2F/amq.direct?tab=publish").page
     page.get_by_label("Routing key").fill("nowhere")
     page.get_by_role("button", name="Publish").click()
-    page.get_by_text("No queue takes a message with this key").wait_for()
+    page.get_by_text("No queue received the message").wait_for()
 
 
 def test_purge_and_delete_say_how_many_first(visit, broker) -> None:
@@ -247,15 +247,15 @@ def test_purge_and_delete_say_how_many_first(visit, broker) -> None:
     screen = visit(broker, "#/queues/%2F/q")
     page, dialog = screen.page, screen.page.get_by_role("dialog")
     page.get_by_role("button", name="Purge").click()
-    dialog.get_by_text("7 ready messages are removed, and not dead-lettered").wait_for()
+    dialog.get_by_text("Purge deletes 7 ready messages without dead-lettering").wait_for()
     dialog.get_by_role("button", name="Cancel").click()
     assert messages(broker, "q") == 7
     page.get_by_role("button", name="Purge").click()
     dialog.get_by_role("button", name="Purge 7 messages").click()
-    page.get_by_text("q is purged.").wait_for()
+    page.get_by_text("q was purged.").wait_for()
     assert messages(broker, "q") == 0
     page.get_by_role("button", name="Purge").click()
-    dialog.get_by_text("Nothing is ready").wait_for()
+    dialog.get_by_text("There are no ready messages").wait_for()
     assert dialog.get_by_role("button", name="Purge").count() == 0
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Delete").click()
@@ -266,8 +266,8 @@ def test_purge_and_delete_say_how_many_first(visit, broker) -> None:
     dialog.get_by_role("alert").filter(has_text="not empty").wait_for()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Delete").click()
-    dialog.get_by_role("button", name="Delete it with 7 messages").click()
-    page.get_by_text("q is deleted.").wait_for()
+    dialog.get_by_role("button", name="Delete with 7 messages").click()
+    page.get_by_text("q was deleted.").wait_for()
     page.get_by_role("heading", name="Queues", level=1).wait_for()
     assert [each["name"] for each in _list(broker.api("GET", "/api/queues"))] == ["failed", "other"]
 
@@ -316,18 +316,18 @@ def test_the_places_of_a_stream(visit, broker) -> None:
         channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
         for number in range(10):
             channel.basic_publish("", "s", str(number).encode())
-    screen = visit(broker, "#/queues/%2F/s?tab=places")
+    screen = visit(broker, "#/queues/%2F/s?tab=offsets")
     page, dialog = screen.page, screen.page.get_by_role("dialog")
-    page.get_by_text("No readers.").wait_for()
+    page.get_by_text("No consumers.").wait_for()
     for offset in (4, 1):
         if not page.get_by_label("Next offset").is_visible():
-            page.get_by_text("Set a place").click()
+            page.get_by_text("Set an offset").click()
         page.get_by_label("Name", exact=True).fill("billing")
         page.get_by_label("Next offset").fill(str(offset))
-        page.get_by_role("button", name="Set the place").click()
+        page.get_by_role("button", name="Set the offset").click()
         if offset == 1:
-            dialog.get_by_text("3 messages will come to it again").wait_for()
-        dialog.get_by_role("button", name="Set the place").click()
+            dialog.get_by_text("3 messages will be delivered again").wait_for()
+        dialog.get_by_role("button", name="Set the offset").click()
         dialog.wait_for(state="detached")
         page.get_by_role("row", name="billing").get_by_role("cell", name=str(10 - offset), exact=True).wait_for()
     stored: Any = broker.api("GET", "/api/queues/%2F/s/offsets/billing")
@@ -346,12 +346,12 @@ def test_a_connection_says_what_holds_it_and_is_closed(visit, broker) -> None:
         screen = visit(broker, "#/")
         page, dialog = screen.page, screen.page.get_by_role("dialog")
         page.get_by_role("alert").filter(has_text="low on memory").wait_for()
-        page.get_by_text("a publish met an alarm").wait_for()
+        page.get_by_text("it published during a memory or disk alarm").wait_for()
         page.get_by_role("link", name="Connections", exact=True).click()
-        page.get_by_text("held: alarm").wait_for()
+        page.get_by_text("paused: alarm").wait_for()
         page.locator("td a").first.click()
-        page.get_by_text("The broker does not read it now").wait_for()
-        page.get_by_role("button", name="Close it").click()
+        page.get_by_text("The broker does not read from this connection now").wait_for()
+        page.get_by_role("button", name="Close", exact=True).click()
         dialog.get_by_text("1 unacked message").wait_for()
         dialog.get_by_role("button", name="Close the connection").click()
         page.get_by_text("No connections.").wait_for()
@@ -403,11 +403,11 @@ def test_what_comes_is_watched_live(visit, broker) -> None:
     with page.expect_response(lambda answer: "offset=1" in answer.url):
         page.get_by_role("button", name="Watch").click()
     published(broker, "s", "one", "two")
-    lines = page.get_by_role("region", name="messages that came").locator("tbody tr")
+    lines = page.get_by_role("region", name="new messages").locator("tbody tr")
     lines.nth(1).wait_for()
     assert ["two" in lines.first.inner_text(), "one" in lines.nth(1).inner_text(), lines.count()] == [True, True, 2]
     page.get_by_role("button", name="Pause").click()
-    page.get_by_text("Paused: 2 came").wait_for()
+    page.get_by_text("Paused: 2 new messages").wait_for()
     page.get_by_role("button", name="Stop watching").click()
     lines.first.wait_for(state="detached")
 
@@ -415,10 +415,10 @@ def test_what_comes_is_watched_live(visit, broker) -> None:
 def test_messages_are_downloaded_as_lines_of_json(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
-    page.get_by_label("Only where").first.fill("customer = 'acme'")
+    page.get_by_label("Selector").first.fill("customer = 'acme'")
     page.get_by_role("button", name="Browse").click()
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download all that match").click()
+        page.get_by_role("button", name="Download all matching messages").click()
     page.get_by_text("3 are in the file").wait_for()
     assert download.value.suggested_filename == "q.jsonl"
     lines = [json.loads(line) for line in download.value.path().read_text("utf-8").splitlines()]

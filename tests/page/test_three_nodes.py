@@ -43,11 +43,11 @@ def test_all_of_it_from_any_node(visit, nodes: Rig) -> None:
     page.get_by_role("link", name="Publish").click()
     page.get_by_label("Payload").first.fill("by b to c")
     page.get_by_role("button", name="Publish", exact=True).click()
-    page.get_by_text("Published, and safe").wait_for()
+    page.get_by_text("Every queue that received").wait_for()
     assert nodes["c"].api("GET", "/api/queues/vc/orders?columns=messages") == {"messages": 1}
     page.get_by_role("button", name="Purge").click()
     page.get_by_role("button", name="Purge 1 message").click()
-    page.get_by_text("orders is purged.").wait_for()
+    page.get_by_text("orders was purged.").wait_for()
     screen.go("#/nodes")
     for name in "abc":
         page.get_by_role("heading", name=name, exact=True).wait_for()
@@ -59,14 +59,14 @@ def test_a_node_that_is_away_is_named_wherever_its_part_is_missing(visit, nodes:
     page.get_by_text("6 queues").wait_for()
     assert page.get_by_text("does not answer").count() == 0
     nodes["c"].stop()
-    page.get_by_role("alert").filter(has_text="A node does not answer, and what it has is missing here: c").wait_for()
+    page.get_by_role("alert").filter(has_text="A node does not answer, so its data are missing here: c").wait_for()
     page.get_by_text("4 queues").wait_for()
     for path in ("#/", "#/topology", "#/exchanges"):
         screen.go(path)
         page.get_by_role("alert").filter(has_text="missing here: c").wait_for()
     screen.go("#/nodes")
     section = page.locator("section").filter(has=page.get_by_role("heading", name="c", exact=True))
-    section.get_by_text("It does not answer.").wait_for()
+    section.get_by_text("The node does not answer.").wait_for()
     screen.go("#/queues/va/orders")
     page.get_by_role("heading", level=1).filter(has_text="orders").wait_for()
     nodes["c"].start()

@@ -25,8 +25,8 @@ def test_lines_are_as_wide_as_messages_go_and_what_piles_up_is_marked(visit, sho
     widths = [float(line.get_attribute("stroke-width") or 0) for line in page.locator("svg .lines .line").all()]
     assert min(widths) == 1
     assert max(widths) > 2
-    page.locator("svg .box.piles").filter(has_text="orders.asia").wait_for()
-    assert page.locator("svg .box.piles").filter(has_text="graveyard").count() == 0
+    page.locator("svg .box.growing").filter(has_text="orders.asia").wait_for()
+    assert page.locator("svg .box.growing").filter(has_text="graveyard").count() == 0
 
 
 def test_a_click_leads_to_the_thing(visit, shop) -> None:
@@ -43,7 +43,7 @@ def test_it_is_larger_and_smaller(visit, shop) -> None:
     picture = screen.page.locator(".topology svg").first
     picture.wait_for()
     fit = float(picture.get_attribute("width") or 0)
-    screen.page.get_by_role("button", name="Larger").click()
+    screen.page.get_by_role("button", name="Zoom in").click()
     assert float(picture.get_attribute("width") or 0) > fit
     screen.page.get_by_role("button", name="Fit").click()
     assert float(picture.get_attribute("width") or 0) == fit

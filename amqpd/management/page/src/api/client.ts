@@ -40,7 +40,7 @@ export type Query = Record<string, string | number | boolean | undefined>;
 
 /** "." and "..": browsers remove such a segment from a URL, also as %2E%2E, and would request another path. */
 export const isDotSegment = (name: string): boolean => name === "." || name === "..";
-export const DOT_SEGMENT_TEXT = "A browser cannot ask for a thing of this name: in an address it means the way up. amqpctl can.";
+export const DOT_SEGMENT_TEXT = "A browser cannot request an object named . or .. because it removes such a part from addresses. Use amqpctl.";
 
 function encodeSegment(name: string): string {
   if (isDotSegment(name)) throw new Error(DOT_SEGMENT_TEXT);
@@ -150,11 +150,11 @@ export function errorText(error: unknown): string {
   if (error instanceof ApiError) {
     if (error.status === 401) {
       const tag = /^Not (\w+) user$/.exec(error.reason);
-      if (tag) return `You may not do that: it takes the user tag ${tag[1] === "administrator" ? "administrator" : `${tag[1]}, or administrator`}.`;
-      return error.reason === "Login failed" ? "You are no longer logged in." : `You may not do that: ${error.reason}`;
+      if (tag) return `Not permitted: this needs the user tag ${tag[1] === "administrator" ? "administrator" : `${tag[1]} or administrator`}.`;
+      return error.reason === "Login failed" ? "You are no longer logged in." : `Not permitted: ${error.reason}`;
     }
-    if (error.status === 403) return `The broker does not take this from here: ${error.reason}`;
-    return error.status === 404 ? `It is not there (any more): ${error.reason}` : error.reason;
+    if (error.status === 403) return `The broker does not accept requests from this page: ${error.reason}`;
+    return error.status === 404 ? `Not found: ${error.reason}` : error.reason;
   }
   return error instanceof Error ? error.message : String(error);
 }

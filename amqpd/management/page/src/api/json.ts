@@ -22,7 +22,7 @@ export function parseJson(text: string): unknown {
 export function parseExactJson(text: string): unknown {
   const { rawJSON } = JSON as Raw;
   const value = rawJSON ? parseWith(text, rawJSON) : JSON.parse(text);
-  if (!rawJSON && /\d{16}/.test(text)) throw new Error("this browser cannot keep a number of so many digits; a newer one can");
+  if (!rawJSON && /\d{16}/.test(text)) throw new Error("this browser would change a number with so many digits; use a newer browser");
   return value;
 }
 
@@ -47,7 +47,7 @@ export function parseObject(written: string, label: string): Record<string, unkn
   } catch (error) {
     throw new Error(`${label}: this is not JSON (${error instanceof Error ? error.message : String(error)})`);
   }
-  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error(`${label}: a JSON object is wanted, {"name": value}`);
+  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error(`${label}: write a JSON object, {"name": value}`);
   return value as Record<string, unknown>;
 }
 

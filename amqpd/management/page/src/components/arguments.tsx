@@ -100,7 +100,7 @@ export function Arguments({ kind, type, label, text, onChange }: ArgumentsProps)
             ))}
         </p>
       )}
-      {!values && <p class="bad">{label}: this is no JSON object.</p>}
+      {!values && <p class="bad">{label}: this is not a JSON object.</p>}
       <details open={!values}>
         <summary>As JSON</summary>
         <textarea class="code" rows={4} spellcheck={false} aria-label={`${label} as JSON`} placeholder='{"name": value}' value={text} onInput={(event) => onChange(event.currentTarget.value)} />

@@ -45,24 +45,24 @@ export function BindingList({ path, pathNames, end, version, onChange, canChange
       title: "",
       cell: (each) =>
         each.source === "" ? (
-          <span class="muted">always there</span>
+          <span class="muted">permanent</span>
         ) : (
           <DangerButton
             label="Unbind"
             disabled={!canChange}
-            title={`Take the binding from ${exchangeName(each.source)} away?`}
+            title={`Delete the binding from ${exchangeName(each.source)}?`}
             preview={async () => ({
               text: (
                 <p>
-                  Messages that {exchangeName(each.source)} gets with <Name>{each.routing_key}</Name> no longer go to {each.destination_type} <Name>{each.destination}</Name> by
-                  this binding. No message that is there already is touched.
+                  This binding no longer routes messages with key <Name>{each.routing_key}</Name> from {exchangeName(each.source)} to {each.destination_type} <Name>{each.destination}</Name>.
+                  Messages in queues stay.
                 </p>
               ),
               action: "Unbind",
             })}
             run={async () => {
               await remove(each.destination_type === "queue" ? "/api/bindings/{vhost}/e/{exchange}/q/{queue}/{props}" : "/api/bindings/{vhost}/e/{exchange}/e/{target}/{props}", bindingNames(each));
-              return "The binding is gone.";
+              return "The binding was deleted.";
             }}
             onDone={onChange}
           />
@@ -92,29 +92,29 @@ export function BindForm({ vhost, queue, exchange, onChange }: { vhost: string; 
     if (queue !== undefined) await post("/api/bindings/{vhost}/e/{exchange}/q/{queue}", { vhost, exchange: other, queue }, body);
     else if (fieldText(fields, "kind") === "queue") await post("/api/bindings/{vhost}/e/{exchange}/q/{queue}", { vhost, exchange: exchangeInPath(exchange!), queue: other }, body);
     else await post("/api/bindings/{vhost}/e/{exchange}/e/{target}", { vhost, exchange: exchangeInPath(exchange!), target: other }, body);
-    notify("The binding is there.");
+    notify("The binding was created.");
     onChange();
   };
   return (
     <details>
-      <summary>{queue !== undefined ? "Bind this queue to an exchange" : "Bind something to this exchange"}</summary>
+      <summary>{queue !== undefined ? "Bind this queue to an exchange" : "Bind a queue or an exchange to this exchange"}</summary>
       <Form action="Bind" submit={submit} resetsOnSubmit>
         <div class="fields">
           {queue === undefined && (
-            <Field label="What">
+            <Field label="Destination type">
               <select name="kind">
                 <option>queue</option>
                 <option>exchange</option>
               </select>
             </Field>
           )}
-          <Field label={queue !== undefined ? "Exchange" : "Its name"}>
+          <Field label={queue !== undefined ? "Exchange" : "Destination"}>
             <input name="other" required autocomplete="off" />
           </Field>
           <Field label="Routing key">
             <input name="key" autocomplete="off" />
           </Field>
-          <Field label="Arguments" hint="A JSON object, as a headers exchange takes it">
+          <Field label="Arguments" hint="A JSON object, for headers exchanges">
             <input name="arguments" class="code" autocomplete="off" spellcheck={false} />
           </Field>
         </div>

@@ -12,9 +12,9 @@ const QUEUE: Column<Consumer> = { title: "Queue", cell: (each) => <NameLink path
 const CHANNEL: Column<Consumer> = { title: "Channel", cell: (each) => each.channel_details && <NameLink path={["channels", each.channel_details.name]}>{each.channel_details.name}</NameLink> };
 const USER: Column<Consumer> = { title: "User", cell: (each) => each.channel_details && <Name>{each.channel_details.user}</Name> };
 const STREAM: Column<Consumer>[] = [
-  { title: "At offset", number: true, cell: (each) => formatCount(each.stream?.offset) },
-  { title: "Behind", number: true, cell: (each) => formatCount(each.stream?.lag) },
-  { title: "Its name", cell: (each) => each.stream?.name && <Name>{each.stream.name}</Name> },
+  { title: "Offset", number: true, cell: (each) => formatCount(each.stream?.offset) },
+  { title: "Lag", number: true, cell: (each) => formatCount(each.stream?.lag) },
+  { title: "Consumer name", cell: (each) => each.stream?.name && <Name>{each.stream.name}</Name> },
 ];
 
 function columns(first: Column<Consumer>[], stream: boolean): Column<Consumer>[] {
@@ -22,7 +22,7 @@ function columns(first: Column<Consumer>[], stream: boolean): Column<Consumer>[]
     TAG,
     ...first,
     { title: "State", cell: (each) => <Activity consumer={each} /> },
-    { title: "Acks", cell: (each) => (each.ack_required ? "yes" : "no: a message is gone once it is sent") },
+    { title: "Acks", cell: (each) => (each.ack_required ? "yes" : "no: a sent message is removed at once") },
     { title: "Prefetch", number: true, cell: (each) => (each.prefetch_count ? formatCount(each.prefetch_count) : "none") },
     ...(stream ? STREAM : []),
     { title: "Arguments", cell: (each) => <KeyValues values={each.arguments} none="" /> },
@@ -43,9 +43,9 @@ export function QueueConsumers({ queueNames, stream }: { queueNames: { vhost: st
 function Activity({ consumer }: { consumer: Consumer }) {
   return (
     <>
-      {consumer.activity_status === "waiting" ? <Badge title="Another one is the single active consumer">waiting</Badge> : <Badge kind="good">active</Badge>}
+      {consumer.activity_status === "waiting" ? <Badge title="Another consumer is the single active consumer">waiting</Badge> : <Badge kind="good">active</Badge>}
       {consumer.exclusive && <Badge>exclusive</Badge>}
-      {consumer.groups_held !== undefined && <Badge title="Groups of which it has unacked messages">{formatCount(consumer.groups_held)} groups</Badge>}
+      {consumer.groups_held !== undefined && <Badge title="Message groups of which this consumer has unacked messages">{formatCount(consumer.groups_held)} groups</Badge>}
     </>
   );
 }

@@ -103,7 +103,7 @@ export function ConfirmDialog({ title, preview, run, onClose }: Pick<DangerButto
   return (
     <Dialog title={title} onClose={() => onClose(done.current)}>
       <div ref={frame}>
-        <div aria-live="polite">{shown ? shown.text : !failure && <p>Looking at what it would do …</p>}</div>
+        <div aria-live="polite">{shown ? shown.text : !failure && <p>Loading the preview …</p>}</div>
         <p aria-live="polite" class="muted">
           {progress}
         </p>

@@ -63,8 +63,8 @@ export function ErrorMessage({ error }: { error: unknown }) {
 export function LoadError() {
   return (
     <div role="alert" class="failure">
-      <p>This part of the page cannot be fetched: the broker is away, or has another version by now.</p>
-      <button onClick={() => location.reload()}>Load the page anew</button>
+      <p>This part of the page cannot be loaded: the broker is unreachable or was updated.</p>
+      <button onClick={() => location.reload()}>Reload the page</button>
     </div>
   );
 }
@@ -117,7 +117,7 @@ export function MissingNodes({ nodes }: { nodes: string[] | undefined }) {
   if (!nodes?.length) return null;
   return (
     <p role="alert" class="warning">
-      {nodes.length === 1 ? "A node does not answer" : "Nodes do not answer"}, and what {nodes.length === 1 ? "it has" : "they have"} is missing here: {nodes.map((node) => [<Name key={node}>{node}</Name>, " "])}
+      {nodes.length === 1 ? "A node does not answer" : "Nodes do not answer"}, so {nodes.length === 1 ? "its data are" : "their data are"} missing here: {nodes.map((node) => [<Name key={node}>{node}</Name>, " "])}
     </p>
   );
 }

@@ -35,7 +35,7 @@ function LimitForm({ name, value, url, onDone }: { name: string; value: number |
     try {
       if (shown.trim() === "") await request("DELETE", url);
       else await request("PUT", url, { value: Number(shown) });
-      notify(shown.trim() === "" ? `There is no ${name} any more.` : `${name} is ${formatCount(Number(shown))}.`);
+      notify(shown.trim() === "" ? `The limit ${name} was removed.` : `${name} is ${formatCount(Number(shown))}.`);
       setTyped(null);
       onDone();
     } catch (error) {

@@ -37,7 +37,7 @@ function jsonText(message: DisplayedMessage): string | undefined {
 
 /** Return the start of a payload for one line of a table. */
 export function payloadPreview(message: DisplayedMessage): string {
-  return message.payload_encoding === "string" ? showInvisible(message.payload.slice(0, 120)) : `${formatBytes(message.payload_bytes)} that are no text`;
+  return message.payload_encoding === "string" ? showInvisible(message.payload.slice(0, 120)) : `${formatBytes(message.payload_bytes)} of binary data`;
 }
 
 /** Keep line breaks and tabs; show other invisible characters by their codes. */
@@ -66,8 +66,8 @@ export function PayloadView({ message }: { message: DisplayedMessage }) {
         </div>
         <span class="muted">
           {formatBytes(message.payload_bytes)}
-          {cut && `, of which the first ${formatBytes(raw.length)} are shown`}
-          {form === "hex" && raw.length > HEX_BYTES_MAX && `, the first ${formatBytes(HEX_BYTES_MAX)} of them here`}
+          {cut && `; the first ${formatBytes(raw.length)} are shown`}
+          {form === "hex" && raw.length > HEX_BYTES_MAX && `; hex shows the first ${formatBytes(HEX_BYTES_MAX)}`}
         </span>
       </div>
       <pre class={form === "hex" ? "hex" : ""} tabIndex={0} aria-label="Payload">
@@ -86,10 +86,10 @@ export function MessageView({ message, vhost, queue }: { message: DisplayedMessa
           ["Exchange", <NameLink path={["exchanges", vhost, message.exchange || "amq.default"]}>{exchangeName(message.exchange)}</NameLink>],
           ["Routing key", <Name>{message.routing_key}</Name>],
           ["Offset", message.offset === undefined ? undefined : formatCount(message.offset)],
-          ["Came", message.time ? formatTime(message.time) : undefined],
+          ["Arrived", message.time ? formatTime(message.time) : undefined],
           ["State", message.state && <Badge kind={message.state === "ready" ? "good" : "warn"}>{message.state}</Badge>],
-          ["Redelivered", message.redelivered ? "yes: somebody may have had it" : "no"],
-          ["Came back", message.delivery_count ? `${formatCount(message.delivery_count)} times` : undefined],
+          ["Redelivered", message.redelivered ? "yes: a consumer may have received it before" : "no"],
+          ["Delivery count", message.delivery_count ? formatCount(message.delivery_count) : undefined],
         ]}
       />
       <PayloadView message={message} />
@@ -97,7 +97,7 @@ export function MessageView({ message, vhost, queue }: { message: DisplayedMessa
       <KeyValues values={headers ?? {}} />
       <h3>Properties</h3>
       <KeyValues values={properties} />
-      <h3>Its way</h3>
+      <h3>History</h3>
       <MessageHistory message={message} headers={headers ?? {}} vhost={vhost} queue={queue} />
     </div>
   );
@@ -117,9 +117,9 @@ const isDeath = (each: unknown): each is Death => typeof each === "object" && ea
 
 const DEATH_REASONS: Record<string, string> = {
   rejected: "a consumer rejected it",
-  expired: "its time was over",
-  maxlen: "the queue was full",
-  delivery_limit: "it came back too often",
+  expired: "its time to live ended",
+  maxlen: "the queue had reached its length limit",
+  delivery_limit: "it reached the delivery limit",
 };
 
 /** What the headers say about deaths, moves and delays; on request, other queues with the same message id. */
@@ -136,17 +136,17 @@ function MessageHistory({ message, headers, vhost, queue }: { message: Displayed
         </li>
         {deaths.map((death, index) => (
           <li key={index}>
-            In queue <NameLink path={["queues", vhost, String(death.queue ?? "")]}>{String(death.queue ?? "")}</NameLink> it ended {death.count && death.count > 1 ? `${formatCount(death.count)} times` : "once"}:{" "}
+            In queue <NameLink path={["queues", vhost, String(death.queue ?? "")]}>{String(death.queue ?? "")}</NameLink> it was dead-lettered {death.count && death.count > 1 ? `${formatCount(death.count)} times` : "once"}:{" "}
             {DEATH_REASONS[String(death.reason)] ?? String(death.reason)}.
           </li>
         ))}
         {typeof source === "string" && (
           <li>
-            A job took it from queue <NameLink path={["queues", vhost, source]}>{source}</NameLink>, where its offset was {String(headers["x-source-offset"])}.
+            A job moved it from queue <NameLink path={["queues", vhost, source]}>{source}</NameLink>, offset {String(headers["x-source-offset"])}.
           </li>
         )}
-        {headers["x-redrive-count"] !== undefined && <li>It was sent back {String(headers["x-redrive-count"])} times after it had died.</li>}
-        {headers["x-delay"] !== undefined && <li>It was held back for {String(headers["x-delay"])} ms before.</li>}
+        {headers["x-redrive-count"] !== undefined && <li>It was redriven (sent back to its queue) {String(headers["x-redrive-count"])} times.</li>}
+        {headers["x-delay"] !== undefined && <li>It was delayed by {String(headers["x-delay"])} ms.</li>}
         <li>
           It is in queue <Name>{queue}</Name>.
         </li>
@@ -183,7 +183,7 @@ function MessageTrace({ id, vhost }: { id: string; vhost: string }) {
   return (
     <>
       <button disabled={state === "looking"} onClick={() => void trace()}>
-        {state === "looking" ? "Looking through the queues …" : "Where else is a message with this id?"}
+        {state === "looking" ? "Searching the queues …" : "Find this message id in other queues"}
       </button>
       <ErrorMessage error={error} />
       <ul class="key-values" aria-live="polite">
@@ -198,7 +198,7 @@ function MessageTrace({ id, vhost }: { id: string; vhost: string }) {
             )}
           </li>
         ))}
-        {state === "done" && found?.length === 0 && <li>Nowhere that you may look.</li>}
+        {state === "done" && found?.length === 0 && <li>Not found in any queue that you can read.</li>}
       </ul>
     </>
   );

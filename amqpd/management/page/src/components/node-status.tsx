@@ -16,8 +16,8 @@ type Histogram = components["schemas"]["Histogram"];
 type Node = components["schemas"]["Node"];
 
 const SYNC = [
-  { name: "sync", label: "A sync, on average" },
-  { name: "lag", label: "The loop, late on average" },
+  { name: "sync", label: "Sync time, average" },
+  { name: "lag", label: "Loop lag, average" },
 ];
 const USED = [{ name: "mem_used", label: "Memory" }];
 const FIELDS =
@@ -87,13 +87,13 @@ export function NodeStatus({ range }: { range: Range }) {
               ["Memory", <Meter used={node.data.mem_used} limit={node.data.mem_limit} bad={node.data.mem_alarm} />],
               ["Disk", <DiskFree node={node.data} />],
               ["Open files", <Meter used={node.data.fd_used} limit={node.data.fd_total} show={formatCount} />],
-              ["Up for", formatDuration(node.data.uptime)],
+              ["Uptime", formatDuration(node.data.uptime)],
               ["Syncs, last minute", minute && pulse.data && histogramText(histogramDifference(minute.pulse.sync, pulse.data.sync), "none")],
               ["Loop lag, last minute", minute && pulse.data && histogramText(histogramDifference(minute.pulse.loop_lag, pulse.data.loop_lag), "–")],
               ["Not yet synced", formatBytes(pulse.data.unsynced_bytes)],
               ["Written", `${formatBytes(node.data.io_write_bytes_details.rate)}/s`],
-              ["Data", node.data.db_dir],
-              ["Runs on", node.data.platform],
+              ["Data directory", node.data.db_dir],
+              ["Platform", node.data.platform],
             ]}
           />
           <PausedConnections pulse={pulse.data} />
@@ -109,7 +109,7 @@ export function NodeStatus({ range }: { range: Range }) {
 
 function histogramText(change: { count: number; mean: number | null; most: number | null }, none: string): string {
   if (change.mean === null) return none;
-  const most = change.most === null || change.most === Infinity ? "some took longer than all bounds" : `99 of 100 below ${formatDuration(change.most)}`;
+  const most = change.most === null || change.most === Infinity ? "some took longer than the largest bucket" : `99 % below ${formatDuration(change.most)}`;
   return `${formatCount(change.count)}: ${formatDuration(change.mean)} on average, ${most}`;
 }
 
@@ -117,13 +117,13 @@ function Alarms({ pulse }: { pulse: Pulse }) {
   if (!pulse.alarms.length && !pulse.failed_log_count && pulse.app_running) return null;
   return (
     <div role="alert" class="failure">
-      {!pulse.app_running && <p>Clients cannot connect: amqpctl stop_app was here. amqpctl start_app lets them in again.</p>}
+      {!pulse.app_running && <p>Clients cannot connect because of amqpctl stop_app. Run amqpctl start_app to let them connect.</p>}
       {pulse.alarms.map((each) => (
-        <p key={each}>Alarm: {each}. Publishers are held until it is over; consumers go on.</p>
+        <p key={each}>Alarm: {each}. Publishing connections are blocked until the alarm ends; consumers continue.</p>
       ))}
       {pulse.failed_log_count > 0 && (
         <p>
-          The logs of {plural(pulse.failed_log_count, "queue")} take nothing more, because a write or a sync failed; the broker's log says why:{" "}
+          The logs of {plural(pulse.failed_log_count, "queue")} accept no messages because a write or a sync failed. The broker's log has the error:{" "}
           {pulse.failed_logs.map((queue) => (
             <span key={`${queue.vhost}\0${queue.name}`}>
               <NameLink path={["queues", queue.vhost, queue.name]}>{showInvisible(queue.name)}</NameLink>{" "}
@@ -137,16 +137,16 @@ function Alarms({ pulse }: { pulse: Pulse }) {
 
 function HealthBadge({ pulse, node }: { pulse: Pulse; node: Node }) {
   if (pulse.alarms.length) return <Badge kind="bad">alarm</Badge>;
-  if (node.being_drained) return <Badge kind="warn">being drained</Badge>;
+  if (node.being_drained) return <Badge kind="warn">in maintenance (drain)</Badge>;
   return <Badge kind="good">no alarm</Badge>;
 }
 
 function PausedConnections({ pulse }: { pulse: Pulse }) {
   const held = Object.entries(pulse.held).filter(([, several]) => several > 0);
-  if (!held.length) return <p class="muted">No connection is held back.</p>;
+  if (!held.length) return <p class="muted">The broker reads from every connection.</p>;
   return (
     <>
-      <h3>Connections not read at this moment</h3>
+      <h3>Connections that the broker does not read from now</h3>
       <ul class="key-values">
         {held.map(([word, several]) => (
           <li key={word}>
@@ -174,8 +174,8 @@ function DiskFree({ node }: { node: Node }) {
   const near = node.disk_free < node.disk_free_limit * 2;
   return (
     <>
-      {node.disk_free_alarm ? <Badge kind="bad">too little</Badge> : near && <Badge kind="warn">little</Badge>}
-      {formatBytes(node.disk_free)} free; publishers are held below {formatBytes(node.disk_free_limit)}
+      {node.disk_free_alarm ? <Badge kind="bad">below the limit</Badge> : near && <Badge kind="warn">low</Badge>}
+      {formatBytes(node.disk_free)} free; publishers are blocked below {formatBytes(node.disk_free_limit)}
     </>
   );
 }

@@ -115,9 +115,9 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
       {!shown && error === undefined && <Loading />}
       {bulkActions && chosen.size > 0 && shown && (
         <div class="bar selection">
-          <b aria-live="polite">{formatCount(chosen.size)} chosen</b>
+          <b aria-live="polite">{formatCount(chosen.size)} selected</b>
           {chosen.size < shown.filtered_count && <SelectAll url={apiUrl(path, names, { ...query, ...(name ? { name, use_regex: regex } : {}), sort: "name" })} count={shown.filtered_count} onFound={(items: T[]) => setChosen(new Map(items.map((item) => [idOf(item), item])))} />}
-          <button onClick={() => setChosen(new Map())}>Choose none</button>
+          <button onClick={() => setChosen(new Map())}>Clear selection</button>
           <span class="grow" />
           {bulkActions([...chosen.values()], () => setChosen(new Map()))}
         </div>
@@ -194,13 +194,13 @@ function Pages({ what, page, pages, size, pageSize, say }: { what: string; page:
         Last
       </button>
       <label>
-        <span class="visually-hidden">Lines on a page</span>
+        <span class="visually-hidden">Rows per page</span>
         <select value={size} onChange={(event) => say({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
           {[...new Set([...PAGE_SIZES, pageSize, size])]
             .sort((a, b) => a - b)
             .map((each) => (
               <option key={each} value={each}>
-                {each} a page
+                {each} per page
               </option>
             ))}
         </select>
@@ -223,7 +223,7 @@ function SelectAll<T>({ url, count: all, onFound }: { url: string; count: number
   };
   return (
     <button disabled={busy} onClick={() => void find()}>
-      Choose all {formatCount(all)}
+      Select all {formatCount(all)}
     </button>
   );
 }

@@ -32,7 +32,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
   const submit = async (fields: FormData): Promise<void> => {
     const body = { configure: fieldText(fields, "configure"), write: fieldText(fields, "write"), read: fieldText(fields, "read") };
     await request("PUT", urlOf(vhost ?? chosen, user ?? fieldText(fields, "user")), body);
-    notify("The permission is set.");
+    notify("The permission was saved.");
     onDone();
   };
   const findReplaced = async (fields: FormData): Promise<Preview | undefined> => {
@@ -43,7 +43,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
       text: (
         <>
           <p>
-            <Name>{is.user}</Name> may enter <Name>{is.vhost}</Name> already. These patterns are replaced:
+            <Name>{is.user}</Name> already has a permission in <Name>{is.vhost}</Name>. These patterns are replaced:
           </p>
           <KeyValues values={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
         </>
@@ -85,7 +85,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
             </Field>
           )}
           {KINDS.map((kind) => (
-            <Field key={kind} label={kind[0]!.toUpperCase() + kind.slice(1)} hint="Names that match; empty: nothing">
+            <Field key={kind} label={kind[0]!.toUpperCase() + kind.slice(1)} hint="Regular expression for names; empty matches nothing">
               <input name={kind} class="code" defaultValue=".*" />
             </Field>
           ))}
@@ -109,7 +109,7 @@ function ClearButton({ item, onDone }: { item: Permission; onDone: () => void })
   const preview = async (): Promise<Preview> => ({
     text: (
       <p>
-        The user <Name>{item.user}</Name> may not enter <Name>{item.vhost}</Name> any more; connections of that user there are closed.
+        The user <Name>{item.user}</Name> can no longer use <Name>{item.vhost}</Name>. The user's connections to it are closed.
       </p>
     ),
     action: "Clear the permission",
@@ -117,7 +117,7 @@ function ClearButton({ item, onDone }: { item: Permission; onDone: () => void })
   const run = async (): Promise<string> => {
     await request("DELETE", urlOf(item.vhost, item.user));
     onDone();
-    return "The permission is cleared.";
+    return "The permission was cleared.";
   };
   return <DangerButton label="Clear" title="Clear the permission?" preview={preview} run={run} />;
 }

@@ -31,16 +31,16 @@ export interface PolicyEffect {
 export function effectSummary(effect: PolicyEffect): string {
   const said = [`It matches ${plural(effect.matched.queues, "queue")} and ${plural(effect.matched.exchanges, "exchange")}`];
   const apart = [
-    effect.outranked ? `${formatCount(effect.outranked)} obey another policy that comes first: of a higher priority, or of the same and an earlier name` : "",
-    effect.unsupported ? `${formatCount(effect.unsupported)} are of a type that cannot follow all of it, and so do not obey it at all` : "",
-    effect.released ? `${formatCount(effect.released)} obey it today and would no longer` : "",
+    effect.outranked ? `${formatCount(effect.outranked)} follow another policy with a higher priority (or the same priority and an earlier name)` : "",
+    effect.unsupported ? `${formatCount(effect.unsupported)} have a type that does not support a key of it, so they do not follow it` : "",
+    effect.released ? `${formatCount(effect.released)} follow it now and would no longer` : "",
   ].filter(Boolean);
   if (apart.length) said.push(`; ${apart.join("; ")}`);
   said.push(`. ${effect.changed.queues + effect.changed.exchanges === 0 ? "Nothing changes" : `${plural(effect.changed.queues, "queue")} and ${plural(effect.changed.exchanges, "exchange")} change`}.`);
   return said.join("");
 }
 
-const OUTCOME_TEXT = { applied: "obeys it", outranked: "obeys another", unsupported: "cannot follow it", released: "no longer" } as const;
+const OUTCOME_TEXT = { applied: "follows it", outranked: "follows another", unsupported: "unsupported", released: "no longer follows it" } as const;
 const OUTCOME_BADGE = { applied: "good", outranked: "", unsupported: "warn", released: "warn" } as const;
 
 export function PolicyEffects({ effect }: { effect: PolicyEffect }) {
@@ -50,21 +50,21 @@ export function PolicyEffects({ effect }: { effect: PolicyEffect }) {
       <EffectWarnings effect={effect} />
       {effect.items.length > 0 && (
         <DataTable<Item>
-          noun="queues and exchanges it has to do with"
+          noun="affected queues and exchanges"
           items={effect.items}
           idOf={(item) => `${item.kind} ${item.name}`}
           columns={[
             { title: "Name", cell: (item) => <ItemName item={item} /> },
             { title: "Messages", number: true, cell: (item) => (item.messages === undefined ? "–" : formatCount(item.messages)) },
             {
-              title: "Becomes",
+              title: "Result",
               cell: (item) => (
-                <Badge kind={OUTCOME_BADGE[item.why]} title={item.holds && `What holds: ${item.holds}`}>
+                <Badge kind={OUTCOME_BADGE[item.why]} title={item.holds && `Effective policy: ${item.holds}`}>
                   {OUTCOME_TEXT[item.why]}
                 </Badge>
               ),
             },
-            { title: "Obeys then", cell: (item) => <KeyValues values={item.after} none="nothing" /> },
+            { title: "Effective definition", cell: (item) => <KeyValues values={item.after} none="nothing" /> },
           ]}
         />
       )}
@@ -84,9 +84,9 @@ function ItemName({ item }: { item: Item }) {
 export function EffectWarnings({ effect }: { effect: PolicyEffect }) {
   return (
     <>
-      {effect.messages_over_length > 0 && <p class="warning">{plural(effect.messages_over_length, "message")} over the new length are dropped, or dead-lettered, at once.</p>}
-      {effect.messages_with_shorter_ttl > 0 && <p class="warning">{plural(effect.messages_with_shorter_ttl, "message")} get a shorter time to live and may expire.</p>}
-      {effect.unused_queues_that_expire > 0 && <p class="warning">{plural(effect.unused_queues_that_expire, "queue")} without consumers will be deleted after the time of expires.</p>}
+      {effect.messages_over_length > 0 && <p class="warning">{plural(effect.messages_over_length, "message")} over the new length limit would be dropped or dead-lettered at once.</p>}
+      {effect.messages_with_shorter_ttl > 0 && <p class="warning">{plural(effect.messages_with_shorter_ttl, "message")} would get a shorter time to live and may expire.</p>}
+      {effect.unused_queues_that_expire > 0 && <p class="warning">{plural(effect.unused_queues_that_expire, "queue")} without consumers would be deleted after the expiry time.</p>}
     </>
   );
 }

@@ -21,8 +21,8 @@ export function PublishForm({ vhost, exchange, queue }: { vhost: string; exchang
       { vhost, exchange: exchange || "amq.default" },
       { routing_key: queue ?? fieldText(fields, "routing_key"), payload: fieldText(fields, "payload"), payload_encoding: fieldText(fields, "encoding"), properties },
     );
-    if (answer.routed) notify("Published, and safe in every queue that took it.");
-    else notify("No queue takes a message with this key: it was dropped.", "bad");
+    if (answer.routed) notify("Published. Every queue that received the message has stored it.");
+    else notify("No queue received the message: no binding matches its routing key.", "bad");
   };
   return (
     <Form action="Publish" submit={submit}>
@@ -35,10 +35,10 @@ export function PublishForm({ vhost, exchange, queue }: { vhost: string; exchang
         <textarea name="payload" class="code" spellcheck={false} rows={6} />
       </Field>
       <div class="fields">
-        <Field label="The payload is">
+        <Field label="Payload encoding">
           <select name="encoding">
             <option value="string">text (UTF-8)</option>
-            <option value="base64">base64 of its bytes</option>
+            <option value="base64">base64</option>
           </select>
         </Field>
         <label class="checkbox field">

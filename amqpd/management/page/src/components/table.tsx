@@ -50,7 +50,7 @@ export function DataTable<T>({ noun, items, columns, idOf, sort = "", down = fal
           <tr>
             {chosen && (
               <th class="select-cell">
-                <input type="checkbox" aria-label={`Choose all ${noun} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
+                <input type="checkbox" aria-label={`Select all ${noun} of this page`} checked={items.every((item) => chosen.has(idOf(item)))} onChange={(event) => choose(items, event.currentTarget.checked)} />
               </th>
             )}
             {columns.map((column) => (
@@ -72,7 +72,7 @@ export function DataTable<T>({ noun, items, columns, idOf, sort = "", down = fal
             <tr key={idOf(item)} class={onOpen ? "clickable" : ""} onClick={onOpen && ((event) => open(event, item))}>
               {chosen && (
                 <td class="select-cell">
-                  <input type="checkbox" aria-label={`Choose ${showInvisible(idOf(item).split("\0").at(-1) ?? "")}`} checked={chosen.has(idOf(item))} onChange={(event) => choose([item], event.currentTarget.checked)} />
+                  <input type="checkbox" aria-label={`Select ${showInvisible(idOf(item).split("\0").at(-1) ?? "")}`} checked={chosen.has(idOf(item))} onChange={(event) => choose([item], event.currentTarget.checked)} />
                 </td>
               )}
               {columns.map((column, index) => (

@@ -83,7 +83,7 @@ export default function Audit() {
   }, [where]);
   return (
     <>
-      <PageTitle aside={<button onClick={() => void search()}>Look again</button>}>Audit log</PageTitle>
+      <PageTitle aside={<button onClick={() => void search()}>Refresh</button>}>Audit log</PageTitle>
       <Filter where={where} />
       {failure && (
         <p role="alert" class="failure">
@@ -93,14 +93,14 @@ export default function Audit() {
       <div class="list" aria-busy={busy && !found}>
         {found && (
           <>
-            {found.lost > 0 && <p class="failure">{formatCount(found.lost)} records could not be written; the broker's log says why.</p>}
+            {found.lost > 0 && <p class="failure">{formatCount(found.lost)} records could not be written; see the broker's log.</p>}
             <DataTable<Entry> noun="records" items={found.entries} columns={COLUMNS} idOf={(entry) => String(entry.offset)} />
             <div class="buttons">
               <span class="grow" aria-live="polite">
-                {plural(found.entries.length, "record")}{found.ended ? ", and there are no older ones" : where ? `, looked at down to offset ${formatCount(found.from)}` : ""}
+                {plural(found.entries.length, "record")}{found.ended ? "; there are no older records" : where ? `; searched down to offset ${formatCount(found.from)}` : ""}
               </span>
               <button disabled={busy || found.ended} onClick={() => void search(found)}>
-                {busy ? "Looking …" : "Older"}
+                {busy ? "Searching …" : "Older"}
               </button>
             </div>
           </>
@@ -115,9 +115,9 @@ const COLUMNS: Column<Entry>[] = [
   { title: "User", cell: (entry) => <Name>{entry.user ?? "–"}</Name> },
   { title: "Event", cell: (entry) => entry.event },
   { title: "Virtual host", cell: (entry) => <Name>{entry.vhost ?? "–"}</Name> },
-  { title: "Of", cell: (entry) => <Name>{entry.name ?? "–"}</Name> },
+  { title: "Object", cell: (entry) => <Name>{entry.name ?? "–"}</Name> },
   { title: "Result", cell: (entry) => <ResultCell entry={entry} /> },
-  { title: "From", cell: (entry) => <Name>{[entry.front_end, entry.peer].filter(Boolean).join(" ")}</Name> },
+  { title: "Client", cell: (entry) => <Name>{[entry.front_end, entry.peer].filter(Boolean).join(" ")}</Name> },
   { title: "Details", cell: (entry) => <DetailsCell entry={entry} /> },
 ];
 
@@ -151,7 +151,7 @@ function Filter({ where }: { where: string }) {
   const choose = (clause: string): void => setQuery({ where: clause });
   return (
     <form class="card form" role="search" onSubmit={search}>
-      <Field label="Where" hint="A selector on the fields event, user, vhost, name, result, front_end, peer, connection">
+      <Field label="Selector" hint="Fields: event, user, vhost, name, result, front_end, peer, connection">
         <input class="code" spellcheck={false} autocomplete="off" placeholder="user = 'alice' AND result = 'refused'" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
       </Field>
       <div class="bar">

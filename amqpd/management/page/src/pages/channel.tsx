@@ -34,18 +34,18 @@ export default function ChannelPage({ names }: PageProps) {
       <ErrorMessage error={error} />
       {data && (
         <>
-          <Section title="What it is">
+          <Section title="Details">
             <Facts
               facts={[
                 ["Connection", <NameLink path={["connections", data.connection_details.name]}>{data.connection_details.name}</NameLink>],
                 ["User", <Name>{data.user}</Name>],
                 ["Virtual host", <Name>{data.vhost}</Name>],
-                ["Mode", channelMode(data) || "neither confirms nor transactions"],
-                ["Prefetch, each consumer", data.prefetch_count ? formatCount(data.prefetch_count) : "no limit"],
-                ["Prefetch, all together", data.global_prefetch_count ? formatCount(data.global_prefetch_count) : "no limit"],
+                ["Mode", channelMode(data) || "no confirms, no transactions"],
+                ["Prefetch per consumer", data.prefetch_count ? formatCount(data.prefetch_count) : "no limit"],
+                ["Prefetch per channel", data.global_prefetch_count ? formatCount(data.global_prefetch_count) : "no limit"],
                 ["Unacked", formatCount(data.messages_unacknowledged)],
-                ["Not yet confirmed", formatCount(data.messages_unconfirmed)],
-                ["Not yet committed", data.transactional ? `${formatCount(data.messages_uncommitted)} messages, ${formatCount(data.acks_uncommitted)} acks` : undefined],
+                ["Unconfirmed", formatCount(data.messages_unconfirmed)],
+                ["Uncommitted", data.transactional ? `${formatCount(data.messages_uncommitted)} messages, ${formatCount(data.acks_uncommitted)} acks` : undefined],
               ]}
             />
           </Section>
@@ -66,7 +66,7 @@ export default function ChannelPage({ names }: PageProps) {
               ]}
             />
           </Section>
-          <Section title="Gets from">
+          <Section title="Consumes from">
             <DataTable
               noun="queues consumed from"
               items={data.deliveries ?? []}

@@ -10,7 +10,7 @@ import { hasTag, session } from "../shell/session";
 type Channel = components["schemas"]["Channel"];
 
 export function ChannelState({ channel }: { channel: Channel }) {
-  if (channel.state === "flow") return <Badge kind="warn" title="Its connection is held, as it sends faster than the broker can write">held</Badge>;
+  if (channel.state === "flow") return <Badge kind="warn" title="The broker does not read from its connection now">flow</Badge>;
   if (channel.state === "closing") return <Badge kind="warn">closing</Badge>;
   return channel.idle_since ? <Badge title={`Since ${channel.idle_since}`}>idle</Badge> : <Badge kind="good">running</Badge>;
 }
@@ -43,7 +43,7 @@ export default function Channels() {
   return (
     <>
       <PageTitle>Channels</PageTitle>
-      {!hasTag("monitoring") && <p class="muted">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
+      {!hasTag("monitoring") && <p class="muted">Channels of user {session.value?.name}. The list of all channels needs the user tag monitoring or administrator.</p>}
       <PagedList<Channel> noun="channels" path={chosen ? "/api/vhosts/{vhost}/channels" : "/api/channels"} names={{ vhost: chosen }} columns={ALL} idOf={(channel) => channel.name} />
     </>
   );

@@ -40,32 +40,32 @@ export default function ConnectionPage({ names }: PageProps) {
       <ErrorMessage error={error} />
       {data && (
         <>
-          <Section title="What it is" aside={<ConnectionState connection={data} />}>
+          <Section title="Details" aside={<ConnectionState connection={data} />}>
             <p>{pauseText(data)}</p>
             <Facts
               facts={[
                 ["User", <Name>{data.user}</Name>],
                 ["Virtual host", <Name>{data.vhost}</Name>],
-                ["Its own name", data.user_provided_name && <Name>{data.user_provided_name}</Name>],
+                ["Connection name", data.user_provided_name && <Name>{data.user_provided_name}</Name>],
                 ["Client", clientText(data) || undefined],
                 ["Protocol", data.protocol],
-                ["Login by", data.auth_mechanism],
+                ["Authentication", data.auth_mechanism],
                 ["TLS", data.ssl ? "yes" : "no"],
-                ["Since", formatTime(data.connected_at)],
+                ["Connected at", formatTime(data.connected_at)],
                 ["Heartbeat", data.timeout ? formatDuration(data.timeout * 1000) : "none"],
-                ["Largest frame", formatCount(data.frame_max)],
-                ["Channels at most", formatCount(data.channel_max)],
-                ["From address", `${data.peer_host}:${data.peer_port}`],
+                ["Maximum frame size", formatCount(data.frame_max)],
+                ["Maximum number of channels", formatCount(data.channel_max)],
+                ["Client address", `${data.peer_host}:${data.peer_port}`],
               ]}
             />
           </Section>
           <Charts title="Bytes" range={range} ranges={OBJECT_RANGES} onRange={setRange}>
-            <Chart title="Bytes a second" points={points} curves={CURVES} unit="bytes" valuesOf={(curve) => points.rates(curve.name)} />
+            <Chart title="Bytes per second" points={points} curves={CURVES} unit="bytes" valuesOf={(curve) => points.rates(curve.name)} />
           </Charts>
           <Section title="Channels">
             <PagedList<Channel> noun="channels" path="/api/connections/{connection}/channels" names={path} columns={CHANNEL_COLUMNS} idOf={(each) => each.name} searchable="many" />
           </Section>
-          <Section title="What the client says of itself">
+          <Section title="Client properties">
             <KeyValues values={data.client_properties} />
           </Section>
         </>
@@ -81,7 +81,7 @@ export default function ConnectionPage({ names }: PageProps) {
 function CloseButton({ connection }: { connection: Connection }) {
   return (
     <DangerButton
-      label="Close it"
+      label="Close"
       title={`Close the connection ${connection.name}?`}
       preview={async () => {
         const channels = await get("/api/connections/{connection}/channels", { connection: connection.name }, { columns: "messages_unacknowledged,consumer_count" });
@@ -90,8 +90,8 @@ function CloseButton({ connection }: { connection: Connection }) {
         return {
           text: (
             <p>
-              Its {plural(channels.length, "channel")} with {plural(consumers, "consumer")} end. {plural(unacked, "unacked message")} of them{" "}
-              {unacked === 1 ? "goes" : "go"} back to {unacked === 1 ? "its queue" : "their queues"}, marked as redelivered; exclusive queues of the connection are deleted. Most clients connect anew at once.
+              The broker closes {plural(channels.length, "channel")} with {plural(consumers, "consumer")}. {plural(unacked, "unacked message returns", "unacked messages return")} to{" "}
+              {unacked === 1 ? "its queue" : "their queues"}, marked as redelivered. Exclusive queues of the connection are deleted. Most clients connect again at once.
             </p>
           ),
           action: "Close the connection",
@@ -99,7 +99,7 @@ function CloseButton({ connection }: { connection: Connection }) {
       }}
       run={async () => {
         await remove("/api/connections/{connection}", { connection: connection.name });
-        return "The connection is closed.";
+        return "The connection was closed.";
       }}
       onDone={() => navigate(["connections"])}
     />

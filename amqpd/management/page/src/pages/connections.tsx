@@ -38,7 +38,7 @@ const COLUMNS: Column<Connection>[] = [
   { title: "Channels", sort: "channels", number: true, cell: (connection) => formatCount(connection.channels) },
   { title: "Client", cell: (connection) => <Name>{clientText(connection)}</Name> },
   { title: "TLS", sort: "ssl", cell: (connection) => (connection.ssl ? <Badge kind="good">TLS</Badge> : "no") },
-  { title: "Since", sort: "connected_at", cell: (connection) => <span class="moment">{formatTime(connection.connected_at)}</span> },
+  { title: "Connected at", sort: "connected_at", cell: (connection) => <span class="moment">{formatTime(connection.connected_at)}</span> },
 ];
 const NODE: Column<Connection> = {
   title: "Node",
@@ -63,7 +63,7 @@ export default function Connections() {
   return (
     <>
       <PageTitle>Connections</PageTitle>
-      {!hasTag("monitoring") && <p class="muted">Those of user {session.value?.name}; all are for the user tag monitoring, or administrator.</p>}
+      {!hasTag("monitoring") && <p class="muted">Connections of user {session.value?.name}. The list of all connections needs the user tag monitoring or administrator.</p>}
       <PagedList<Connection>
         noun="connections"
         path={chosen ? "/api/vhosts/{vhost}/connections" : "/api/connections"}

@@ -52,9 +52,9 @@ function ExportSection() {
   return (
     <Section title="Export">
       <div class="form">
-        <p>Users, virtual hosts, permissions, policies, exchanges, queues and bindings as one JSON document in RabbitMQ's form; no messages. Passwords are in it as hashes.</p>
-        <Field label="Of">
-          <VhostSelect value={vhost} onChange={setVhost} all="the whole broker" />
+        <p>Users, virtual hosts, permissions, policies, exchanges, queues and bindings as one JSON document in RabbitMQ's format, without messages. It has hashes of passwords.</p>
+        <Field label="Virtual host">
+          <VhostSelect value={vhost} onChange={setVhost} all="All virtual hosts" />
         </Field>
         <p>
           <a class="button" href={apiUrl(vhost ? "/api/definitions/{vhost}" : "/api/definitions", { vhost })} download="definitions.json">
@@ -101,10 +101,10 @@ function ImportSection() {
   return (
     <Section title="Import">
       <form class="form" onSubmit={(event) => void compare(event)}>
-        <Field label="A file">
+        <Field label="File">
           <input type="file" accept="application/json,.json" ref={file} onChange={() => void readFile()} />
         </Field>
-        <Field label="or the document itself">
+        <Field label="Or paste the document">
           <textarea
             class="code"
             rows={8}
@@ -116,14 +116,14 @@ function ImportSection() {
             }}
           />
         </Field>
-        <Field label="Into" hint="Into one virtual host: users and other virtual hosts are passed over">
+        <Field label="Into virtual host" hint="An import into one virtual host ignores users and other virtual hosts">
           <VhostSelect
             value={vhost}
             onChange={(name) => {
               setVhost(name);
               clearResult();
             }}
-            all="where the document says"
+            all="As in the document"
           />
         </Field>
         <label class="checkbox">
@@ -135,14 +135,14 @@ function ImportSection() {
               clearResult();
             }}
           />{" "}
-          leave out what cannot be, and bring in the rest
+          skip unsupported items and import the others
         </label>
         <p role="alert" class="bad">
           {failure}
         </p>
         <div class="buttons">
           <button class="primary" disabled={busy || !text.trim()}>
-            See what it would do
+            Preview
           </button>
         </div>
       </form>
@@ -151,7 +151,7 @@ function ImportSection() {
           <DifferenceView difference={found} />
           <div class="buttons">
             <button class="danger" disabled={!found.possible} onClick={() => setConfirming(true)}>
-              Import it
+              Import
             </button>
           </div>
         </>
@@ -197,8 +197,7 @@ async function previewImport(given: ImportRequest): Promise<Preview> {
   return {
     text: (
       <p>
-        {plural(fresh, "thing is", "things are")} made and {plural(changed, "thing is", "things are")} changed, all at once. Nothing is deleted, and no message is touched by that itself: policies that come may drop
-        messages, which a policy's own preview tells.
+        The import creates {plural(fresh, "object")} and changes {plural(changed, "object")} in one step. It deletes nothing. An imported policy may drop messages; the preview on the page Policies shows how many.
       </p>
     ),
     action: `Import: ${formatCount(fresh)} new, ${formatCount(changed)} changed`,
@@ -208,44 +207,44 @@ async function previewImport(given: ImportRequest): Promise<Preview> {
 
 async function runImport(given: ImportRequest): Promise<string> {
   const told = await request<ImportReport | undefined>("POST", urlOf("", given), given.document);
-  return told && told.skipped_count ? `Imported; ${plural(told.skipped_count, "item was", "items were")} left out.` : "Imported.";
+  return told && told.skipped_count ? `Imported; ${plural(told.skipped_count, "item was", "items were")} skipped.` : "Imported.";
 }
 
 const BADGES = { new: "good", changed: "warn", kept: "" } as const;
-const WORDS = { new: "new", changed: "changes", kept: "stays as it is" } as const;
+const WORDS = { new: "new", changed: "changed", kept: "not changed" } as const;
 
 function DifferenceView({ difference }: { difference: Difference }) {
   const kinds = Object.entries(difference.counts);
   return (
     <div aria-live="polite">
-      <h3>What it would do</h3>
-      {!difference.possible && <p class="failure">It would be refused as it is: {plural(difference.skipped_count, "item")} cannot be.</p>}
+      <h3>Preview</h3>
+      {!difference.possible && <p class="failure">The import would be refused: {plural(difference.skipped_count, "item is", "items are")} not supported.</p>}
       <DataTable
-        noun="kinds of things in it"
+        noun="kinds of objects"
         items={kinds}
         idOf={([kind]) => kind}
         columns={[
           { title: "Kind", cell: ([kind]) => kind.replace("_", " ") },
           { title: "New", number: true, cell: ([, counts]) => formatCount(counts.new) },
           { title: "Changed", number: true, cell: ([, counts]) => formatCount(counts.changed) },
-          { title: "Other here, and stays", number: true, cell: ([, counts]) => formatCount(counts.kept) },
-          { title: "As it is", number: true, cell: ([, counts]) => formatCount(counts.same) },
+          { title: "Different, not changed", number: true, cell: ([, counts]) => formatCount(counts.kept) },
+          { title: "Identical", number: true, cell: ([, counts]) => formatCount(counts.same) },
         ]}
       />
       {difference.skipped.length > 0 && (
         <DataTable
-          noun="items that cannot be"
+          noun="unsupported items"
           items={difference.skipped}
           idOf={(item) => item.path}
           columns={[
-            { title: "Cannot be", cell: (item) => <code>{item.path}</code> },
-            { title: "Why", cell: (item) => <Name>{item.reason}</Name> },
+            { title: "Unsupported", cell: (item) => <code>{item.path}</code> },
+            { title: "Reason", cell: (item) => <Name>{item.reason}</Name> },
           ]}
         />
       )}
       {difference.unknown_count > 0 && (
         <p class="warning">
-          {plural(difference.unknown_count, "key is", "keys are")} not known and passed over: {difference.unknown.slice(0, 10).join(", ")}
+          {plural(difference.unknown_count, "key is", "keys are")} unknown and will be ignored: {difference.unknown.slice(0, 10).join(", ")}
           {difference.unknown_count > 10 ? ", …" : ""}
         </p>
       )}
@@ -255,9 +254,9 @@ function DifferenceView({ difference }: { difference: Difference }) {
           items={difference.changes}
           idOf={(item) => item.path}
           columns={[
-            { title: "What", cell: (item) => <Badge kind={BADGES[item.what]}>{WORDS[item.what]}</Badge> },
+            { title: "Change", cell: (item) => <Badge kind={BADGES[item.what]}>{WORDS[item.what]}</Badge> },
             {
-              title: "Of",
+              title: "Object",
               cell: (item) => (
                 <>
                   {item.kind.replace("_", " ")} <Name>{item.name}</Name>
@@ -270,13 +269,13 @@ function DifferenceView({ difference }: { difference: Difference }) {
                 </>
               ),
             },
-            { title: "Here", cell: (item) => (item.before ? <KeyValues values={item.before} /> : "–") },
+            { title: "In the broker", cell: (item) => (item.before ? <KeyValues values={item.before} /> : "–") },
             { title: "In the document", cell: (item) => <KeyValues values={item.after} /> },
           ]}
         />
       )}
       {difference.changes_left_out > 0 && <p class="muted">and {formatCount(difference.changes_left_out)} more differences</p>}
-      {difference.changes.length === 0 && difference.possible && <p class="note">The broker is already as the document says.</p>}
+      {difference.changes.length === 0 && difference.possible && <p class="note">The broker already has everything in the document.</p>}
     </div>
   );
 }

@@ -13,8 +13,8 @@ import { navigate } from "../shell/router";
 import { useRights } from "../shell/session";
 
 const CURVES = [
-  { name: "publish_in", label: "Published to it" },
-  { name: "publish_out", label: "To queues" },
+  { name: "publish_in", label: "Published" },
+  { name: "publish_out", label: "Routed to queues" },
 ];
 
 export default function ExchangePage({ names }: PageProps) {
@@ -31,18 +31,18 @@ export default function ExchangePage({ names }: PageProps) {
   const overview = () => (
     <>
       {data && (
-        <Section title="What it is">
+        <Section title="Details">
           <Facts
             facts={[
               ["Type", data.type],
               ["Virtual host", <Name>{data.vhost}</Name>],
-              ["After a restart", data.durable ? "there: durable" : "gone: transient"],
-              ["Deletes itself", data.auto_delete ? "with its last binding" : "no"],
-              ["Internal", data.internal ? "only other exchanges publish to it" : "no"],
+              ["Durability", data.durable ? "durable" : "transient"],
+              ["Auto-delete", data.auto_delete ? "yes, with its last binding" : "no"],
+              ["Internal", data.internal ? "yes: only other exchanges can publish to it" : "no"],
               ["Delayed messages", data.messages_delayed ? formatCount(data.messages_delayed) : undefined],
               ["Policy", data.policy || "none"],
               ["Operator policy", data.operator_policy || undefined],
-              ["Obeyed of policies", data.policy || data.operator_policy ? <KeyValues values={data.effective_policy_definition ?? {}} /> : undefined],
+              ["Effective policy definition", data.policy || data.operator_policy ? <KeyValues values={data.effective_policy_definition ?? {}} /> : undefined],
               ["Arguments", <KeyValues values={data.arguments} />],
             ]}
           />
@@ -85,18 +85,18 @@ function BindingsTab({ path, name, canChange }: { path: ExchangeNames; name: str
   const common = { pathNames: path, version, canChange, onChange: () => setVersion((before) => before + 1) };
   if (name === "") {
     return (
-      <Section title="Where messages go">
-        <p>Each queue is bound to the default exchange by its name, and by nothing else: a message goes to the queue that its routing key names.</p>
+      <Section title="Bindings from this exchange">
+        <p>The default exchange is bound to every queue with the queue's name as routing key. These bindings cannot be changed.</p>
       </Section>
     );
   }
   return (
     <>
-      <Section title="Where messages go">
+      <Section title="Bindings from this exchange">
         <BindingList path={SOURCE_BINDINGS} end="destination" {...common} />
         {canChange && <BindForm vhost={path.vhost} exchange={name} onChange={common.onChange} />}
       </Section>
-      <Section title="From which exchanges messages come">
+      <Section title="Bindings to this exchange">
         <BindingList path={DESTINATION_BINDINGS} end="source" {...common} />
       </Section>
     </>
@@ -113,7 +113,7 @@ function DeleteButton({ path }: { path: ExchangeNames }) {
         return {
           text: (
             <p>
-              {plural(bindings, "binding")} of it {bindings === 1 ? "goes" : "go"} with it. No message in a queue is touched; whoever publishes to it from then on is refused (404).
+              The exchange is deleted with {plural(bindings, "binding")}. Messages in queues stay. Later publishes to this exchange close the publisher's channel with error 404.
             </p>
           ),
           action: "Delete the exchange",
@@ -121,7 +121,7 @@ function DeleteButton({ path }: { path: ExchangeNames }) {
       }}
       run={async () => {
         await remove("/api/exchanges/{vhost}/{exchange}", path);
-        return `Exchange ${path.exchange} is deleted.`;
+        return `Exchange ${path.exchange} was deleted.`;
       }}
       onDone={() => navigate(["exchanges"])}
     />

@@ -24,10 +24,10 @@ const COLUMNS: Column<Exchange>[] = [
     sort: "type",
     cell: (exchange) => (
       <>
-        {exchange.type} {!exchange.durable && <Badge title="Gone after a restart">transient</Badge>}
-        {exchange.internal && <Badge title="Only other exchanges publish to it">internal</Badge>}
-        {exchange.auto_delete && <Badge title="Deleted when its last binding goes">auto-delete</Badge>}
-        {exchange.policy && <Badge title="Its policy">{exchange.policy}</Badge>}
+        {exchange.type} {!exchange.durable && <Badge title="Deleted by a restart">transient</Badge>}
+        {exchange.internal && <Badge title="Only other exchanges can publish to it">internal</Badge>}
+        {exchange.auto_delete && <Badge title="Deleted with its last binding">auto-delete</Badge>}
+        {exchange.policy && <Badge title="Policy">{exchange.policy}</Badge>}
         {exchange.state === "unavailable" && <Badge kind="bad">unavailable</Badge>}
       </>
     ),
@@ -77,7 +77,7 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     const exchange = fieldText(fields, "name");
     const names = { vhost: exchangeVhost, exchange };
-    if (await getIfExists(apiUrl("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("There is an exchange of this name already; nothing is changed.");
+    if (await getIfExists(apiUrl("/api/exchanges/{vhost}/{exchange}", names, { columns: "name" }))) throw new Error("An exchange of this name already exists. Nothing was changed.");
     await put(
       "/api/exchanges/{vhost}/{exchange}",
       names,
@@ -89,7 +89,7 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
         arguments: parseObject(written, "Arguments"),
       },
     );
-    notify(`Exchange ${exchange} is there.`);
+    notify(`Exchange ${exchange} was created.`);
     onClose(true);
   };
   return (
@@ -108,17 +108,17 @@ function NewExchange({ onClose }: { onClose: (done: boolean) => void }) {
             ))}
           </select>
         </Field>
-        <Field label="After a restart">
+        <Field label="Durability">
           <select name="durable">
-            <option value="yes">it is there: durable</option>
-            <option value="no">it is gone: transient</option>
+            <option value="yes">durable: survives a restart</option>
+            <option value="no">transient: deleted by a restart</option>
           </select>
         </Field>
         <label class="checkbox">
-          <input type="checkbox" name="auto_delete" /> delete it when its last binding goes
+          <input type="checkbox" name="auto_delete" /> auto-delete: deleted with its last binding
         </label>
         <label class="checkbox">
-          <input type="checkbox" name="internal" /> only other exchanges publish to it
+          <input type="checkbox" name="internal" /> internal: only other exchanges can publish to it
         </label>
         <Arguments kind="exchange" type={type} label="Arguments" text={written} onChange={setWritten} />
       </Form>

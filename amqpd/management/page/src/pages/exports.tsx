@@ -32,16 +32,16 @@ export default function Exports() {
     { title: "Queue", sort: "queue", cell: (item) => <NameLink path={["queues", item.vhost, item.queue]}>{item.queue}</NameLink> },
     { title: "Virtual host", sort: "vhost", cell: (item) => <Name>{item.vhost}</Name> },
     { title: "Export", sort: "name", cell: (item) => <ExportName item={item} /> },
-    { title: "Records behind", sort: "lag", number: true, cell: (item) => formatCount(item.lag) },
-    { title: "Has all below", sort: "offset", number: true, cell: (item) => formatCount(item.offset) },
-    { title: "End of the queue", sort: "end_offset", number: true, cell: (item) => formatCount(item.end_offset) },
-    { title: "Kept for it", sort: "kept_bytes", number: true, cell: (item) => <RetainedBytes item={item} /> },
+    { title: "Lag (records)", sort: "lag", number: true, cell: (item) => formatCount(item.lag) },
+    { title: "Exported up to", sort: "offset", number: true, cell: (item) => formatCount(item.offset) },
+    { title: "End offset", sort: "end_offset", number: true, cell: (item) => formatCount(item.end_offset) },
+    { title: "Retained", sort: "kept_bytes", number: true, cell: (item) => <RetainedBytes item={item} /> },
     { title: "Stop", cell: (item) => <StopButton item={item} onDone={changed} /> },
   ];
   return (
     <>
       <PageTitle>Exports</PageTitle>
-      <p class="muted">What consumers have settled stays in the queue's log until each of its exports has it, or until that is more than the limit.</p>
+      <p class="muted">Acknowledged messages stay in the queue's log until every export has read them or their size exceeds the limit.</p>
       <PagedList<ExportStatus>
         noun="exports"
         path={chosen ? "/api/amqpd/exports/{vhost}" : "/api/amqpd/exports"}
@@ -49,7 +49,7 @@ export default function Exports() {
         columns={columns}
         idOf={(item) => `${item.vhost}\0${item.queue}\0${item.name}`}
         version={version}
-        toolbar={<button onClick={() => setAdding(true)}>Keep for an export</button>}
+        toolbar={<button onClick={() => setAdding(true)}>New export</button>}
       />
       {adding && (
         <NewExport
@@ -75,7 +75,7 @@ function RetainedBytes({ item }: { item: ExportStatus }) {
   const share = item.max_bytes > 0 ? item.kept_bytes / item.max_bytes : 0;
   return (
     <>
-      {formatBytes(item.kept_bytes)} of {formatBytes(item.max_bytes)} {share > 0.9 && <Badge kind="bad">the oldest go soon, unexported</Badge>}
+      {formatBytes(item.kept_bytes)} of {formatBytes(item.max_bytes)} {share > 0.9 && <Badge kind="bad">oldest records will be deleted before export</Badge>}
     </>
   );
 }
@@ -86,17 +86,17 @@ function StopButton({ item, onDone }: { item: ExportStatus; onDone: () => void }
   const preview = async (): Promise<Preview> => ({
     text: (
       <p>
-        Nothing is kept for the export <Name>{item.name}</Name> any more. {plural(item.lag, "record")} it does not have yet {item.lag === 1 ? "stays" : "stay"} in the queue only until consumers have settled {item.lag === 1 ? "it" : "them"};{" "}
-        {formatBytes(item.kept_bytes)} that are kept for exports alone may go at once.
+        The queue retains nothing for the export <Name>{item.name}</Name> any more. {plural(item.lag, "record that it has not read stays", "records that it has not read stay")} only until consumers have acknowledged {item.lag === 1 ? "it" : "them"}.{" "}
+        {formatBytes(item.kept_bytes)} retained for exports alone may be deleted at once.
       </p>
     ),
-    action: "Stop keeping for it",
+    action: "Stop the export",
   });
   const run = async (): Promise<string> => {
     await request("DELETE", urlOf(item));
-    return "Nothing is kept for it any more.";
+    return "The export was stopped.";
   };
-  return <DangerButton label="Stop" title="Stop keeping for this export?" preview={preview} run={run} onDone={onDone} {...(item.declared ? { disabled: true, disabledReason: "The queue is declared with x-export: it keeps as long as it is there" } : {})} />;
+  return <DangerButton label="Stop" title="Stop this export?" preview={preview} run={run} onDone={onDone} {...(item.declared ? { disabled: true, disabledReason: "The queue was declared with x-export and retains records for this export until it is deleted" } : {})} />;
 }
 
 function NewExport({ onClose }: { onClose: (done: boolean) => void }) {
@@ -105,22 +105,22 @@ function NewExport({ onClose }: { onClose: (done: boolean) => void }) {
     const gib = fieldText(fields, "gib");
     const body = { name: fieldText(fields, "name"), ...(gib ? { max_bytes: Math.round(Number(gib) * 2 ** 30) } : {}) };
     await request("PUT", apiUrl("/api/amqpd/exports/{vhost}/{queue}", { vhost: exportVhost, queue: fieldText(fields, "queue") }), body);
-    notify("What is settled stays from now on until that export has it.");
+    notify("The queue now retains acknowledged messages for this export.");
     onClose(true);
   };
   return (
-    <Dialog title="Keep for an export" onClose={() => onClose(false)}>
-      <Form action="Keep for it" submit={submit}>
+    <Dialog title="New export" onClose={() => onClose(false)}>
+      <Form action="Create the export" submit={submit}>
         <Field label="Virtual host">
           <VhostSelect value={exportVhost} onChange={setExportVhost} />
         </Field>
-        <Field label="Queue" hint="A durable one">
+        <Field label="Queue" hint="Must be durable">
           <input name="queue" required autocomplete="off" />
         </Field>
         <Field label="Name of the export" hint="Letters, digits, dots, dashes and underscores">
           <input name="name" required autocomplete="off" pattern="[A-Za-z0-9_][A-Za-z0-9_.\-]*" maxLength={64} />
         </Field>
-        <Field label="At most, in GiB" hint="Empty: 16; beyond it the oldest go unexported, and that is logged">
+        <Field label="Maximum size in GiB" hint="Default 16. Beyond it the oldest records are deleted before export, and the broker logs this">
           <input name="gib" type="number" min={0} step="any" />
         </Field>
       </Form>

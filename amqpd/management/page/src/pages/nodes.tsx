@@ -79,7 +79,7 @@ export default function Nodes() {
       <div class="stack" aria-busy={!data && error === undefined}>
         {data && (
           <>
-            {data.cluster.clustered ? <ClusterCard cluster={data.cluster} onDone={() => void refresh()} /> : <p class="muted">One node: it runs all virtual hosts.</p>}
+            {data.cluster.clustered ? <ClusterCard cluster={data.cluster} onDone={() => void refresh()} /> : <p class="muted">A single node serves all virtual hosts.</p>}
             {data.nodes.map((node) => (
               <NodeCard key={node.name} node={node} />
             ))}
@@ -105,12 +105,12 @@ function ClusterCard({ cluster, onDone }: { cluster: Cluster; onDone: () => void
       <Section title={`Cluster ${cluster.name ?? ""}`} aside={canMove && <RebalanceButton onDone={onDone} />}>
         <Facts
           facts={[
-            ["You are connected to", <Name>{cluster.node}</Name>],
-            ["A confirm means", cluster.confirms && `${cluster.confirms.promise}: at least ${cluster.confirms.required_insync} of ${cluster.confirms.replication_factor} brokers of Kafka have it`],
+            ["This page is served by", <Name>{cluster.node}</Name>],
+            ["Confirms", cluster.confirms && `${cluster.confirms.promise}: at least ${cluster.confirms.required_insync} of ${cluster.confirms.replication_factor} Kafka brokers have the message`],
             ["Kafka", cluster.kafka?.join(", ")],
-            ["Metadata are written by", cluster.metadata_node ? <Name>{cluster.metadata_node}</Name> : "nobody at the moment"],
-            ["Relayed to other nodes", plural(cluster.relayed_out ?? 0, "connection")],
-            ["Relayed from other nodes", plural(cluster.relayed_in ?? 0, "connection")],
+            ["Metadata node", cluster.metadata_node ? <Name>{cluster.metadata_node}</Name> : "none at the moment"],
+            ["Connections relayed to other nodes", plural(cluster.relayed_out ?? 0, "connection")],
+            ["Connections relayed from other nodes", plural(cluster.relayed_in ?? 0, "connection")],
           ]}
         />
         <DataTable<ClusterNode>
@@ -120,12 +120,12 @@ function ClusterCard({ cluster, onDone }: { cluster: Cluster; onDone: () => void
           columns={[
             { title: "Node", cell: (item) => <Name>{item.name}</Name> },
             { title: "Address", cell: (item) => <Name>{item.address}</Name> },
-            { title: "State", cell: (item) => (item.draining ? <Badge kind="warn">being drained</Badge> : <Badge kind="good">in the cluster</Badge>) },
+            { title: "State", cell: (item) => (item.draining ? <Badge kind="warn">draining</Badge> : <Badge kind="good">in the cluster</Badge>) },
             { title: "Virtual hosts", number: true, cell: (item) => formatCount(item.vhosts) },
           ]}
         />
       </Section>
-      <Section title="Where virtual hosts are">
+      <Section title="Virtual hosts and their nodes">
         <DataTable<VhostPlacement> noun="virtual hosts" items={cluster.vhosts ?? []} idOf={(item) => item.name} columns={columns} />
       </Section>
     </>
@@ -144,17 +144,17 @@ function MoveVhost({ vhost, cluster, onDone }: { vhost: VhostPlacement; cluster:
       text: (
         <>
           <p>
-            It goes to the node <Name>{to}</Name>
-            {slotVhosts.length > 1 && <> with all of its slot: {slotVhosts.map((name) => [<Name>{name}</Name>, " "])}</>}. {plural(open, "connection is", "connections are")} closed and may come back at once, at any node. Messages stay.
+            The virtual host moves to the node <Name>{to}</Name>
+            {slotVhosts.length > 1 && <> with all virtual hosts of its slot: {slotVhosts.map((name) => [<Name>{name}</Name>, " "])}</>}. {plural(open, "connection is", "connections are")} closed; clients can connect to any node again at once. Messages stay.
           </p>
         </>
       ),
-      action: `Move it and close ${plural(open, "connection")}`,
+      action: `Move and close ${plural(open, "connection")}`,
     };
   };
   const run = async (): Promise<string> => {
     await request("POST", "/api/amqpd/move_vhost", { vhost: vhost.name, node: to });
-    return `The virtual host ${showInvisible(vhost.name)} is at ${showInvisible(to)}.`;
+    return `The virtual host ${showInvisible(vhost.name)} is now on ${showInvisible(to)}.`;
   };
   if (!others.length) return <>–</>;
   return (
@@ -173,21 +173,21 @@ function MoveVhost({ vhost, cluster, onDone }: { vhost: VhostPlacement; cluster:
 
 function RebalanceButton({ onDone }: { onDone: () => void }) {
   const preview = async (): Promise<Preview> => ({
-    text: <p>Virtual hosts go from nodes with many to nodes with few. Connections of those that move are closed and may come back at once; messages stay.</p>,
-    action: "Even them out",
+    text: <p>Virtual hosts move from nodes with many to nodes with few. Connections of the moved ones are closed; clients can connect again at once. Messages stay.</p>,
+    action: "Rebalance",
   });
   const run = async (): Promise<string> => {
     const answer = await request<{ moves: Record<string, string> }>("POST", "/api/amqpd/rebalance");
     return `${plural(Object.keys(answer.moves).length, "virtual host moves", "virtual hosts move")}.`;
   };
-  return <DangerButton label="Even out" title="Even virtual hosts out over the nodes?" preview={preview} run={run} onDone={onDone} />;
+  return <DangerButton label="Rebalance" title="Rebalance the virtual hosts?" preview={preview} run={run} onDone={onDone} />;
 }
 
 function NodeCard({ node }: { node: Node }) {
   if (!node.running) {
     return (
       <Section title={node.name} aside={<NodeState node={node} />}>
-        <p>It does not answer. Its virtual hosts go to other nodes, which takes some seconds; clients connect to any of them.</p>
+        <p>The node does not answer. Other nodes take over its virtual hosts within seconds. Clients can connect to any node.</p>
       </Section>
     );
   }
@@ -196,17 +196,17 @@ function NodeCard({ node }: { node: Node }) {
     <Section title={node.name} aside={<NodeState node={node} />}>
       <Facts
         facts={[
-          ["Up for", formatDuration(node.uptime)],
+          ["Uptime", formatDuration(node.uptime)],
           ["Version", version && `amqpd ${version}, ${node.platform ?? ""}`],
           ["Process", node.os_pid],
           ["Processors", node.processors],
           ["Memory", <UsedOfLimit used={node.mem_used} most={node.mem_limit} alarm={node.mem_alarm} word="limit" />],
-          ["Disk free", <UsedOfLimit used={node.disk_free} most={node.disk_free_limit} alarm={node.disk_free_alarm} word="at least" />],
-          ["Files open", `${formatCount(node.fd_used)} of ${formatCount(node.fd_total)}`],
+          ["Disk free", <UsedOfLimit used={node.disk_free} most={node.disk_free_limit} alarm={node.disk_free_alarm} word="limit" />],
+          ["Open files", `${formatCount(node.fd_used)} of ${formatCount(node.fd_total)}`],
           ["Sockets", formatCount(node.sockets_used)],
           ["Written", `${formatBytes(node.io_write_bytes_details?.rate)}/s`],
           ["Read", `${formatBytes(node.io_read_bytes_details?.rate)}/s`],
-          ["Syncs", `${formatRate(node.io_sync_count_details?.rate)}, ${formatDuration(node.io_sync_avg_time)} each`],
+          ["Syncs", `${formatRate(node.io_sync_count_details?.rate)}, ${formatDuration(node.io_sync_avg_time)} on average`],
           ["Data directory", node.db_dir && <Name>{node.db_dir}</Name>],
         ]}
       />
@@ -217,10 +217,10 @@ function NodeCard({ node }: { node: Node }) {
 }
 
 const MEMORY_USES: Record<string, string> = {
-  connection_readers: "Messages on their way in",
-  binary: "Bodies of messages that queues keep in memory",
-  code: "Files of the program",
-  other_proc: "All else: queues, indexes, connections, Python",
+  connection_readers: "Incoming messages",
+  binary: "Message bodies in queues",
+  code: "Program code",
+  other_proc: "Other: queues, indexes, connections, Python",
 };
 
 /** The resident memory by use, largest first. */
@@ -248,13 +248,13 @@ function MemoryUse({ memory }: { memory: Record<string, unknown> }) {
 
 function NodeState({ node }: { node: Node }) {
   if (!node.running) return <Badge kind="bad">down</Badge>;
-  return node.being_drained ? <Badge kind="warn">drained: no client gets in</Badge> : <Badge kind="good">running</Badge>;
+  return node.being_drained ? <Badge kind="warn">draining: new connections are refused</Badge> : <Badge kind="good">running</Badge>;
 }
 
 function UsedOfLimit({ used, most, alarm, word }: { used: number | undefined; most: number | undefined; alarm: boolean | undefined; word: string }) {
   return (
     <>
-      {formatBytes(used)}, {word} {formatBytes(most)} {alarm && <Badge kind="bad">alarm: publishers are held</Badge>}
+      {formatBytes(used)}, {word} {formatBytes(most)} {alarm && <Badge kind="bad">alarm: publishers are blocked</Badge>}
     </>
   );
 }

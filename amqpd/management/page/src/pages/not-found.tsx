@@ -3,9 +3,9 @@ import { PageTitle } from "../components/elements";
 export default function NotFound() {
   return (
     <>
-      <PageTitle>No such page</PageTitle>
+      <PageTitle>Page not found</PageTitle>
       <p>
-        Nothing stands at this address. <a href="#/">To the overview</a>
+        There is no page at this address. <a href="#/">Overview</a>
       </p>
     </>
   );

@@ -55,12 +55,12 @@ export default function OverviewPage() {
       {more && data?.message_stats && (
         <Charts title="Messages" range={range} ranges={ALL_RANGES} onRange={setRange}>
           <Chart title="Rates" points={points} curves={RATES} />
-          <Chart title="In queues" unit="count" points={points} curves={DEPTHS} />
+          <Chart title="Messages in queues" unit="count" points={points} curves={DEPTHS} />
         </Charts>
       )}
       {more && hasTag("monitoring") && <NodeStatus range={range} />}
       {more && data?.listeners && <Listeners listeners={data.listeners} />}
-      {!hasTag("monitoring") && <p class="muted">Rates, the node and its listeners are for the user tag monitoring, or administrator.</p>}
+      {!hasTag("monitoring") && <p class="muted">Rates, node and listeners need the user tag monitoring or administrator.</p>}
     </>
   );
 }
@@ -101,8 +101,8 @@ function Totals({ overview }: { overview: Overview }) {
 
 function Listeners({ listeners }: { listeners: NonNullable<Overview["listeners"]> }) {
   return (
-    <Section title="Listens on">
-      <Facts facts={listeners.map((each) => [each.protocol, `${each.ip_address.includes(":") ? `[${each.ip_address}]` : each.ip_address || "every address"}, port ${each.port}`])} />
+    <Section title="Listeners">
+      <Facts facts={listeners.map((each) => [each.protocol, `${each.ip_address.includes(":") ? `[${each.ip_address}]` : each.ip_address || "all addresses"}, port ${each.port}`])} />
     </Section>
   );
 }

@@ -97,11 +97,11 @@ const fetchEffect = (kind: Kind, vhost: string, body: unknown, signal?: AbortSig
 function DeleteButton({ kind, policy, onDone }: { kind: Kind; policy: Policy; onDone: () => void }) {
   const preview = async (): Promise<Preview> => {
     const effect = await fetchEffect(kind, policy.vhost, { name: policy.name, clear: true, count: 20 });
-    return { text: <PolicyEffects effect={effect} />, action: `Delete it: ${changesText(effect)}` };
+    return { text: <PolicyEffects effect={effect} />, action: `Delete: ${changesText(effect)}` };
   };
   const run = async (): Promise<string> => {
     await request("DELETE", apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policy.vhost, name: policy.name }));
-    return `The policy ${showInvisible(policy.name)} is gone.`;
+    return `The policy ${showInvisible(policy.name)} was deleted.`;
   };
   return <DangerButton label="Delete" title={`Delete the policy ${showInvisible(policy.name)}?`} preview={preview} run={run} onDone={onDone} />;
 }
@@ -127,7 +127,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
       fetchEffect(kind, policyVhost, { ...body, name, count: 0 }),
       policy.name ? undefined : getIfExists<Policy>(apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policyVhost, name })),
     ]);
-    const verb = there ? "Replace it" : "Save it";
+    const verb = there ? "Replace" : "Save";
     return {
       text: (
         <>
@@ -142,7 +142,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
   const run = async (): Promise<string> => {
     const { name: _, ...value } = body;
     await request("PUT", apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policyVhost, name }), value);
-    return `The policy ${showInvisible(name)} holds.`;
+    return `The policy ${showInvisible(name)} was saved.`;
   };
   return (
     <Dialog title={policy.name ? `Policy ${showInvisible(policy.name)}` : "New policy"} onClose={() => onClose(false)} wide>
@@ -150,7 +150,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
         class="columns"
         onSubmit={(event) => {
           event.preventDefault();
-          if (!parsed) notify("The definition is no JSON object.", "bad");
+          if (!parsed) notify("The definition is not a JSON object.", "bad");
           else setAsking(true);
         }}
       >
@@ -165,7 +165,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
               </Field>
             </>
           )}
-          <Field label="Pattern" hint="A regular expression, looked for anywhere in the name; ^ and $ tie it down">
+          <Field label="Pattern" hint="A regular expression that matches anywhere in the name; ^ is its start, $ its end">
             <input class="code" autocomplete="off" spellcheck={false} value={pattern} onInput={(event) => setPattern(event.currentTarget.value)} />
           </Field>
           <div class="fields">
@@ -178,7 +178,7 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
                 ))}
               </select>
             </Field>
-            <Field label="Priority" hint="The highest one that matches holds">
+            <Field label="Priority" hint="The matching policy with the highest priority applies">
               <input type="number" step={1} value={priority} onInput={(event) => setPriority(event.currentTarget.value)} />
             </Field>
           </div>
@@ -187,11 +187,11 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
             <button class="primary">Save the policy</button>
           </div>
         </div>
-        <section aria-label="What it would do" aria-live="polite">
-          <h3>What it would do</h3>
-          {parsed === null && <p class="bad">The definition is no JSON object.</p>}
+        <section aria-label="Preview" aria-live="polite">
+          <h3>Preview</h3>
+          {parsed === null && <p class="bad">The definition is not a JSON object.</p>}
           {previewed.failure && <p class="bad">{previewed.failure}</p>}
-          {previewed.effect ? <PolicyEffects effect={previewed.effect} /> : !previewed.failure && parsed && <p class="muted">It needs a definition with at least one key.</p>}
+          {previewed.effect ? <PolicyEffects effect={previewed.effect} /> : !previewed.failure && parsed && <p class="muted">A policy needs a definition with at least one key.</p>}
         </section>
       </form>
       {asking && (
@@ -213,7 +213,7 @@ function ReplacedPolicy({ policy }: { policy: Policy }) {
   return (
     <>
       <p class="warning">
-        There is a policy <Name>{policy.name}</Name> in <Name>{policy.vhost}</Name> already; this one takes its place. So far:
+        A policy <Name>{policy.name}</Name> already exists in <Name>{policy.vhost}</Name> and will be replaced. Its present values:
       </p>
       <KeyValues values={{ pattern: policy.pattern, "applies to": policy["apply-to"], priority: policy.priority, ...policy.definition }} />
     </>

@@ -28,9 +28,9 @@ const DEPTHS = [
 ];
 const RATES = [
   { name: "publish", label: "Published" },
-  { name: "deliver", label: "Delivered, to be acked" },
-  { name: "deliver_no_ack", label: "Delivered, without acks" },
-  { name: "get", label: "Got" },
+  { name: "deliver", label: "Delivered, manual ack" },
+  { name: "deliver_no_ack", label: "Delivered, automatic ack" },
+  { name: "get", label: "Get" },
   { name: "ack", label: "Acked" },
   { name: "redeliver", label: "Redelivered" },
 ];
@@ -78,7 +78,7 @@ export default function QueuePage({ names }: PageProps) {
     ...(rights.read ? [{ id: "messages", title: "Messages", body: () => <MessagesTab queueNames={queueNames} stream={stream} /> }] : []),
     ...(canPublish ? [{ id: "publish", title: "Publish", body: () => <Section title="Publish a message to this queue"><PublishForm vhost={queueNames.vhost} exchange="" queue={queueNames.queue} /></Section> }] : []),
     { id: "consumers", title: `Consumers (${formatCount(data?.consumers)})`, body: () => <Section title="Consumers"><QueueConsumers queueNames={queueNames} stream={stream} /></Section> },
-    ...(stream && rights.read ? [{ id: "places", title: "Places", body: () => <StreamOffsets queueNames={queueNames} queue={data} /> }] : []),
+    ...(stream && rights.read ? [{ id: "offsets", title: "Offsets", body: () => <StreamOffsets queueNames={queueNames} queue={data} /> }] : []),
     { id: "bindings", title: "Bindings", body: () => <BindingsTab queueNames={queueNames} rights={rights} /> },
     ...(rights.read ? [{ id: "jobs", title: stream ? "Copy" : "Move, copy, delete", body: () => <Jobs queueNames={queueNames} queue={data!} rights={rights} /> }] : []),
   ];
@@ -96,26 +96,26 @@ export default function QueuePage({ names }: PageProps) {
 
 function QueueFacts({ queue }: { queue: Queue }) {
   return (
-    <Section title="What it is" aside={<QueueState queue={queue} />}>
+    <Section title="Details" aside={<QueueState queue={queue} />}>
       <Facts
         facts={[
           ["Ready", formatCount(queue.messages_ready)],
           ["Unacked", formatCount(queue.messages_unacknowledged)],
-          ["Bytes of messages", formatBytes(queue.message_bytes)],
-          ["Wait for their next try", queue.messages_delayed_retry ? formatCount(queue.messages_delayed_retry) : undefined],
-          ["Match no filter", queue.messages_unmatched ? formatCount(queue.messages_unmatched) : undefined],
-          ["Handled and still kept", typeof queue.messages_retained === "number" ? `${formatCount(queue.messages_retained)}, from ${formatTime(queue.retained_first_timestamp)} on` : undefined],
-          ["Groups", queue.group_by ? `by ${queue.group_by}: ${formatCount(queue.groups_locked)} locked, ${formatCount(queue.groups_waiting)} of them wait` : undefined],
-          ["Consumers", `${formatCount(queue.consumers)}${queue.consumers ? `, which can take more ${Math.round((queue.consumer_utilisation ?? 0) * 100)} % of the time` : ""}`],
+          ["Message bytes", formatBytes(queue.message_bytes)],
+          ["Waiting for a retry", queue.messages_delayed_retry ? formatCount(queue.messages_delayed_retry) : undefined],
+          ["Matching no filter", queue.messages_unmatched ? formatCount(queue.messages_unmatched) : undefined],
+          ["Acknowledged, still retained", typeof queue.messages_retained === "number" ? `${formatCount(queue.messages_retained)}, since ${formatTime(queue.retained_first_timestamp)}` : undefined],
+          ["Groups", queue.group_by ? `by ${queue.group_by}: ${formatCount(queue.groups_locked)} locked, ${formatCount(queue.groups_waiting)} of these waiting` : undefined],
+          ["Consumers", `${formatCount(queue.consumers)}${queue.consumers ? `, capacity ${Math.round((queue.consumer_utilisation ?? 0) * 100)} %` : ""}`],
           ["Single active consumer", queue.single_active_consumer_tag ? <Name>{queue.single_active_consumer_tag}</Name> : undefined],
-          ["Lost", queue.lost_offsets?.length ? queue.lost_offsets.map(([a, b]) => `${a} to ${b}`).join(", ") : undefined],
+          ["Lost offsets", queue.lost_offsets?.length ? queue.lost_offsets.map(([a, b]) => `${a} to ${b}`).join(", ") : undefined],
           ["Virtual host", <Name>{queue.vhost}</Name>],
           ["Type", queue.type],
-          ["After a restart", queue.durable ? "there: durable" : "gone: transient"],
+          ["Durability", queue.durable ? "durable" : "transient"],
           ["Node", queue.node],
           ["Policy", queue.policy || "none"],
           ["Operator policy", queue.operator_policy || undefined],
-          ["Obeyed of policies", queue.policy || queue.operator_policy ? <KeyValues values={queue.effective_policy_definition ?? {}} /> : undefined],
+          ["Effective policy definition", queue.policy || queue.operator_policy ? <KeyValues values={queue.effective_policy_definition ?? {}} /> : undefined],
           ["Arguments", <KeyValues values={queue.arguments} />],
         ]}
       />
@@ -136,7 +136,7 @@ function BindingsTab({ queueNames, rights }: { queueNames: QueueNames; rights: R
   const [version, setVersion] = useState(0);
   const onChange = (): void => setVersion((before) => before + 1);
   return (
-    <Section title="From which exchanges messages come">
+    <Section title="Bindings to this queue">
       <BindingList path="/api/queues/{vhost}/{queue}/bindings" pathNames={{ ...queueNames }} end="source" version={version} onChange={onChange} canChange={rights.write} />
       {rights.write && <BindForm vhost={queueNames.vhost} queue={queueNames.queue} onChange={onChange} />}
     </Section>
@@ -160,15 +160,15 @@ function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: Queue
               action: `Purge ${plural(ready, "message")}`,
               text: (
                 <p>
-                  {ready ? `${plural(ready, "ready message")} ${ready === 1 ? "is" : "are"} removed, and not dead-lettered: nobody gets them any more. That is the count of this moment: all that are ready when you confirm go. ` : "Nothing is ready, so there is nothing to purge. "}
-                  {unacked ? `${plural(unacked, "message")} that consumers have unacked stay with them.` : ""}
+                  {ready ? `Purge deletes ${plural(ready, "ready message")} without dead-lettering. It deletes all messages that are ready when you confirm, also new ones. ` : "There are no ready messages to purge. "}
+                  {unacked ? `${plural(unacked, "unacked message stays", "unacked messages stay")} with the consumers.` : ""}
                 </p>
               ),
             };
           }}
           run={async () => {
             await remove("/api/queues/{vhost}/{queue}/contents", { ...queueNames });
-            return `${queueNames.queue} is purged.`;
+            return `${queueNames.queue} was purged.`;
           }}
           onDone={onDone}
         />
@@ -181,11 +181,11 @@ function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: Queue
             const { messages = 0, consumers = 0 } = await now();
             [empty.current, unused.current] = [messages === 0, consumers === 0];
             return {
-              action: messages ? `Delete it with ${plural(messages, "message")}` : "Delete the queue",
+              action: messages ? `Delete with ${plural(messages, "message")}` : "Delete the queue",
               text: (
                 <p>
-                  The queue goes, and with it its bindings and {messages ? `all of its ${plural(messages, "message")}: they are not dead-lettered, and nobody gets them any more. That is the count of this moment: all that are in it when you confirm go` : "no message, as it is empty; if one comes before you confirm, it stays"}.
-                  {consumers ? ` ${plural(consumers, "consumer")} ${consumers === 1 ? "is" : "are"} told that it is gone.` : ""}
+                  {messages ? `The queue is deleted with its bindings and ${plural(messages, "message")}, without dead-lettering. All messages that are in it when you confirm are deleted, also new ones.` : "The empty queue is deleted with its bindings. If a message arrives before you confirm, the queue stays."}
+                  {consumers ? ` The broker cancels ${plural(consumers, "consumer")}.` : ""}
                 </p>
               ),
             };
@@ -193,7 +193,7 @@ function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: Queue
           run={async () => {
             // A message that arrived after the preview is not deleted.
             await remove("/api/queues/{vhost}/{queue}", { ...queueNames }, { "if-empty": empty.current, "if-unused": unused.current });
-            return `${queueNames.queue} is deleted.`;
+            return `${queueNames.queue} was deleted.`;
           }}
           onDone={() => navigate(["queues"])}
         />

@@ -32,10 +32,10 @@ const COLUMNS: Column<Queue>[] = [
   { title: "Consumers", sort: "consumers", number: true, cell: (queue) => formatCount(queue.consumers) },
 ];
 const EXTRA_COLUMNS: Column<Queue>[] = [
-  { title: "Bytes", sort: "message_bytes", number: true, extra: true, cell: (queue) => formatBytes(queue.message_bytes) },
-  { title: "In memory", sort: "message_bytes_ram", number: true, extra: true, cell: (queue) => formatBytes(queue.message_bytes_ram) },
+  { title: "Message bytes", sort: "message_bytes", number: true, extra: true, cell: (queue) => formatBytes(queue.message_bytes) },
+  { title: "Bytes in memory", sort: "message_bytes_ram", number: true, extra: true, cell: (queue) => formatBytes(queue.message_bytes_ram) },
   { title: "Redelivered", sort: "message_stats.redeliver_details.rate", number: true, extra: true, cell: (queue) => formatRate(queue.message_stats?.redeliver_details?.rate) },
-  { title: "Consumers can take more", sort: "consumer_utilisation", number: true, extra: true, cell: (queue) => (queue.consumers ? `${Math.round((queue.consumer_utilisation ?? 0) * 100)} %` : "–") },
+  { title: "Consumer capacity", sort: "consumer_utilisation", number: true, extra: true, cell: (queue) => (queue.consumers ? `${Math.round((queue.consumer_utilisation ?? 0) * 100)} %` : "–") },
   { title: "Policy", sort: "policy", extra: true, cell: (queue) => queue.policy && <Name>{queue.policy}</Name> },
   { title: "Arguments", fields: "arguments", extra: true, cell: (queue) => <KeyValues values={queue.arguments} none="–" /> },
   { title: "Idle since", sort: "idle_since", extra: true, cell: (queue) => queue.idle_since?.slice(0, 19).replace("T", " ") ?? "–" },
@@ -92,10 +92,10 @@ function QueueType({ queue }: { queue: Queue }) {
   return (
     <>
       {queue.type}{" "}
-      {!queue.durable && <Badge title="Gone after a restart">transient</Badge>}
-      {queue.auto_delete && <Badge title="Deleted when its last consumer goes">auto-delete</Badge>}
-      {queue.exclusive && <Badge title="Of one connection">exclusive</Badge>}
-      {queue.policy && <Badge title="Its policy">{queue.policy}</Badge>}
+      {!queue.durable && <Badge title="Deleted by a restart">transient</Badge>}
+      {queue.auto_delete && <Badge title="Deleted with its last consumer">auto-delete</Badge>}
+      {queue.exclusive && <Badge title="Only its connection can use it">exclusive</Badge>}
+      {queue.policy && <Badge title="Policy">{queue.policy}</Badge>}
     </>
   );
 }
@@ -107,7 +107,7 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     const name = fieldText(fields, "name");
     const url = apiUrl("/api/queues/{vhost}/{name}", { vhost: queueVhost, name });
-    if (await getIfExists(`${url}?columns=name`)) throw new Error("There is a queue of this name already; nothing is changed.");
+    if (await getIfExists(`${url}?columns=name`)) throw new Error("A queue of this name already exists. Nothing was changed.");
     const body = {
       durable: fieldText(fields, "durable") === "yes",
       auto_delete: fields.has("auto_delete"),
@@ -115,7 +115,7 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
       arguments: { "x-queue-type": type, ...parseObject(written, "Arguments") },
     };
     await request("PUT", url, body);
-    notify(`Queue ${name} is there.`);
+    notify(`Queue ${name} was created.`);
     onClose(true);
   };
   return (
@@ -134,14 +134,14 @@ function NewQueue({ onClose }: { onClose: (done: boolean) => void }) {
             <option>stream</option>
           </select>
         </Field>
-        <Field label="After a restart">
+        <Field label="Durability">
           <select name="durable">
-            <option value="yes">it is there: durable</option>
-            <option value="no">it is gone: transient</option>
+            <option value="yes">durable: survives a restart</option>
+            <option value="no">transient: deleted by a restart</option>
           </select>
         </Field>
         <label class="checkbox">
-          <input type="checkbox" name="auto_delete" /> delete it when its last consumer goes
+          <input type="checkbox" name="auto_delete" /> auto-delete: deleted with its last consumer
         </label>
         <Arguments kind="queue" type={type} label="Arguments" text={written} onChange={setWritten} />
       </Form>

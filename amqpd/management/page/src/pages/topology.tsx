@@ -37,7 +37,7 @@ export default function TopologyPage() {
       <div aria-busy={!found && error === undefined}>
         {found && (
           <Tabs
-            label="Topology as"
+            label="Views of the topology"
             tabs={[
               { id: "picture", title: "Picture", body: () => <TopologyPicture model={found} /> },
               { id: "list", title: "List", body: () => <Lists model={found} /> },
@@ -52,9 +52,9 @@ export default function TopologyPage() {
 function countText(found: Topology, name: string): string {
   const [queues, exchanges] = [found.queues.length, found.exchanges.length];
   const all = found.totals.queues + found.totals.exchanges;
-  if (name) return `${plural(queues, "queue")} and ${plural(exchanges, "exchange")} with that in their names, and what they are bound to`;
-  const busiest = queues < found.totals.queues ? `, the busiest of ${formatCount(found.totals.queues)}; a search finds the others` : "";
-  return all ? `${plural(queues, "queue")} and ${plural(exchanges, "exchange")}${busiest}` : "There is nothing yet.";
+  if (name) return `${plural(queues, "queue")} and ${plural(exchanges, "exchange")} with matching names, and what they are bound to`;
+  const busiest = queues < found.totals.queues ? `, the busiest of ${formatCount(found.totals.queues)}; search to find the others` : "";
+  return all ? `${plural(queues, "queue")} and ${plural(exchanges, "exchange")}${busiest}` : "There are no queues and exchanges yet.";
 }
 
 function Search({ text }: { text: string }) {
@@ -83,7 +83,7 @@ function Lists({ model }: { model: Topology }) {
     { title: "Type", cell: (each) => each.type },
     { title: "In", number: true, cell: (each) => formatRate(each.in_rate) },
     { title: "Publishers", cell: (each) => <ClientList model={model} id={each.id} /> },
-    { title: "Leads to", cell: (each) => <LinkList links={model.linksFrom.get(each.id) ?? []} model={model} end="destination" /> },
+    { title: "To", cell: (each) => <LinkList links={model.linksFrom.get(each.id) ?? []} model={model} end="destination" /> },
   ];
   const queues: Column<Queue>[] = [
     { title: "Queue", cell: (each) => <NameLink path={["queues", each.vhost, each.name]}>{each.name}</NameLink> },
@@ -93,15 +93,15 @@ function Lists({ model }: { model: Topology }) {
       number: true,
       cell: (each) => (
         <>
-          {formatCount(each.messages)} {isGrowing(each) && <Badge kind="warn">piles up</Badge>}
+          {formatCount(each.messages)} {isGrowing(each) && <Badge kind="warn">growing</Badge>}
         </>
       ),
     },
     { title: "In", number: true, cell: (each) => formatRate(each.in_rate) },
     { title: "Out", number: true, cell: (each) => formatRate(each.out_rate) },
-    { title: "Comes from", cell: (each) => <LinkList links={model.linksTo.get(each.id) ?? []} model={model} end="source" /> },
+    { title: "From", cell: (each) => <LinkList links={model.linksTo.get(each.id) ?? []} model={model} end="source" /> },
     { title: "Consumers", cell: (each) => <ClientList model={model} id={each.id} all={each.consumers} /> },
-    { title: "Leads to", cell: (each) => <LinkList links={model.linksFrom.get(each.id) ?? []} model={model} end="destination" /> },
+    { title: "To", cell: (each) => <LinkList links={model.linksFrom.get(each.id) ?? []} model={model} end="destination" /> },
   ];
   return (
     <>
@@ -152,7 +152,7 @@ function ClientList({ model, id, all }: { model: Topology; id: string; all?: num
           <NameLink path={["connections", peer.connection]}>{peer.connection}</NameLink> <small>(<Name>{peer.user}</Name>)</small>
         </li>
       ))}
-      {all !== undefined && all > peers.reduce((sum, peer) => sum + peer.count, 0) && <li>{formatCount(all)} in all</li>}
+      {all !== undefined && all > peers.reduce((sum, peer) => sum + peer.count, 0) && <li>{formatCount(all)} in total</li>}
     </ul>
   );
 }

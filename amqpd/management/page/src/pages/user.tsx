@@ -37,11 +37,11 @@ export default function UserPage({ names }: PageProps) {
       <div aria-busy={!data && error === undefined}>
         {data && (
           <>
-            <Section title="About">
+            <Section title="Details">
               <Facts
                 facts={[
                   ["Tags", <Tags tags={data.tags} />],
-                  ["Password", data.password_hash ? `set, kept as ${data.hashing_algorithm}` : "none: no password opens it"],
+                  ["Password", data.password_hash ? `set, hashed with ${data.hashing_algorithm}` : "none: the user cannot log in with a password"],
                 ]}
               />
             </Section>
@@ -72,11 +72,11 @@ export default function UserPage({ names }: PageProps) {
 function DeleteButton({ user }: { user: string }) {
   const preview = async (): Promise<Preview> => {
     const open = await countItems("/api/connections/username/{user}", { user });
-    const own = session.value?.name === user ? " This is you: you are logged out, too." : "";
+    const own = session.value?.name === user ? " You are this user and will be logged out." : "";
     return {
       text: (
         <p>
-          The user <Name>{user}</Name> goes with all permissions. {open ? `${plural(open, "connection")} of this user ${open === 1 ? "is" : "are"} closed.` : "No connection is open."}
+          The user <Name>{user}</Name> is deleted with all permissions. {open ? `${plural(open, "connection")} of this user ${open === 1 ? "is" : "are"} closed.` : "The user has no open connection."}
           {own} Queues and messages stay.
         </p>
       ),
@@ -86,7 +86,7 @@ function DeleteButton({ user }: { user: string }) {
   const run = async (): Promise<string> => {
     await request("DELETE", apiUrl("/api/users/{user}", { user }));
     navigate(["users"]);
-    return `User ${user} is gone.`;
+    return `User ${user} was deleted.`;
   };
   return <DangerButton label="Delete" title="Delete the user?" preview={preview} run={run} />;
 }
@@ -94,10 +94,10 @@ function DeleteButton({ user }: { user: string }) {
 function PasswordForm({ user }: { user: string }) {
   const submit = async (fields: FormData): Promise<void> => {
     const password = fieldText(fields, "password");
-    if (password !== fieldText(fields, "again")) throw new Error("The two passwords are not the same.");
+    if (password !== fieldText(fields, "again")) throw new Error("The two passwords are different.");
     if (!password) throw new Error("The password is empty.");
     await request("PUT", apiUrl("/api/amqpd/users/{user}/password", { user }), { password });
-    notify(`The password of ${user} is another now; logins of this page with the old one are over.`);
+    notify(`The password of ${user} was changed. Sessions with the old password have ended.`);
   };
   return (
     <Form action="Change the password" submit={submit} resetsOnSubmit>
@@ -114,7 +114,7 @@ function PasswordForm({ user }: { user: string }) {
 function TagsForm({ user, onDone }: { user: User; onDone: () => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     await request("PUT", apiUrl("/api/amqpd/users/{user}/tags", { user: user.name }), { tags: fieldTags(fields) });
-    notify(`The tags of ${user.name} are set.`);
+    notify(`The tags of ${user.name} were saved.`);
     onDone();
   };
   return (
@@ -131,7 +131,7 @@ function TopicPermissions({ user }: { user: string }) {
   const urlOf = (vhost: string): string => apiUrl("/api/topic-permissions/{vhost}/{user}", { vhost, user });
   const submit = async (fields: FormData): Promise<void> => {
     await request("PUT", urlOf(vhost), { exchange: fieldText(fields, "exchange"), write: fieldText(fields, "write"), read: fieldText(fields, "read") });
-    notify("The topic permission is set.");
+    notify("The topic permission was saved.");
     onDone();
   };
   const findReplaced = async (fields: FormData): Promise<Preview | undefined> => {
@@ -142,7 +142,7 @@ function TopicPermissions({ user }: { user: string }) {
       text: (
         <>
           <p>
-            There is one for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name> already. These patterns are replaced:
+            The user already has a topic permission for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name>. These patterns are replaced:
           </p>
           <KeyValues values={{ write: is.write || "nothing", read: is.read || "nothing" }} />
         </>
@@ -152,13 +152,13 @@ function TopicPermissions({ user }: { user: string }) {
   };
   const clear = (item: TopicPermission): { preview: () => Promise<Preview>; run: () => Promise<string> } => ({
     preview: async () => ({
-      text: <p>All topic permissions of this user in that virtual host go: routing keys are not limited there any more.</p>,
-      action: "Clear them",
+      text: <p>All topic permissions of this user in this virtual host are cleared. The user may then use any routing key there.</p>,
+      action: "Clear",
     }),
     run: async () => {
       await request("DELETE", urlOf(item.vhost));
       onDone();
-      return "The topic permissions are cleared.";
+      return "The topic permissions were cleared.";
     },
   });
   return (
@@ -175,8 +175,8 @@ function TopicPermissions({ user }: { user: string }) {
         columns={[
           { title: "Virtual host", sort: "vhost", cell: (item) => <NameLink path={["vhosts", item.vhost]}>{item.vhost}</NameLink> },
           { title: "Exchange", sort: "exchange", cell: (item) => <Name>{item.exchange}</Name> },
-          { title: "Write: routing keys that match", cell: (item) => <Pattern pattern={item.write} /> },
-          { title: "Read: binding keys that match", cell: (item) => <Pattern pattern={item.read} /> },
+          { title: "Write (routing keys)", cell: (item) => <Pattern pattern={item.write} /> },
+          { title: "Read (binding keys)", cell: (item) => <Pattern pattern={item.read} /> },
           { title: "Clear", cell: (item) => <DangerButton label="Clear" title="Clear the topic permissions?" {...clear(item)} /> },
         ]}
       />
@@ -185,7 +185,7 @@ function TopicPermissions({ user }: { user: string }) {
           <Field label="Virtual host">
             <VhostSelect value={vhost} onChange={setVhost} />
           </Field>
-          <Field label="Exchange" hint="Of type topic">
+          <Field label="Exchange" hint="Must be of type topic">
             <input name="exchange" defaultValue="amq.topic" required />
           </Field>
           <Field label="Write">

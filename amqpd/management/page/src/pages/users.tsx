@@ -21,8 +21,8 @@ export interface User {
 const COLUMNS: Column<User>[] = [
   { title: "Name", sort: "name", cell: (user) => <NameLink path={["users", user.name]}>{user.name}</NameLink> },
   { title: "Tags", sort: "tags", cell: (user) => <Tags tags={user.tags} /> },
-  { title: "May enter", cell: (user) => <UserVhosts vhosts={user.vhosts ?? []} /> },
-  { title: "Password", cell: (user) => (user.password_hash ? "set" : <Badge title="No password opens it; a certificate may">none</Badge>) },
+  { title: "Can access", cell: (user) => <UserVhosts vhosts={user.vhosts ?? []} /> },
+  { title: "Password", cell: (user) => (user.password_hash ? "set" : <Badge title="The user cannot log in with a password, but may with a certificate">none</Badge>) },
   { title: "Limits", cell: (user) => limitsText(user.limits) },
 ];
 
@@ -66,7 +66,7 @@ function UserVhosts({ vhosts }: { vhosts: string[] }) {
 }
 
 export function Tags({ tags }: { tags: string[] }) {
-  return <>{tags.length ? tags.map((tag) => <Badge key={tag}>{tag}</Badge>) : "none: may not use this page"}</>;
+  return <>{tags.length ? tags.map((tag) => <Badge key={tag}>{tag}</Badge>) : "none: cannot use this page"}</>;
 }
 
 export function limitsText(limits: Record<string, number>): string {
@@ -75,9 +75,9 @@ export function limitsText(limits: Record<string, number>): string {
 }
 
 const KNOWN_TAGS: [string, string][] = [
-  ["management", "sees and uses what his permissions allow"],
+  ["management", "uses the page within the user's permissions"],
   ["policymaker", "also sets policies"],
-  ["monitoring", "also sees all virtual hosts, connections and the node"],
+  ["monitoring", "also sees all virtual hosts, all connections and the nodes"],
   ["administrator", "everything"],
 ];
 
@@ -91,7 +91,7 @@ export function TagFields({ tags }: { tags: string[] }) {
           <input type="checkbox" name="tag" value={tag} defaultChecked={tags.includes(tag)} /> {tag} <small>{meaning}</small>
         </label>
       ))}
-      <Field label="Other tags" hint="Words with commas between them">
+      <Field label="Other tags" hint="Separated by commas">
         <input name="others" autocomplete="off" defaultValue={others.join(", ")} />
       </Field>
     </fieldset>
@@ -107,12 +107,12 @@ function NewUser({ onClose }: { onClose: (done: boolean) => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     const name = fieldText(fields, "name");
     const password = fieldText(fields, "password");
-    if (password !== fieldText(fields, "again")) throw new Error("The two passwords are not the same.");
+    if (password !== fieldText(fields, "again")) throw new Error("The two passwords are different.");
     const url = apiUrl("/api/users/{user}", { user: name });
     const body = { tags: fieldTags(fields), ...(password ? { password } : { password_hash: "" }) };
     // The header prevents the replacement of an existing user.
     await request("PUT", url, body, undefined, { "If-None-Match": "*" });
-    notify(`User ${name} is there, without any permission so far.`);
+    notify(`User ${name} was created, without permissions.`);
     onClose(true);
   };
   return (
@@ -121,7 +121,7 @@ function NewUser({ onClose }: { onClose: (done: boolean) => void }) {
         <Field label="Name">
           <input name="name" required autocomplete="off" />
         </Field>
-        <Field label="Password" hint="Empty: no password opens it">
+        <Field label="Password" hint="If empty, the user cannot log in with a password">
           <input name="password" type="password" autocomplete="new-password" />
         </Field>
         <Field label="Password again">

@@ -43,14 +43,14 @@ export default function VhostPage({ names }: PageProps) {
       <div aria-busy={!data && error === undefined}>
         {data && (
           <>
-            <Section title="About">
+            <Section title="Details">
               <Facts
                 facts={[
                   ["Description", <Name>{data.vhost.description || "–"}</Name>],
                   ["State", <VhostState vhost={data.vhost} />],
-                  ["Queues without a type are", data.vhost.default_queue_type],
+                  ["Default queue type", data.vhost.default_queue_type],
                   ["Messages", `${formatCount(data.vhost.messages_ready)} ready, ${formatCount(data.vhost.messages_unacknowledged)} unacked`],
-                  ["In, out", `${formatRate(data.vhost.message_stats?.publish_details?.rate)}, ${formatRate(data.vhost.message_stats?.deliver_get_details?.rate)}`],
+                  ["Rates in, out", `${formatRate(data.vhost.message_stats?.publish_details?.rate)}, ${formatRate(data.vhost.message_stats?.deliver_get_details?.rate)}`],
                   ["Bytes in, out", `${formatBytes(data.vhost.recv_oct_details?.rate)}/s, ${formatBytes(data.vhost.send_oct_details?.rate)}/s`],
                   ["Limits", administrator ? undefined : limitsText(data.limits)],
                 ]}
@@ -64,7 +64,7 @@ export default function VhostPage({ names }: PageProps) {
             </Section>
             {administrator && (
               <>
-                <Section title="Who may enter it">
+                <Section title="Permissions">
                   <Permissions vhost={vhost} />
                 </Section>
                 <div class="columns">
@@ -93,7 +93,7 @@ function limitsText(limits: Record<string, number>): string {
 function VhostLink({ vhost, at }: { vhost: string; at: string }) {
   return (
     <a href={href([at])} onClick={() => selectVhost(vhost)}>
-      Its {at}
+      {at[0]!.toUpperCase() + at.slice(1)}
     </a>
   );
 }
@@ -102,17 +102,17 @@ function SettingsForm({ vhost, onDone }: { vhost: Vhost; onDone: () => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     const body = { ...fieldsBody(fields), protected_from_deletion: fields.has("protected"), tracing: fields.has("tracing") };
     await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: vhost.name }), body);
-    notify("The settings are saved.");
+    notify("The settings were saved.");
     onDone();
   };
   return (
     <Form key={JSON.stringify([vhost.description, vhost.tags, vhost.default_queue_type, vhost.protected_from_deletion, vhost.tracing])} action="Save the settings" submit={submit}>
       <VhostFields vhost={vhost} />
       <label class="checkbox">
-        <input type="checkbox" name="protected" defaultChecked={vhost.protected_from_deletion} /> protected from being deleted
+        <input type="checkbox" name="protected" defaultChecked={vhost.protected_from_deletion} /> protected from deletion
       </label>
       <label class="checkbox">
-        <input type="checkbox" name="tracing" defaultChecked={vhost.tracing} /> traced: every publish and delivery is copied to amq.rabbitmq.trace, which costs time
+        <input type="checkbox" name="tracing" defaultChecked={vhost.tracing} /> tracing: every publish and delivery is copied to amq.rabbitmq.trace, which slows the broker down
       </label>
     </Form>
   );
@@ -127,30 +127,30 @@ function DeleteButton({ vhost }: { vhost: Vhost }) {
       get("/api/vhosts/{vhost}/connections", names, { columns: "name" }) as Promise<unknown>,
     ]);
     if (now.protected_from_deletion) {
-      return { text: <p>It is protected from being deleted. Take that back in its settings first.</p>, action: "Delete", nothingToDo: true };
+      return { text: <p>The virtual host is protected from deletion. Remove the protection in its settings first.</p>, action: "Delete", nothingToDo: true };
     }
     const open = (connections as unknown[]).length;
     return {
       text: (
         <>
           <p>
-            The virtual host <Name>{vhost.name}</Name> goes with all that is in it when you confirm, and cannot be brought back. Now that is:
+            The virtual host <Name>{vhost.name}</Name> is deleted with everything in it, and this cannot be undone. At present it has:
           </p>
           <ul class="bullets">
             <li>{plural(queues.total_count, "queue")}</li>
             <li>{plural(now.messages, "message")}</li>
-            <li>{plural(open, "connection")} closed</li>
+            <li>{plural(open, "connection")}, which will be closed</li>
           </ul>
         </>
       ),
-      action: now.messages ? `Delete it with ${plural(now.messages, "message")}` : "Delete the virtual host",
+      action: now.messages ? `Delete with ${plural(now.messages, "message")}` : "Delete the virtual host",
     };
   };
   const run = async (): Promise<string> => {
     await request("DELETE", apiUrl("/api/vhosts/{vhost}", names));
     void loadVhosts();
     navigate(["vhosts"]);
-    return `The virtual host ${vhost.name} is gone.`;
+    return `The virtual host ${vhost.name} was deleted.`;
   };
   return <DangerButton label="Delete" title="Delete the virtual host?" preview={preview} run={run} />;
 }

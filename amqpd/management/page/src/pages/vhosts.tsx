@@ -75,7 +75,7 @@ export function VhostState({ vhost }: { vhost: Vhost }) {
           {state}
         </Badge>
       ))}
-      {vhost.protected_from_deletion && <Badge title="It cannot be deleted until that is taken back">protected</Badge>}
+      {vhost.protected_from_deletion && <Badge title="It cannot be deleted until the protection is removed">protected</Badge>}
       {vhost.tracing && <Badge kind="warn" title="Every publish and delivery is copied to amq.rabbitmq.trace">traced</Badge>}
       {vhost.tags.map((tag) => (
         <Badge key={tag}>{tag}</Badge>
@@ -90,10 +90,10 @@ export function VhostFields({ vhost }: { vhost?: Vhost }) {
       <Field label="Description">
         <input name="description" autocomplete="off" defaultValue={vhost?.description ?? ""} />
       </Field>
-      <Field label="Tags" hint="Words with commas between them">
+      <Field label="Tags" hint="Separated by commas">
         <input name="tags" autocomplete="off" defaultValue={vhost?.tags.join(", ") ?? ""} />
       </Field>
-      <Field label="Type of queues that are declared without one">
+      <Field label="Default queue type">
         <select name="type" defaultValue={vhost?.default_queue_type ?? "classic"}>
           {["classic", "quorum", "stream"].map((type) => (
             <option key={type} selected={type === (vhost?.default_queue_type ?? "classic")}>
@@ -114,9 +114,9 @@ function NewVhost({ onClose }: { onClose: (done: boolean) => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     const name = fieldText(fields, "name");
     // PUT would change an existing virtual host.
-    if (await getIfExists(apiUrl("/api/vhosts/{vhost}", { vhost: name }, { columns: "name" }))) throw new Error("There is a virtual host of this name already; its own page has its settings.");
+    if (await getIfExists(apiUrl("/api/vhosts/{vhost}", { vhost: name }, { columns: "name" }))) throw new Error("A virtual host of this name already exists. Its page has its settings.");
     await request("PUT", apiUrl("/api/vhosts/{vhost}", { vhost: name }), fieldsBody(fields));
-    notify(`The virtual host ${name} is there, and you may use it.`);
+    notify(`The virtual host ${name} was created. You have permissions in it.`);
     onClose(true);
   };
   return (

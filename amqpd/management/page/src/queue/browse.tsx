@@ -5,7 +5,7 @@ import { errorText, get } from "../api/client";
 import { Dialog } from "../components/dialog";
 import { Badge, ErrorMessage, exchangeName, Name, Section } from "../components/elements";
 import { Field, fieldText, Form } from "../components/form";
-import { formatBytes, formatCount, formatTime } from "../components/format";
+import { formatBytes, formatCount, formatTime, plural } from "../components/format";
 import { type Message, MessageView, payloadPreview } from "../components/message";
 import { notify } from "../components/notices";
 import { type Column, DataTable } from "../components/table";
@@ -83,7 +83,7 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
   };
   const columns: Column<Message>[] = [
     { title: "Offset", number: true, cell: (each) => <button onClick={() => show(each)} aria-label={`Open the message at offset ${formatCount(each.offset)}`}>{formatCount(each.offset)}</button> },
-    { title: "Came", cell: (each) => <span class="moment">{formatTime(each.time)}</span> },
+    { title: "Arrived", cell: (each) => <span class="moment">{formatTime(each.time)}</span> },
     { title: "State", cell: (each) => <Badge kind={each.state === "ready" ? "" : "warn"}>{each.state}</Badge> },
     { title: "Exchange", cell: (each) => <Name>{exchangeName(each.exchange)}</Name> },
     { title: "Routing key", cell: (each) => <Name>{each.routing_key}</Name> },
@@ -91,7 +91,7 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
     { title: "Payload", cell: (each) => <code>{payloadPreview(each)}</code> },
   ];
   return (
-    <Section title="Look at messages, without taking any">
+    <Section title="Browse messages without taking them">
       <Form action={from === "tail" ? "Watch" : "Browse"} submit={submit}>
         <div class="fields">
           <Field label="From">
@@ -99,7 +99,7 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
               <option value="front">the front of the queue</option>
               <option value="offset">an offset</option>
               <option value="time">a time</option>
-              <option value="tail">now on, live</option>
+              <option value="tail">now, live</option>
             </select>
           </Field>
           {from === "offset" && (
@@ -108,23 +108,23 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
             </Field>
           )}
           {from === "time" && (
-            <Field label="Came at, or later" hint="Your local time">
+            <Field label="Arrived at or after" hint="Your local time">
               <input name="time" type="datetime-local" step={1} required />
             </Field>
           )}
-          <Field label="Only where" hint="A selector: customer = 'acme' AND p.priority > 3">
+          <Field label="Selector" hint="Example: customer = 'acme' AND p.priority > 3">
             <input name="where" class="code" autocomplete="off" spellcheck={false} />
           </Field>
         </div>
       </Form>
       <ErrorMessage error={error} />
       {tail && <LiveMessages key={search.where ?? ""} queueNames={queueNames} where={search.where} stream={stream} columns={columns} onOpen={show} onClose={() => setTail(false)} />}
-      {page && <DataTable noun="such messages" items={page.messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={show} />}
+      {page && <DataTable noun="matching messages" items={page.messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={show} />}
       {page?.hint && <p class="warning">{page.hint}</p>}
       {page && (
         <div class="buttons left">
           <button disabled={page.ended} onClick={next}>
-            {page.ended ? "That was the end" : `Next ${PAGE_MESSAGES}`}
+            {page.ended ? "End of the queue" : `Next ${PAGE_MESSAGES}`}
           </button>
           <DownloadButton queueNames={queueNames} wanted={search} />
         </div>
@@ -188,14 +188,14 @@ function LiveMessages({ queueNames, where, stream, columns, onOpen, onClose }: L
     <>
       <div class="bar">
         <span class="grow" role="status">
-          {paused ? "Paused" : "Watching"}: {formatCount(seen)} came{seen > messages.length && `, the last ${formatCount(messages.length)} are shown`}.
+          {paused ? "Paused" : "Watching"}: {plural(seen, "new message")}{seen > messages.length && `, the last ${formatCount(messages.length)} are shown`}.
         </span>
-        <button onClick={() => setPaused(!paused)}>{paused ? "Go on" : "Pause"}</button>
+        <button onClick={() => setPaused(!paused)}>{paused ? "Resume" : "Pause"}</button>
         <button onClick={onClose}>Stop watching</button>
       </div>
-      {!stream && <p class="muted">A message that consumers take and ack within a second may not be seen here.</p>}
+      {!stream && <p class="muted">The page asks once a second, so it may miss a message that a consumer acks faster.</p>}
       <ErrorMessage error={error} />
-      {messages.length > 0 && <DataTable noun="messages that came" items={messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={onOpen} />}
+      {messages.length > 0 && <DataTable noun="new messages" items={messages} columns={columns} idOf={(each) => String(each.offset)} onOpen={onOpen} />}
     </>
   );
 }
@@ -240,7 +240,7 @@ function DownloadButton({ queueNames, wanted }: { queueNames: QueueNames; wanted
   };
   return (
     <>
-      <button onClick={() => (running.current ? (running.current.abort(), (running.current = undefined), setStatus("")) : void load())}>{running.current ? "Stop the download" : "Download all that match"}</button>
+      <button onClick={() => (running.current ? (running.current.abort(), (running.current = undefined), setStatus("")) : void load())}>{running.current ? "Stop the download" : "Download all matching messages"}</button>
       <span class="muted" aria-live="polite">
         {status}
       </span>

@@ -62,7 +62,7 @@ export function BulkActions({ selected, onDone }: { selected: Queue[]; onDone: (
             action: `Purge ${plural(ready, "message")}`,
             text: (
               <p>
-                {ready ? `${plural(ready, "ready message")} of ${plural(queues.length, "queue")} are removed, and not dead-lettered: nobody gets them any more. That is the count of this moment: all that are ready when you confirm go.` : "Nothing is ready in them."}
+                {ready ? `Purge deletes ${plural(ready, "ready message")} of ${plural(queues.length, "queue")} without dead-lettering. It deletes all messages that are ready when you confirm, also new ones.` : "The queues have no ready messages."}
                 {queues.length < selected.length && " Streams keep their messages."}
               </p>
             ),
@@ -80,11 +80,11 @@ export function BulkActions({ selected, onDone }: { selected: Queue[]; onDone: (
           const [messages, consumers] = [sum(queues, "messages"), sum(queues, "consumers")];
           return {
             nothingToDo: queues.length === 0,
-            action: messages ? `Delete them with ${plural(messages, "message")}` : `Delete ${plural(queues.length, "queue")}`,
+            action: messages ? `Delete with ${plural(messages, "message")}` : `Delete ${plural(queues.length, "queue")}`,
             text: (
               <p>
-                {plural(queues.length, "queue goes", "queues go")}, with {messages ? `${plural(messages, "message")}, which nobody gets any more` : "no message, as they are empty; one that gets a message before stays"}, and with their bindings.
-                {consumers ? ` ${plural(consumers, "consumer is", "consumers are")} told.` : ""}
+                {plural(queues.length, "queue is", "queues are")} deleted with {messages ? `${plural(messages, "message")}, without dead-lettering` : "their bindings. All are empty; a queue that gets a message before you confirm stays"}.
+                {consumers ? ` The broker cancels ${plural(consumers, "consumer")}.` : ""}
               </p>
             ),
           };
@@ -112,7 +112,7 @@ function MoveDialog({ selected, fetchQueues, onClose }: { selected: Queue[]; fet
       action: `Move ${plural(all, "message")}`,
       text: (
         <p>
-          {all ? `${plural(all, "message")} of ${plural(queues.length, "queue")} leave for ${kind} ${showInvisible(body!["to_queue"] ?? body!["to_exchange"]!)}. It will be no more than that, whatever comes meanwhile.` : "There is nothing ready to move in them."}
+          {all ? `${plural(all, "message")} of ${plural(queues.length, "queue")} will be moved to ${kind} ${showInvisible(body!["to_queue"] ?? body!["to_exchange"]!)}. The job moves at most this number.` : "There are no ready messages to move."}
         </p>
       ),
     };
@@ -125,7 +125,7 @@ function MoveDialog({ selected, fetchQueues, onClose }: { selected: Queue[]; fet
   return (
     <Dialog title={`Move the messages of ${plural(selected.length, "queue")}`} onClose={() => onClose(false)}>
       <Form
-        action="See what it would do"
+        action="Preview"
         submit={async (fields) => setBody({ [kind === "queue" ? "to_queue" : "to_exchange"]: fieldText(fields, "target"), ...(kind === "exchange" && fieldText(fields, "key") ? { routing_key: fieldText(fields, "key") } : {}) })}
       >
         <Field label="To">
@@ -134,11 +134,11 @@ function MoveDialog({ selected, fetchQueues, onClose }: { selected: Queue[]; fet
             <option value="exchange">an exchange</option>
           </select>
         </Field>
-        <Field label={kind === "queue" ? "Queue" : "Exchange"} hint="Of the same virtual host as each of them">
+        <Field label={kind === "queue" ? "Queue" : "Exchange"} hint="In the virtual host of each queue">
           <input name="target" required autocomplete="off" />
         </Field>
         {kind === "exchange" && (
-          <Field label="Routing key" hint="Empty: each message's own">
+          <Field label="Routing key" hint="Empty: each message keeps its key">
             <input name="key" autocomplete="off" />
           </Field>
         )}

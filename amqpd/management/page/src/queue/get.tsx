@@ -9,10 +9,10 @@ import { type DisplayedMessage, MessageView, payloadPreview } from "../component
 import type { QueueNames } from "./browse";
 
 const ACK_MODES = {
-  ack_requeue_true: "put back, as redelivered",
-  ack_requeue_false: "taken out for good",
-  reject_requeue_true: "put back, as a failed try",
-  reject_requeue_false: "rejected, dead-lettered",
+  ack_requeue_true: "put back, marked as redelivered",
+  ack_requeue_false: "removed (acked)",
+  reject_requeue_true: "rejected and put back, counted as a failed delivery",
+  reject_requeue_false: "rejected: dead-lettered or dropped",
 } as const;
 type AckMode = keyof typeof ACK_MODES;
 
@@ -27,12 +27,12 @@ export function GetMessages({ queueNames }: { queueNames: QueueNames }) {
     const several = (confirmedCount.current = Math.min(messageCount, queue.messages_ready ?? 0));
     const many = plural(several, "message");
     const then = {
-      ack_requeue_true: `${many} at the front will be taken and put back, marked as redelivered: consumers may see that. To look only, browse.`,
-      ack_requeue_false: `${many} at the front will be gone from the queue: what this page shows of them is all that is left, and of a message over 1 MiB it shows the first MiB.`,
-      reject_requeue_true: `${many} at the front will be put back as failed: their delivery count rises, and with a delivery limit they may be dead-lettered.`,
-      reject_requeue_false: `${many} at the front will leave the queue: dead-lettered where it has a dead-letter exchange, else dropped.`,
+      ack_requeue_true: `${many} at the front will be taken and put back, marked as redelivered. Consumers may notice this; browsing has no such effect.`,
+      ack_requeue_false: `${many} at the front will be removed from the queue. Only this page will still have them, with at most 1 MiB of each.`,
+      reject_requeue_true: `${many} at the front will be rejected and put back. Their delivery count rises; with a delivery limit they may be dead-lettered.`,
+      reject_requeue_false: `${many} at the front will be removed: dead-lettered if the queue has a dead-letter exchange, otherwise dropped.`,
     }[mode];
-    return { text: <p>{several ? then : "There is nothing ready in the queue."}</p>, action: mode.endsWith("true") ? `Get ${many}` : `Take ${many} out`, nothing: several === 0 };
+    return { text: <p>{several ? then : "The queue has no ready messages."}</p>, action: mode.endsWith("true") ? `Get ${many}` : `Remove ${many}`, nothing: several === 0 };
   };
   const run = async () => {
     // No more messages than the preview counted, even if more have arrived.
@@ -41,12 +41,12 @@ export function GetMessages({ queueNames }: { queueNames: QueueNames }) {
     return `Got ${plural(got.length, "message")}.`;
   };
   return (
-    <Section title="Get messages, as a consumer would">
+    <Section title="Get messages as a consumer">
       <div class="fields">
-        <Field label="How many">
+        <Field label="Number of messages">
           <input type="number" min={1} max={1000} value={messageCount} onInput={(event) => setMessageCount(Math.min(1000, Math.max(1, Number(event.currentTarget.value) || 1)))} />
         </Field>
-        <Field label="What becomes of them">
+        <Field label="Ack mode">
           <select value={mode} onChange={(event) => setMode(event.currentTarget.value as AckMode)}>
             {Object.entries(ACK_MODES).map(([name, words]) => (
               <option key={name} value={name}>

@@ -19,11 +19,11 @@ type Action = Job["action"];
 
 const WAIT_MS = 5000;
 const ACTION_TEXTS: Record<Action, { title: string; does: string; done: string; verb: string }> = {
-  move: { title: "Move", verb: "Move", does: "leave this queue for", done: "moved" },
-  copy: { title: "Copy", verb: "Copy", does: "are copied; they stay here, and copies go to", done: "copied" },
-  delete: { title: "Delete", verb: "Delete", does: "are deleted, and not dead-lettered: nobody gets them any more", done: "deleted" },
-  redrive: { title: "Redrive dead letters", verb: "Redrive", does: "go back to the queue in which each died first", done: "sent back" },
-  rewind: { title: "Rewind: have what was handled again", verb: "Have again", does: "that were handled come again", done: "come again" },
+  move: { title: "Move", verb: "Move", does: "will be moved to", done: "moved" },
+  copy: { title: "Copy", verb: "Copy", does: "will be copied to", done: "copied" },
+  delete: { title: "Delete", verb: "Delete", does: "will be deleted without dead-lettering", done: "deleted" },
+  redrive: { title: "Redrive dead letters", verb: "Redrive", does: "will go back to the queue in which they first died", done: "sent back" },
+  rewind: { title: "Rewind acknowledged messages", verb: "Rewind", does: "will be delivered again", done: "rewound" },
 };
 
 function allowedActions(queue: Queue, rights: Rights): Action[] {
@@ -39,7 +39,7 @@ export function Jobs({ queueNames, queue, rights }: { queueNames: QueueNames; qu
   return (
     <>
       {possible.length > 0 && <NewJob queueNames={queueNames} possible={possible} onBegun={() => void refresh()} />}
-      <Section title="What runs, and what has ended">
+      <Section title="Jobs">
         <ErrorMessage error={error} />
         {data && (
           <DataTable
@@ -47,13 +47,13 @@ export function Jobs({ queueNames, queue, rights }: { queueNames: QueueNames; qu
             items={data.toReversed()}
             idOf={(job) => job.id}
             columns={[
-              { title: "Begun", cell: (job) => <span class="moment">{formatTime(job.begun)}</span> },
-              { title: "What", cell: (job) => `${ACTION_TEXTS[job.action].title}${job.dry_run ? " (counted only)" : ""}` },
+              { title: "Started", cell: (job) => <span class="moment">{formatTime(job.begun)}</span> },
+              { title: "Job", cell: (job) => `${ACTION_TEXTS[job.action].title}${job.dry_run ? " (dry run)" : ""}` },
               { title: "State", cell: (job) => <JobState job={job} /> },
               { title: "Done", number: true, cell: (job) => formatCount(job.done) },
-              { title: "Looked at", number: true, cell: (job) => formatCount(job.looked_at) },
-              { title: "Left where they are", cell: (job) => skippedText(job) },
-              { title: "Speed", number: true, cell: (job) => formatRate(job.rate) },
+              { title: "Checked", number: true, cell: (job) => formatCount(job.looked_at) },
+              { title: "Skipped", cell: (job) => skippedText(job) },
+              { title: "Rate", number: true, cell: (job) => formatRate(job.rate) },
               { title: "", cell: (job) => job.ended === null && <StopButton job={job} onDone={() => void refresh()} /> },
             ]}
           />
@@ -111,10 +111,10 @@ function NewJob({ queueNames, possible, onBegun }: { queueNames: QueueNames; pos
     setConfirming(body);
   };
   return (
-    <Section title="Move, copy, delete, send back">
-      <Form action="See what it would do" submit={submit}>
+    <Section title="New job">
+      <Form action="Preview" submit={submit}>
         <div class="fields">
-          <Field label="What">
+          <Field label="Action">
             <select value={chosen} onChange={(event) => setAction(event.currentTarget.value as Action)}>
               {possible.map((each) => (
                 <option key={each} value={each}>
@@ -137,12 +137,12 @@ function NewJob({ queueNames, possible, onBegun }: { queueNames: QueueNames; pos
             </Field>
           )}
           {targeted && to === "exchange" && (
-            <Field label="Routing key" hint="Empty: each message's own">
+            <Field label="Routing key" hint="Empty: each message keeps its key">
               <input name="key" autocomplete="off" />
             </Field>
           )}
           {chosen === "rewind" && (
-            <Field label="Copies to queue" hint="Empty: they come again here">
+            <Field label="To queue" hint="Empty: this queue">
               <input name="target" autocomplete="off" />
             </Field>
           )}
@@ -161,14 +161,14 @@ function NewJob({ queueNames, possible, onBegun }: { queueNames: QueueNames; pos
             </Field>
           )}
           {ranged && start === "time" && (
-            <Field label="Came at, or later" hint="Your local time">
+            <Field label="Arrived at or after" hint="Your local time">
               <input name="time" type="datetime-local" step={1} required />
             </Field>
           )}
-          <Field label="Only where" hint="A selector: customer = 'acme'">
+          <Field label="Selector" hint="Example: customer = 'acme'">
             <input name="where" class="code" autocomplete="off" spellcheck={false} />
           </Field>
-          <Field label="At most" hint="Empty: all of them">
+          <Field label="Maximum number of messages" hint="Empty: no limit">
             <input name="limit" type="number" min={1} />
           </Field>
         </div>
@@ -184,7 +184,7 @@ function NewJob({ queueNames, possible, onBegun }: { queueNames: QueueNames; pos
           run={async () => {
             // No more messages than the preview counted, even if more have arrived.
             await post("/api/queues/{vhost}/{queue}/jobs", { ...queueNames }, { ...confirming, limit: counted.current });
-            return "It has begun; below is how far it is.";
+            return "The job has started. The table below shows its progress.";
           }}
           onClose={(done) => {
             setConfirming(undefined);
@@ -220,12 +220,12 @@ function jobPreview(job: Job, asked: Record<string, unknown>): Preview {
     text: (
       <>
         <p>
-          {plural(job.done, "message")} of {formatCount(job.looked_at)} that were looked at {words.does}
+          {plural(job.done, "message")} of {formatCount(job.looked_at)} checked {words.does}
           {target && ` ${kind} ${showInvisible(target)}`}.
         </p>
-        {stay && <p>Left where they are: {stay}.</p>}
+        {stay && <p>Skipped: {stay}.</p>}
         {job.hint && <p class="warning">{job.hint}</p>}
-        <p class="muted">Counted just now, and nothing is done yet. It will be no more than that, whatever comes meanwhile.</p>
+        <p class="muted">The dry run changed nothing. The job handles at most this number, even if more messages arrive.</p>
       </>
     ),
   };

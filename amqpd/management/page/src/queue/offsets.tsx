@@ -21,9 +21,9 @@ export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; q
   const [newOffset, setNewOffset] = useState<{ name: string; offset: number }>();
   return (
     <>
-      <Section title="Who reads now, and where">
+      <Section title="Consumers">
         <PagedList<Consumer>
-          noun="readers"
+          noun="consumers"
           path="/api/queues/{vhost}/{queue}/consumers"
           names={{ ...queueNames }}
           query={{ columns: "consumer_tag,channel_details,stream" }}
@@ -33,35 +33,35 @@ export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; q
           idOf={(each) => `${each.channel_details?.name}\0${each.consumer_tag}`}
           columns={[
             { title: "Consumer", cell: (each) => <Name>{each.stream?.name ?? each.consumer_tag}</Name> },
-            { title: "Where", cell: (each) => each.stream && <ReaderPosition at={each.stream} messages={queue.messages ?? 0} /> },
+            { title: "Position", cell: (each) => each.stream && <ReaderPosition at={each.stream} messages={queue.messages ?? 0} /> },
             { title: "Offset", number: true, cell: (each) => formatCount(each.stream?.offset) },
-            { title: "Behind", number: true, cell: (each) => formatCount(each.stream?.lag) },
+            { title: "Lag", number: true, cell: (each) => formatCount(each.stream?.lag) },
           ]}
         />
       </Section>
-      <Section title="Stored places">
+      <Section title="Stored offsets">
         <ErrorMessage error={stored.error} />
         {stored.data && (
           <DataTable
-            noun="stored places"
+            noun="stored offsets"
             items={stored.data}
             idOf={(each) => each.name}
             columns={[
               { title: "Name", cell: (each) => <Name>{each.name}</Name> },
-              { title: "Where", cell: (each) => <PositionBar first={first} end={end} at={each.offset} /> },
+              { title: "Position", cell: (each) => <PositionBar first={first} end={end} at={each.offset} /> },
               { title: "Next offset", number: true, cell: (each) => formatCount(each.offset) },
-              { title: "Behind", number: true, cell: (each) => formatCount(each.lag) },
-              { title: "Stored", cell: (each) => formatTime(each.time) },
+              { title: "Lag", number: true, cell: (each) => formatCount(each.lag) },
+              { title: "Stored at", cell: (each) => formatTime(each.time) },
               {
                 title: "",
                 cell: (each) => (
                   <DangerButton
-                    label="Forget"
-                    title={`Forget the place of ${each.name}?`}
-                    preview={async () => ({ text: <p>The next consumer of that name begins where its own argument says, not at offset {formatCount(each.offset)}. No message is touched.</p>, action: "Forget the place" })}
+                    label="Delete"
+                    title={`Delete the stored offset of ${each.name}?`}
+                    preview={async () => ({ text: <p>The next consumer of this name starts where its x-stream-offset says, not at offset {formatCount(each.offset)}. Messages stay.</p>, action: "Delete the offset" })}
                     run={async () => {
                       await remove("/api/queues/{vhost}/{queue}/offsets/{name}", { ...queueNames, name: each.name });
-                      return `The place of ${each.name} is forgotten.`;
+                      return `The stored offset of ${each.name} was deleted.`;
                     }}
                     onDone={() => void stored.refresh()}
                   />
@@ -71,8 +71,8 @@ export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; q
           />
         )}
         <details>
-          <summary>Set a place</summary>
-          <Form action="Set the place" submit={async (fields) => setNewOffset({ name: fieldText(fields, "name"), offset: Number(fieldText(fields, "offset")) })}>
+          <summary>Set an offset</summary>
+          <Form action="Set the offset" submit={async (fields) => setNewOffset({ name: fieldText(fields, "name"), offset: Number(fieldText(fields, "offset")) })}>
             <div class="fields">
               <Field label="Name">
                 <input name="name" required autocomplete="off" />
@@ -86,16 +86,16 @@ export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; q
       </Section>
       {newOffset && (
         <ConfirmDialog
-          title={`Set the place of ${newOffset.name}?`}
+          title={`Set the offset of ${newOffset.name}?`}
           preview={async () => {
             const before = stored.data?.find((each) => each.name === newOffset.name)?.offset;
             const again = before === undefined ? 0 : before - newOffset.offset;
-            const then = again > 0 ? `${plural(again, "message")} will come to it again.` : again < 0 ? `${plural(-again, "message")} will never come to it.` : "";
-            return { text: <p>Consumers of that name get offset {formatCount(newOffset.offset)} next. {then}</p>, action: "Set the place" };
+            const then = again > 0 ? `${plural(again, "message")} will be delivered again.` : again < 0 ? `${plural(-again, "message")} will be skipped.` : "";
+            return { text: <p>Consumers of this name continue at offset {formatCount(newOffset.offset)}. {then}</p>, action: "Set the offset" };
           }}
           run={async () => {
             await put("/api/queues/{vhost}/{queue}/offsets/{name}", { ...queueNames, name: newOffset.name }, { offset: newOffset.offset });
-            return `${newOffset.name} goes on at offset ${formatCount(newOffset.offset)}.`;
+            return `${newOffset.name} continues at offset ${formatCount(newOffset.offset)}.`;
           }}
           onClose={(done) => {
             setNewOffset(undefined);
@@ -108,7 +108,7 @@ export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; q
 }
 
 function ReaderPosition({ at: { offset, lag }, messages }: { at: NonNullable<Consumer["stream"]>; messages: number }) {
-  if (offset === null) return <>not begun</>;
+  if (offset === null) return <>not started</>;
   const end = offset + (lag ?? 0);
   return <PositionBar first={Math.max(0, end - messages)} end={end} at={offset} />;
 }
@@ -117,7 +117,7 @@ function ReaderPosition({ at: { offset, lag }, messages }: { at: NonNullable<Con
 function PositionBar({ first, end, at }: { first: number; end: number; at: number }) {
   const share = end > first ? Math.min(1, Math.max(0, (at - first) / (end - first))) : 1;
   return (
-    <svg class="position" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={`${Math.round(share * 100)} % of the way to the end`}>
+    <svg class="position" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" aria-label={`${Math.round(share * 100)} % of the stream read`}>
       <rect width="100" height="8" rx="2" class="position-whole" />
       <rect width={share * 100} height="8" rx="2" class="position-read" />
     </svg>

@@ -6,9 +6,9 @@ import { login, loginMessage } from "./session";
 function loginErrorText(error: unknown): string {
   if (!(error instanceof ApiError)) return errorText(error);
   if (error.status === 401 && error.reason.startsWith("Not ")) {
-    return "That user may not use this page: it takes one of the tags management, policymaker, monitoring or administrator.";
+    return "This user cannot use the page: it needs one of the tags management, policymaker, monitoring or administrator.";
   }
-  if (error.status === 401) return "That name and password do not open anything. Some users, such as guest, get in from the broker's own machine only.";
+  if (error.status === 401) return "Wrong user name or password. Some users, such as guest, can log in only from the broker's machine.";
   return errorText(error);
 }
 

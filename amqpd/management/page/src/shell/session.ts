@@ -29,7 +29,7 @@ export function hasTag(role: Role): boolean {
 
 /** Return the tag with those that include it, in words. */
 export function tagAlternatives(role: Role): string {
-  return role === "administrator" ? role : `${role}, or ${role === "management" ? "any other" : "administrator"}`;
+  return role === "administrator" ? role : `${role} or ${role === "management" ? "any other" : "administrator"}`;
 }
 
 export async function loadSession(): Promise<void> {
@@ -51,13 +51,13 @@ export async function login(username: string, password: string): Promise<void> {
 
 export async function logout(): Promise<void> {
   await request("DELETE", "/api/amqpd/session");
-  loginMessage.value = "You are logged out.";
+  loginMessage.value = "You have logged out.";
   session.value = null;
 }
 
 effect(() => {
   if (sessionEndCount.value > 0 && session.peek()) {
-    loginMessage.value = "Your login is over: it has run its time, the password was changed, or the broker was started anew.";
+    loginMessage.value = "Your session has ended: it expired, the password was changed, or the user was deleted.";
     session.value = null;
   }
 });

@@ -48,7 +48,7 @@ function Frame() {
   return (
     <div class="frame">
       <a class="skip" href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("main")?.focus())}>
-        Skip to the content
+        Skip to content
       </a>
       <header class="top">
         <button class="quiet menu" aria-expanded={menu.value} aria-controls="nav" aria-label="Menu" onClick={() => (menu.value = !menu.value)}>
@@ -159,7 +159,7 @@ function UnreachableBanner() {
     <div role="alert" class={since === null ? "visually-hidden" : "unreachable"}>
       {since === null
         ? ""
-        : `The broker has not answered since ${new Date(since).toTimeString().slice(0, 8)}. What you see is from before; this page asks on, every second.`}
+        : `The broker has not answered since ${new Date(since).toTimeString().slice(0, 8)}. The page shows older data and retries every second.`}
     </div>
   );
 }
@@ -196,7 +196,7 @@ function CurrentPage() {
   if (failed) {
     return <LoadError />;
   }
-  if (!hasTag(page.role)) return <p class="failure">This page takes the user tag {tagAlternatives(page.role)}; yours are not enough.</p>;
+  if (!hasTag(page.role)) return <p class="failure">This page needs the user tag {tagAlternatives(page.role)}.</p>;
   if (names.some(isDotSegment)) return <p class="failure">{DOT_SEGMENT_TEXT}</p>;
   const Component = componentOf(page);
   return Component ? <PageErrorBoundary key={key} Component={Component} names={names} /> : <Loading />;
@@ -207,7 +207,7 @@ function PageErrorBoundary({ Component, names }: { Component: ComponentType<Page
   if (error) {
     return (
       <div role="alert" class="failure">
-        <p>The page has stumbled over what it got: {error instanceof Error ? error.message : String(error)}</p>
+        <p>The page failed to show this data: {error instanceof Error ? error.message : String(error)}</p>
         <button onClick={reset}>Try again</button>
       </div>
     );

@@ -120,7 +120,7 @@ export function isGrowing(queue: Queue): boolean {
 
 export const LINK_TEXT: Record<LinkKind, string> = {
   binding: "binding",
-  default: "by its name, through the default exchange",
+  default: "default exchange",
   dead_letter: "dead letters",
-  alternate: "what has no route (alternate exchange)",
+  alternate: "alternate exchange",
 };

@@ -35,18 +35,18 @@ export function TopologyPicture({ model }: { model: Topology }) {
   return (
     <figure class="topology">
       <div class="bar">
-        <button onClick={() => zoom(1 / 1.3)} aria-label="Smaller">
+        <button onClick={() => zoom(1 / 1.3)} aria-label="Zoom out">
           −
         </button>
-        <button onClick={() => zoom(1.3)} aria-label="Larger">
+        <button onClick={() => zoom(1.3)} aria-label="Zoom in">
           +
         </button>
         <button onClick={() => setScale(null)}>Fit</button>
-        {placed.groups.length > 0 && <button onClick={() => setExpanded(new Set([ALL_GROUPS]))}>Unfold all</button>}
-        {expanded.size > 0 && <button onClick={() => setExpanded(new Set())}>Fold</button>}
+        {placed.groups.length > 0 && <button onClick={() => setExpanded(new Set([ALL_GROUPS]))}>Expand all</button>}
+        {expanded.size > 0 && <button onClick={() => setExpanded(new Set())}>Collapse</button>}
         <Legend />
       </div>
-      <div class="canvas" ref={frame} onPointerDown={startDrag} tabIndex={0} role="region" aria-label="The topology as a picture; the list has the same in words">
+      <div class="canvas" ref={frame} onPointerDown={startDrag} tabIndex={0} role="region" aria-label="Picture of the topology; the tab List has the same as tables">
         <svg aria-hidden="true" width={width * shown} height={height * shown} viewBox={`${-EDGE} ${-EDGE} ${width} ${height}`}>
           <g class="lines">
             {drawnLinks(model, placed).map((link) => (
@@ -69,7 +69,7 @@ export function TopologyPicture({ model }: { model: Topology }) {
         </svg>
       </div>
       <figcaption>
-        Lines are as wide as messages go along them, bars as long as queues are deep. A click leads to the thing; the list has the same in words.
+        The width of a line is its message rate, the length of a bar the number of messages in a queue. Click a box to open its page. The tab List has the same as tables.
       </figcaption>
     </figure>
   );
@@ -80,9 +80,9 @@ function Legend() {
     <span class="legend grow">
       <span class="key exchange">exchange</span>
       <span class="key queue">queue</span>
-      <span class="key growing">piles up</span>
+      <span class="key growing">growing</span>
       <span class="key dead">dead letters</span>
-      <span class="key alternate">no route</span>
+      <span class="key alternate">alternate exchange</span>
     </span>
   );
 }
@@ -179,10 +179,10 @@ function GroupBox({ count: all, queues, at, onOpen }: { count: number; queues: Q
   const piles = queues.filter(isGrowing).length;
   return (
     <g class={`box group${queues.length ? " queue" : " exchange"}${piles ? " growing" : ""}`} transform={`translate(${at.x} ${at.y})`} onClick={onOpen}>
-      <title>Show them</title>
+      <title>Expand</title>
       <rect x={5} y={5} width={BOX_WIDTH} height={BOX_HEIGHT} rx={4} />
       <rect width={BOX_WIDTH} height={BOX_HEIGHT} rx={4} />
-      <BoxText x={10} name={`and ${plural(all, queues.length ? "queue" : "exchange")} like it`} small={queues.length ? `${formatCount(messages)} in them${piles ? `, ${formatCount(piles)} pile up` : ""}` : ""} />
+      <BoxText x={10} name={`and ${plural(all, queues.length ? "queue" : "exchange")} more`} small={queues.length ? `${plural(messages, "message")}${piles ? `, ${formatCount(piles)} growing` : ""}` : ""} />
     </g>
   );
 }
