@@ -1,9 +1,8 @@
-// Builds the page: `node build.mjs [FOLDER]`, dist beside this file unless another folder is named.
+// Builds the page into dist beside this file: `node build.mjs [FOLDER]`.
 //
-// src/main.tsx and what it imports later become a few modules with a hash of their content in their names, src/style.css
-// one sheet, src/icon.svg a picture; index.html names them. Each file comes three times, as it is, .gz and .br.
-// index.html is written last: the broker takes a build for whole when that changes.
-// Fails when all script together is larger than SCRIPT_BYTES_MAX gzipped.
+// esbuild makes a few modules, a style sheet and an icon with hashes in their names; index.html names them. Each file is
+// written plain, as .gz and as .br. index.html is written last: the broker loads a new build when this file changes.
+// The build fails if all scripts together are larger than SCRIPT_BYTES_MAX, gzipped.
 import { mkdir, readFile, readdir, rm, writeFile, rename } from "node:fs/promises";
 import { createHash } from "node:crypto";
 import { dirname, join, resolve } from "node:path";
@@ -16,7 +15,7 @@ const here = dirname(fileURLToPath(import.meta.url));
 const folder = resolve(process.argv[2] ?? join(here, "dist"));
 const started = performance.now();
 
-// Each page imports src/common.ts, which so becomes one file.
+// Each page imports src/common.ts, so that esbuild makes one file of it.
 const common = {
   name: "common",
   setup({ onLoad }) {
@@ -49,25 +48,25 @@ const built = await build({
 });
 
 const files = new Map(built.outputFiles.map((file) => [file.path.slice(folder.length + 1), Buffer.from(file.contents)]));
-const named = (stem, ending) => [...files.keys()].find((name) => name.startsWith(`${stem}-`) && name.endsWith(ending));
+const findFile = (stem, ending) => [...files.keys()].find((name) => name.startsWith(`${stem}-`) && name.endsWith(ending));
 const icon = await readFile(join(here, "src/icon.svg"));
 const iconName = `icon-${createHash("sha256").update(icon).digest("hex").slice(0, 8)}.svg`;
 files.set(iconName, icon);
 
-// What the start imports: fetched at once, and not one behind the other.
-const [mainName, styleName] = [named("main", ".js"), named("style", ".css")];
+// The modules that the start imports, for modulepreload: the browser fetches them in parallel.
+const [mainName, styleName] = [findFile("main", ".js"), findFile("style", ".css")];
 const outputs = new Map(Object.entries(built.metafile.outputs).map(([path, output]) => [path.split("/").pop(), output]));
-const needed = new Set();
-follow(mainName);
-function follow(name) {
+const startModules = new Set();
+addImports(mainName);
+function addImports(name) {
   for (const { kind, path } of outputs.get(name).imports) {
     const imported = path.split("/").pop();
-    if (kind !== "import-statement" || needed.has(imported)) continue;
-    needed.add(imported);
-    follow(imported);
+    if (kind !== "import-statement" || startModules.has(imported)) continue;
+    startModules.add(imported);
+    addImports(imported);
   }
 }
-const preloads = [...needed].map((name) => `<link rel="modulepreload" href="/assets/${name}">`).join("\n");
+const preloads = [...startModules].map((name) => `<link rel="modulepreload" href="/assets/${name}">`).join("\n");
 const index = (await readFile(join(here, "src/index.html"), "utf8"))
   .replace("%STYLE%", `/assets/${styleName}`)
   .replace("%ICON%", `/assets/${iconName}`)
@@ -80,12 +79,12 @@ const brotli = (bytes) =>
 await mkdir(folder, { recursive: true });
 let scriptBytes = 0;
 async function put(name, bytes) {
-  const zipped = gzipSync(bytes, { level: 9 });
-  if (name.endsWith(".js")) scriptBytes += zipped.length;
+  const gzipped = gzipSync(bytes, { level: 9 });
+  if (name.endsWith(".js")) scriptBytes += gzipped.length;
   await writeFile(join(folder, name), bytes);
-  await writeFile(join(folder, `${name}.gz`), zipped);
+  await writeFile(join(folder, `${name}.gz`), gzipped);
   await writeFile(join(folder, `${name}.br`), brotli(bytes));
-  return zipped.length;
+  return gzipped.length;
 }
 const sizes = [];
 for (const [name, bytes] of files) sizes.push([name, await put(name, bytes)]);
@@ -101,6 +100,6 @@ console.log(
     `in ${((performance.now() - started) / 1000).toFixed(1)} s`,
 );
 if (scriptBytes > SCRIPT_BYTES_MAX) {
-  console.error("more script than the page may have");
+  console.error("the scripts are larger than allowed");
   process.exit(1);
 }

@@ -81,9 +81,9 @@ export function ConfirmDialog({ title, preview, run, onClose }: Pick<DangerButto
   const done = useRef(false);
   const frame = useRef<HTMLDivElement>(null);
   useEffect(() => {
-    const left = new AbortController();
-    preview(left.signal).then(setShown, (error: unknown) => setFailure(errorText(error)));
-    return () => left.abort();
+    const controller = new AbortController();
+    preview(controller.signal).then(setShown, (error: unknown) => setFailure(errorText(error)));
+    return () => controller.abort();
   }, []);
   const close = (): void => frame.current?.closest("dialog")?.close();
   const confirm = async (): Promise<void> => {

@@ -158,8 +158,8 @@ export interface Tab {
 
 /** Tabs as links: the query of the address names the open tab. Without one the first is open. */
 export function Tabs({ tabs, label }: { tabs: Tab[]; label: string }) {
-  const said = route.value.query.get("tab");
-  const open = tabs.find((tab) => tab.id === said) ?? tabs[0];
+  const tabId = route.value.query.get("tab");
+  const open = tabs.find((tab) => tab.id === tabId) ?? tabs[0];
   return (
     <>
       <nav class="tabs" aria-label={label}>

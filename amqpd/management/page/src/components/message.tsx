@@ -160,8 +160,8 @@ function MessageTrace({ id, vhost }: { id: string; vhost: string }) {
   const [found, setFound] = useState<TraceMatch[]>();
   const [state, setState] = useState<"" | "looking" | "done">("");
   const [error, setError] = useState<unknown>();
-  const broken = useRef(new AbortController());
-  useEffect(() => () => broken.current.abort(), []);
+  const abort = useRef(new AbortController());
+  useEffect(() => () => abort.current.abort(), []);
   const trace = async (): Promise<void> => {
     setState("looking");
     setError(undefined);
@@ -169,13 +169,13 @@ function MessageTrace({ id, vhost }: { id: string; vhost: string }) {
       let all: TraceMatch[] = [];
       let next: Record<string, string | number> | null = {};
       while (next !== null) {
-        const answer: components["schemas"]["Trace"] = await get("/api/amqpd/trace/{vhost}", { vhost }, { id, ...next }, broken.current.signal);
+        const answer: components["schemas"]["Trace"] = await get("/api/amqpd/trace/{vhost}", { vhost }, { id, ...next }, abort.current.signal);
         all = [...all, ...answer.found];
         setFound(all);
         next = answer.next ? { ...answer.next } : null;
       }
     } catch (failed) {
-      if (broken.current.signal.aborted) return;
+      if (abort.current.signal.aborted) return;
       setError(failed);
     }
     setState("done");

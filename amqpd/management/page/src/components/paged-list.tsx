@@ -94,7 +94,7 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
   if (data) last.current = data;
   const shown = data ?? last.current;
   // First paint as many rows as fit on a screen.
-  const whole = useAfterPaint(data !== undefined);
+  const showsAll = useAfterPaint(data !== undefined);
   const [chosen, setChosen] = useState<ReadonlyMap<string, T>>(new Map());
   useEffect(() => setChosen(new Map()), [path, JSON.stringify(names), name, regex]);
   const shownColumns = visibleColumns(noun, columns);
@@ -103,11 +103,11 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
   return (
     <div class="list">
       <div class="bar">
-        {wide && <Search what={noun} by={searchLabel} text={name} regex={regex} say={say} />}
+        {wide && <Search noun={noun} by={searchLabel} text={name} regex={regex} say={say} />}
         <span class="grow" aria-live="polite">
           {shown && countText(shown, noun)}
         </span>
-        {columns.length > CHOICE_COLUMNS_MIN && <ColumnChoice what={noun} columns={columns} />}
+        {columns.length > CHOICE_COLUMNS_MIN && <ColumnChoice noun={noun} columns={columns} />}
         {toolbar}
       </div>
       {!outside && <ErrorMessage error={error} />}
@@ -125,7 +125,7 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
       {shown && (
         <DataTable
           noun={noun}
-          items={whole ? shown.items : shown.items.slice(0, FIRST_ROWS)}
+          items={showsAll ? shown.items : shown.items.slice(0, FIRST_ROWS)}
           columns={shownColumns}
           idOf={idOf}
           {...(bulkActions ? { chosen, onChoose: setChosen } : {})}
@@ -134,18 +134,18 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
           onSort={(column) => say({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
         />
       )}
-      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages what={noun} page={page} pages={shown.page_count} size={size} pageSize={pageSize} say={say} />}
+      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages noun={noun} page={page} pages={shown.page_count} size={size} pageSize={pageSize} say={say} />}
     </div>
   );
 }
 
-function countText(shown: { filtered_count: number; total_count: number }, what: string): string {
+function countText(shown: { filtered_count: number; total_count: number }, noun: string): string {
   return shown.filtered_count === shown.total_count
-    ? plural(shown.total_count, what.replace(/ies$/, "y").replace(/s$/, ""), what)
-    : `${formatCount(shown.filtered_count)} of ${formatCount(shown.total_count)} ${what}`;
+    ? plural(shown.total_count, noun.replace(/ies$/, "y").replace(/s$/, ""), noun)
+    : `${formatCount(shown.filtered_count)} of ${formatCount(shown.total_count)} ${noun}`;
 }
 
-function Search({ what, by, text, regex, say }: { what: string; by: string; text: string; regex: boolean; say: SetListQuery }) {
+function Search({ noun, by, text, regex, say }: { noun: string; by: string; text: string; regex: boolean; say: SetListQuery }) {
   const [typed, setTyped] = useState(text);
   const timer = useRef<ReturnType<typeof setTimeout>>();
   useEffect(() => setTyped(text), [text]);
@@ -157,7 +157,7 @@ function Search({ what, by, text, regex, say }: { what: string; by: string; text
   };
   return (
     <form role="search" class="search" onSubmit={(event) => event.preventDefault()}>
-      <input type="search" aria-label={`Search ${what} by ${by}`} placeholder={`${by} contains`} value={typed} onInput={(event) => type(event.currentTarget.value)} />
+      <input type="search" aria-label={`Search ${noun} by ${by}`} placeholder={`${by} contains`} value={typed} onInput={(event) => type(event.currentTarget.value)} />
       <label title="RE2 syntax">
         <input type="checkbox" checked={regex} onChange={(event) => say({ regex: event.currentTarget.checked ? 1 : undefined, page: undefined })} />
         regular expression
@@ -166,10 +166,10 @@ function Search({ what, by, text, regex, say }: { what: string; by: string; text
   );
 }
 
-function Pages({ what, page, pages, size, pageSize, say }: { what: string; page: number; pages: number; size: number; pageSize: number; say: SetListQuery }) {
+function Pages({ noun, page, pages, size, pageSize, say }: { noun: string; page: number; pages: number; size: number; pageSize: number; say: SetListQuery }) {
   const turn = (to: number): void => say({ page: to === 1 ? undefined : to });
   return (
-    <nav class="pages" aria-label={`Pages of ${what}`}>
+    <nav class="pages" aria-label={`Pages of ${noun}`}>
       <button disabled={page <= 1} onClick={() => turn(1)}>
         First
       </button>

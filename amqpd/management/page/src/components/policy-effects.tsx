@@ -29,15 +29,15 @@ export interface PolicyEffect {
 }
 
 export function effectSummary(effect: PolicyEffect): string {
-  const said = [`It matches ${plural(effect.matched.queues, "queue")} and ${plural(effect.matched.exchanges, "exchange")}`];
-  const apart = [
+  const parts = [`It matches ${plural(effect.matched.queues, "queue")} and ${plural(effect.matched.exchanges, "exchange")}`];
+  const exceptions = [
     effect.outranked ? `${formatCount(effect.outranked)} follow another policy with a higher priority (or the same priority and an earlier name)` : "",
     effect.unsupported ? `${formatCount(effect.unsupported)} have a type that does not support a key of it, so they do not follow it` : "",
     effect.released ? `${formatCount(effect.released)} follow it now and would no longer` : "",
   ].filter(Boolean);
-  if (apart.length) said.push(`; ${apart.join("; ")}`);
-  said.push(`. ${effect.changed.queues + effect.changed.exchanges === 0 ? "Nothing changes" : `${plural(effect.changed.queues, "queue")} and ${plural(effect.changed.exchanges, "exchange")} change`}.`);
-  return said.join("");
+  if (exceptions.length) parts.push(`; ${exceptions.join("; ")}`);
+  parts.push(`. ${effect.changed.queues + effect.changed.exchanges === 0 ? "Nothing changes" : `${plural(effect.changed.queues, "queue")} and ${plural(effect.changed.exchanges, "exchange")} change`}.`);
+  return parts.join("");
 }
 
 const OUTCOME_TEXT = { applied: "follows it", outranked: "follows another", unsupported: "unsupported", released: "no longer follows it" } as const;

@@ -122,6 +122,6 @@ export function useHistory<T>(
     },
     [range, ...deps],
   );
-  const early = first?.key === key ? first.answer : undefined;
-  return { ...polled, data: polled.data ?? (polled.error === undefined ? early : undefined), points: track.current!.points() };
+  const firstAnswer = first?.key === key ? first.answer : undefined;
+  return { ...polled, data: polled.data ?? (polled.error === undefined ? firstAnswer : undefined), points: track.current!.points() };
 }

@@ -92,31 +92,31 @@ function order<T>(column: Column<T>, sort: string, down: boolean): "ascending" |
   return column.sort !== undefined && column.sort === sort ? (down ? "descending" : "ascending") : undefined;
 }
 
-const columnsKey = (what: string): string => `amqpd.columns.${what}`;
+const columnsKey = (noun: string): string => `amqpd.columns.${noun}`;
 
 /** Columns that the user shows or hides, by list and title; stored in the browser. */
 const columnChoices = signal<Record<string, Record<string, boolean>>>({});
 
-function columnChoicesOf(what: string): Record<string, boolean> {
-  const here = columnChoices.value[what];
+function columnChoicesOf(noun: string): Record<string, boolean> {
+  const here = columnChoices.value[noun];
   if (here) return here;
   try {
-    const kept: unknown = JSON.parse(localStorage.getItem(columnsKey(what)) ?? "{}");
-    return typeof kept === "object" && kept !== null ? (kept as Record<string, boolean>) : {};
+    const stored: unknown = JSON.parse(localStorage.getItem(columnsKey(noun)) ?? "{}");
+    return typeof stored === "object" && stored !== null ? (stored as Record<string, boolean>) : {};
   } catch {
     return {};
   }
 }
 
-function setColumnShown(what: string, title: string, shown: boolean): void {
-  const all = { ...columnChoicesOf(what), [title]: shown };
-  localStorage.setItem(columnsKey(what), JSON.stringify(all));
-  columnChoices.value = { ...columnChoices.value, [what]: all };
+function setColumnShown(noun: string, title: string, shown: boolean): void {
+  const all = { ...columnChoicesOf(noun), [title]: shown };
+  localStorage.setItem(columnsKey(noun), JSON.stringify(all));
+  columnChoices.value = { ...columnChoices.value, [noun]: all };
 }
 
 /** Return the visible columns. The first one is always visible. */
-export function visibleColumns<T>(what: string, columns: Column<T>[]): Column<T>[] {
-  const all = columnChoicesOf(what);
+export function visibleColumns<T>(noun: string, columns: Column<T>[]): Column<T>[] {
+  const all = columnChoicesOf(noun);
   return columns.filter((column, index) => index === 0 || (all[column.title] ?? !column.extra));
 }
 
@@ -125,8 +125,8 @@ export function fieldsOf<T>(base: string, columns: Column<T>[]): string {
   return [...new Set([...base.split(","), ...columns.flatMap((column) => (column.fields ?? column.sort ?? "").split(","))])].filter(Boolean).join();
 }
 
-export function ColumnChoice<T>({ what, columns }: { what: string; columns: Column<T>[] }) {
-  const shown = visibleColumns(what, columns);
+export function ColumnChoice<T>({ noun, columns }: { noun: string; columns: Column<T>[] }) {
+  const shown = visibleColumns(noun, columns);
   const frame = useRef<HTMLDetailsElement>(null);
   const [open, setOpen] = useState(false);
   useEffect(() => {
@@ -145,7 +145,7 @@ export function ColumnChoice<T>({ what, columns }: { what: string; columns: Colu
         {open &&
           columns.slice(1).map((column) => (
             <label key={column.title} class="checkbox">
-              <input type="checkbox" checked={shown.includes(column)} onChange={(event) => setColumnShown(what, column.title, event.currentTarget.checked)} /> {column.title}
+              <input type="checkbox" checked={shown.includes(column)} onChange={(event) => setColumnShown(noun, column.title, event.currentTarget.checked)} /> {column.title}
             </label>
           ))}
       </div>

@@ -65,14 +65,14 @@ export default function Audit() {
   const running = useRef<AbortController>();
   const search = async (before?: SearchResult): Promise<void> => {
     running.current?.abort();
-    const own = (running.current = new AbortController());
+    const controller = (running.current = new AbortController());
     setBusy(true);
     setFailure("");
     try {
-      const next = await searchBackwards(where, before?.from, own.signal);
-      setFound({ ...next, entries: [...(before?.entries ?? []), ...next.entries] });
+      const older = await searchBackwards(where, before?.from, controller.signal);
+      setFound({ ...older, entries: [...(before?.entries ?? []), ...older.entries] });
     } catch (error) {
-      if (own.signal.aborted) return;
+      if (controller.signal.aborted) return;
       setFailure(errorText(error));
     }
     setBusy(false);

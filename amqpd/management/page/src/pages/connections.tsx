@@ -11,8 +11,8 @@ import { hasTag, session } from "../shell/session";
 type Connection = components["schemas"]["Connection"];
 
 export function clientText(connection: Connection): string {
-  const said = connection.client_properties;
-  return [said["product"], said["version"]].filter((word) => typeof word === "string").join(" ");
+  const properties = connection.client_properties;
+  return [properties["product"], properties["version"]].filter((word) => typeof word === "string").join(" ");
 }
 
 const COLUMNS: Column<Connection>[] = [

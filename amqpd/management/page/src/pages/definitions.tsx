@@ -90,9 +90,9 @@ function ImportSection() {
     clearResult();
     setBusy(true);
     try {
-      const asked = { document: documentOf(text), vhost, skip };
-      setChecked(asked);
-      setFound(await request<Difference>("POST", urlOf("/difference", asked), asked.document));
+      const importRequest = { document: documentOf(text), vhost, skip };
+      setChecked(importRequest);
+      setFound(await request<Difference>("POST", urlOf("/difference", importRequest), importRequest.document));
     } catch (error) {
       setFailure(errorText(error));
     }
@@ -206,8 +206,8 @@ async function previewImport(given: ImportRequest): Promise<Preview> {
 }
 
 async function runImport(given: ImportRequest): Promise<string> {
-  const told = await request<ImportReport | undefined>("POST", urlOf("", given), given.document);
-  return told && told.skipped_count ? `Imported; ${plural(told.skipped_count, "item was", "items were")} skipped.` : "Imported.";
+  const report = await request<ImportReport | undefined>("POST", urlOf("", given), given.document);
+  return report && report.skipped_count ? `Imported; ${plural(report.skipped_count, "item was", "items were")} skipped.` : "Imported.";
 }
 
 const BADGES = { new: "good", changed: "warn", kept: "" } as const;

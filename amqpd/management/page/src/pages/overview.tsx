@@ -45,21 +45,21 @@ export default function OverviewPage() {
   const [range, setRange] = useState<Range>("10 min");
   const { data, error, points } = useHistory(range, (query, signal) => get("/api/overview", {}, { ...query, fields: FIELDS }, signal), counters, []);
   // Figures first: charts and the node's status follow after the first paint.
-  const more = useAfterPaint(data !== undefined || error !== undefined);
+  const figuresPainted = useAfterPaint(data !== undefined || error !== undefined);
   return (
     <>
       <PageTitle>Overview</PageTitle>
       <ErrorMessage error={error} />
       <MissingNodes nodes={data?.missing_nodes} />
       {data && <Totals overview={data} />}
-      {more && data?.message_stats && (
+      {figuresPainted && data?.message_stats && (
         <Charts title="Messages" range={range} ranges={ALL_RANGES} onRange={setRange}>
           <Chart title="Rates" points={points} curves={RATES} />
           <Chart title="Messages in queues" unit="count" points={points} curves={DEPTHS} />
         </Charts>
       )}
-      {more && hasTag("monitoring") && <NodeStatus range={range} />}
-      {more && data?.listeners && <Listeners listeners={data.listeners} />}
+      {figuresPainted && hasTag("monitoring") && <NodeStatus range={range} />}
+      {figuresPainted && data?.listeners && <Listeners listeners={data.listeners} />}
       {!hasTag("monitoring") && <p class="muted">Rates, node and listeners need the user tag monitoring or administrator.</p>}
     </>
   );

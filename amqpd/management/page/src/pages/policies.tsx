@@ -123,15 +123,15 @@ function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; o
   const body = { name: name || "(new)", pattern, "apply-to": applyTo, priority: Number(priority), definition: parsed };
   const previewed = usePolicyPreview(kind, policyVhost, parsed && Object.keys(parsed).length ? body : null);
   const preview = async (): Promise<Preview> => {
-    const [effect, there] = await Promise.all([
+    const [effect, existing] = await Promise.all([
       fetchEffect(kind, policyVhost, { ...body, name, count: 0 }),
       policy.name ? undefined : getIfExists<Policy>(apiUrl(`/api/${kind}/{vhost}/{name}`, { vhost: policyVhost, name })),
     ]);
-    const verb = there ? "Replace" : "Save";
+    const verb = existing ? "Replace" : "Save";
     return {
       text: (
         <>
-          {there && <ReplacedPolicy policy={there} />}
+          {existing && <ReplacedPolicy policy={existing} />}
           <p>{effectSummary(effect)}</p>
           <EffectWarnings effect={effect} />
         </>
@@ -229,18 +229,18 @@ function usePolicyPreview(kind: Kind, vhost: string, body: object | null): { eff
       setResult({ effect: undefined, failure: "" });
       return;
     }
-    const broken = new AbortController();
+    const controller = new AbortController();
     const timer = setTimeout(() => {
-      fetchEffect(kind, vhost, { ...body, count: 50 }, broken.signal).then(
+      fetchEffect(kind, vhost, { ...body, count: 50 }, controller.signal).then(
         (effect) => setResult({ effect, failure: "" }),
         (error: unknown) => {
-          if (!broken.signal.aborted) setResult({ effect: undefined, failure: errorText(error) });
+          if (!controller.signal.aborted) setResult({ effect: undefined, failure: errorText(error) });
         },
       );
     }, TYPING_PAUSE_MS);
     return () => {
       clearTimeout(timer);
-      broken.abort();
+      controller.abort();
     };
   }, [key]);
   return result;

@@ -45,10 +45,10 @@ const FIELDS = [
 ].join();
 
 function counters(queue: Queue): Counters {
-  const whole = queue as unknown as Counters;
+  const details = queue as unknown as Counters;
   const stats = (queue.message_stats ?? {}) as Counters;
   return {
-    ...Object.fromEntries(DEPTHS.map(({ name }) => [name, whole[`${name}_details`]])),
+    ...Object.fromEntries(DEPTHS.map(({ name }) => [name, details[`${name}_details`]])),
     ...Object.fromEntries(RATES.map(({ name }) => [name, stats[`${name}_details`]])),
   };
 }
@@ -144,9 +144,9 @@ function BindingsTab({ queueNames, rights }: { queueNames: QueueNames; rights: R
 }
 
 function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: QueueNames; queue: Queue; rights: Rights; onDone: () => void }) {
-  const empty = useRef(false);
-  const unused = useRef(false);
-  const now = () => get("/api/queues/{vhost}/{queue}", { ...queueNames }, { columns: "messages,messages_ready,messages_unacknowledged,consumers" });
+  const wasEmpty = useRef(false);
+  const wasUnused = useRef(false);
+  const fetchCounts = () => get("/api/queues/{vhost}/{queue}", { ...queueNames }, { columns: "messages,messages_ready,messages_unacknowledged,consumers" });
   return (
     <div class="buttons">
       {rights.read && queue.type !== "stream" && (
@@ -154,7 +154,7 @@ function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: Queue
           label="Purge"
           title={`Purge ${queueNames.queue}?`}
           preview={async () => {
-            const { messages_ready: ready = 0, messages_unacknowledged: unacked = 0 } = await now();
+            const { messages_ready: ready = 0, messages_unacknowledged: unacked = 0 } = await fetchCounts();
             return {
               nothingToDo: ready === 0,
               action: `Purge ${plural(ready, "message")}`,
@@ -178,8 +178,8 @@ function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: Queue
           label="Delete"
           title={`Delete ${queueNames.queue}?`}
           preview={async () => {
-            const { messages = 0, consumers = 0 } = await now();
-            [empty.current, unused.current] = [messages === 0, consumers === 0];
+            const { messages = 0, consumers = 0 } = await fetchCounts();
+            [wasEmpty.current, wasUnused.current] = [messages === 0, consumers === 0];
             return {
               action: messages ? `Delete with ${plural(messages, "message")}` : "Delete the queue",
               text: (
@@ -192,7 +192,7 @@ function QueueActions({ queueNames, queue, rights, onDone }: { queueNames: Queue
           }}
           run={async () => {
             // A message that arrived after the preview is not deleted.
-            await remove("/api/queues/{vhost}/{queue}", { ...queueNames }, { "if-empty": empty.current, "if-unused": unused.current });
+            await remove("/api/queues/{vhost}/{queue}", { ...queueNames }, { "if-empty": wasEmpty.current, "if-unused": wasUnused.current });
             return `${queueNames.queue} was deleted.`;
           }}
           onDone={() => navigate(["queues"])}

@@ -53,8 +53,8 @@ export default function Queues() {
   const [adding, setAdding] = useState(false);
   const [version, setVersion] = useState(0);
   const chosen = selectedVhost.value;
-  const more = [...(chosen || vhostOptions.value.length < 2 ? [] : [VHOST]), ...(session.value?.clustered ? [NODE] : [])];
-  const columns = [ALL_COLUMNS[0]!, ...more, ...ALL_COLUMNS.slice(1)];
+  const extraColumns = [...(chosen || vhostOptions.value.length < 2 ? [] : [VHOST]), ...(session.value?.clustered ? [NODE] : [])];
+  const columns = [ALL_COLUMNS[0]!, ...extraColumns, ...ALL_COLUMNS.slice(1)];
   const changed = (): void => setVersion((before) => before + 1);
   return (
     <>

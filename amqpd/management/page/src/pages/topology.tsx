@@ -19,9 +19,9 @@ export default function TopologyPage() {
   const chosenVhost = selectedVhost.value;
   const url = apiUrl(chosenVhost ? "/api/amqpd/topology/{vhost}" : "/api/amqpd/topology", { vhost: chosenVhost }, { name });
   const { data, error } = usePoll((signal) => request<Answer>("GET", url, undefined, signal), [url], POLL_INTERVAL_MIN_S);
-  const last = useRef<Answer>();
-  if (data) last.current = data;
-  const shown = data ?? last.current;
+  const lastAnswer = useRef<Answer>();
+  if (data) lastAnswer.current = data;
+  const shown = data ?? lastAnswer.current;
   const found = useMemo(() => shown && toTopology(shown), [shown]);
   return (
     <>

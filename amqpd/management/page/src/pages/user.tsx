@@ -72,12 +72,12 @@ export default function UserPage({ names }: PageProps) {
 function DeleteButton({ user }: { user: string }) {
   const preview = async (): Promise<Preview> => {
     const open = await countItems("/api/connections/username/{user}", { user });
-    const own = session.value?.name === user ? " You are this user and will be logged out." : "";
+    const selfText = session.value?.name === user ? " You are this user and will be logged out." : "";
     return {
       text: (
         <p>
           The user <Name>{user}</Name> is deleted with all permissions. {open ? `${plural(open, "connection")} of this user ${open === 1 ? "is" : "are"} closed.` : "The user has no open connection."}
-          {own} Queues and messages stay.
+          {selfText} Queues and messages stay.
         </p>
       ),
       action: open ? `Delete the user and close ${plural(open, "connection")}` : "Delete the user",

@@ -40,12 +40,12 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
   /** A new request aborts the previous one. */
   const ask = async (asked: Search): Promise<void> => {
     running.current?.abort();
-    const own = (running.current = new AbortController());
+    const controller = (running.current = new AbortController());
     setError(undefined);
     try {
-      await fetchPage(asked, own.signal);
+      await fetchPage(asked, controller.signal);
     } catch (failed) {
-      if (!own.signal.aborted) throw failed;
+      if (!controller.signal.aborted) throw failed;
     }
   };
   const fetchPage = async (asked: Search, signal: AbortSignal): Promise<void> => {
@@ -63,16 +63,16 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
   };
   const submit = async (fields: FormData): Promise<void> => {
     const where = fieldText(fields, "where").trim();
-    const asked: Search = where ? { where } : {};
-    if (from === "offset") asked.offset = Number(fieldText(fields, "offset"));
-    if (from === "time") asked.time = String(new Date(fieldText(fields, "time")).getTime());
-    setSearch(asked);
+    const newSearch: Search = where ? { where } : {};
+    if (from === "offset") newSearch.offset = Number(fieldText(fields, "offset"));
+    if (from === "time") newSearch.time = String(new Date(fieldText(fields, "time")).getTime());
+    setSearch(newSearch);
     setPage(undefined);
     setTail(from === "tail");
     if (from === "tail") return;
-    await ask(asked);
+    await ask(newSearch);
   };
-  const next = (): void => {
+  const fetchNext = (): void => {
     if (page) ask({ ...search, offset: page.next_offset }).catch(setError);
   };
   const show = (message: Message): void => {
@@ -123,7 +123,7 @@ export function BrowseMessages({ queueNames, stream }: { queueNames: QueueNames;
       {page?.hint && <p class="warning">{page.hint}</p>}
       {page && (
         <div class="buttons left">
-          <button disabled={page.ended} onClick={next}>
+          <button disabled={page.ended} onClick={fetchNext}>
             {page.ended ? "End of the queue" : `Next ${PAGE_MESSAGES}`}
           </button>
           <DownloadButton queueNames={queueNames} wanted={search} />
@@ -153,34 +153,34 @@ interface LiveMessagesProps {
 /** New messages, newest first. */
 function LiveMessages({ queueNames, where, stream, columns, onOpen, onClose }: LiveMessagesProps) {
   const [messages, setMessages] = useState<Message[]>([]);
-  const [seen, setSeen] = useState(0);
+  const [arrivedCount, setArrivedCount] = useState(0);
   const [paused, setPaused] = useState(false);
   const [error, setError] = useState<unknown>();
-  const next = useRef<number>();
+  const nextOffset = useRef<number>();
   useEffect(() => {
     if (paused) return;
-    const left = new AbortController();
+    const controller = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
-    const once = async (): Promise<void> => {
+    const poll = async (): Promise<void> => {
       try {
-        next.current ??= await fetchEndOffset(queueNames, left.signal);
-        const got = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { offset: next.current, where, count: PAGE_MESSAGES, truncate: LIST_PAYLOAD_BYTES }, left.signal);
-        next.current = got.next_offset;
+        nextOffset.current ??= await fetchEndOffset(queueNames, controller.signal);
+        const got = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { offset: nextOffset.current, where, count: PAGE_MESSAGES, truncate: LIST_PAYLOAD_BYTES }, controller.signal);
+        nextOffset.current = got.next_offset;
         if (got.messages.length) {
           setMessages((before) => [...got.messages.toReversed(), ...before].slice(0, LIVE_ROWS_MAX));
-          setSeen((before) => before + got.messages.length);
+          setArrivedCount((before) => before + got.messages.length);
         }
         setError(undefined);
-        timer = setTimeout(() => void once(), got.ended ? POLL_MS : 0);
+        timer = setTimeout(() => void poll(), got.ended ? POLL_MS : 0);
       } catch (failed) {
-        if (left.signal.aborted) return;
+        if (controller.signal.aborted) return;
         setError(failed);
-        timer = setTimeout(() => void once(), POLL_MS);
+        timer = setTimeout(() => void poll(), POLL_MS);
       }
     };
-    void once();
+    void poll();
     return () => {
-      left.abort();
+      controller.abort();
       clearTimeout(timer);
     };
   }, [paused]);
@@ -188,7 +188,7 @@ function LiveMessages({ queueNames, where, stream, columns, onOpen, onClose }: L
     <>
       <div class="bar">
         <span class="grow" role="status">
-          {paused ? "Paused" : "Watching"}: {plural(seen, "new message")}{seen > messages.length && `, the last ${formatCount(messages.length)} are shown`}.
+          {paused ? "Paused" : "Watching"}: {plural(arrivedCount, "new message")}{arrivedCount > messages.length && `, the last ${formatCount(messages.length)} are shown`}.
         </span>
         <button onClick={() => setPaused(!paused)}>{paused ? "Resume" : "Pause"}</button>
         <button onClick={onClose}>Stop watching</button>
@@ -215,13 +215,13 @@ function DownloadButton({ queueNames, wanted }: { queueNames: QueueNames; wanted
   const running = useRef<AbortController>();
   useEffect(() => () => running.current?.abort(), []);
   const load = async (): Promise<void> => {
-    const own = (running.current = new AbortController());
+    const controller = (running.current = new AbortController());
     const lines: string[] = [];
     let [size, number] = [0, 0];
     let { offset } = wanted;
     try {
       for (;;) {
-        const got: Messages = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { ...wanted, offset, time: offset === undefined ? wanted.time : undefined, count: DOWNLOAD_COUNT }, own.signal);
+        const got: Messages = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { ...wanted, offset, time: offset === undefined ? wanted.time : undefined, count: DOWNLOAD_COUNT }, controller.signal);
         const text = got.messages.map((each) => `${JSON.stringify(each)}\n`).join("");
         size += text.length;
         number += got.messages.length;
@@ -233,7 +233,7 @@ function DownloadButton({ queueNames, wanted }: { queueNames: QueueNames; wanted
       save(`${queueNames.queue}.jsonl`, lines);
       setStatus(size > DOWNLOAD_BYTES_MAX ? `${formatCount(number)} are in the file; it ends before offset ${formatCount(offset)}, as a page cannot hold more` : `${formatCount(number)} are in the file`);
     } catch (error) {
-      if (!own.signal.aborted) notify(errorText(error), "bad");
+      if (!controller.signal.aborted) notify(errorText(error), "bad");
       setStatus("");
     }
     running.current = undefined;

@@ -24,15 +24,15 @@ export function GetMessages({ queueNames }: { queueNames: QueueNames }) {
   const confirmedCount = useRef(0);
   const preview = async () => {
     const queue = await get("/api/queues/{vhost}/{queue}", { ...queueNames }, { columns: "messages_ready" });
-    const several = (confirmedCount.current = Math.min(messageCount, queue.messages_ready ?? 0));
-    const many = plural(several, "message");
-    const then = {
-      ack_requeue_true: `${many} at the front will be taken and put back, marked as redelivered. Consumers may notice this; browsing has no such effect.`,
-      ack_requeue_false: `${many} at the front will be removed from the queue. Only this page will still have them, with at most 1 MiB of each.`,
-      reject_requeue_true: `${many} at the front will be rejected and put back. Their delivery count rises; with a delivery limit they may be dead-lettered.`,
-      reject_requeue_false: `${many} at the front will be removed: dead-lettered if the queue has a dead-letter exchange, otherwise dropped.`,
+    const available = (confirmedCount.current = Math.min(messageCount, queue.messages_ready ?? 0));
+    const messagesText = plural(available, "message");
+    const effect = {
+      ack_requeue_true: `${messagesText} at the front will be taken and put back, marked as redelivered. Consumers may notice this; browsing has no such effect.`,
+      ack_requeue_false: `${messagesText} at the front will be removed from the queue. Only this page will still have them, with at most 1 MiB of each.`,
+      reject_requeue_true: `${messagesText} at the front will be rejected and put back. Their delivery count rises; with a delivery limit they may be dead-lettered.`,
+      reject_requeue_false: `${messagesText} at the front will be removed: dead-lettered if the queue has a dead-letter exchange, otherwise dropped.`,
     }[mode];
-    return { text: <p>{several ? then : "The queue has no ready messages."}</p>, action: mode.endsWith("true") ? `Get ${many}` : `Remove ${many}`, nothing: several === 0 };
+    return { text: <p>{available ? effect : "The queue has no ready messages."}</p>, action: mode.endsWith("true") ? `Get ${messagesText}` : `Remove ${messagesText}`, nothing: available === 0 };
   };
   const run = async () => {
     // No more messages than the preview counted, even if more have arrived.

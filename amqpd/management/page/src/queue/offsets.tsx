@@ -89,9 +89,9 @@ export function StreamOffsets({ queueNames, queue }: { queueNames: QueueNames; q
           title={`Set the offset of ${newOffset.name}?`}
           preview={async () => {
             const before = stored.data?.find((each) => each.name === newOffset.name)?.offset;
-            const again = before === undefined ? 0 : before - newOffset.offset;
-            const then = again > 0 ? `${plural(again, "message")} will be delivered again.` : again < 0 ? `${plural(-again, "message")} will be skipped.` : "";
-            return { text: <p>Consumers of this name continue at offset {formatCount(newOffset.offset)}. {then}</p>, action: "Set the offset" };
+            const rewound = before === undefined ? 0 : before - newOffset.offset;
+            const effect = rewound > 0 ? `${plural(rewound, "message")} will be delivered again.` : rewound < 0 ? `${plural(-rewound, "message")} will be skipped.` : "";
+            return { text: <p>Consumers of this name continue at offset {formatCount(newOffset.offset)}. {effect}</p>, action: "Set the offset" };
           }}
           run={async () => {
             await put("/api/queues/{vhost}/{queue}/offsets/{name}", { ...queueNames, name: newOffset.name }, { offset: newOffset.offset });

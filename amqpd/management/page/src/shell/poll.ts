@@ -20,19 +20,19 @@ export interface Polled<T> {
  * Poll `ask`. If `deps` change, the old data are removed and polling starts again. `intervalMinS` is the shortest
  * interval, for requests that are expensive or whose data change slowly.
  */
-export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], leastS = 0): Polled<T> {
+export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], intervalMinS = 0): Polled<T> {
   const [state, setState] = useState<{ data: T | undefined; error: unknown }>({ data: undefined, error: undefined });
-  const asking = useRef(ask);
-  asking.current = ask;
-  const now = useRef<() => Promise<void>>(async () => undefined);
+  const latestAsk = useRef(ask);
+  latestAsk.current = ask;
+  const pollNow = useRef<() => Promise<void>>(async () => undefined);
   const seconds = refreshIntervalS.value;
 
   // Data of the old `deps` must not be shown for the new ones. This runs before the request below, whose answer may
   // arrive before the next paint.
-  const begun = useRef(false);
+  const hasStarted = useRef(false);
   useLayoutEffect(() => {
-    if (begun.current) setState({ data: undefined, error: undefined });
-    begun.current = true;
+    if (hasStarted.current) setState({ data: undefined, error: undefined });
+    hasStarted.current = true;
   }, deps);
 
   // A layout effect, so that the request does not wait for a paint.
@@ -40,14 +40,14 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
     let ended = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
     let running: Promise<void> | undefined;
-    let broken: AbortController | undefined;
+    let controller: AbortController | undefined;
 
-    const once = async (): Promise<void> => {
-      broken = new AbortController();
-      const begun = Date.now();
-      const slow = setTimeout(() => (unreachableSince.value ??= begun), SLOW_MS);
+    const poll = async (): Promise<void> => {
+      controller = new AbortController();
+      const startedMs = Date.now();
+      const slow = setTimeout(() => (unreachableSince.value ??= startedMs), SLOW_MS);
       try {
-        const data = await asking.current(broken.signal);
+        const data = await latestAsk.current(controller.signal);
         if (!ended) setState({ data, error: undefined });
       } catch (error) {
         if (ended || (error instanceof DOMException && error.name === "AbortError")) return;
@@ -56,39 +56,39 @@ export function usePoll<T>(ask: (signal: AbortSignal) => Promise<T>, deps: reado
         clearTimeout(slow);
       }
     };
-    const next = (): void => {
+    const schedule = (): void => {
       clearTimeout(timer);
-      const silent = unreachableSince.peek() !== null;
-      if (ended || document.hidden || (seconds === 0 && !silent)) return;
-      timer = setTimeout(() => void run(), silent ? RETRY_MS : Math.max(seconds, leastS) * 1000);
+      const unreachable = unreachableSince.peek() !== null;
+      if (ended || document.hidden || (seconds === 0 && !unreachable)) return;
+      timer = setTimeout(() => void run(), unreachable ? RETRY_MS : Math.max(seconds, intervalMinS) * 1000);
     };
     const run = (): Promise<void> => {
       clearTimeout(timer);
-      running ??= once().finally(() => {
+      running ??= poll().finally(() => {
         running = undefined;
-        next();
+        schedule();
       });
       return running;
     };
-    const seen = (): void => {
+    const onVisibilityChange = (): void => {
       if (document.hidden) clearTimeout(timer);
       else if (seconds !== 0) void run();
     };
-    now.current = async () => {
+    pollNow.current = async () => {
       await running; // the running request may show the state before a change
       await run();
     };
-    document.addEventListener("visibilitychange", seen);
+    document.addEventListener("visibilitychange", onVisibilityChange);
     void run();
     return () => {
       ended = true;
       clearTimeout(timer);
-      broken?.abort();
-      document.removeEventListener("visibilitychange", seen);
+      controller?.abort();
+      document.removeEventListener("visibilitychange", onVisibilityChange);
     };
   }, [...deps, seconds]);
 
-  const refresh = useCallback(() => now.current(), []);
+  const refresh = useCallback(() => pollNow.current(), []);
   return { ...state, refresh };
 }
 
@@ -102,16 +102,16 @@ export function afterPaint(): Promise<void> {
 
 /** Return true once the state that made `ready` true is painted. Expensive parts of a page wait for this. */
 export function useAfterPaint(ready: boolean): boolean {
-  const [seen, setSeen] = useState(false);
+  const [isPainted, setIsPainted] = useState(false);
   useLayoutEffect(() => {
     if (!ready) return;
     let ended = false;
-    void afterPaint().then(() => !ended && setSeen(true));
+    void afterPaint().then(() => !ended && setIsPainted(true));
     return () => {
       ended = true;
     };
   }, [ready]);
-  return seen;
+  return isPainted;
 }
 
 function isNotFound(error: unknown): boolean {

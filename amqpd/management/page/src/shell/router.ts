@@ -43,8 +43,8 @@ export function navigate(path: (string | number)[], query?: Record<string, strin
 
 /** Change the query of the route without a step in the browser's history; undefined removes a value. */
 export function setQuery(changes: Record<string, string | number | undefined>): void {
-  const now = Object.fromEntries(route.value.query);
-  const hash = href(route.value.path, { ...now, ...changes });
+  const current = Object.fromEntries(route.value.query);
+  const hash = href(route.value.path, { ...current, ...changes });
   history.replaceState(null, "", hash);
   route.value = parseHash(hash);
 }

@@ -22,7 +22,7 @@ export interface Link {
   destination: string;
 }
 export interface Group {
-  /** Id of the box that stands for the members. */
+  /** Id of the box that replaces the members. */
   id: string;
   members: string[];
 }
@@ -96,13 +96,13 @@ function group(nodes: readonly LayoutNode[], links: readonly Link[], expanded: R
     const key = JSON.stringify(found);
     (alike.get(key) ?? alike.set(key, []).get(key)!).push(node);
   }
-  const most = nodes.length > NODES_MAX ? Math.min(GROUP_SHOWN_MAX, Math.max(1, Math.floor(NODES_MAX / alike.size))) : GROUP_SHOWN_MAX;
+  const shownMax = nodes.length > NODES_MAX ? Math.min(GROUP_SHOWN_MAX, Math.max(1, Math.floor(NODES_MAX / alike.size))) : GROUP_SHOWN_MAX;
   const groups: Group[] = [];
   const groupOf = new Map<string, string>();
   for (const [key, found] of alike) {
     const id = `group ${key}`;
-    if (expanded.has(ALL_GROUPS) || expanded.has(id) || found.length <= most + 1) continue;
-    const members = found.sort((a, b) => b.weight - a.weight || (a.name < b.name ? -1 : 1)).slice(most);
+    if (expanded.has(ALL_GROUPS) || expanded.has(id) || found.length <= shownMax + 1) continue;
+    const members = found.sort((a, b) => b.weight - a.weight || (a.name < b.name ? -1 : 1)).slice(shownMax);
     groups.push({ id, members: members.map((node) => node.id) });
     for (const node of members) groupOf.set(node.id, id);
   }
@@ -111,7 +111,7 @@ function group(nodes: readonly LayoutNode[], links: readonly Link[], expanded: R
 
 /** Return the row of each node. The tallest column has no gaps; nodes of other columns keep their order, near their neighbours. */
 function askeyRows(columns: readonly string[][], edges: ReadonlyMap<string, Set<string>>): Map<string, number> {
-  const near = neighbours(columns, edges);
+  const neighboursOf = neighbours(columns, edges);
   const rows = Math.max(...columns.map((column) => column.length));
   const tallest = columns.findIndex((column) => column.length === rows);
   const row = new Map(columns[tallest]!.map((id, index) => [id, index]));
@@ -119,7 +119,7 @@ function askeyRows(columns: readonly string[][], edges: ReadonlyMap<string, Set<
   for (const index of outward) {
     const column = columns[index]!;
     const wanted = column.map((id) => {
-      const placed = near.get(id)!.flatMap((other) => row.get(other) ?? []);
+      const placed = neighboursOf.get(id)!.flatMap((other) => row.get(other) ?? []);
       return placed.length ? placed.reduce((sum, at) => sum + at, 0) / placed.length : 0;
     });
     for (let at = 1; at < column.length; at++) wanted[at] = Math.max(wanted[at]!, wanted[at - 1]! + 1);
@@ -151,18 +151,18 @@ function connectedParts(nodes: readonly string[], edges: ReadonlyMap<string, Set
       near.get(from)?.push(to);
       near.get(to)?.push(from);
     }
-  const seen = new Set<string>();
+  const visited = new Set<string>();
   const parts: string[][] = [];
   for (const node of nodes) {
-    if (seen.has(node)) continue;
+    if (visited.has(node)) continue;
     const part: string[] = [];
     const open = [node];
-    seen.add(node);
+    visited.add(node);
     for (let id = open.pop(); id !== undefined; id = open.pop()) {
       part.push(id);
       for (const other of near.get(id) ?? [])
-        if (!seen.has(other)) {
-          seen.add(other);
+        if (!visited.has(other)) {
+          visited.add(other);
           open.push(other);
         }
     }

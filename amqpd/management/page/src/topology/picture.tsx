@@ -98,10 +98,10 @@ function drawnLinks(model: Topology, drawn: Layout): TopologyLink[] {
       continue;
     }
     const key = `${link.kind} ${source} ${destination}`;
-    const there = folded.get(key);
-    if (there) {
-      if (link.rate !== null) there.rate = (there.rate ?? 0) + link.rate;
-      there.count += link.count;
+    const existing = folded.get(key);
+    if (existing) {
+      if (link.rate !== null) existing.rate = (existing.rate ?? 0) + link.rate;
+      existing.count += link.count;
     } else folded.set(key, { ...link, source, destination, keys: [] });
   }
   return [...found, ...folded.values()];
@@ -116,10 +116,10 @@ function LinkLine({ link, from, to, dim }: { link: TopologyLink; from: Position;
   const bend = x2 > x1 ? (x2 - x1) / 2 : 120;
   const flows = (link.rate ?? 0) > 0;
   const keys = link.keys.map(showInvisible).join(", ") + (link.count > link.keys.length && link.keys.length ? ", …" : "");
-  const told = link.rate === null ? "" : `, ${link.estimated ? "about " : ""}${formatRate(link.rate)}`;
+  const rateText = link.rate === null ? "" : `, ${link.estimated ? "about " : ""}${formatRate(link.rate)}`;
   return (
     <path class={`line ${link.kind}${flows ? " flows" : ""}${dim ? " dim" : ""}`} d={`M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`} stroke-width={strokeWidth(link.rate)}>
-      <title>{`${link.kind === "binding" ? plural(link.count, "binding") : LINK_TEXT[link.kind]}${keys ? `: ${keys}` : ""}${told}`}</title>
+      <title>{`${link.kind === "binding" ? plural(link.count, "binding") : LINK_TEXT[link.kind]}${keys ? `: ${keys}` : ""}${rateText}`}</title>
     </path>
   );
 }
@@ -133,13 +133,13 @@ interface BoxProps {
 
 function ExchangeBox({ exchange, model, at, dim, onHover }: BoxProps & { exchange: Exchange }) {
   const publishers = (model.clientsOf.get(exchange.id) ?? []).length;
-  const said = [model.severalVhosts ? showInvisible(exchange.vhost) : "", exchange.type, publishers ? plural(publishers, "publisher") : "", exchange.in_rate ? formatRate(exchange.in_rate) : ""];
+  const details = [model.severalVhosts ? showInvisible(exchange.vhost) : "", exchange.type, publishers ? plural(publishers, "publisher") : "", exchange.in_rate ? formatRate(exchange.in_rate) : ""];
   return (
     <g class={`box exchange${dim ? " dim" : ""}`} transform={`translate(${at.x} ${at.y})`} onPointerEnter={() => onHover(exchange.id)} onPointerLeave={() => onHover(null)}>
       <a href={href(["exchanges", exchange.vhost, exchange.name || "amq.default"])} tabindex={-1}>
         <title>{`exchange ${showInvisible(exchangeName(exchange.name))} in ${showInvisible(exchange.vhost)}`}</title>
         <rect width={BOX_WIDTH} height={BOX_HEIGHT} rx={BOX_HEIGHT / 2} />
-        <BoxText x={18} name={exchangeName(exchange.name)} small={said.filter(Boolean).join(" · ")} />
+        <BoxText x={18} name={exchangeName(exchange.name)} small={details.filter(Boolean).join(" · ")} />
       </a>
     </g>
   );
@@ -148,7 +148,7 @@ function ExchangeBox({ exchange, model, at, dim, onHover }: BoxProps & { exchang
 function QueueBox({ queue, model, at, dim, onHover }: BoxProps & { queue: Queue }) {
   const depth = model.messagesMax ? Math.log1p(queue.messages) / Math.log1p(Math.max(10, model.messagesMax)) : 0;
   const rates = queue.in_rate || queue.out_rate ? `${formatRate(queue.in_rate)} in, ${formatRate(queue.out_rate)} out` : "";
-  const said = [model.severalVhosts ? showInvisible(queue.vhost) : "", formatCount(queue.messages), rates];
+  const details = [model.severalVhosts ? showInvisible(queue.vhost) : "", formatCount(queue.messages), rates];
   const middle = BOX_HEIGHT / 2;
   return (
     <g class={`box queue${isGrowing(queue) ? " growing" : ""}${dim ? " dim" : ""}`} transform={`translate(${at.x} ${at.y})`} onPointerEnter={() => onHover(queue.id)} onPointerLeave={() => onHover(null)}>
@@ -168,7 +168,7 @@ function QueueBox({ queue, model, at, dim, onHover }: BoxProps & { queue: Queue 
         <title>{`${queue.type} queue ${showInvisible(queue.name)} in ${showInvisible(queue.vhost)}: ${formatCount(queue.messages_ready)} ready, ${formatCount(queue.messages_unacknowledged)} unacked`}</title>
         <rect width={BOX_WIDTH} height={BOX_HEIGHT} rx={4} />
         {queue.messages > 0 && <rect class="depth" y={BOX_HEIGHT - 5} width={Math.max(3, depth * BOX_WIDTH)} height={5} rx={2} />}
-        <BoxText x={10} name={queue.name} small={said.filter(Boolean).join(" · ")} />
+        <BoxText x={10} name={queue.name} small={details.filter(Boolean).join(" · ")} />
       </a>
     </g>
   );
@@ -189,8 +189,8 @@ function GroupBox({ count: all, queues, at, onOpen }: { count: number; queues: Q
 
 /** Shorten a name in its middle, because names often differ at their end. A name that is still too wide is clipped. */
 function BoxText({ x, name, small }: { x: number; name: string; small: string }) {
-  const signs = [...showInvisible(name)];
-  const cut = signs.length > NAME_CHARACTERS_MAX ? [...signs.slice(0, NAME_CHARACTERS_MAX - 9), "…", ...signs.slice(-8)].join("") : signs.join("");
+  const characters = [...showInvisible(name)];
+  const cut = characters.length > NAME_CHARACTERS_MAX ? [...characters.slice(0, NAME_CHARACTERS_MAX - 9), "…", ...characters.slice(-8)].join("") : characters.join("");
   return (
     <svg x={x} width={BOX_WIDTH - x - 6} height={BOX_HEIGHT}>
       <text y={20} direction="ltr" unicode-bidi="isolate">
@@ -223,14 +223,14 @@ function useFitScale(frame: { current: HTMLDivElement | null }, width: number): 
 
 /** Zoom with Ctrl and the wheel, like maps; the wheel alone scrolls. */
 function useZoomByWheel(frame: { current: HTMLDivElement | null }, zoom: (by: number) => void): void {
-  const now = useRef(zoom);
-  now.current = zoom;
+  const latestZoom = useRef(zoom);
+  latestZoom.current = zoom;
   useEffect(() => {
     const element = frame.current;
     const turned = (event: WheelEvent): void => {
       if (!event.ctrlKey) return;
       event.preventDefault();
-      now.current(event.deltaY < 0 ? 1.15 : 1 / 1.15);
+      latestZoom.current(event.deltaY < 0 ? 1.15 : 1 / 1.15);
     };
     element?.addEventListener("wheel", turned, { passive: false });
     return () => element?.removeEventListener("wheel", turned);
