@@ -73,7 +73,7 @@ def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
     page.get_by_label("Pattern").fill("^logs")
     page.get_by_role("button", name="+ max-length", exact=True).click()
     page.get_by_role("spinbutton", name="max-length").fill("3")
-    page.get_by_text("It matches 2 queues and 0 exchanges. 2 queues and 0 exchanges change.").wait_for()
+    page.get_by_text("The policy matches 2 queues and 0 exchanges. 2 queues and 0 exchanges change.").wait_for()
     page.get_by_text("2 messages over the new length limit would be dropped or dead-lettered at once.").wait_for()
     page.get_by_role("button", name="Save the policy").click()
     page.get_by_role("button", name="Save and drop 2 messages").click()

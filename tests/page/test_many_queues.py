@@ -107,7 +107,7 @@ def test_pages_that_go_over_all_of_them(visit, crowd) -> None:
     page.get_by_label("Name", exact=True).fill("all")
     page.get_by_label("Pattern").fill("^queue-0")
     page.get_by_role("button", name="+ max-length", exact=True).click()
-    page.get_by_text("It matches 10,000 queues and 0 exchanges").wait_for()
+    page.get_by_text("The policy matches 10,000 queues and 0 exchanges").wait_for()
     page.keyboard.press("Escape")
     screen.go("#/exports")
     page.get_by_text("0 exports").wait_for()

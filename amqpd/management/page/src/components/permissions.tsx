@@ -43,7 +43,7 @@ export function Permissions({ user, vhost }: PermissionsProps) {
       text: (
         <>
           <p>
-            <Name>{is.user}</Name> already has a permission in <Name>{is.vhost}</Name>. These patterns are replaced:
+            <Name>{is.user}</Name> already has a permission in <Name>{is.vhost}</Name>. It will be replaced. The present patterns:
           </p>
           <KeyValues values={Object.fromEntries(KINDS.map((kind) => [kind, is[kind] || "nothing"]))} />
         </>

@@ -29,7 +29,7 @@ export interface PolicyEffect {
 }
 
 export function effectSummary(effect: PolicyEffect): string {
-  const parts = [`It matches ${plural(effect.matched.queues, "queue")} and ${plural(effect.matched.exchanges, "exchange")}`];
+  const parts = [`The policy matches ${plural(effect.matched.queues, "queue")} and ${plural(effect.matched.exchanges, "exchange")}`];
   const exceptions = [
     effect.outranked ? `${formatCount(effect.outranked)} follow another policy with a higher priority (or the same priority and an earlier name)` : "",
     effect.unsupported ? `${formatCount(effect.unsupported)} have a type that does not support a key of it, so they do not follow it` : "",

@@ -42,7 +42,7 @@ export function pauseText(connection: Connection): string {
 export function QueueState({ queue }: { queue: components["schemas"]["Queue"] }) {
   if (queue.state === "syncing") return <Badge kind="warn" title={queue.state_reason ?? ""}>syncing</Badge>;
   if (queue.state === "down") return <Badge kind="bad" title="Its log cannot be read or written; see the broker's log">down</Badge>;
-  if (queue.degraded) return <Badge kind="warn" title="Some of its log could not be read">degraded</Badge>;
+  if (queue.degraded) return <Badge kind="warn" title="Parts of its log could not be read">degraded</Badge>;
   if (queue.idle_since) return <Badge title={`No activity since ${queue.idle_since}`}>idle</Badge>;
   return <Badge kind="good">running</Badge>;
 }

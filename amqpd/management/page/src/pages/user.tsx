@@ -142,7 +142,7 @@ function TopicPermissions({ user }: { user: string }) {
       text: (
         <>
           <p>
-            The user already has a topic permission for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name>. These patterns are replaced:
+            The user already has a topic permission for the exchange <Name>{is.exchange}</Name> in <Name>{is.vhost}</Name>. It will be replaced. The present patterns:
           </p>
           <KeyValues values={{ write: is.write || "nothing", read: is.read || "nothing" }} />
         </>

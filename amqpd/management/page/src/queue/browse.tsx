@@ -227,11 +227,11 @@ function DownloadButton({ queueNames, wanted }: { queueNames: QueueNames; wanted
         number += got.messages.length;
         if (text) lines.push(text);
         offset = got.next_offset;
-        setStatus(`${formatCount(number)}, ${formatBytes(size)} so far`);
+        setStatus(`${plural(number, "message")}, ${formatBytes(size)} so far`);
         if (got.ended || size > DOWNLOAD_BYTES_MAX) break;
       }
       save(`${queueNames.queue}.jsonl`, lines);
-      setStatus(size > DOWNLOAD_BYTES_MAX ? `${formatCount(number)} are in the file; it ends before offset ${formatCount(offset)}, as a page cannot hold more` : `${formatCount(number)} are in the file`);
+      setStatus(size > DOWNLOAD_BYTES_MAX ? `${formatCount(number)} are in the file. It ends before offset ${formatCount(offset)} because a page cannot hold more` : `${formatCount(number)} are in the file`);
     } catch (error) {
       if (!controller.signal.aborted) notify(errorText(error), "bad");
       setStatus("");

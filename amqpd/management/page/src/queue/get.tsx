@@ -29,7 +29,7 @@ export function GetMessages({ queueNames }: { queueNames: QueueNames }) {
     const effect = {
       ack_requeue_true: `${messagesText} at the front will be taken and put back, marked as redelivered. Consumers may notice this; browsing has no such effect.`,
       ack_requeue_false: `${messagesText} at the front will be removed from the queue. Only this page will still have them, with at most 1 MiB of each.`,
-      reject_requeue_true: `${messagesText} at the front will be rejected and put back. Their delivery count rises; with a delivery limit they may be dead-lettered.`,
+      reject_requeue_true: `${messagesText} at the front will be rejected and put back. The delivery count rises; a queue with a delivery limit may dead-letter them.`,
       reject_requeue_false: `${messagesText} at the front will be removed: dead-lettered if the queue has a dead-letter exchange, otherwise dropped.`,
     }[mode];
     return { text: <p>{available ? effect : "The queue has no ready messages."}</p>, action: mode.endsWith("true") ? `Get ${messagesText}` : `Remove ${messagesText}`, nothing: available === 0 };
