@@ -69,23 +69,23 @@ _SHELL: Final = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><t
 PLAIN: Final = (
     _SHELL.format(head="")
     + """<h1>amqpd</h1>
-<p>This is the admin API of an AMQP 0-9-1 broker, with the paths and fields of RabbitMQ's management API. These are
-plain JSON and want a user with the tag management or more; <a href="/">the page</a> shows the same in a browser.</p>
+<p>This is the admin API of an AMQP 0-9-1 broker, with the paths and fields of RabbitMQ's management API. These
+links return JSON and need a user with a management tag; <a href="/">the page</a> shows the same in a browser.</p>
 """
     + _LINKS
 )
 NOT_BUILT: Final = (
     _SHELL.format(head='<meta http-equiv="refresh" content="3">')
-    + "<h1>amqpd</h1>\n<p>The broker runs; its page is not there{why}</p>\n"
-    + "<p>Until then, as plain JSON for a user with the tag management or more:</p>\n"
+    + "<h1>amqpd</h1>\n<p>The broker runs, but its page is missing{why}</p>\n"
+    + "<p>Without the page, these links return JSON to a user with a management tag:</p>\n"
     + _LINKS
 )
 FROM_SOURCES: Final = (
-    " yet. <code>make run</code> builds it beside the compiler the first time, and it then opens here by itself; "
-    "<code>make page</code> builds it alone. Both need Node.js 20 or later, or the network to fetch one."
+    " so far. The first <code>make run</code> builds it in the background, and then it opens here by itself; "
+    "<code>make page</code> builds it alone. Both need Node.js 20 or later, or a network to download it."
 )
 WITHOUT: Final = (
-    ": when this package was built there was no Node.js 20 or later, and none could be fetched. Install Node.js, then "
+    ": this package was built without Node.js 20 or later, which could not be downloaded. Install Node.js, then "
     "install amqpd again."
 )
 
