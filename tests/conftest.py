@@ -30,7 +30,7 @@ from profiles import examples
 from interop.left_open import nothing_left_open  # noqa: F401  # a fixture of each module
 
 # Helper modules that several folders import: whoever is collected first must not import them unrewritten.
-pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "cutting")
+pytest.register_assert_rewrite("cases", "deliveries", "parties", "peer", "ledger", "loadrun", "reference_parser")
 
 # The same examples in each run, so that a red test points at the change; TEST_RANDOM=1 draws others. Deadlines and
 # health checks about speed are off, because they depend on what else the machine does.

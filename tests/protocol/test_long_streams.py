@@ -12,7 +12,7 @@ import pamqp.commands as spec
 import pamqp.frame
 import pamqp.header
 import pytest
-from cutting import (
+from reference_parser import (
     Driver,
     Plain,
     header_payload,

@@ -27,7 +27,7 @@ from amqpd.protocol.methods import (
 )
 
 COMMANDS = get_args(Command)
-PLANS = {row[2]: row[3] for row in methods._CATALOGUE}
+SIGNATURES = {kind: methods._BY_COMMAND[kind].signature for kind in COMMANDS}
 RESERVED = "HNZB"
 short_names = st.text("abcxyz019-_.:@#,/+ ", max_size=20)
 tables = st.dictionaries(
@@ -50,7 +50,7 @@ BY_LETTER = {
 
 
 def commands_of(kind):
-    letters = [letter for letter in PLANS[kind] if letter not in RESERVED]
+    letters = [letter for letter in SIGNATURES[kind] if letter not in RESERVED]
     return st.tuples(*(BY_LETTER[letter] for letter in letters)).map(kind._make)
 
 
@@ -112,9 +112,9 @@ def test_what_pamqp_encodes_is_read(kind, data):
 
 
 def test_every_method_of_pamqp_is_here_under_its_name():
-    numbers = {row[0] for row in methods._CATALOGUE}
-    assert len(numbers) == len(methods._CATALOGUE) == len(COMMANDS)
-    assert {row[2] for row in methods._CATALOGUE} == set(COMMANDS)
+    numbers = set(methods._COMMANDS)
+    assert len(numbers) == len(COMMANDS)
+    assert set(methods._COMMANDS.values()) == set(COMMANDS)
     for number, method in pamqp.commands.INDEX_MAPPING.items():
         name = method_name(number)
         assert name.replace(".", "").replace("-", "") == method.name.replace(".", "").lower()
@@ -123,22 +123,40 @@ def test_every_method_of_pamqp_is_here_under_its_name():
     assert method_name(60 << 16 | 99) == "60.99"
 
 
-def test_plans_fit_the_fields():
-    types = {
-        "o": "int",
-        "h": "int",
-        "i": "int",
-        "q": "int",
-        "b": "bool",
-        "n": "str",
-        "k": "str",
-        "L": "bytes",
-        "M": "str",
-    }
-    for number, name, kind, plan in methods._CATALOGUE:
-        hints = [hint.__forward_arg__ for hint in kind.__annotations__.values()]
-        assert hints == [types.get(letter, "Table") for letter in plan if letter not in RESERVED], name
-        assert number in vars(methods).values()
+AMQP_TYPES = {
+    "o": "octet",
+    "h": "short",
+    "i": "long",
+    "q": "longlong",
+    "b": "bit",
+    "t": "table",
+    "n": "shortstr",
+    "k": "shortstr",
+    "L": "longstr",
+    "M": "longstr",
+    "H": "short",
+    "N": "shortstr",
+    "Z": "longstr",
+    "B": "bit",
+}
+RESERVED_NAMES = {"ticket", "out_of_band", "channel_id", "capabilities", "insist", "known_hosts", "cluster_id"}
+
+
+@every_method_of_pamqp
+def test_fields_and_types_are_those_of_the_specification(kind):
+    """pamqp's classes are generated from the specification: same names, same order, same types."""
+    generated = pamqp.commands.INDEX_MAPPING[methods.method_id(kind())]
+    names = {value: key for key, value in PAMQP_NAMES.items()}
+    if kind is not methods.ExchangeDeclare:
+        names.pop("exchange_type")
+    assert [AMQP_TYPES[letter] for letter in SIGNATURES[kind]] == [
+        generated.amqp_type(name) for name in generated.attributes()
+    ]
+    fields = zip(SIGNATURES[kind], generated.attributes(), strict=True)
+    assert all((letter in RESERVED) == (name in RESERVED_NAMES) for letter, name in fields)
+    assert list(kind._fields) == [
+        names.get(name, name) for name in generated.attributes() if name not in RESERVED_NAMES
+    ]
 
 
 EXACT = [
@@ -212,8 +230,14 @@ def test_more_than_eight_bits_take_a_second_octet():
 
 def sample(kind):
     """A command of this kind with something in every field."""
-    by_type = {"int": 1, "bool": True, "str": "text", "bytes": b"raw", "Table": {"a": {"b": [1, "c"]}}}
-    return kind(*(by_type[hint.__forward_arg__] for hint in kind.__annotations__.values()))
+    values = {
+        **dict.fromkeys("ohiq", 1),
+        "b": True,
+        **dict.fromkeys("nkM", "text"),
+        "L": b"raw",
+        "t": {"a": {"b": [1, "c"]}},
+    }
+    return kind(*(values[letter] for letter in SIGNATURES[kind] if letter not in RESERVED))
 
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
@@ -284,7 +308,7 @@ def test_arguments_nested_too_deep():
         decode(b"\x00\x32\x00\x0a\x00\x00\x01q\x00" + table)
 
 
-@given(st.sampled_from(sorted(row[0] for row in methods._CATALOGUE)), st.binary(max_size=60))
+@given(st.sampled_from(sorted(methods._COMMANDS)), st.binary(max_size=60))
 def test_any_arguments_are_decoded_or_refused(number, arguments):
     try:
         command = decode(number.to_bytes(4, "big") + arguments)

@@ -10,7 +10,10 @@ import pamqp.commands as spec
 import pamqp.frame
 import pamqp.header
 import pytest
-from cutting import (
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from profiles import examples
+from reference_parser import (
     BODY_MAX,
     PAYLOAD_MAX,
     PUBLISHES,
@@ -26,9 +29,6 @@ from cutting import (
     raw_frame,
     streams,
 )
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from profiles import examples
 
 from amqpd.errors import FrameError, PreconditionFailed
 from amqpd.protocol.frame_parser import FrameParser
