@@ -1,20 +1,11 @@
-"""What an exchange type is.
+"""Exchange types: the interface, its errors, and the parts of a message that a route can depend on.
 
-An exchange type is the matching structure of one exchange and nothing else: names, durability, alternate exchanges and
-permissions belong to the vhost. The broker makes one instance per exchange, tells it of every binding, and asks it
-where a message goes. Destinations are opaque here; they need a hash and an equality, no more.
+An exchange type is the matching structure of one exchange. The broker creates one instance per exchange, adds every
+binding to it and asks it for the destinations of a message. Names, durability, alternate exchanges and permissions
+belong to the vhost. Destinations are opaque: they need a hash and equality.
 
-A type that answers for a message as a whole, however many routing keys it has, or that looks at more than headers,
-derives from `WholeMessage` (message_exchange.py). Which types there are, and how guests join: `registry.py`.
-
-What this package has to complain about, in its own words.
-
-`amqpd.errors.translate` maps these to reply codes; nothing here knows a number. The texts go to the client as they are.
-
-What of a message an exchange type looks at, which decides whether its answer may be kept.
-
-The answer of a type that looks at the routing key alone holds for every message with that key, until the next bind or
-unbind: publishers keep it. Any other is asked for each message.
+A type that decides once per message, or that needs more than key and headers, derives from `MessageExchangeType`
+(`message_exchange.py`). `registry.py` has the type names and the plugins.
 """
 
 from __future__ import annotations
@@ -23,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol, TypeAlias
 
 FieldValue: TypeAlias = object
-"""A decoded field: bool int float str bytes bytearray Decimal None list dict, or a subclass of int for a timestamp."""
+"""bool, int, float, str, bytes, bytearray, Decimal, None, list, dict; a subclass of int for a timestamp."""
 
 Arguments: TypeAlias = Mapping[str, FieldValue]
 
@@ -33,42 +24,48 @@ class ExchangeType(Protocol):
 
     @property
     def depends_on(self) -> int:
-        """What of a message has a say: numbers of `base.py`, added up. ROUTING_KEY alone: the route may be kept by it.
-        Fixed once the exchange is made.
+        """Return the parts of a message that decide its route: the numbers below, added up.
+
+        If that is ROUTING_KEY alone, publishers cache the route of a key until the next bind or unbind. For all other
+        types
+        the broker calls `match` for each message. The value is fixed once the exchange exists.
         """
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Called before `bind`. Raises: BadBinding, whose text goes to the client."""
+        """Check a binding before `bind`. Raises: BadBinding, whose text goes to the client."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Adds a binding. The caller guarantees that this (key, arguments, destination) is not there yet."""
+        """Add a binding. The caller guarantees that this (key, arguments, destination) does not exist yet."""
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Removes a binding. The caller guarantees that it is there; others to the same destination stay."""
+        """Remove an existing binding. Other bindings of the same destination stay."""
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Destinations of a message, each once.
+        """Return the destinations of a message, each once. Must not raise.
 
-        key: the routing key, at most 255 bytes as sent. headers: decoded; None when the message has none or when
-        `depends_on` is without HEADERS. Raises: nothing.
-        The set may be the exchange type's own: callers neither change it nor keep it beyond the next bind or unbind.
+        The set may be the internal one of the exchange type: callers do not change it and drop it at the next bind or
+        unbind.
+
+        Args:
+            key: the routing key, at most 255 bytes.
+            headers: decoded; None if the message has none, or if `depends_on` does not include HEADERS.
         """
 
 
 class RoutingError(Exception):
-    """Root of everything that routing raises on purpose."""
+    """Base class of all errors of this package. `amqpd.errors.translate` maps them to reply codes."""
 
 
 class BadBinding(RoutingError):
-    """The key or the arguments of a binding mean nothing to this exchange type. RabbitMQ: 406."""
+    """A key or arguments that this exchange type does not accept. RabbitMQ: 406."""
 
 
 class BadSelector(RoutingError):
-    """A selector that cannot be understood, or is too large. The text says where, and what. RabbitMQ: 406."""
+    """A selector that is invalid or too large. The text has the position and the cause. RabbitMQ: 406."""
 
 
 class UnknownExchangeType(RoutingError):
-    """Neither a built-in nor an installed guest has this name. RabbitMQ 3.x: 503."""
+    """A type name that is neither built in nor installed as a plugin. RabbitMQ 3.x: 503."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"unknown exchange type '{name}'")
@@ -79,6 +76,6 @@ ROUTING_KEY: Final = 1
 HEADERS: Final = 2
 PROPERTIES: Final = 4
 RANDOMNESS: Final = 8
-"""Equal messages may go different ways."""
+"""Equal messages may have different destinations."""
 HISTORY: Final = 16
-"""What went before has a say, or it keeps something of what it is asked for."""
+"""The route depends on earlier messages, or the exchange type stores something about each message."""

@@ -1,12 +1,10 @@
-"""Counted sets of destinations: the part that every exchange type has in common.
+"""A table of bindings: key -> set of destinations, with a count per binding.
 
-A table maps a key (a routing key, a pattern, a set of header conditions) to the destinations bound under it. Several
-bindings may say the same thing twice (`#` and `#.#`, or equal keys with arguments that do not matter here), so each
-(key, destination) is counted; all but the first are remembered apart, because they are rare and a set per key is what
-`match` hands out.
+A key is a routing key, a pattern or a set of header conditions. Different bindings may have the same meaning (`#` and
+`#.#`, or arguments that this type ignores), so each (key, destination) is counted. Repeats are rare and stored apart;
+`match` returns the set of a key as it is.
 
-Invariants: no set in the table is empty; a set keeps its identity as long as its key is in the table, so an index may
-point at it.
+Invariants: no set is empty. A key keeps its set object while the key is in the table, so an index may refer to it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class BindingTable:
         self._repeats: dict[tuple[object, object], int] = {}
 
     def add(self, key: object, destination: object) -> set[object]:
-        """Counts one binding and returns the set of this key. Cost: O(1)."""
+        """Add a binding and return the set of its key. Cost: O(1)."""
         destinations = self._destinations.get(key)
         if destinations is None:
             destinations = {destination}
@@ -36,9 +34,9 @@ class BindingTable:
         return destinations
 
     def remove(self, key: object, destination: object) -> bool:
-        """Takes one binding away; True when it was the last one under this key. Cost: O(1).
+        """Remove a binding. Return True if it was the last one of this key. Cost: O(1).
 
-        Raises: KeyError if there is no such binding, which is an error of the caller.
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
         """
         pair = (key, destination)
         repeats = self._repeats.get(pair, 0)
@@ -56,12 +54,15 @@ class BindingTable:
         return True
 
     def get(self, key: object) -> set[object] | None:
-        """The table's own set under this key, None when there is none."""
+        """Return the set of this key itself, or None."""
         return self._destinations.get(key)
 
 
 def union(found: list[set[object]]) -> set[object]:
-    """All destinations of these sets, not to be changed: where there is one set, that itself. Cost: their sizes."""
+    """Return the union of these sets; a single set is returned as it is.
+
+    Callers must not change it. Cost: their sizes.
+    """
     if len(found) == 1:
         return found[0]
     together: set[object] = set()

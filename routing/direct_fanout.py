@@ -1,12 +1,11 @@
-"""The fanout exchange: a message goes to everything that is bound. Source: AMQP 0-9-1, 3.1.3.2.
+"""The exchange types direct and fanout.
 
-Also the sample for exchange types of your own: copy this file, change `match`, name the class in your package's entry
-points, group `amqpd.exchange_types`. README.md of this package says the rest.
+direct: a message goes to the bindings with exactly its routing key. fanout: a message goes to all bindings. Both ignore
+binding arguments; the broker still stores them, as RabbitMQ does.
 
-The direct exchange: a message goes where its routing key was bound, to the letter.
+`Fanout` is the example for a new type: copy it, change `match`, and register the class (README.md).
 
-Source: AMQP 0-9-1, 3.1.3.1. Binding arguments have no meaning here (RabbitMQ keeps them, and so does the broker: two
-bindings that differ in them only are two bindings).
+Source: AMQP 0-9-1, 3.1.3.1 and 3.1.3.2.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @final
 class Fanout:
-    """Matching structure of one fanout exchange."""
+    """The matching structure of a fanout exchange."""
 
     depends_on: ClassVar[int] = ROUTING_KEY
 
@@ -31,28 +30,28 @@ class Fanout:
         self._destinations: set[object] = set()
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Key and arguments mean nothing here, so none are wrong; otherwise raise BadBinding."""
+        """Accept every binding. Another type raises BadBinding here."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """One more binding to `destination`. Cost: O(1)."""
+        """Add a binding. Cost: O(1)."""
         self._binding_counts[destination] = self._binding_counts.get(destination, 0) + 1
         self._destinations.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """One binding less; `destination` stays while another binding leads there. Cost: O(1)."""
+        """Remove a binding. The destination stays while it has other bindings. Cost: O(1)."""
         self._binding_counts[destination] -= 1
         if not self._binding_counts[destination]:
             del self._binding_counts[destination]
             self._destinations.discard(destination)
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Everything bound: this exchange's own set, not to be changed. Cost: O(1)."""
+        """Return all destinations: the internal set. Cost: O(1)."""
         return self._destinations
 
 
 @final
 class Direct:
-    """Matching structure of one direct exchange."""
+    """The matching structure of a direct exchange."""
 
     depends_on: ClassVar[int] = ROUTING_KEY
 
@@ -60,17 +59,17 @@ class Direct:
         self._table = BindingTable()
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Every key is a good key."""
+        """Accept every key."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: O(1)."""
+        """Add a binding. Cost: O(1)."""
         self._table.add(key, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: O(1)."""
+        """Remove a binding. Cost: O(1)."""
         self._table.remove(key, destination)
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Destinations bound with exactly `key`: this exchange's own set, not to be changed. Cost: one look-up."""
+        """Return the destinations bound with exactly `key`: the internal set. Cost: one look-up."""
         destinations = self._table.get(key)
         return destinations if destinations is not None else set()

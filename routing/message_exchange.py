@@ -1,14 +1,10 @@
-"""The base of exchange types that answer once for a message, however many routing keys it has (CC and BCC bring more),
-and that may look at all of it.
+"""Base class of exchange types that decide once per message.
 
-Ordinary types are asked for each key by itself, and need no base. A type derives from this one where two answers for
-one message would be wrong (one of several queues gets it) or where headers do not do (`message_id`, chance, memory).
+The broker calls an ordinary type for each routing key of a message (CC and BCC add keys), with the headers only. A type
+derives from `MessageExchangeType` if two answers for one message would be wrong, or if it needs more than headers:
+`message_id`, randomness, earlier messages.
 
-A destination is opaque to a type; what tells it from the others is its label, which is the same after a restart.
-Compiled by mypyc; guests may subclass it.
-
-A message as an exchange sees it that is given its routing key and headers, and nothing else of it. Compiled by
-mypyc.
+Compiled by mypyc; plugins may subclass it.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ if TYPE_CHECKING:
 
 @final
 class RoutedMessage(Selectable):
-    """headers: decoded, not to be changed."""
+    """A message with only a routing key and headers. The headers are decoded and must not be changed."""
 
     def __init__(self, key: str, headers: dict[str, object]) -> None:
         self._key = key
@@ -42,9 +38,9 @@ class RoutedMessage(Selectable):
 
 
 def destination_label(destination: object) -> str:
-    """What tells a destination from others, in this life and the next: its kind and its name.
+    """Return kind and name of a destination: a label that is unique and the same after a restart.
 
-    An exchange says of itself that it is one (`destination_type`); a test's destinations are their own names.
+    An exchange has the attribute `destination_type`. In tests a destination may be its own name.
     """
     kind = getattr(destination, "destination_type", "queue")
     name = getattr(destination, "name", destination)
@@ -53,35 +49,37 @@ def destination_label(destination: object) -> str:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class MessageExchangeType:
-    """Matching structure of one exchange whose type looks at messages as a whole."""
+    """The matching structure of an exchange that decides once per message."""
 
     def __init__(self) -> None:
-        # As `ExchangeType` has it. A type whose answer depends on its exchange's arguments says so in `configure`.
+        # See `ExchangeType`. A type may set it in `configure`, if it depends on the arguments of the exchange.
         self.depends_on: int = ROUTING_KEY
 
     def configure(self, arguments: Arguments) -> None:
-        """The arguments of the exchange, which are checked. Called once, before anything is bound."""
+        """Apply the arguments of the exchange, which are valid. Called once, before the first `bind`."""
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Called before `bind`. Raises: BadBinding, whose text goes to the client."""
+        """Check a binding before `bind`. Raises: BadBinding, whose text goes to the client."""
 
     def validate_destination(self, kind: str) -> None:
-        """Likewise. kind: of queue ("classic", "quorum", "stream"), or "exchange". Raises: BadBinding."""
+        """Check the type of a destination: "classic", "quorum", "stream" or "exchange". Raises: BadBinding."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """As `ExchangeType.bind`."""
+        """See `ExchangeType.bind`."""
         raise NotImplementedError
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """As `ExchangeType.unbind`."""
+        """See `ExchangeType.unbind`."""
         raise NotImplementedError
 
     def route(self, keys: list[str], message: Selectable) -> Collection[object]:
-        """Destinations of a message with these routing keys (its own first, then those of CC and BCC), each once; not
-        to be changed. Raises: nothing.
+        """Return the destinations of a message, each once. Callers must not change the result. Must not raise.
+
+        Args:
+            keys: the routing key, then those of CC and BCC.
         """
         raise NotImplementedError
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """As `ExchangeType.match`: of a message with this key alone. For types that look at nothing else."""
+        """Return the destinations of a message that has only this key and these headers."""
         return set(self.route([key], RoutedMessage(key, {} if headers is None else dict(headers))))

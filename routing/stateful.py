@@ -1,19 +1,15 @@
-"""The exchange type `x-message-deduplication`: a fanout that lets each message through once.
+"""The exchange types x-message-deduplication and x-recent-history: fanouts with a memory that the broker provides.
 
-What tells whether it is the same message is its header `x-deduplication-header`, whatever its type; a message without
-it goes to everything bound. What has been seen is kept by a `Memory`, which the broker brings: until the cache is full
-(`x-cache-size`, then the oldest goes) or its time is over (`x-cache-ttl`, of the exchange or of the message). A message
-that is let through has an entry of the memory among its destinations, so that it is remembered when it is in the
-queues, and not before.
+x-message-deduplication: a message whose header `x-deduplication-header` was seen before goes nowhere; the type of the
+value does not matter. A message without that header goes to all bindings. The memory forgets the oldest value when it
+is full (`x-cache-size`) and each value after `x-cache-ttl` (of the exchange or the message). The destinations of a new
+message include an entry of the memory, so that the value is stored when the message is in its queues, not before.
 
-Compiled by mypyc. Source: the plugin rabbitmq-message-deduplication (https://github.com/noxdafox), README.
+x-recent-history: the recorder is one more destination, also without a binding. It gets every message, and the broker
+gives the last ones to a new binding.
 
-The exchange type `x-recent-history`: a fanout that remembers the last messages, for those who are bound later.
-
-Matching is that of a fanout, with one destination more: the `recorder`, which the broker brings, takes every message
-and gives the last ones to what is newly bound. It is there without a binding, too.
-
-Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_recent_history_exchange.
+Compiled by mypyc. Source: the plugin rabbitmq-message-deduplication (https://github.com/noxdafox), README; RabbitMQ's
+plugin rabbitmq_recent_history_exchange.
 """
 
 from __future__ import annotations
@@ -40,20 +36,25 @@ CACHE_PERSISTENCE: Final = "x-cache-persistence"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class DeduplicationMemory:
-    """What an exchange has seen."""
+    """The values that one exchange has seen."""
 
     def route_once(self, value: object, ttl: object, bound: Collection[object]) -> Collection[object]:
-        """Where a message goes: all that is `bound`, with the entry to be made when it is there; nothing, or who knows
-        whether the first one is safe, where this value has been seen.
+        """Return the destinations of a message with this header value.
 
-        value: of the header. ttl: of the message's own header; None: it has none.
+        For a new value: all of `bound`, and the entry to store. For a known value: nothing; or the destination that
+        waits
+        until the first message is safe, if that is not certain yet.
+
+        Args:
+            value: of the message's deduplication header.
+            ttl: of the message's header `x-cache-ttl`; None if absent.
         """
         raise NotImplementedError
 
 
 @final
 class Deduplication(MessageExchangeType):
-    """Matching structure of one x-message-deduplication exchange. Without a memory it is a fanout."""
+    """The matching structure of an x-message-deduplication exchange. Without a memory it is a fanout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,18 +63,18 @@ class Deduplication(MessageExchangeType):
         self._bound = Fanout()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: O(1)."""
+        """Add a binding. Cost: O(1)."""
         self._bound.bind(key, arguments, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: O(1)."""
+        """Remove a binding. Cost: O(1)."""
         self._bound.unbind(key, arguments, destination)
 
     def route(self, keys: list[str], message: Selectable) -> Collection[object]:
-        """Cost: the decoding of the headers, a look-up, and all that is bound."""
+        """Return the destinations. Cost: decoding the headers, a look-up, and all bindings."""
         bound = self._bound.match("", None)
         if self.memory is None or not bound:
-            return bound  # what goes nowhere has not been seen
+            return bound  # a message without a destination does not count as seen
         headers = message.headers()
         if DEDUPLICATION_HEADER not in headers:
             return bound
@@ -87,7 +88,7 @@ NO_STORE: Final = "x-recent-history-no-store"
 
 @final
 class RecentHistory(MessageExchangeType):
-    """Matching structure of one x-recent-history exchange."""
+    """The matching structure of an x-recent-history exchange."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,24 +97,24 @@ class RecentHistory(MessageExchangeType):
         self.recorder: object = None
 
     def attach_recorder(self, recorder: object) -> None:
-        """From now on every message goes to it, too."""
+        """Send every message to `recorder` too."""
         self.recorder = recorder
         self._destinations.add(recorder)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: O(1)."""
+        """Add a binding. Cost: O(1)."""
         self._counts[destination] = self._counts.get(destination, 0) + 1
         self._destinations.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: O(1)."""
+        """Remove a binding. Cost: O(1)."""
         self._counts[destination] -= 1
         if not self._counts[destination]:
             del self._counts[destination]
             self._destinations.discard(destination)
 
     def route(self, keys: list[str], message: Selectable) -> set[object]:
-        """Everything bound, and the recorder: this exchange's own set. Cost: O(1)."""
+        """Return all destinations and the recorder: the internal set. Cost: O(1)."""
         return self._destinations
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:

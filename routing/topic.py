@@ -1,29 +1,26 @@
-"""The topic exchange: routing keys are words between dots, bindings are patterns of words.
+"""The topic exchange: patterns of words in a trie. No pattern can make matching slow.
 
-Source: AMQP 0-9-1, 3.1.3.3; where that is silent, RabbitMQ: see `trie`, which does the work.
+A routing key is words between dots. A pattern is words too: `*` matches exactly one word, `#` any number of words
+including none, any other word (`a*` too) itself. An empty word is a word, so `a.*` matches `a.`. The empty key has no
+words, so only the empty pattern and `#` match it (RabbitMQ).
 
-Topic patterns in a trie, matched in a time that no pattern can blow up.
+**Normal form.** A run of wildcards that contains `#` means "at least n words" in any order: `#.*.#` is `*.#`. Patterns
+are stored with the stars of a run first and one `#` after them, so a `#` is followed by a literal or by the end.
 
-A pattern is words between dots: `*` stands for exactly one word, `#` for any number of them, none included; any other
-word (`a*` too) stands for itself. An empty word is a word, so `a.*` accepts `a.`; the empty key has no words, so only
-`''` and `#` accept it (RabbitMQ).
+**Matching** reads the key once and keeps the set of trie nodes reached after each word. A `#`, once reached, stays
+reached: the search keeps a list of these nodes, and a stamp on each node prevents a second entry. A node has one
+parent, so no node is in the set twice. The cost is at most trie nodes x words, a few dict look-ups each. A thousand
+bindings `#.evtN` share one node and cost one look-up per word.
 
-**Normal form.** A run of wildcards with a `#` in it says "at least n words", however it is written: `#.*.#` is `*.#`.
-Patterns are stored with the stars of a run first and one `#` after them. So `#` is followed by a literal or by the end,
-never by a wildcard.
+**Patterns without wildcards** are in a table of their own: one look-up of the whole key.
 
-**Matching** walks the key once and keeps the set of trie nodes that are reached after each word. A `#`, once reached,
-stays reached: a list of the edges behind every `#` met so far is enough to remember it, and a stamp on its node keeps
-it from being entered twice. Since a node has one parent, no node is twice in the set, and a match costs at most trie
-nodes x words, a few dict look-ups for each. A thousand bindings `#.evtN` share one node and cost one look-up a word.
+**Memory.** With thousands of bindings, cache misses dominate. A word is one string object in all patterns, and a node
+with one literal child has no dict.
 
-**Plain patterns** are not in the trie at all: they are a look-up of the whole key in a table of their own.
+Invariants: a node except the root has a destination or a child. `destinations` of a node or of a pattern without
+wildcards is the set of the binding table itself.
 
-**Main memory is what a match waits for** when there are thousands of bindings. So a word of a pattern is one object
-wherever it stands, and a node with a single literal behind it has no dict.
-
-Invariants: a node but the root has a destination or a child; `destinations` of a node, and of a plain pattern, is the
-binding table's own set.
+Source: AMQP 0-9-1, 3.1.3.3; RabbitMQ where the specification is silent.
 """
 
 from __future__ import annotations
@@ -46,9 +43,9 @@ ANY_WORDS: Final = "#"
 
 @final
 class TrieNode:
-    """What is reached after some words of a pattern.
+    """A position in the trie: some words of a pattern.
 
-    Of the literals behind it a single one stands in `word` and `word_child`, several in `literals`.
+    A single literal child is in `word` and `word_child`, several are in `literals`.
     """
 
     def __init__(self) -> None:
@@ -64,7 +61,7 @@ class TrieNode:
         return self.word is not None or self.literals is not None
 
     def is_empty(self) -> bool:
-        """Neither destination nor child."""
+        """Return whether the node has neither destinations nor children."""
         return (
             self.word is None
             and self.literals is None
@@ -74,7 +71,7 @@ class TrieNode:
         )
 
     def literal_child(self, word: str) -> TrieNode | None:
-        """The node behind this word of a key."""
+        """Return the child for this word of a key."""
         only = self.word
         if only is not None:
             return self.word_child if only == word else None
@@ -82,7 +79,7 @@ class TrieNode:
         return literals.get(word) if literals is not None else None
 
     def child(self, word: str) -> TrieNode | None:
-        """The node behind this word of a pattern."""
+        """Return the child for this word of a pattern."""
         if word == ONE_WORD:
             return self.one_word
         if word == ANY_WORDS:
@@ -90,7 +87,7 @@ class TrieNode:
         return self.literal_child(word)
 
     def set_child(self, word: str, child: TrieNode) -> None:
-        """Puts `child` behind this word of a pattern, where there is none."""
+        """Add `child` for this word of a pattern. The word must not have a child yet."""
         if word == ONE_WORD:
             self.one_word = child
         elif word == ANY_WORDS:
@@ -106,7 +103,7 @@ class TrieNode:
             self.word_child = None
 
     def remove_child(self, word: str) -> None:
-        """Takes the node behind this word away."""
+        """Remove the child for this word of a pattern."""
         if word == ONE_WORD:
             self.one_word = None
         elif word == ANY_WORDS:
@@ -120,7 +117,7 @@ class TrieNode:
                 self.literals = None
 
     def node_count(self) -> int:
-        """Nodes below this one. Cost: as many; recursion as deep as the longest pattern (128 words)."""
+        """Return the number of nodes below this one. Cost: O(n); recursion to the longest pattern (128 words)."""
         children = list(self.literals.values()) if self.literals is not None else []
         if self.word_child is not None:
             children.append(self.word_child)
@@ -132,9 +129,9 @@ class TrieNode:
 
 
 def normalize_pattern(pattern: str) -> list[str]:
-    """The words of `pattern`; in each run of wildcards the stars come first, and one `#` stands for all."""
+    """Return the words of `pattern` in normal form: in a run of wildcards the stars first, then at most one `#`."""
     words: list[str] = []
-    if not pattern:  # rabbit: an empty pattern has no words, as has an empty key
+    if not pattern:  # rabbit: an empty pattern has no words, like an empty key
         return words
     any_words = False
     for word in pattern.split("."):
@@ -152,7 +149,7 @@ def normalize_pattern(pattern: str) -> list[str]:
 
 @final
 class TopicTrie:
-    """Topic patterns -> destinations. Not for two threads at once: a match leaves stamps on the nodes."""
+    """Topic patterns -> destinations. Not thread-safe: a match stamps the nodes."""
 
     def __init__(self) -> None:
         self._table = BindingTable()
@@ -161,7 +158,7 @@ class TopicTrie:
         self._stamp: i64 = 0
 
     def add(self, pattern: str, destination: object) -> None:
-        """One more binding. Cost: the words of the pattern."""
+        """Add a binding. Cost: the words of the pattern."""
         words = normalize_pattern(pattern)
         destinations = self._table.add(".".join(words), destination)
         if ONE_WORD not in words and ANY_WORDS not in words:
@@ -177,9 +174,9 @@ class TopicTrie:
         node.destinations = destinations
 
     def remove(self, pattern: str, destination: object) -> None:
-        """One binding less; branches that lead nowhere any more go with it. Cost: the words of the pattern.
+        """Remove a binding, and branches that have become empty. Cost: the words of the pattern.
 
-        Raises: KeyError if there is no such binding, which is an error of the caller.
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
         """
         words = normalize_pattern(pattern)
         if not self._table.remove(".".join(words), destination):
@@ -201,15 +198,18 @@ class TopicTrie:
             path[depth].remove_child(words[depth])
 
     def node_count(self) -> int:
-        """Nodes in use, the root apart: what bounds the cost of a match. Cost: as many."""
+        """Return the number of nodes without the root, which bounds the cost of a match. Cost: O(n)."""
         return self._root.node_count()
 
     def match(self, key: str) -> set[object]:
-        """Destinations with a pattern that accepts `key`, each once.
+        """Return the destinations whose pattern matches `key`, each once. Does not raise.
 
-        key: dot-separated words, at most 255 bytes. Cost: at most trie nodes x words; without wildcards one look-up.
-        Raises: nothing. The set may be the trie's own, not to be changed, and good until the next add or remove.
-        Spec: AMQP 0-9-1 3.1.3.3; rabbit: an empty word is a word, an empty key has none.
+        The set may be an internal one: do not change it, and drop it at the next add or remove.
+
+        Args:
+            key: words between dots, at most 255 bytes.
+
+        Cost: at most trie nodes x words; one look-up if no pattern has wildcards.
         """
         plain = self._plain.get(key) if self._plain else None
         root = self._root
@@ -246,7 +246,7 @@ class TopicTrie:
                     any_words = node.any_words
                     if any_words is not None and any_words.stamp != stamp:
                         any_words.stamp = stamp
-                        # A trailing `#` accepts whatever is left, so it is answered here and not followed.
+                        # A trailing `#` matches all remaining words: take its destinations now.
                         if any_words.destinations is not None:
                             found.append(any_words.destinations)
                         if any_words.has_literals():
@@ -262,7 +262,7 @@ class TopicTrie:
 
 @final
 class Topic:
-    """Matching structure of one topic exchange."""
+    """The matching structure of a topic exchange."""
 
     depends_on: ClassVar[int] = ROUTING_KEY
 
@@ -270,16 +270,16 @@ class Topic:
         self._trie = TopicTrie()
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Every key is a good pattern: matching is cheap whatever it says."""
+        """Accept every pattern: matching is cheap for all of them."""
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: the words of the pattern."""
+        """Add a binding. Cost: the words of the pattern."""
         self._trie.add(key, destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: the words of the pattern."""
+        """Remove a binding. Cost: the words of the pattern."""
         self._trie.remove(key, destination)
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Destinations with a pattern that accepts `key`; not to be changed. Cost: see `Trie.match`."""
+        """Return the destinations whose pattern matches `key`; must not be changed. Cost: see `TopicTrie.match`."""
         return self._trie.match(key)
