@@ -1,9 +1,8 @@
 """The web page in a browser: Debian's Chromium, driven by Playwright, on brokers of this folder's own.
 
-`shop` is a broker with something of everything in it, shared by the tests that only look; `emptied` is one to
-fill, `broker` one to break.
-`visit` opens a page as a user; what a script of it throws, and what its content-security-policy refuses, fails the
-test.
+`shop` is a broker with examples of everything, shared by the tests that change nothing. `emptied` is an empty shared
+broker, `broker` a broker for one test. `visit` opens a page as a user; an exception in a script and a violation of the
+content-security-policy fail the test.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import pytest
 import amqpd.management
 from amqpd.testing import BrokerProcess
 
-sys.path.insert(0, str(Path(__file__).parent))  # what the tests share lies beside them
+sys.path.insert(0, str(Path(__file__).parent))  # modules that these tests share
 
 from page_shop import PASSWORD, Shop
 
@@ -32,22 +31,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page, Request
 
 REQUIRED = "TEST_REQUIRE_PAGE"
-"""Set where it may not be skipped: .ci/run does."""
+"""If set, these tests may not be skipped. .ci/run sets it."""
 WAIT_MS = int(os.environ.get("PAGE_WAIT_MS", "30000"))
 SIZES = {"desk": (1280, 900), "phone": (390, 844), "wall": (2560, 1440)}
 BUILT = Path(amqpd.management.__file__).parent / "page" / "dist" / "index.html"
 
 
-# The new address is seen, and drawn, when this ends.
+# Resolves when the new address is painted.
 GO = """path => new Promise(done => {
     const drawn = () => requestAnimationFrame(() => requestAnimationFrame(done));
     if (location.hash === path) return drawn();
     addEventListener("hashchange", drawn, {once: true});
     location.hash = path;
 })"""
-# Two frames: what has changed is styled, laid out and drawn.
+# Resolves after two frames: changes are painted.
 DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-# What waits for the first figures to be painted has begun, and has asked.
+# Resolves when requests that wait for the first paint have been sent.
 PAINTED = """() => new Promise(done => {
     let frames = 4;
     const next = () => (frames -= 1) ? requestAnimationFrame(next) : setTimeout(done);
@@ -56,7 +55,7 @@ PAINTED = """() => new Promise(done => {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of this folder takes Chromium, or a page that Node.js has built."""
+    """Mark all tests of this folder as external: they need Chromium, or a page built by Node.js."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -71,7 +70,7 @@ def missing(why: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    # The first has no windows to see to, and costs half the processor.
+    # The headless shell has no windows and needs half the processor time.
     chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if chromium is None:
         missing("there is no Chromium here: Debian's package chromium-headless-shell has one, and chromium another")
@@ -91,7 +90,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def shop(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """After `browser`, so that nothing is started where that is skipped."""
+    """Depends on `browser`, so that a skip starts no broker."""
     with BrokerProcess(tmp_path_factory.mktemp("shop")) as process, Shop(process) as found:
         yield found
 
@@ -110,9 +109,7 @@ def _shared(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def emptied(_shared: BrokerProcess) -> BrokerProcess:
-    """One that the tests of a file share, a start less for each, with nothing in it but guest. Its audit log and what
-    it has counted stay.
-    """
+    """A broker that the tests of a file share, emptied except for guest. Its audit log and its counters stay."""
     vhosts: Any = _shared.api("GET", "/api/vhosts")
     users: Any = _shared.api("GET", "/api/users")
     for vhost in vhosts:
@@ -127,7 +124,7 @@ def emptied(_shared: BrokerProcess) -> BrokerProcess:
 
 
 class Screen:
-    """One tab. faults: what went wrong in it that nobody expected."""
+    """A browser tab. `faults` collects unexpected errors."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.context = context
@@ -149,7 +146,7 @@ class Screen:
         self.pending.discard(request)
 
     def _said(self, message: Any) -> None:
-        # A refusal, and a broker that is away, are told by the page; the browser notes them as well.
+        # The browser logs refusals and an unreachable broker, too, which the page itself reports.
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             self.faults.append(message.text)
 
@@ -160,18 +157,18 @@ class Screen:
         page.get_by_role("button", name="Log in").click()
 
     def has_logged_in(self, user: str, password: str) -> None:
-        """As by a tab before this one."""
+        """Log in without the form, like an earlier tab."""
         form = {"username": user, "password": password}
         answer = self.context.request.post(f"{self.url}/api/amqpd/session", form=form, headers={"Amqpd-Page": "1"})
         assert answer.ok, answer.text()
 
     def go(self, path: str) -> None:
-        """path: what stands behind #, with it."""
+        """Open a path, which begins with #."""
         self.page.evaluate(GO, path)
         self.settled()
 
     def settled(self) -> None:
-        """There is a page, and nothing is on its way to it."""
+        """Wait until the page is shown and no request is pending."""
         self.page.locator("main h1, main > .failure").first.wait_for()
         self.page.evaluate(PAINTED)
         quiet, until = 0, time.monotonic() + WAIT_MS / 1000
@@ -181,7 +178,7 @@ class Screen:
             assert time.monotonic() < until, [request.url for request in self.pending]
 
     def drawn(self) -> None:
-        """What was changed of the window is seen."""
+        """Wait until changes are painted."""
         self.page.evaluate(DRAWN)
 
     def size(self, size: str) -> None:
@@ -190,7 +187,7 @@ class Screen:
         self.drawn()
 
     def axe(self, *rules: str) -> list[str]:
-        """What axe finds that is serious or critical, a line each; rules: those alone."""
+        """Return axe's serious and critical findings, of all rules or of those given."""
         if not self.page.evaluate("'axe' in window"):
             import axe_playwright_python
 
@@ -205,13 +202,13 @@ class Screen:
         ]
 
     def is_as_wide_as_the_screen(self) -> bool:
-        """Nothing sticks out to the right, so that a phone need not be pushed about."""
+        """Return whether the page has no horizontal scrolling."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth + 1"))
 
 
 @pytest.fixture
 def visit(browser: Browser) -> Iterator[Callable[..., Screen]]:
-    """visit(broker, "#/queues", "anna", size="phone", theme="dark"): logged in there. user None: nobody is."""
+    """visit(broker, "#/queues", "anna", size="phone", theme="dark"): logged in; `user` None: without a login."""
     screens: list[Screen] = []
 
     def open_it(

@@ -1,4 +1,4 @@
-"""Every page there is: its address, and the user tag it asks for."""
+"""All pages: address, heading and the user tag they need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from amqpd.management.request import Role
 
 
 class Place(NamedTuple):
-    """heading: of the page, for whoever may see it."""
+    """A page's user tag and heading."""
 
     role: Role
     heading: str
@@ -31,7 +31,7 @@ LISTS = {
     "#/definitions": Place(Role.ADMINISTRATOR, "Definitions"),
     "#/audit": Place(Role.ADMINISTRATOR, "Audit log"),
 }
-"""Those of the navigation."""
+"""The pages in the navigation."""
 THINGS = {
     "#/topology?tab=list": Place(Role.MANAGEMENT, "Topology"),
     "#/queues/%2F/orders.eu": Place(Role.MANAGEMENT, "Queue orders.eu"),
@@ -47,7 +47,7 @@ PAGES = {**LISTS, **THINGS}
 
 
 def pages_of(name: str) -> list[str]:
-    """What has a page of its own, of a thing of this name in the vhost `hostile`."""
+    """Return the pages of objects with this name in the vhost `hostile`."""
     at = part(name)
     return [f"#/queues/hostile/{at}", f"#/exchanges/hostile/{at}", f"#/vhosts/{at}", f"#/users/{at}"]
 
@@ -57,4 +57,4 @@ BESIDE = """new MutationObserver((_, watch) => {
     window.beside = document.querySelectorAll("%s").length;
     watch.disconnect();
 }).observe(document, {childList: true, subtree: true});"""
-"""A script for a page that is to be loaded: how many of the second there were when the first of the first came."""
+"""Script for a new page: counts the second selector's elements when the first selector first matches."""

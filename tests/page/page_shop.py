@@ -1,5 +1,5 @@
-"""A broker with something of everything that the page shows: users of each kind, things with names that nobody would
-choose, messages of each shape, streams, policies, limits, exports, and clients at work.
+"""A broker with examples of everything that the page shows: users of each kind, hostile names, messages of all kinds,
+streams, policies, limits, exports, and active clients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from amqpd.testing import BrokerProcess
 
 PASSWORD = "a password of tests"
-# Name: tags. Each may do everything in "/" but `nobody`, who may not even come in.
+# Name: tags. All have permissions in "/". `nobody` has no tag and cannot log in.
 USERS = {
     "anna": "administrator",
     "mona": "monitoring",
@@ -152,7 +152,7 @@ class Shop:
                 channel.basic_publish("orders", key, json.dumps({"order": number}).encode(), properties)
 
     def _consume(self) -> None:
-        """Of eu and us; asia piles up."""
+        """Consume eu and us; the queue of asia grows."""
         with pika.BlockingConnection(self._parameters("packing eu")) as connection:
             channel = connection.channel()
             channel.basic_qos(prefetch_count=50)

@@ -1,4 +1,4 @@
-"""What administrators do on the page, and what the broker then has."""
+"""Administration on the page, and its effect in the broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def broker(emptied: BrokerProcess) -> BrokerProcess:
     return emptied
 
 
-def test_a_user_from_the_first_to_the_last(visit, broker) -> None:
+def test_user_is_created_changed_and_deleted(visit, broker) -> None:
     broker.api("PUT", "/api/vhosts/shop", {})
     screen = visit(broker, "#/users")
     page = screen.page
@@ -52,7 +52,7 @@ def test_a_user_from_the_first_to_the_last(visit, broker) -> None:
     assert [each["name"] for each in as_list(broker.api("GET", "/api/users"))] == ["guest"]
 
 
-def test_nobody_is_replaced_by_a_new_user_of_his_name(visit, broker) -> None:
+def test_new_user_does_not_replace_an_existing_one(visit, broker) -> None:
     page = visit(broker, "#/users").page
     page.get_by_role("button", name="New user").click()
     dialog = page.get_by_role("dialog")
@@ -61,7 +61,7 @@ def test_nobody_is_replaced_by_a_new_user_of_his_name(visit, broker) -> None:
     dialog.get_by_role("alert").filter(has_text="already exists").wait_for()
 
 
-def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
+def test_policy_previews_its_effect(visit, broker) -> None:
     for name in ("logs.a", "logs.b", "other"):
         broker.api("PUT", f"/api/queues/%2F/{name}", {})
         for _ in range(4):
@@ -86,7 +86,7 @@ def test_a_policy_says_what_it_does_before_it_does(visit, broker) -> None:
     assert broker.api("GET", "/api/policies") == []
 
 
-def test_a_policy_of_a_name_there_is_replaces_that_only_when_told(visit, broker) -> None:
+def test_policy_replaces_another_only_after_confirmation(visit, broker) -> None:
     old = {"pattern": "^old", "apply-to": "queues", "definition": {"max-length": 11}, "priority": 3}
     broker.api("PUT", "/api/policies/%2F/short", old)
     page = visit(broker, "#/policies").page
@@ -107,7 +107,7 @@ def test_a_policy_of_a_name_there_is_replaces_that_only_when_told(visit, broker)
     assert dict(broker.api("GET", "/api/policies/%2F/short"))["pattern"] == "^new"
 
 
-def test_a_permission_is_replaced_only_when_told(visit, broker) -> None:
+def test_permission_is_replaced_only_after_confirmation(visit, broker) -> None:
     old = {"configure": "^old", "write": "", "read": ".*"}
     broker.api("PUT", "/api/users/eve", {"password": PASSWORD, "tags": ""})
     broker.api("PUT", "/api/permissions/%2F/eve", old)
@@ -127,7 +127,7 @@ def test_a_permission_is_replaced_only_when_told(visit, broker) -> None:
     assert as_list(broker.api("GET", "/api/topic-permissions/%2F/eve"))[0]["read"] == "^b"
 
 
-def test_nothing_is_declared_over_what_is_there(visit, broker) -> None:
+def test_declaration_does_not_change_existing_objects(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/one", {"durable": True})
     broker.api("PUT", "/api/exchanges/%2F/one", {"type": "direct"})
     screen = visit(broker, "#/queues")
@@ -141,7 +141,7 @@ def test_nothing_is_declared_over_what_is_there(visit, broker) -> None:
         dialog.get_by_role("button", name="Close").click()
 
 
-def test_a_policy_that_is_none_is_told_while_it_is_written(visit, broker) -> None:
+def test_invalid_policy_is_reported_while_typing(visit, broker) -> None:
     page = visit(broker, "#/policies").page
     page.get_by_role("button", name="New policy").click()
     page.get_by_text("As JSON").click()
@@ -151,7 +151,7 @@ def test_a_policy_that_is_none_is_told_while_it_is_written(visit, broker) -> Non
     page.get_by_text("The definition is not a JSON object.").first.wait_for()
 
 
-def test_a_vhost_goes_with_what_is_in_it_and_says_so(visit, broker) -> None:
+def test_vhost_is_deleted_after_a_preview_of_its_content(visit, broker) -> None:
     page = visit(broker, "#/vhosts").page
     page.get_by_role("button", name="New virtual host").click()
     page.get_by_role("dialog").get_by_label("Name").fill("for a day")
@@ -178,7 +178,7 @@ def test_a_vhost_goes_with_what_is_in_it_and_says_so(visit, broker) -> None:
     assert [each["name"] for each in as_list(broker.api("GET", "/api/vhosts"))] == ["/"]
 
 
-def test_no_vhost_is_changed_by_a_new_one_of_its_name(visit, broker) -> None:
+def test_new_vhost_does_not_change_an_existing_one(visit, broker) -> None:
     broker.api("PUT", "/api/vhosts/there", {"description": "kept"})
     page = visit(broker, "#/vhosts").page
     page.get_by_role("button", name="New virtual host").click()
@@ -189,7 +189,7 @@ def test_no_vhost_is_changed_by_a_new_one_of_its_name(visit, broker) -> None:
     assert there["description"] == "kept"
 
 
-def test_an_import_keeps_numbers_as_they_are(visit, broker, tmp_path: Path) -> None:
+def test_import_keeps_all_digits_of_numbers(visit, broker, tmp_path: Path) -> None:
     file = tmp_path / "definitions.json"
     binding = '"source": "amq.headers", "destination_type": "queue", "destination": "q", "routing_key": ""'
     file.write_text(
@@ -206,7 +206,7 @@ def test_an_import_keeps_numbers_as_they_are(visit, broker, tmp_path: Path) -> N
     assert [each["arguments"] for each in found] == [{"id": 9007199254740993}]
 
 
-def test_an_import_shows_what_it_would_do(visit, broker, tmp_path: Path) -> None:
+def test_import_previews_its_changes(visit, broker, tmp_path: Path) -> None:
     broker.api("PUT", "/api/queues/%2F/there", {"arguments": {"x-max-length": 5}})
     broker.api("PUT", "/api/policies/%2F/p", {"pattern": "a", "definition": {"max-length": 5}})
     document = {
@@ -244,7 +244,7 @@ def test_definitions_are_downloaded(visit, broker) -> None:
     assert [each["name"] for each in document["queues"]] == ["kept"]
 
 
-def test_exports_and_how_far_they_are_behind(visit, shop) -> None:
+def test_exports_show_their_lag(visit, shop) -> None:
     page = visit(shop, "#/exports", user="anna").page
     row = page.get_by_role("row").filter(has_text="warehouse")
     row.wait_for()
@@ -256,7 +256,7 @@ def test_exports_and_how_far_they_are_behind(visit, shop) -> None:
     page.get_by_role("button", name="Cancel").click()
 
 
-def test_the_audit_log_backwards_and_by_a_selector(visit, broker) -> None:
+def test_audit_log_pages_backwards_and_filters(visit, broker) -> None:
     for number in range(120):
         broker.api("PUT", f"/api/queues/%2F/audited{number}", {})
     page = visit(broker, "#/audit").page
@@ -305,7 +305,7 @@ CLUSTER = {
 """As a node of three answers it (amqpd/cluster/operations.py)."""
 
 
-def test_of_a_cluster_who_runs_what_and_a_move(visit, broker) -> None:
+def test_cluster_shows_placement_and_moves_a_vhost(visit, broker) -> None:
     """With the answers of a cluster in place of this broker's: what the page makes of them, and what it asks for."""
     broker.api("PUT", "/api/vhosts/eu", {})
     screen = visit(broker)
@@ -332,7 +332,7 @@ def test_of_a_cluster_who_runs_what_and_a_move(visit, broker) -> None:
     assert asked == [{"vhost": "eu", "node": "b@two"}]
 
 
-def test_one_node_has_no_cluster(visit, broker) -> None:
+def test_single_node_shows_no_cluster(visit, broker) -> None:
     page = visit(broker, "#/nodes").page
     page.get_by_text("A single node serves all virtual hosts.").wait_for()
     assert page.get_by_role("button", name="Rebalance").count() == 0

@@ -1,4 +1,4 @@
-"""A broker that dies and comes back: the page says so, keeps what it has, and goes on."""
+"""A broker that dies and returns: the page says so, keeps its data and continues."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from page_shop import part
 
 
-def test_it_dies_and_comes_back(visit, broker) -> None:
+def test_broker_dies_and_returns(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/before", {})
     screen = visit(broker, "#/queues")
     page = screen.page
@@ -18,28 +18,28 @@ def test_it_dies_and_comes_back(visit, broker) -> None:
     page.get_by_role("alert").filter(has_text="has not answered since").wait_for()
     assert page.get_by_role("link", name="before").count() == 1  # from before
     broker.start()
-    # A login outlives the broker: one is where one was.
+    # The session survives the restart of the broker.
     page.get_by_text("The broker answers again").wait_for()
     assert page.get_by_role("alert").filter(has_text="has not answered since").count() == 0
     broker.api("PUT", "/api/queues/%2F/after", {})
     page.get_by_role("link", name="after").wait_for()
 
 
-def test_it_stands_still_and_goes_on(visit, broker) -> None:
-    """Stopped, not dead: nobody is logged out."""
+def test_stopped_broker_continues(visit, broker) -> None:
+    """Stopped, not dead: the user stays logged in."""
     screen = visit(broker, "#/queues")
     os.kill(broker.pid, signal.SIGSTOP)
     try:
         with screen.page.expect_request("**/api/queues?*"):
             pass
-        screen.page.wait_for_timeout(500)  # it is on its way, and nobody answers
+        screen.page.wait_for_timeout(500)  # the request is sent and not answered
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     broker.api("PUT", f"/api/queues/%2F/{part('came later')}", {})
     screen.page.get_by_role("link", name="came later").wait_for()
 
 
-def test_a_broker_that_hangs_is_told_of(visit, broker) -> None:
+def test_hanging_broker_is_reported(visit, broker) -> None:
     page = visit(broker, "#/queues").page
     held: list[Any] = []
     hangs = True
@@ -56,7 +56,7 @@ def test_a_broker_that_hangs_is_told_of(visit, broker) -> None:
     page.get_by_text("The broker answers again.").wait_for()
 
 
-def test_a_page_that_is_opened_while_it_is_away(visit, broker) -> None:
+def test_login_while_the_broker_is_unreachable(visit, broker) -> None:
     screen = visit(broker, "#/queues", user=None)
     screen.page.get_by_label("Password").wait_for()
     broker.kill()
@@ -67,7 +67,7 @@ def test_a_page_that_is_opened_while_it_is_away(visit, broker) -> None:
     screen.page.get_by_role("heading", name="Queues", level=1).wait_for()
 
 
-def test_a_login_ends_with_the_password(visit, broker) -> None:
+def test_password_change_ends_the_session(visit, broker) -> None:
     broker.api("PUT", "/api/users/eve", {"password": "one", "tags": "administrator"})
     screen = visit(broker, "#/users", user=None)
     screen.login("eve", "one")

@@ -1,4 +1,4 @@
-"""What is built: whole, small, and the browser's own; what its lock file names is named without a host."""
+"""The built files: complete, small, from one host; the lock file names no host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def built() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in BUILT.parent.iterdir()}
 
 
-def test_each_file_is_there_as_it_is_and_packed_twice(built) -> None:
+def test_each_file_is_plain_gzip_and_brotli(built) -> None:
     plain = {name for name in built if not name.endswith((".gz", ".br"))}
     assert {"index.html"} < plain
     assert set(built) == plain | {f"{name}.gz" for name in plain} | {f"{name}.br" for name in plain}
@@ -39,13 +39,13 @@ def test_each_file_is_there_as_it_is_and_packed_twice(built) -> None:
         assert bytes(cramjam.brotli.decompress(built[f"{name}.br"])) == built[name]
 
 
-def test_all_script_together_is_small(built) -> None:
+def test_scripts_are_within_the_size_limit(built) -> None:
     sizes = {name: len(each) for name, each in built.items() if name.endswith(".js.gz")}
     assert len(sizes) > 10
     assert sum(sizes.values()) <= SCRIPT_BYTES_MAX, sizes
 
 
-def test_the_page_is_made_of_its_own_files_alone(built) -> None:
+def test_page_loads_only_its_own_files(built) -> None:
     """No script and no style within the HTML, which its content-security-policy forbids; nothing from elsewhere."""
     index = built["index.html"].decode()
     named = re.findall(r'(?:src|href)="([^"]*)"', index)
@@ -65,7 +65,7 @@ def test_the_page_is_made_of_its_own_files_alone(built) -> None:
     assert "dangerouslySetInnerHTML=" not in scripts
 
 
-def test_the_start_waits_for_no_languages(built) -> None:
+def test_start_does_not_use_intl(built) -> None:
     """The first formatter of Intl makes a browser load them, which takes as long as all of the page's script."""
     start = re.findall(r'"/assets/([^"]*\.js)"', built["index.html"].decode())
     assert len(start) >= 2
@@ -80,7 +80,7 @@ def test_the_lock_file_names_no_host() -> None:
     assert all("integrity" in each for path, each in packages.items() if path)
 
 
-def test_a_source_distribution_has_what_the_page_is_built_from(tmp_path) -> None:
+def test_source_distribution_contains_the_page_sources(tmp_path) -> None:
     left_out = shutil.ignore_patterns(".*", "tests", "docs", "interop", "node_modules", "dist", "schema.d.ts")
     shutil.copytree(ROOT, tmp_path / "here", symlinks=True, ignore=left_out)
     asked = [sys.executable, "setup.py", "-q", "sdist", "-d", str(tmp_path)]

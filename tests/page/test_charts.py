@@ -46,14 +46,14 @@ def answered(screen: Any, ages_s: list[int]) -> None:
 
 
 def columns(screen: Any) -> list[bool]:
-    """Of the second chart: what is in queues."""
+    """Return the columns of the second chart, with messages in queues."""
     screen.page.locator(".chart canvas").nth(1).wait_for()
     screen.settled()
     found: list[bool] = screen.page.locator(".chart canvas").nth(1).evaluate(CURVES)
     return found
 
 
-def test_no_line_is_drawn_where_nothing_was_sampled(visit, shop) -> None:
+def test_curves_have_gaps_without_samples(visit, shop) -> None:
     screen = visit(shop, "#/", "anna")
     screen.page.get_by_label("Refresh").select_option("0")
     whole = range(0, AGE_S, STEP_S)
@@ -77,7 +77,7 @@ def test_no_line_is_drawn_where_nothing_was_sampled(visit, shop) -> None:
     assert all(columns(screen)[begin:end])
 
 
-def test_a_chart_says_since_when_there_are_samples(visit, shop) -> None:
+def test_chart_says_since_when_samples_exist(visit, shop) -> None:
     screen = visit(shop, "#/", "anna")
     answered(screen, list(range(0, 120, STEP_S)))
     screen.page.reload()
@@ -87,7 +87,7 @@ def test_a_chart_says_since_when_there_are_samples(visit, shop) -> None:
     assert drawn.index(True) > len(drawn) * 0.6  # ten minutes are shown, and not stretched
 
 
-def test_a_chart_whose_module_cannot_be_fetched_says_so(visit, shop) -> None:
+def test_chart_reports_a_module_that_cannot_be_loaded(visit, shop) -> None:
     screen = visit(shop, "#/", "anna")
     screen.page.route(re.compile("uPlot"), lambda route: route.abort())
     screen.page.reload()

@@ -1,4 +1,4 @@
-"""What stands between the address and the first figures: one question, asked beside the one of who is logged in."""
+"""First paint: one request, sent in parallel with the one for the session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keep(held: list[Any], route: Any) -> None:
     ("path", "asked", "shown"),
     [("#/", r"/api/overview\?fields=[^&]*$", ".tile b"), ("#/queues", r"/api/queues\?columns=", "main tbody tr")],
 )
-def test_the_first_question_does_not_wait_for_who_is_logged_in(visit, shop, path: str, asked: str, shown: str) -> None:
+def test_first_request_does_not_wait_for_the_session(visit, shop, path: str, asked: str, shown: str) -> None:
     page = visit(shop, path, "anna").page
     urls: list[str] = []
     sessions: list[Any] = []
@@ -35,8 +35,8 @@ def test_the_first_question_does_not_wait_for_who_is_logged_in(visit, shop, path
     assert len([url for url in urls if re.search(asked, url)]) == 1
 
 
-def test_what_was_asked_ahead_is_not_for_who_logs_in_next(visit, shop) -> None:
-    """The question of nobody is refused, and nobody's refusal is shown to the user after him."""
+def test_prefetched_answer_is_discarded_at_login(visit, shop) -> None:
+    """The refusal of a request before the login is not shown after the login."""
     screen = visit(shop, "#/", None)
     screen.page.get_by_label("User").wait_for()
     screen.login("anna")
@@ -44,7 +44,7 @@ def test_what_was_asked_ahead_is_not_for_who_logs_in_next(visit, shop) -> None:
     assert screen.page.locator(".failure").count() == 0
 
 
-def test_figures_do_not_wait_for_charts_and_their_past(visit, shop) -> None:
+def test_figures_do_not_wait_for_charts_and_samples(visit, shop) -> None:
     page = visit(shop, "#/", "anna").page
     held: list[Any] = []
     page.route(re.compile(r"uPlot|_age=|/api/amqpd/pulse|/api/nodes/"), partial(keep, held))
@@ -57,7 +57,7 @@ def test_figures_do_not_wait_for_charts_and_their_past(visit, shop) -> None:
 NAMED = "[...document.querySelectorAll('script[src], link[rel=modulepreload]')].map(each => each.src || each.href)"
 
 
-def test_a_list_does_not_wait_for_a_script_of_its_own(visit, shop) -> None:
+def test_list_needs_no_further_script(visit, shop) -> None:
     page = visit(shop, "#/queues", "anna").page
     scripts: list[str] = []
     page.on("request", lambda request: scripts.append(request.url) if request.url.endswith(".js") else None)
@@ -68,7 +68,7 @@ def test_a_list_does_not_wait_for_a_script_of_its_own(visit, shop) -> None:
     assert set(scripts) == set(named)
 
 
-def test_charts_and_the_node_are_painted_behind_the_figures(visit, shop) -> None:
+def test_charts_and_node_are_painted_after_the_figures(visit, shop) -> None:
     page = visit(shop, "#/", "anna").page
     assert page.locator("main .card").count() >= 3
     page.add_init_script(BESIDE % (".tile b", "main .card"))

@@ -1,4 +1,4 @@
-"""Names that are markup, 255 bytes, right to left, control characters, properties of objects: text, all of them."""
+"""Hostile names are shown as text: markup, 255 bytes, right-to-left, control characters, names of object properties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LISTED = ["#/queues", "#/exchanges", "#/vhosts", "#/policies", "#/users"]
 
 
 @pytest.mark.parametrize("path", LISTED)
-def test_lists_show_them_as_text(visit, shop, path) -> None:
+def test_lists_show_hostile_names_as_text(visit, shop, path) -> None:
     screen = visit(shop, path, user="anna")
     screen.page.get_by_role("searchbox").first.fill("script>")
     screen.page.locator("main").get_by_text(SCRIPT).first.wait_for()
@@ -19,7 +19,7 @@ def test_lists_show_them_as_text(visit, shop, path) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_their_own_pages_open(visit, shop, name) -> None:
+def test_pages_of_hostile_names_open(visit, shop, name) -> None:
     screen = visit(shop, user="anna")
     for path in pages_of(name):
         if path.startswith("#/vhosts") and name in ("..", " "):
@@ -34,7 +34,7 @@ def test_their_own_pages_open(visit, shop, name) -> None:
     assert screen.page.locator("main script, main img").count() == 0
 
 
-def test_nothing_is_unseen_or_turns_the_rest_round(visit, shop) -> None:
+def test_invisible_characters_are_shown(visit, shop) -> None:
     screen = visit(shop, "#/users", user="anna")
     shown = screen.page.locator("main").inner_text()
     assert "\u202e" not in shown
@@ -44,21 +44,21 @@ def test_nothing_is_unseen_or_turns_the_rest_round(visit, shop) -> None:
     assert screen.page.get_by_role("link", name="‹20›", exact=True).count() == 1  # a space
 
 
-def test_links_lead_to_the_thing_that_was_meant(visit, shop) -> None:
+def test_links_encode_names(visit, shop) -> None:
     screen = visit(shop, "#/queues", user="anna")
     screen.page.get_by_role("searchbox").first.fill("a/b?c")
     screen.page.get_by_role("link", name="a/b?c=d&e#f %2F 100%").click()
     screen.page.get_by_role("heading", level=1).filter(has_text="a/b?c=d&e#f %2F 100%").wait_for()
 
 
-def test_long_names_do_not_push_the_page_apart(visit, shop) -> None:
+def test_long_names_fit_a_phone(visit, shop) -> None:
     screen = visit(shop, user="anna", size="phone")
     for path in (*LISTED, *pages_of(LONG), *pages_of(SCRIPT), "#/topology?tab=list"):
         screen.go(path)
         assert screen.is_as_wide_as_the_screen(), path
 
 
-def test_a_vhost_of_such_a_name_can_be_chosen(visit, shop) -> None:
+def test_vhost_with_a_hostile_name_can_be_selected(visit, shop) -> None:
     for name in (SCRIPT, RIGHT_TO_LEFT, "__proto__"):
         screen = visit(shop, user="anna")
         screen.page.get_by_label("Virtual host").first.select_option(name)

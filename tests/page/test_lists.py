@@ -1,4 +1,4 @@
-"""Lists: chosen columns, several lines at once, what a phone shows; the choice of a virtual host in pages."""
+"""Lists: choice of columns, selected rows, phones; paged selection of a virtual host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lengths(broker: BrokerProcess) -> dict[str, int]:
     return {each["name"]: each["messages"] for each in found}
 
 
-def test_columns_are_chosen_and_kept(visit, broker) -> None:
+def test_column_choice_is_stored(visit, broker) -> None:
     filled(broker, 2)
     screen = visit(broker, "#/queues")
     page = screen.page
@@ -78,14 +78,14 @@ def test_several_queues_are_purged_moved_and_deleted(visit, broker) -> None:
         page.get_by_label(f"Select {name}").check()
     page.get_by_role("button", name="Delete").click()
     dialog.get_by_role("button", name="Delete with 4 messages").wait_for()
-    # What comes now was not looked at: that queue stays, and the others go.
+    # A message that arrives after the preview keeps its queue.
     publish(broker, "q003")
     dialog.get_by_role("button", name="Delete with 4 messages").click()
     dialog.get_by_role("alert").filter(has_text="1 queue is deleted. 1 failed: q003").wait_for()
     assert lengths(broker) == {"q000": 0, "q001": 0, "q002": 0, "q003": 1, "stream": 0}
 
 
-def test_all_that_match_are_chosen_not_only_those_of_the_page(visit, broker) -> None:
+def test_select_all_includes_other_pages(visit, broker) -> None:
     filled(broker, 60)
     page = visit(broker, "#/queues?q=q0").page
     page.get_by_label("Select all queues of this page").check()
@@ -98,8 +98,8 @@ def test_all_that_match_are_chosen_not_only_those_of_the_page(visit, broker) -> 
     assert sorted(lengths(broker)) == ["stream", "target"]
 
 
-def test_a_phone_shows_name_and_numbers_whole(visit, shop) -> None:
-    """Of each list: nothing of a line lies outside the screen."""
+def test_rows_fit_a_phone(visit, shop) -> None:
+    """No cell of any list is outside the screen."""
     outside = """() => [...document.querySelectorAll("main tbody tr > td")]
         .filter(cell => cell.getBoundingClientRect().right > innerWidth || cell.scrollWidth > cell.clientWidth + 1)
         .map(cell => cell.textContent)"""
@@ -112,7 +112,7 @@ def test_a_phone_shows_name_and_numbers_whole(visit, shop) -> None:
         assert all(cell.is_visible() for cell in first.locator("td:not(:empty)").all()), path
 
 
-def test_the_choice_of_virtual_hosts_comes_in_pages(visit, broker) -> None:
+def test_vhost_select_has_a_paged_search(visit, broker) -> None:
     names = [f"vh-{n:03}" for n in range(130)]
     broker.api("POST", "/api/definitions", {"vhosts": [{"name": name} for name in names]}, timeout_s=60)
     screen = visit(broker, "#/queues")
@@ -134,7 +134,7 @@ def test_the_choice_of_virtual_hosts_comes_in_pages(visit, broker) -> None:
     assert choice.input_value() == "vh-129"
 
 
-def test_a_list_that_is_on_its_way_says_so(visit, broker) -> None:
+def test_loading_list_says_so(visit, broker) -> None:
     screen = visit(broker, "#/exchanges")
     free: list[bool] = []
 

@@ -6,7 +6,7 @@ from page_paths import PAGES
 
 
 def test_axe_finds_nothing_serious(visit, shop) -> None:
-    """Of the dark the colours alone: all else is as in the light."""
+    """In the dark theme only the colours are checked; everything else equals the light theme."""
     screen = visit(shop, user=None)
     screen.page.get_by_label("Password").wait_for()
     found = {"login": screen.axe() + _in_the_dark(screen)}
@@ -45,7 +45,7 @@ def test_dialogs_by_axe(visit, shop) -> None:
     assert {path: faults for path, faults in found.items() if faults} == {}
 
 
-def test_sizes(visit, shop) -> None:
+def test_pages_fit_phone_and_wall(visit, shop) -> None:
     """Each page on a phone, turned to what a wall has, and back."""
     screen = visit(shop, user="anna", size="phone")
     too_wide = []
@@ -58,7 +58,7 @@ def test_sizes(visit, shop) -> None:
     assert too_wide == []
 
 
-def test_dark_and_light_are_the_systems_or_chosen(visit, shop) -> None:
+def test_theme_follows_the_system_or_the_user(visit, shop) -> None:
     back = "getComputedStyle(document.body.parentElement).backgroundColor"
     dark, light = visit(shop, user="anna", theme="dark"), visit(shop, user="anna", theme="light")
     black, white = dark.page.evaluate(back), light.page.evaluate(back)
@@ -70,7 +70,7 @@ def test_dark_and_light_are_the_systems_or_chosen(visit, shop) -> None:
     assert dark.page.evaluate(back) == white
 
 
-def test_by_keyboard_alone(visit, shop) -> None:
+def test_keyboard_only(visit, shop) -> None:
     screen = visit(shop, "#/queues", user="anna")
     page = screen.page
     page.locator("body").press("Tab")
@@ -88,7 +88,7 @@ def test_by_keyboard_alone(visit, shop) -> None:
     page.get_by_role("heading", level=1).filter(has_text="orders.asia").wait_for()
 
 
-def test_a_phone_has_its_navigation_behind_a_button(visit, shop) -> None:
+def test_phone_navigation_is_a_menu(visit, shop) -> None:
     screen = visit(shop, user="anna", size="phone")
     link = screen.page.locator("#nav").get_by_role("link", name="Queues")
     assert not link.is_visible()

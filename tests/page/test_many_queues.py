@@ -54,7 +54,7 @@ def test_lists(visit, crowd) -> None:
     assert max(sizes) < 100_000
 
 
-def test_as_many_lines_as_a_screen_has_are_painted_first(visit, crowd) -> None:
+def test_first_paint_has_one_screen_of_rows(visit, crowd) -> None:
     page = visit(crowd, "#/queues").page
     page.add_init_script(BESIDE % ("main tbody tr", "main tbody tr"))
     page.reload()
@@ -70,7 +70,7 @@ def test_as_many_lines_as_a_screen_has_are_painted_first(visit, crowd) -> None:
     ],
 )
 def test_lists_within_a_page(visit, crowd, path: str, what: str, searched: str, found: str) -> None:
-    """Of one exchange and of one virtual host: what is asked again and again is a page, not all of them."""
+    """The page polls one page of the bindings of an exchange and of the permissions of a vhost, not all of them."""
     page = visit(crowd, "#/").page
     sizes: dict[str, int] = {}
     page.on("response", lambda answer: sizes.update({answer.url: len(answer.body())}))
@@ -87,7 +87,7 @@ def test_lists_within_a_page(visit, crowd, path: str, what: str, searched: str, 
     assert max(asked.values()) < 20_000, asked
 
 
-def test_the_picture_shows_the_busiest_and_finds_the_others(visit, crowd) -> None:
+def test_topology_shows_the_busiest_and_finds_others(visit, crowd) -> None:
     screen = visit(crowd, "#/topology")
     page = screen.page
     page.get_by_text("the busiest of 10,000").wait_for()
@@ -100,7 +100,7 @@ def test_the_picture_shows_the_busiest_and_finds_the_others(visit, crowd) -> Non
     page.get_by_role("heading", level=1).filter(has_text="queue-04242").wait_for()
 
 
-def test_pages_that_go_over_all_of_them(visit, crowd) -> None:
+def test_policy_preview_with_ten_thousand_queues(visit, crowd) -> None:
     screen = visit(crowd, "#/policies")
     page = screen.page
     page.get_by_role("button", name="New policy").click()

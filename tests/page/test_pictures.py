@@ -14,7 +14,7 @@ import pytest
 
 SIZE = {"width": 1200, "height": 750}
 BYTES_MAX = 150_000
-"""They are committed, and made anew whenever the page changes."""
+"""The pictures are committed and made again when the page changes."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_messages(picture) -> None:
     picture("messages", "#/queues/%2F/invoices?tab=messages", "dark", browse)
 
 
-def test_a_policy_before_it_is_set(picture) -> None:
+def test_policy_preview(picture) -> None:
     def write(page) -> None:
         page.get_by_role("button", name="New policy").click()
         page.get_by_label("Name", exact=True).fill("short")

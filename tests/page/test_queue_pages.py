@@ -43,7 +43,7 @@ def messages(broker: BrokerProcess, queue: str) -> int:
     return int(found["messages"])
 
 
-def test_messages_are_looked_at_and_stay(visit, broker) -> None:
+def test_browsing_leaves_messages_in_the_queue(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=messages").page
     page.get_by_label("Selector").first.fill("customer = 'smith'")
@@ -53,7 +53,7 @@ def test_messages_are_looked_at_and_stay(visit, broker) -> None:
     assert rows.count() == 3
     rows.first.get_by_text("acme").or_(rows.first.get_by_role("cell").nth(4)).first.click()  # a click anywhere on it
     dialog = page.get_by_role("dialog")
-    # As it was published, to the last digit, which a browser's own numbers do not have.
+    # All digits as published, which numbers of JavaScript cannot hold.
     dialog.get_by_text('"id": 12345678901234567890').wait_for()
     dialog.get_by_role("button", name="hex").click()
     dialog.get_by_text("7b 22 6f 72 64 65 72").wait_for()
@@ -71,7 +71,7 @@ def test_messages_are_looked_at_and_stay(visit, broker) -> None:
     assert messages(broker, "q") == 7
 
 
-def test_the_way_of_a_dead_letter_is_told_and_it_is_sent_back(visit, broker) -> None:
+def test_history_of_a_dead_letter_and_redrive(visit, broker) -> None:
     filled(broker)
     with connected(broker) as connection:
         channel = connection.channel()
@@ -98,7 +98,7 @@ def test_the_way_of_a_dead_letter_is_told_and_it_is_sent_back(visit, broker) -> 
     assert (messages(broker, "failed"), messages(broker, "q")) == (1, 6)
 
 
-def test_messages_are_moved_where_one_says(visit, broker) -> None:
+def test_move_to_a_queue(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=jobs").page
     page.get_by_label("Queue", exact=True).fill("none")
@@ -116,7 +116,7 @@ def test_messages_are_moved_where_one_says(visit, broker) -> None:
     assert (messages(broker, "q"), messages(broker, "other")) == (3, 4)
 
 
-def test_a_job_does_no_more_than_was_shown(visit, broker) -> None:
+def test_job_handles_at_most_the_previewed_number(visit, broker) -> None:
     filled(broker)
     page = visit(broker, "#/queues/%2F/q?tab=jobs").page
     page.get_by_role("combobox", name="Action", exact=True).select_option("delete")
@@ -133,8 +133,8 @@ def test_a_job_does_no_more_than_was_shown(visit, broker) -> None:
     assert messages(broker, "q") == 1
 
 
-def test_who_leaves_a_search_ends_it(visit, broker) -> None:
-    """Each answer says that there is more to look at, as of a queue of which nothing matches."""
+def test_leaving_the_page_aborts_a_search(visit, broker) -> None:
+    """Each answer says that the search is not finished, as in a long queue without matches."""
     broker.api("PUT", "/api/queues/%2F/q", {})
     screen = visit(broker, "#/queues/%2F/q?tab=messages")
     asked: list[str] = []
@@ -150,14 +150,14 @@ def test_who_leaves_a_search_ends_it(visit, broker) -> None:
         screen.page.wait_for_timeout(10)
     screen.page.evaluate("location.hash = '#/exchanges'")
     screen.page.get_by_role("heading", name="Exchanges", level=1).wait_for()
-    screen.settled()  # fails where requests go on
+    screen.settled()  # fails if requests continue
     count = len(asked)
     screen.page.wait_for_timeout(100)
     assert len(asked) == count
 
 
-def test_a_message_whose_headers_are_nonsense_is_shown(visit, broker) -> None:
-    """Whoever publishes writes what he likes: no death at all, a name that is no Unicode."""
+def test_message_with_invalid_headers_is_shown(visit, broker) -> None:
+    """A publisher can write anything into headers: x-death without deaths, a name that is not Unicode."""
     with connected(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -171,7 +171,7 @@ def test_a_message_whose_headers_are_nonsense_is_shown(visit, broker) -> None:
     assert page.get_by_label("Payload", exact=True).inner_text().count("‹202e›") == 1
 
 
-def test_numbers_stay_as_they_are_written(visit, broker) -> None:
+def test_published_numbers_keep_all_digits(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/q", {})
     page = visit(broker, "#/queues/%2F/q?tab=publish").page
     page.get_by_label("Headers", exact=False).fill('{"id": 9007199254740993}')
@@ -182,7 +182,7 @@ def test_numbers_stay_as_they_are_written(visit, broker) -> None:
     assert told.headers == {"id": 9007199254740993}
 
 
-def test_a_classic_queue_is_one_whatever_the_virtual_host_says(visit, broker) -> None:
+def test_classic_type_overrides_the_vhost_default(visit, broker) -> None:
     broker.api("PUT", "/api/vhosts/safe", {"default_queue_type": "quorum"})
     page = visit(broker, "#/queues").page
     page.get_by_role("button", name="New queue").click()
@@ -195,7 +195,7 @@ def test_a_classic_queue_is_one_whatever_the_virtual_host_says(visit, broker) ->
     assert queue["type"] == "classic"
 
 
-def test_a_message_is_published_and_got(visit, broker) -> None:
+def test_publish_and_get(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/q", {})
     page = visit(broker, "#/queues/%2F/q?tab=publish").page
     page.get_by_label("Payload", exact=True).fill("Grüße")
@@ -216,7 +216,7 @@ def test_a_message_is_published_and_got(visit, broker) -> None:
     assert messages(broker, "q") == 0
 
 
-def test_no_more_is_taken_out_than_was_told(visit, broker) -> None:
+def test_get_takes_at_most_the_previewed_number(visit, broker) -> None:
     def publish(text: str) -> None:
         message = {"properties": {}, "routing_key": "q", "payload": text, "payload_encoding": "string"}
         broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
@@ -235,14 +235,14 @@ def test_no_more_is_taken_out_than_was_told(visit, broker) -> None:
     assert broker.api("GET", "/api/queues/%2F/q?columns=messages") == {"messages": 1}
 
 
-def test_what_is_routed_nowhere_is_told(visit, broker) -> None:
+def test_unroutable_message_is_reported(visit, broker) -> None:
     page = visit(broker, "#/exchanges/%2F/amq.direct?tab=publish").page
     page.get_by_label("Routing key").fill("nowhere")
     page.get_by_role("button", name="Publish").click()
     page.get_by_text("No queue received the message").wait_for()
 
 
-def test_purge_and_delete_say_how_many_first(visit, broker) -> None:
+def test_purge_and_delete_preview_their_effect(visit, broker) -> None:
     filled(broker)
     screen = visit(broker, "#/queues/%2F/q")
     page, dialog = screen.page, screen.page.get_by_role("dialog")
@@ -260,7 +260,7 @@ def test_purge_and_delete_say_how_many_first(visit, broker) -> None:
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Delete").click()
     dialog.get_by_role("button", name="Delete the queue").wait_for()
-    # What comes now was not looked at, and is not deleted unseen.
+    # A message that arrives after the preview is not deleted.
     filled(broker)
     dialog.get_by_role("button", name="Delete the queue").click()
     dialog.get_by_role("alert").filter(has_text="not empty").wait_for()
@@ -282,7 +282,7 @@ def test_a_queue_is_declared_and_bound(visit, broker) -> None:
     dialog.get_by_label("Arguments as JSON").fill('{"x-max-length": "many"}')
     dialog.get_by_role("button", name="Declare the queue").click()
     dialog.get_by_role("alert").filter(has_text="x-max-length").wait_for()
-    # What is known has a field of its own, with its unit; the JSON has the same.
+    # A known argument has its own input with a unit; the JSON text has the same value.
     dialog.get_by_role("textbox", name="x-max-length").fill("11")
     dialog.get_by_label("Arguments as JSON").fill('{"x-max-length": 11}')
     dialog.get_by_role("spinbutton", name="x-max-length").fill("10")
@@ -309,7 +309,7 @@ def test_a_queue_is_declared_and_bound(visit, broker) -> None:
     assert queue["arguments"] == {"x-queue-type": "quorum", "x-max-length": 10, "x-overflow": "reject-publish"}
 
 
-def test_the_places_of_a_stream(visit, broker) -> None:
+def test_stored_offsets_of_a_stream(visit, broker) -> None:
     with connected(broker) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -335,7 +335,7 @@ def test_the_places_of_a_stream(visit, broker) -> None:
     assert page.get_by_role("button", name="Purge").count() == 0
 
 
-def test_a_connection_says_what_holds_it_and_is_closed(visit, broker) -> None:
+def test_paused_connection_shows_the_reason_and_is_closed(visit, broker) -> None:
     with connected(broker) as connection:
         channel = connection.channel()
         channel.queue_declare("q")
@@ -368,7 +368,7 @@ def test_a_connection_says_what_holds_it_and_is_closed(visit, broker) -> None:
         (("", "^amq\\.default$", ""), ["Publish"]),
     ],
 )
-def test_nobody_is_offered_what_would_be_refused(visit, broker, rights, offered) -> None:
+def test_tabs_need_permissions(visit, broker, rights, offered) -> None:
     filled(broker)
     configure, write, read = rights
     broker.api("PUT", "/api/users/eve", {"password": PASSWORD, "tags": "management"})
@@ -395,7 +395,7 @@ def published(broker: BrokerProcess, queue: str, *texts: str) -> None:
         broker.api("POST", "/api/exchanges/%2F/amq.default/publish", message)
 
 
-def test_what_comes_is_watched_live(visit, broker) -> None:
+def test_live_view(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/s", {"arguments": {"x-queue-type": "stream"}})
     published(broker, "s", "before")
     page = visit(broker, "#/queues/%2F/s?tab=messages").page
@@ -428,7 +428,7 @@ def test_messages_are_downloaded_as_lines_of_json(visit, broker) -> None:
     assert messages(broker, "q") == 7
 
 
-def test_consumers_of_a_queue_come_in_pages(visit, broker) -> None:
+def test_consumers_of_a_queue_are_paged(visit, broker) -> None:
     broker.api("PUT", "/api/queues/%2F/q", {})
     screen = visit(broker, "#/queues/%2F/q")
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What pages ask every few seconds is what the benchmark replays (interop/bench/page.py), but for which fields."""
+"""The benchmark (interop/bench/page.py) replays the requests that pages poll, except their lists of fields."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from interop.bench.page import ASKED
 
 
 def plain(path: str, node: str, queue: str) -> str:
-    """Without the values of what only says how much is told: which fields, and since when."""
+    """Remove the values of parameters that only limit an answer: fields and ages."""
     asked = urlsplit(path.replace("{node}", node.replace("@", "%40")).replace("{queue}", queue))
     query = dict(parse_qsl(asked.query))
     query |= {name: "" for name in query if name in ("columns", "fields") or name.endswith("_age")}
     return f"{asked.path}?{sorted(query.items())}"
 
 
-def test_it_is_what_pages_ask(visit, shop) -> None:
+def test_benchmark_replays_the_requests_of_pages(visit, shop) -> None:
     """All of them open at once, for as long as the slowest waits."""
     queue = "orders.eu"
     node = shop.api("GET", "/api/overview")["node"]

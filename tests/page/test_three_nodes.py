@@ -1,6 +1,6 @@
 """The page on three nodes, each with a virtual host: all of it from any, and what it says of one that is away.
 
-The nodes are those of tests/relay, without Kafka: who serves what is told to them, and no virtual host moves by itself.
+The nodes are those of tests/relay, without Kafka: the test assigns virtual hosts, and none moves by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from relay_rig import Rig
 
 @pytest.fixture(scope="module")
 def nodes(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """a, b and c; a virtual host of each, with its letter and two queues. Whoever stops one starts it, for the next."""
+    """a, b and c; a virtual host of each, with its letter and two queues. A test that stops a node starts it again."""
     with Rig(tmp_path_factory.mktemp("nodes"), ("a", "b", "c")) as rig:
         for name in "abc":
             rig[name].api("DELETE", "/api/vhosts/%2F")
@@ -28,7 +28,7 @@ def nodes(browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-def test_all_of_it_from_any_node(visit, nodes: Rig) -> None:
+def test_any_node_shows_everything(visit, nodes: Rig) -> None:
     screen = visit(nodes["b"])
     page = screen.page
     page.locator(".tile").filter(has_text="queues").get_by_text("6", exact=True).wait_for()
@@ -53,7 +53,7 @@ def test_all_of_it_from_any_node(visit, nodes: Rig) -> None:
         page.get_by_role("heading", name=name, exact=True).wait_for()
 
 
-def test_a_node_that_is_away_is_named_wherever_its_part_is_missing(visit, nodes: Rig) -> None:
+def test_unreachable_node_is_named(visit, nodes: Rig) -> None:
     screen = visit(nodes["b"], "#/queues")
     page = screen.page
     page.get_by_text("6 queues").wait_for()

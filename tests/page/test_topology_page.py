@@ -1,11 +1,11 @@
-"""The picture of the topology: what is drawn, where it leads, and the list that has the same."""
+"""The topology: its picture, links and tables."""
 
 from __future__ import annotations
 
 import re
 
 
-def test_it_draws_what_there_is(visit, shop) -> None:
+def test_picture_has_all_objects(visit, shop) -> None:
     page = visit(shop, "#/topology", user="anna").page
     page.get_by_label("Virtual host").first.select_option("/")
     boxes = page.locator("svg .box")
@@ -18,7 +18,7 @@ def test_it_draws_what_there_is(visit, shop) -> None:
     assert page.locator("svg .box.queue").filter(has_text="1 consumer").count() == 2
 
 
-def test_lines_are_as_wide_as_messages_go_and_what_piles_up_is_marked(visit, shop) -> None:
+def test_line_widths_and_growing_queues(visit, shop) -> None:
     page = visit(shop, "#/topology", user="anna").page
     # Rates are those of the sweep that comes every five seconds.
     page.locator("svg .lines .line.flows").first.wait_for()
@@ -29,7 +29,7 @@ def test_lines_are_as_wide_as_messages_go_and_what_piles_up_is_marked(visit, sho
     assert page.locator("svg .box.growing").filter(has_text="graveyard").count() == 0
 
 
-def test_a_click_leads_to_the_thing(visit, shop) -> None:
+def test_click_opens_the_object(visit, shop) -> None:
     screen = visit(shop, "#/topology", user="anna")
     screen.page.locator("svg .box.queue").filter(has_text="invoices").locator("a").first.click()
     screen.page.get_by_role("heading", level=1).filter(has_text="invoices").wait_for()
@@ -38,7 +38,7 @@ def test_a_click_leads_to_the_thing(visit, shop) -> None:
     screen.page.get_by_role("heading", level=1).filter(has_text="unrouted").wait_for()
 
 
-def test_it_is_larger_and_smaller(visit, shop) -> None:
+def test_zoom(visit, shop) -> None:
     screen = visit(shop, "#/topology", user="anna")
     picture = screen.page.locator(".topology svg").first
     picture.wait_for()
@@ -49,7 +49,7 @@ def test_it_is_larger_and_smaller(visit, shop) -> None:
     assert float(picture.get_attribute("width") or 0) == fit
 
 
-def test_the_picture_is_for_eyes_and_the_list_for_all(visit, shop) -> None:
+def test_picture_is_hidden_from_screen_readers_and_list_is_not(visit, shop) -> None:
     screen = visit(shop, "#/topology", user="anna")
     page = screen.page
     page.locator("svg .box").first.wait_for()
@@ -64,7 +64,7 @@ def test_the_picture_is_for_eyes_and_the_list_for_all(visit, shop) -> None:
     assert "dead" in said
 
 
-def test_a_search_shows_what_it_finds_and_what_that_is_bound_to(visit, shop) -> None:
+def test_search_shows_matches_and_their_bindings(visit, shop) -> None:
     screen = visit(shop, "#/topology", user="anna")
     screen.page.get_by_role("searchbox").fill("graveyard")
     screen.page.get_by_text("1 queue and 1 exchange").wait_for()
@@ -74,7 +74,7 @@ def test_a_search_shows_what_it_finds_and_what_that_is_bound_to(visit, shop) -> 
     assert "q=graveyard" in screen.page.url
 
 
-def test_each_thing_says_its_virtual_host_where_there_are_several(visit, broker) -> None:
+def test_boxes_name_their_vhost_if_there_are_several(visit, broker) -> None:
     for vhost in ("red", "blue"):
         broker.api("PUT", f"/api/vhosts/{vhost}", {})
         broker.api("PUT", f"/api/queues/{vhost}/orders", {})
