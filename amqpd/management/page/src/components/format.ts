@@ -44,7 +44,8 @@ export function formatBytes(value: number | null | undefined): string {
 /** 1 d 3 h, 4 min 10 s, 12 s, 3.4 ms. */
 export function formatDuration(ms: number | null | undefined): string {
   if (ms === null || ms === undefined || !Number.isFinite(ms)) return "–";
-  if (ms < 1) return `${Math.round(ms * 1000)} µs`;
+  const us = Math.round(ms * 1000);
+  if (us < 1000) return `${us} µs`;
   if (ms < 1000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
   const seconds = Math.floor(ms / 1000);
   if (seconds < 60) return `${seconds} s`;
