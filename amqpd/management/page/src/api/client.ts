@@ -19,7 +19,6 @@ export class ApiError extends Error {
   }
 }
 
-/** The request got no answer. */
 export class UnreachableError extends Error {
   constructor() {
     super("The broker does not answer.");
@@ -127,7 +126,6 @@ export async function getIfExists<T>(url: string): Promise<T | undefined> {
   }
 }
 
-/** Return the length of a list without its items. */
 export async function countItems(path: string, names: PathNames = {}): Promise<number> {
   const { total_count } = await request<{ total_count: number }>("GET", apiUrl(path, names, { page: 1, page_size: 1 }));
   return total_count;
@@ -145,7 +143,6 @@ export function remove(path: PathWith<"delete">, names: PathNames, query?: Query
   return request("DELETE", apiUrl(path, names, query));
 }
 
-/** Return an error as a sentence for the user. */
 export function errorText(error: unknown): string {
   if (error instanceof ApiError) {
     if (error.status === 401) {

@@ -26,7 +26,7 @@ export function parseExactJson(text: string): unknown {
   return value;
 }
 
-/** Indent JSON. Returns undefined if the text is not JSON or this browser would change a number. */
+/** Returns undefined if the text is not JSON or this browser would change a number. */
 export function formatJson(text: string): string | undefined {
   const { rawJSON } = JSON as Raw;
   try {

@@ -9,7 +9,6 @@ import { Field } from "./form";
 type ArgumentRow = Answer<"/api/amqpd/arguments">[number];
 type Kind = "queue" | "exchange" | "policy" | "operator policy";
 
-/** A name that can be set, as an argument or as a policy key. */
 interface ArgumentOption {
   name: string;
   value: ArgumentRow["value"];
@@ -34,7 +33,6 @@ function optionsFor(known: ArgumentRow[], kind: Kind, type: string | undefined):
     .flatMap(({ policy, meaning }) => (policy && (kind === "policy" || policy.operator) ? [{ ...policy, meaning }] : []));
 }
 
-/** Value of apply-to -> kind of object and its type. */
 const APPLY_TO_FILTERS: Record<string, ["queue" | "exchange", string?]> = {
   queues: ["queue"],
   classic_queues: ["queue", "classic"],
@@ -43,7 +41,6 @@ const APPLY_TO_FILTERS: Record<string, ["queue" | "exchange", string?]> = {
   exchanges: ["exchange"],
 };
 
-/** Return the value of a new row. */
 function initialValue({ value, unit, words }: ArgumentOption): unknown {
   if (value === "flag") return true;
   if (value === "choice") return words[0];
@@ -56,7 +53,6 @@ interface ArgumentsProps {
   /** Type of the queue or exchange, or a policy's apply-to. Limits the offered names. */
   type?: string;
   label: string;
-  /** A JSON object; may be empty. */
   text: string;
   onChange: (text: string) => void;
 }

@@ -11,7 +11,6 @@ import type { Column } from "./table";
 export type Binding = components["schemas"]["Binding"];
 
 interface BindingsProps {
-  /** API path with `{names}`. */
   path: string;
   pathNames: PathNames;
   /** The end of the bindings that is shown; the other end is the object of the page. */
@@ -84,7 +83,6 @@ export function BindingList({ path, pathNames, end, version, onChange, canChange
   );
 }
 
-/** Form that adds a binding to the queue or exchange of the page. */
 export function BindForm({ vhost, queue, exchange, onChange }: { vhost: string; queue?: string; exchange?: string; onChange: () => void }) {
   const submit = async (fields: FormData): Promise<void> => {
     const other = fieldText(fields, "other");

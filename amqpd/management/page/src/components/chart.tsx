@@ -9,7 +9,6 @@ import { formatBytes, formatCount, formatDuration, formatRate, formatShort } fro
 import type { Range, Series } from "./samples";
 
 export interface Curve {
-  /** Name of the counter. */
   name: string;
   label: string;
 }
@@ -34,7 +33,7 @@ function timeRange(from: number | null, to: number | null, ageS: number | undefi
   return [ageS === undefined ? Math.min(begin, end - 60) : end - ageS, end];
 }
 
-/** Return the indexes of samples without neighbours, which are drawn as dots. */
+/** Samples without neighbours are drawn as dots. */
 function isolatedPoints(values: ArrayLike<number | null | undefined>): number[] {
   const is = (index: number): boolean => typeof values[index] === "number";
   return Array.from(values, (_, index) => index).filter((index) => is(index) && !is(index - 1) && !is(index + 1));
@@ -135,7 +134,6 @@ export function Chart({ title, points, curves, unit = "rate", valuesOf }: ChartP
   );
 }
 
-/** A section of charts with one choice of time range. */
 export function Charts({ title, range, ranges, onRange, children }: { title: string; range: Range; ranges: Range[]; onRange: (range: Range) => void; children: ComponentChildren }) {
   return (
     <Section

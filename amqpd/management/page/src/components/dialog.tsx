@@ -26,7 +26,6 @@ export function Dialog({ title, onClose, children, wide }: { title: string; onCl
 }
 
 export interface Preview {
-  /** What the action changes, in whole sentences. */
   text: ComponentChildren;
   /** Label of the confirming button: "Purge 1,203 messages". */
   action: string;
@@ -34,23 +33,20 @@ export interface Preview {
   nothingToDo?: boolean;
 }
 
-/** Show the progress of a running action. */
 export type ReportProgress = (text: string) => void;
 
 interface DangerButtonProps {
-  /** Label of the button that opens the dialog. */
   label: string;
   title: string;
   /** Find out what the action would change, by a dry run or by reading the current state. `signal` aborts when the dialog closes. */
   preview: (signal: AbortSignal) => Promise<Preview>;
   /** Execute the action. The returned text becomes a notice. */
-  run: (say: ReportProgress) => Promise<string | void>;
+  run: (reportProgress: ReportProgress) => Promise<string | void>;
   onDone?: () => void;
   disabled?: boolean;
   disabledReason?: string;
 }
 
-/** A button that opens a confirmation dialog. */
 export function DangerButton({ label, title, preview, run, onDone, disabled, disabledReason }: DangerButtonProps) {
   const [open, setOpen] = useState(false);
   return (

@@ -1,4 +1,4 @@
-// Small elements that all pages use: names, links, titles, badges, tabs.
+// Small elements that all pages use.
 import type { ComponentChildren } from "preact";
 import { errorText, UnreachableError } from "../api/client";
 import { href, route } from "../shell/router";
@@ -19,7 +19,6 @@ export function Name({ children }: { children: string }) {
   return <bdi class="name">{children === "" ? <i>(empty)</i> : showOuterSpaces(showInvisible(children))}</bdi>;
 }
 
-/** A link to the page of a named object. */
 export function NameLink({ path, children, query }: { path: (string | number)[]; children: string; query?: Record<string, string> }) {
   return (
     <a href={href(path, query)}>
@@ -37,7 +36,7 @@ export function exchangeInPath(name: string): string {
   return name || "amq.default";
 }
 
-/** The heading of a page. `kind` says what the name belongs to: "Queue". */
+/** `kind` says what the name belongs to: "Queue". */
 export function PageTitle({ kind, children, aside }: { kind?: string; children: string; aside?: ComponentChildren }) {
   return (
     <div class="title">
@@ -97,7 +96,6 @@ export function Facts({ facts }: { facts: [string, ComponentChildren | undefined
   );
 }
 
-/** The keys and values of a JSON object (arguments, headers, definitions), one line each. */
 export function KeyValues({ values, none = "none" }: { values: Record<string, unknown>; none?: string }) {
   const entries = Object.entries(values);
   if (!entries.length) return <>{none}</>;

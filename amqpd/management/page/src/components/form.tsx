@@ -16,12 +16,10 @@ export function Field({ label, hint, children }: { label: string; hint?: string;
 }
 
 interface FormProps {
-  /** Label of the submit button. */
   action: string;
   /** Send the form. Its error is shown below the fields. */
   submit: (fields: FormData) => Promise<void>;
   children: ComponentChildren;
-  /** Clear the fields after success. */
   resetsOnSubmit?: boolean;
   /** Return what submitting would replace, or undefined. The user must confirm a replacement. */
   confirmation?: (fields: FormData) => Promise<Preview | undefined>;
@@ -72,7 +70,6 @@ export function Form({ action, submit, children, resetsOnSubmit, confirmation }:
   );
 }
 
-/** Return a text field, or "" if it is missing. */
 export function fieldText(fields: FormData, name: string): string {
   const value = fields.get(name);
   return typeof value === "string" ? value : "";

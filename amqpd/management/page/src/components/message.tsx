@@ -1,4 +1,3 @@
-// A message: its payload as JSON, text or bytes, its properties, headers and history.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { get } from "../api/client";
@@ -35,7 +34,6 @@ function jsonText(message: DisplayedMessage): string | undefined {
   return formatJson(message.payload);
 }
 
-/** Return the start of a payload for one line of a table. */
 export function payloadPreview(message: DisplayedMessage): string {
   return message.payload_encoding === "string" ? showInvisible(message.payload.slice(0, 120)) : `${formatBytes(message.payload_bytes)} of binary data`;
 }

@@ -22,18 +22,15 @@ interface ListPage<T> {
 interface PagedListProps<T> {
   /** The listed objects in the plural: "queues". */
   noun: string;
-  /** API path with `{names}`. */
   path: string;
   names?: PathNames;
   query?: Query;
   columns: Column<T>[];
   idOf: (item: T) => string;
-  /** Buttons beside the search. */
   toolbar?: ComponentChildren;
   pageSize?: number;
   /** "many": show the search only if there is more than one page. */
   searchable?: boolean | "many";
-  /** The fields that a search looks at. */
   searchLabel?: string;
   /** Prefix of the query names in the address, if a page has several lists. */
   queryPrefix?: string;
@@ -82,13 +79,13 @@ type SetListQuery = (changes: QueryChanges) => void;
 
 export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf, toolbar, pageSize = PAGE_SIZE, searchable = true, searchLabel = "name", queryPrefix = "", version = 0, bulkActions }: PagedListProps<T>) {
   const { page, size, sort, down, name, regex } = listQuery(pageSize, queryPrefix);
-  const say: SetListQuery = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [queryPrefix + word, value])));
+  const setListQuery: SetListQuery = (changes) => setQuery(Object.fromEntries(Object.entries(changes).map(([word, value]) => [queryPrefix + word, value])));
   const url = listUrl({ path, names, query, pageSize, queryPrefix });
   const { data, error } = usePoll((signal) => getUrl<ListPage<T>>(url, signal), [url, version]);
   // The page number is too high: items were deleted, or the search matches fewer.
   const outside = error instanceof ApiError && error.reason.startsWith("Page out of range");
   useEffect(() => {
-    if (outside && page > 1) say({ page: undefined });
+    if (outside && page > 1) setListQuery({ page: undefined });
   }, [outside]);
   const last = useRef<ListPage<T>>();
   if (data) last.current = data;
@@ -103,7 +100,7 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
   return (
     <div class="list">
       <div class="bar">
-        {wide && <Search noun={noun} by={searchLabel} text={name} regex={regex} say={say} />}
+        {wide && <Search noun={noun} by={searchLabel} text={name} regex={regex} setListQuery={setListQuery} />}
         <span class="grow" aria-live="polite">
           {shown && countText(shown, noun)}
         </span>
@@ -131,10 +128,10 @@ export function PagedList<T>({ noun, path, names = {}, query = {}, columns, idOf
           {...(bulkActions ? { chosen, onChoose: setChosen } : {})}
           sort={sort}
           down={down}
-          onSort={(column) => say({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
+          onSort={(column) => setListQuery({ sort: column, desc: sort === column && !down ? 1 : undefined, page: undefined })}
         />
       )}
-      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages noun={noun} page={page} pages={shown.page_count} size={size} pageSize={pageSize} say={say} />}
+      {shown && (shown.page_count > 1 || size !== pageSize) && <Pages noun={noun} page={page} pages={shown.page_count} size={size} pageSize={pageSize} setListQuery={setListQuery} />}
     </div>
   );
 }
@@ -145,7 +142,7 @@ function countText(shown: { filtered_count: number; total_count: number }, noun:
     : `${formatCount(shown.filtered_count)} of ${formatCount(shown.total_count)} ${noun}`;
 }
 
-function Search({ noun, by, text, regex, say }: { noun: string; by: string; text: string; regex: boolean; say: SetListQuery }) {
+function Search({ noun, by, text, regex, setListQuery }: { noun: string; by: string; text: string; regex: boolean; setListQuery: SetListQuery }) {
   const [typed, setTyped] = useState(text);
   const timer = useRef<ReturnType<typeof setTimeout>>();
   useEffect(() => setTyped(text), [text]);
@@ -153,21 +150,21 @@ function Search({ noun, by, text, regex, say }: { noun: string; by: string; text
   const type = (value: string): void => {
     setTyped(value);
     clearTimeout(timer.current);
-    timer.current = setTimeout(() => say({ q: value, page: undefined }), TYPING_PAUSE_MS);
+    timer.current = setTimeout(() => setListQuery({ q: value, page: undefined }), TYPING_PAUSE_MS);
   };
   return (
     <form role="search" class="search" onSubmit={(event) => event.preventDefault()}>
       <input type="search" aria-label={`Search ${noun} by ${by}`} placeholder={`${by} contains`} value={typed} onInput={(event) => type(event.currentTarget.value)} />
       <label title="RE2 syntax">
-        <input type="checkbox" checked={regex} onChange={(event) => say({ regex: event.currentTarget.checked ? 1 : undefined, page: undefined })} />
+        <input type="checkbox" checked={regex} onChange={(event) => setListQuery({ regex: event.currentTarget.checked ? 1 : undefined, page: undefined })} />
         regular expression
       </label>
     </form>
   );
 }
 
-function Pages({ noun, page, pages, size, pageSize, say }: { noun: string; page: number; pages: number; size: number; pageSize: number; say: SetListQuery }) {
-  const turn = (to: number): void => say({ page: to === 1 ? undefined : to });
+function Pages({ noun, page, pages, size, pageSize, setListQuery }: { noun: string; page: number; pages: number; size: number; pageSize: number; setListQuery: SetListQuery }) {
+  const turn = (to: number): void => setListQuery({ page: to === 1 ? undefined : to });
   return (
     <nav class="pages" aria-label={`Pages of ${noun}`}>
       <button disabled={page <= 1} onClick={() => turn(1)}>
@@ -195,7 +192,7 @@ function Pages({ noun, page, pages, size, pageSize, say }: { noun: string; page:
       </button>
       <label>
         <span class="visually-hidden">Rows per page</span>
-        <select value={size} onChange={(event) => say({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
+        <select value={size} onChange={(event) => setListQuery({ size: Number(event.currentTarget.value) === pageSize ? undefined : event.currentTarget.value, page: undefined })}>
           {[...new Set([...PAGE_SIZES, pageSize, size])]
             .sort((a, b) => a - b)
             .map((each) => (
@@ -209,7 +206,6 @@ function Pages({ noun, page, pages, size, pageSize, say }: { noun: string; page:
   );
 }
 
-/** Selects the items of all pages. */
 function SelectAll<T>({ url, count: all, onFound }: { url: string; count: number; onFound: (items: T[]) => void }) {
   const [busy, setBusy] = useState(false);
   const find = async (): Promise<void> => {

@@ -20,7 +20,6 @@ export interface Permission {
 
 const KINDS = ["configure", "write", "read"] as const;
 
-/** Either a user or a virtual host. */
 type PermissionsProps = { user: string; vhost?: undefined } | { user?: undefined; vhost: string };
 
 const urlOf = (vhost: string, user: string): string => apiUrl("/api/permissions/{vhost}/{user}", { vhost, user });

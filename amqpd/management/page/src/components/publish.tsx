@@ -1,4 +1,3 @@
-// Form that publishes a message to an exchange, or to a queue through the default exchange.
 import { post } from "../api/client";
 import { Field, fieldObject, fieldText, Form } from "./form";
 import { notify } from "./notices";

@@ -18,11 +18,8 @@ export const OBJECT_RANGES: Range[] = ["1 min", "10 min", "1 h"];
 export const ALL_RANGES = Object.keys(RANGES) as Range[];
 
 export interface Series {
-  /** Seconds since 1970, ascending. */
   times: number[];
-  /** The counter at each time. */
   values: (name: string) => (number | null)[];
-  /** Its rate per second at each time. */
   rates: (name: string) => (number | null)[];
   /** The current rate, as the broker measures it; undefined if it does not. */
   now?: (name: string) => number | undefined;

@@ -33,7 +33,6 @@ export function ConnectionState({ connection }: { connection: Connection }) {
   return <Badge kind="good">running</Badge>;
 }
 
-/** Return the reasons in whole sentences. */
 export function pauseText(connection: Connection): string {
   const reasons = connection.held_by.map((word) => PAUSE_REASONS[word] ?? word);
   return reasons.length ? `The broker does not read from this connection now: ${reasons.join("; ")}.` : "The broker reads from this connection.";

@@ -1,4 +1,3 @@
-// A table of rows, and the choice of its columns.
 import type { ComponentChildren } from "preact";
 import { signal } from "@preact/signals";
 import { useEffect, useRef, useState } from "preact/hooks";
@@ -25,7 +24,6 @@ interface DataTableProps<T> {
   sort?: string;
   down?: boolean;
   onSort?: (column: string) => void;
-  /** Selected rows by id. */
   chosen?: ReadonlyMap<string, T>;
   onChoose?: (chosen: ReadonlyMap<string, T>) => void;
   /** Called for a click on a row, except on its buttons and links. */
@@ -114,7 +112,7 @@ function setColumnShown(noun: string, title: string, shown: boolean): void {
   columnChoices.value = { ...columnChoices.value, [noun]: all };
 }
 
-/** Return the visible columns. The first one is always visible. */
+/** The first column is always visible. */
 export function visibleColumns<T>(noun: string, columns: Column<T>[]): Column<T>[] {
   const all = columnChoicesOf(noun);
   return columns.filter((column, index) => index === 0 || (all[column.title] ?? !column.extra));

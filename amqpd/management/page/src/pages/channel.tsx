@@ -1,4 +1,3 @@
-// A channel: its state, rates, consumers, and the exchanges and queues it uses.
 import { useState } from "preact/hooks";
 import { get } from "../api/client";
 import { Chart, Charts } from "../components/chart";

@@ -1,4 +1,3 @@
-// The list of channels.
 import type { components } from "../api/schema";
 import { Badge, Name, NameLink, PageTitle } from "../components/elements";
 import { formatCount, formatRate } from "../components/format";

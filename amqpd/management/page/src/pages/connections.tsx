@@ -1,4 +1,3 @@
-// The list of connections.
 import type { components } from "../api/schema";
 import { Badge, Name, NameLink, PageTitle } from "../components/elements";
 import { formatBytes, formatCount, formatTime } from "../components/format";

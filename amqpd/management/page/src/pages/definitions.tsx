@@ -30,7 +30,6 @@ interface Difference extends ImportReport {
   changes: Change[];
   changes_left_out: number;
 }
-/** A document with the options of its import. */
 interface ImportRequest {
   document: Blob;
   vhost: string;

@@ -1,4 +1,3 @@
-// The list of exchanges, and the dialog that declares one.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { apiUrl, get, getIfExists, put } from "../api/client";

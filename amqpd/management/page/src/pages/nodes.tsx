@@ -223,7 +223,6 @@ const MEMORY_USES: Record<string, string> = {
   other_proc: "Other: queues, indexes, connections, Python",
 };
 
-/** The resident memory by use, largest first. */
 function MemoryUse({ memory }: { memory: Record<string, unknown> }) {
   const uses = Object.entries(memory).filter((each): each is [string, number] => typeof each[1] === "number" && (each[1] > 0 || each[0] in MEMORY_USES));
   const total = Math.max(1, uses.reduce((sum, [, size]) => sum + size, 0));

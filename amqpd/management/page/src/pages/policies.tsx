@@ -110,7 +110,6 @@ function changesText(effect: PolicyEffect): string {
   return `${plural(effect.changed.queues, "queue")} and ${plural(effect.changed.exchanges, "exchange")} change`;
 }
 
-/** The fields of a policy, beside a preview of its effect. */
 function PolicyEditor({ kind, policy, onClose }: { kind: Kind; policy: Policy; onClose: (done: boolean) => void }) {
   const [policyVhost, setPolicyVhost] = useState(policy.vhost);
   const [name, setName] = useState(policy.name);

@@ -1,4 +1,3 @@
-// The list of queues, and the dialog that declares one.
 import { useState } from "preact/hooks";
 import type { components } from "../api/schema";
 import { apiUrl, getIfExists, request } from "../api/client";

@@ -1,4 +1,3 @@
-// The list of users, and the dialog that adds one.
 import { useState } from "preact/hooks";
 import { apiUrl, request } from "../api/client";
 import { Dialog } from "../components/dialog";

@@ -1,4 +1,3 @@
-// The list of virtual hosts, and the dialog that adds one.
 import { useState } from "preact/hooks";
 import { apiUrl, getIfExists, request } from "../api/client";
 import { Dialog } from "../components/dialog";

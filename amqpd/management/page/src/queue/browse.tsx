@@ -21,7 +21,6 @@ export interface QueueNames {
   queue: string;
 }
 
-/** A search for messages. */
 interface Search {
   offset?: number;
   time?: string;
@@ -150,7 +149,6 @@ interface LiveMessagesProps {
   onClose: () => void;
 }
 
-/** New messages, newest first. */
 function LiveMessages({ queueNames, where, stream, columns, onOpen, onClose }: LiveMessagesProps) {
   const [messages, setMessages] = useState<Message[]>([]);
   const [arrivedCount, setArrivedCount] = useState(0);
@@ -200,7 +198,6 @@ function LiveMessages({ queueNames, where, stream, columns, onOpen, onClose }: L
   );
 }
 
-/** Return the offset of the next message that will arrive. */
 async function fetchEndOffset(queueNames: QueueNames, signal: AbortSignal): Promise<number> {
   const got = await get("/api/queues/{vhost}/{queue}/messages", { ...queueNames }, { end: true }, signal);
   return got.next_offset;

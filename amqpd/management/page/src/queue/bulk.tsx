@@ -17,7 +17,6 @@ const FAILURES_SHOWN_MAX = 5;
 const idOf = (queue: Queue): string => `${queue.vhost}\0${queue.name}`;
 const namesOf = (queue: Queue) => ({ vhost: queue.vhost, queue: queue.name });
 
-/** Return the selected queues that still exist, with their current counts. */
 async function fetchCurrent(selected: Queue[]): Promise<Queue[]> {
   const wanted = new Set(selected.map(idOf));
   const vhosts = [...new Set(selected.map((queue) => queue.vhost))];
@@ -27,10 +26,10 @@ async function fetchCurrent(selected: Queue[]): Promise<Queue[]> {
 }
 
 /** Apply `act` to each queue and continue after errors. Returns a summary; throws it as Error if a queue failed. */
-async function forEachQueue(queues: Queue[], verb: string, done: string, act: (queue: Queue) => Promise<unknown>, say: ReportProgress): Promise<string> {
+async function forEachQueue(queues: Queue[], verb: string, done: string, act: (queue: Queue) => Promise<unknown>, reportProgress: ReportProgress): Promise<string> {
   const failed: string[] = [];
   for (const [index, queue] of queues.entries()) {
-    say(`${verb} ${index + 1} of ${queues.length}: ${showInvisible(queue.name)}`);
+    reportProgress(`${verb} ${index + 1} of ${queues.length}: ${showInvisible(queue.name)}`);
     try {
       await act(queue);
     } catch (error) {
@@ -68,7 +67,7 @@ export function BulkActions({ selected, onDone }: { selected: Queue[]; onDone: (
             ),
           };
         }}
-        run={(say) => forEachQueue(found.current, "Purging", "purged", (queue) => remove("/api/queues/{vhost}/{queue}/contents", namesOf(queue)), say)}
+        run={(reportProgress) => forEachQueue(found.current, "Purging", "purged", (queue) => remove("/api/queues/{vhost}/{queue}/contents", namesOf(queue)), reportProgress)}
         onDone={onDone}
       />
       <button onClick={() => setMoving(true)}>Move messages</button>
@@ -90,7 +89,7 @@ export function BulkActions({ selected, onDone }: { selected: Queue[]; onDone: (
           };
         }}
         // A message that arrived after the preview is not deleted.
-        run={(say) => forEachQueue(found.current, "Deleting", "deleted", (queue) => remove("/api/queues/{vhost}/{queue}", namesOf(queue), { "if-empty": !queue.messages, "if-unused": !queue.consumers }), say)}
+        run={(reportProgress) => forEachQueue(found.current, "Deleting", "deleted", (queue) => remove("/api/queues/{vhost}/{queue}", namesOf(queue), { "if-empty": !queue.messages, "if-unused": !queue.consumers }), reportProgress)}
         onDone={onDone}
       />
       {moving && <MoveDialog selected={selected} fetchQueues={fetchQueues} onClose={(done) => (setMoving(false), done && onDone())} />}
@@ -117,10 +116,10 @@ function MoveDialog({ selected, fetchQueues, onClose }: { selected: Queue[]; fet
       ),
     };
   };
-  const run = (say: ReportProgress): Promise<string> => {
+  const run = (reportProgress: ReportProgress): Promise<string> => {
     const count = new Map(found.current.map((each) => [each.queue, each.count]));
     const moved = [...count].filter(([, several]) => several > 0).map(([queue]) => queue);
-    return forEachQueue(moved, "Moving", "moved", (queue) => runJob(queue, { ...body, limit: count.get(queue) }), say);
+    return forEachQueue(moved, "Moving", "moved", (queue) => runJob(queue, { ...body, limit: count.get(queue) }), reportProgress);
   };
   return (
     <Dialog title={`Move the messages of ${plural(selected.length, "queue")}`} onClose={() => onClose(false)}>

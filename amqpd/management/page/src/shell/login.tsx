@@ -2,7 +2,6 @@ import { useRef, useState } from "preact/hooks";
 import { ApiError, errorText } from "../api/client";
 import { login, loginMessage } from "./session";
 
-/** Return why a login failed. */
 function loginErrorText(error: unknown): string {
   if (!(error instanceof ApiError)) return errorText(error);
   if (error.status === 401 && error.reason.startsWith("Not ")) {

@@ -62,12 +62,10 @@ export async function loadPage(page: Page): Promise<void> {
   if (firstUrl && session.peek() === undefined) prefetch(firstUrl());
 }
 
-/** Return the component of a loaded page. */
 export function componentOf(page: Page): ComponentType<PageProps> | undefined {
   return loadedComponents.get(page);
 }
 
-/** Return the page for a path, and the names in the path. */
 export function findPage(path: string[]): { page: Page; names: string[] } {
   for (const page of PAGES) {
     const words = page.path.split("/").filter(Boolean);

@@ -3,7 +3,6 @@
 import { signal } from "@preact/signals";
 
 export interface Route {
-  /** Decoded segments of the path. */
   path: string[];
   query: URLSearchParams;
 }

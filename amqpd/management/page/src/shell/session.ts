@@ -43,7 +43,6 @@ export async function loadSession(): Promise<void> {
   }
 }
 
-/** Throws ApiError or UnreachableError. */
 export async function login(username: string, password: string): Promise<void> {
   session.value = await request<Session>("POST", "/api/amqpd/session", new URLSearchParams({ username, password }));
   loginMessage.value = "";

@@ -34,7 +34,6 @@ export interface Position {
 export interface Layout {
   positions: Map<string, Position>;
   groups: Group[];
-  /** Node -> id of its group. */
   groupOf: Map<string, string>;
   width: number;
   height: number;
@@ -129,7 +128,6 @@ function askeyRows(columns: readonly string[][], edges: ReadonlyMap<string, Set<
   return row;
 }
 
-/** Return the neighbours of each node in both directions. */
 function neighbours(columns: readonly string[][], edges: ReadonlyMap<string, Set<string>>): Map<string, string[]> {
   const near = new Map<string, string[]>(columns.flat().map((id) => [id, []]));
   for (const id of near.keys())

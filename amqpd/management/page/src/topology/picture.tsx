@@ -87,7 +87,6 @@ function Legend() {
   );
 }
 
-/** Merge the links of collapsed nodes. */
 function drawnLinks(model: Topology, drawn: Layout): TopologyLink[] {
   const folded = new Map<string, TopologyLink>();
   const found: TopologyLink[] = [];
@@ -203,7 +202,6 @@ function BoxText({ x, name, small }: { x: number; name: string; small: string })
   );
 }
 
-/** Return the node and those that a link connects to it. */
 function linkedNodes(model: Topology, id: string): Set<string> {
   return new Set([id, ...(model.linksFrom.get(id) ?? []).map((link) => link.destination), ...(model.linksTo.get(id) ?? []).map((link) => link.source)]);
 }
