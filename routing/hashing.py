@@ -1,46 +1,35 @@
-"""The exchange type `x-consistent-hash`: a message goes to one of the bindings, the same for the same routing key, and
-each of them gets a share of the keys that is its weight's of all weights.
+"""The exchange types that choose one binding: x-consistent-hash, x-modulus-hash, x-random, x-local-random.
 
-The weight is the binding key, a whole number from 1 on. What is hashed is the routing key, or what the exchange's
-arguments name: a header (`hash-header`) or a property (`hash-property`: message_id, correlation_id, timestamp).
-Messages that do not have it go all to the same binding. Several bindings of one destination count as one with the sum
-of their weights.
+**x-consistent-hash.** A message with the same routing key always goes to the same binding, and each binding gets its
+weight's share of the keys. The binding key is the weight, a whole number from 1. The exchange hashes the routing key,
+or a header (`hash-header`), or a property (`hash-property`: message_id, correlation_id, timestamp); all messages
+without it go to one binding. Several bindings of a destination count as one with the sum of their weights.
 
-**How.** Every destination draws a number from the hash of the message and of its own label, and the highest draw wins,
-after each is weighed (rendezvous hashing: of `-ln(draw) / weight` the smallest). So where a message goes depends on
-the set of bindings alone: not on their order, nor on this process; and a binding that comes or goes takes or leaves
-what is its own share, and moves nothing else. Destinations of equal weight are compared by their draws, without a
-logarithm, so there is one for each weight that occurs.
+The method is weighted rendezvous hashing. Each destination draws a number from the hash of the message and its own
+label; the smallest `-ln(draw) / weight` wins. So the choice depends only on the set of bindings, not on their order or
+on the process. A new or removed binding moves its own share of the keys and no other key. Destinations of equal weight
+compare their draws; one logarithm per distinct weight is enough.
 
-Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_consistent_hash_exchange, for arguments, weights and texts (its
-own ring, jump consistent hash, depends on the order of declarations); Thaler and Ravishankar 1998 for the method.
+**x-modulus-hash.** The hash of all routing keys (CC and BCC too), modulo the number of bindings. It is cheaper, but
+nearly all keys move when the number of bindings changes. Binding keys and arguments are ignored. Each binding is one
+choice, so a queue that is bound twice gets twice as much. The bindings are ordered by their destinations' labels, so
+keys stay with their queues after a restart.
 
-What exchange types share that choose one of their bindings: hashes that are the same in every process, and the
-bindings in one order.
+**x-random.** A random binding per message; each binding is one choice. **x-local-random** accepts only classic queues
+with an empty binding key. RabbitMQ prefers the queues of the client's node; with one node that is the only difference.
 
-Hashes are 32 bits. `mixed` is a bijection of its first argument for each seed, with an avalanche over all bits, so that
-neighbouring keys are as far apart as any; every product in it fits 63 bits, compiled or not. Source of its constants:
-https://github.com/skeeto/hash-prospector (public domain). Texts are hashed by zlib's CRC-32 and mixed after that.
+**Hashes** have 32 bits and are the same in every process, compiled or not: all products fit 63 bits. Texts are hashed
+by zlib's CRC-32, then mixed.
 
-Compiled by mypyc.
+Compiled by mypyc. Sources:
 
-The exchange type `x-modulus-hash`: the hash of the routing key, modulo the number of bindings, is the one a message
-goes to. Cheaper than `x-consistent-hash`, and nearly every key moves when a binding comes or goes.
-
-Binding keys and arguments mean nothing; each binding is one of the choices, so a queue bound twice gets twice as much.
-Bindings are counted in the order of what they lead to, so that keys stay where they are after a restart. The keys of
-CC and BCC are hashed with the routing key.
-
-Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_sharding, and RabbitMQ 4.3 for the order; which binding a key
-comes to is our own.
-
-The exchange types `x-random` and `x-local-random`: each message goes to one of the bindings, by chance.
-
-Each binding is one of the choices: a queue bound twice gets twice as much. Keys and arguments mean nothing to
-`x-random`. `x-local-random` takes bindings of classic queues only, with an empty key: where there is one node, every
-queue is local, and that is all that tells it from `x-random`.
-
-Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_random_exchange; RabbitMQ 4.0 for `x-local-random` and its texts.
+- RabbitMQ's plugin rabbitmq_consistent_hash_exchange: arguments, weights, texts. Its jump hash depends on the order of
+  declarations.
+- RabbitMQ's plugins rabbitmq_sharding and rabbitmq_random_exchange; RabbitMQ 4.3 for the order in x-modulus-hash and
+4.0
+  for x-local-random.
+- Thaler and Ravishankar 1998 for rendezvous hashing.
+- https://github.com/skeeto/hash-prospector (public domain) for the constants of `mix_bits`.
 """
 
 from __future__ import annotations
@@ -71,7 +60,10 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def mix_bits(value: i64, seed: i64, second_seed: i64) -> i64:
-    """32 bits out of three times 32."""
+    """Return 32 bits that depend on all 96 bits of the arguments.
+
+    For fixed seeds it is a bijection with an avalanche over all bits, so neighbouring keys get unrelated hashes.
+    """
     x = value ^ seed
     x ^= x >> 16
     x = (x * 0x21F0AAAD) & _MASK
@@ -82,24 +74,24 @@ def mix_bits(value: i64, seed: i64, second_seed: i64) -> i64:
 
 
 def key_hash(key: str) -> i64:
-    """Of a routing key. Cost: some 100 ns."""
+    """Return the hash of a routing key. Cost: about 100 ns."""
     return crc32(key.encode("utf-8", "surrogateescape"))
 
 
 def keys_hash(keys: list[str]) -> i64:
-    """Of all routing keys of a message; of one, as `key_hash`."""
+    """Return the hash of all routing keys of a message. For one key it equals `key_hash`."""
     return key_hash(keys[0]) if len(keys) == 1 else crc32("\0".join(keys).encode("utf-8", "surrogateescape"))
 
 
 def value_hash(value: object) -> i64:
-    """Of a field's value; None: it is absent. Values of different types are different."""
+    """Return the hash of a field value; None if it is absent. Values of different types have different hashes."""
     if isinstance(value, str):
         return key_hash(value)
     return crc32(stable_encoding(value))
 
 
 def stable_encoding(value: object) -> bytes:
-    """The same for the same value, in whatever process and order of keys."""
+    """Return bytes that are the same for equal values in every process. The order of dict keys does not matter."""
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogateescape")
     if isinstance(value, (bytes, bytearray)):
@@ -116,21 +108,24 @@ def stable_encoding(value: object) -> bytes:
 
 @final
 class OrderedBindings:
-    """Bindings in the order of their destinations' labels, each of them one choice."""
+    """The bindings in the order of their destinations' labels."""
 
     def __init__(self) -> None:
         self._labels: list[str] = []
         self.destinations: list[object] = []
 
     def add(self, destination: object) -> None:
-        """Cost: a search, and a move of what stands behind it."""
+        """Add a binding. Cost: a binary search and a list insertion."""
         label = destination_label(destination)
         place = bisect_left(self._labels, label)
         self._labels.insert(place, label)
         self.destinations.insert(place, destination)
 
     def remove(self, destination: object) -> None:
-        """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
+        """Remove a binding. Cost: as `add`.
+
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
+        """
         label = destination_label(destination)
         place = bisect_left(self._labels, label)
         if place == len(self._labels) or self._labels[place] != label:
@@ -149,7 +144,7 @@ _SEEDS_SIZE: Final = 8
 
 
 def parse_weight(key: str) -> int:
-    """The weight that a binding key is. Raises: BadBinding with RabbitMQ's texts."""
+    """Return the weight in a binding key. Raises: BadBinding with RabbitMQ's texts."""
     if _INTEGER.fullmatch(key) is None:
         shown = key.replace("\\", "\\\\").replace('"', '\\"')
         raise BadBinding("The binding key must be an integer: " + (f'<<"{shown}">>' if key else "<<>>"))
@@ -161,7 +156,7 @@ def parse_weight(key: str) -> int:
 
 @final
 class EqualWeightGroup:
-    """The destinations of one weight. seeds: of each, eight bytes."""
+    """The destinations of one weight. `seeds` has eight bytes per destination."""
 
     def __init__(self) -> None:
         self.seeds = b""
@@ -176,7 +171,7 @@ class EqualWeightGroup:
         self.seeds += blake2b(label.encode("utf-8", "surrogateescape"), digest_size=_SEEDS_SIZE).digest()
 
     def remove(self, label: str) -> None:
-        """The last one takes its place: their order means nothing."""
+        """Remove a destination. The last one takes its position: the order has no meaning."""
         place = self._positions.pop(label)
         last = len(self.labels) - 1
         seeds = self.seeds
@@ -192,7 +187,7 @@ class EqualWeightGroup:
         self.destinations.pop()
 
     def highest_draw(self, hashed: i64) -> tuple[i64, i64]:
-        """The highest draw of all, and whose it is. Cost: some 3 ns each."""
+        """Return the highest draw and the position of its destination. Cost: about 3 ns per destination."""
         seeds = self.seeds
         count: i64 = len(seeds) // _SEEDS_SIZE
         best: i64 = -1
@@ -211,13 +206,13 @@ class EqualWeightGroup:
 
 @final
 class ConsistentHash(MessageExchangeType):
-    """Matching structure of one x-consistent-hash exchange."""
+    """The matching structure of an x-consistent-hash exchange."""
 
     def __init__(self) -> None:
         super().__init__()
         self._header = ""
         self._property: int = -1
-        # By label: the weights of its bindings together. By that: who has it.
+        # The sum of the weights of each label; the destinations of each sum.
         self._weights: dict[str, int] = {}
         self._groups: dict[int, EqualWeightGroup] = {}
 
@@ -232,21 +227,24 @@ class ConsistentHash(MessageExchangeType):
             self.depends_on = PROPERTIES
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Raises: BadBinding where the key is no weight."""
+        """Raises: BadBinding if the key is not a weight."""
         parse_weight(key)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: some 2 us, and a copy of 8 bytes for each binding of this weight."""
+        """Add a binding. Cost: about 2 us, and a copy of 8 bytes per destination of this weight."""
         label = destination_label(destination)
         self._set_weight(label, destination, self._weights.get(label, 0) + parse_weight(key))
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
+        """Remove a binding. Cost: as `bind`.
+
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
+        """
         label = destination_label(destination)
         self._set_weight(label, destination, self._weights[label] - parse_weight(key))
 
     def _set_weight(self, label: str, destination: object, weight: int) -> None:
-        """This is its weight from now on; 0: it goes."""
+        """Set the weight of a destination; 0 removes it."""
         before = self._weights.get(label, 0)
         if before:
             peers = self._groups[before]
@@ -261,14 +259,15 @@ class ConsistentHash(MessageExchangeType):
             self._groups[weight].add(label, destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
-        """One destination, or none where nothing is bound. Cost: some 3 ns for each that is bound, 50 ns more for each
-        weight that occurs.
+        """Return one destination, or none if nothing is bound.
+
+        Cost: about 3 ns per destination and 50 ns per distinct weight.
         """
         if self.depends_on == HEADERS:
             return self._choose(value_hash(message.headers().get(self._header)))
         if self.depends_on == PROPERTIES:
             return self._choose(value_hash(message.field(self._property)))
-        return self._choose(key_hash(keys[0]))  # rabbit: CC and BCC have no say
+        return self._choose(key_hash(keys[0]))  # rabbit: CC and BCC do not count
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
         return set(self._choose(key_hash(key)))
@@ -294,22 +293,25 @@ class ConsistentHash(MessageExchangeType):
 
 @final
 class ModulusHash(MessageExchangeType):
-    """Matching structure of one x-modulus-hash exchange."""
+    """The matching structure of an x-modulus-hash exchange."""
 
     def __init__(self) -> None:
         super().__init__()
         self._bindings = OrderedBindings()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: some 2 us, and a move of what stands behind it."""
+        """Add a binding. Cost: about 2 us, and a list insertion."""
         self._bindings.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
+        """Remove a binding. Cost: as `bind`.
+
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
+        """
         self._bindings.remove(destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
-        """One destination, or none where nothing is bound. Cost: O(1)."""
+        """Return one destination, or none if nothing is bound. Cost: O(1)."""
         destinations = self._bindings.destinations
         count: i64 = len(destinations)
         if count == 0:
@@ -322,7 +324,7 @@ _UNSUPPORTED_QUEUE_TYPES: Final = {"quorum": "rabbit_quorum_queue", "stream": "r
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Random(MessageExchangeType):
-    """Matching structure of one x-random exchange. chance: a number from 0 up to 1, another one each time."""
+    """The matching structure of an x-random exchange. `chance` returns random numbers from 0 to below 1."""
 
     def __init__(self, chance: Callable[[], float] = random_number) -> None:
         super().__init__()
@@ -331,15 +333,18 @@ class Random(MessageExchangeType):
         self._bindings = OrderedBindings()
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: some 2 us, and a move of what stands behind it."""
+        """Add a binding. Cost: about 2 us, and a list insertion."""
         self._bindings.add(destination)
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: likewise. Raises: KeyError if there is no such binding, an error of the caller."""
+        """Remove a binding. Cost: as `bind`.
+
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
+        """
         self._bindings.remove(destination)
 
     def route(self, keys: list[str], message: Selectable) -> list[object]:
-        """One destination, or none where nothing is bound. Cost: O(1)."""
+        """Return one destination, or none if nothing is bound. Cost: O(1)."""
         destinations = self._bindings.destinations
         count = len(destinations)
         if count < 2:
@@ -349,15 +354,15 @@ class Random(MessageExchangeType):
 
 @final
 class LocalRandom(Random):
-    """Matching structure of one x-local-random exchange."""
+    """The matching structure of an x-local-random exchange."""
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Raises: BadBinding where there is a key."""
+        """Raises: BadBinding if the key is not empty."""
         if key:
             raise BadBinding(f"Non empty binding '{key}' key not permitted")
 
     def validate_destination(self, kind: str) -> None:
-        """Raises: BadBinding for an exchange, and for queues that RabbitMQ keeps on several nodes."""
+        """Raises: BadBinding for an exchange, and for queue types that RabbitMQ replicates."""
         if kind == "exchange":
             raise BadBinding("Destination not found")
         if kind in _UNSUPPORTED_QUEUE_TYPES:

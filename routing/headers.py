@@ -1,18 +1,17 @@
-"""The headers exchange: bindings are conditions on the headers of a message; the routing key plays no part.
+"""The headers exchange: bindings are conditions on the headers of a message. The routing key is ignored.
 
-`x-match` says how the conditions of a binding combine: `all` (the default) or `any`, both blind to binding arguments
-whose name starts with `x-`; `all-with-x` and `any-with-x` see those too (never `x-match` itself). A void argument asks
-that the header be present; every other one asks for an equal value of the same type class. Classes are those of
-RabbitMQ: integers of any width and sign are one class, float and double one, and every other type stands alone, so
-`1`, `'1'`, `True`, `1.0` and the timestamp 1 are five different values. Without conditions `all` accepts everything and
-`any` nothing.
+`x-match` combines the conditions of a binding: `all` (the default) or `any`, which ignore binding arguments whose name
+starts with `x-`; `all-with-x` and `any-with-x` include them, except `x-match` itself. A void argument requires that the
+header is present; any other requires an equal value of the same type class. Type classes are RabbitMQ's: all integers
+are one class, float and double another, and every other type is its own. So `1`, `'1'`, `True`, `1.0` and the timestamp
+1 are five different values. Without conditions `all` matches every message and `any` none.
 
-**Index.** Bindings with the same conditions share a Rule. A rule for `any` waits under each of its conditions; a rule
-for `all` waits under one of them only, the one that fewest rules wait under when it is made, and the rest is checked
-once that one holds. So among ten thousand bindings `{format: pdf, customer: N}` a message meets only its customer's.
-Values are compared in the form that `comparable` gives them, made once for each header that some rule asks about.
+**Index.** Bindings with the same conditions share a `HeadersRule`. An `any` rule is indexed under each of its
+conditions. An `all` rule is indexed under one condition only, the one with the fewest rules at that moment; the others
+are checked when that one matches. So of ten thousand bindings `{format: pdf, customer: N}` a message meets only those
+of its customer. Header values are compared in the form of `comparable`, which is computed once per message and header.
 
-Source: AMQP 0-9-1, 3.1.3.4; classes, `-with-x`, void and the empty cases: RabbitMQ.
+Source: AMQP 0-9-1, 3.1.3.4; RabbitMQ for type classes, `-with-x`, void and bindings without conditions.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ ERLANG_ESCAPES: Final = [("\\", "\\\\"), ('"', '\\"'), ("\t", "\\t"), ("\n", "\\
 
 
 def comparable(value: object) -> object:
-    """A hashable stand-in: two are equal exactly when the field values are, type class included.
+    """Return a hashable value that is equal for equal field values of the same type class, and only for these.
 
-    Nested tables compare without regard to order; numbers within them by class too. Cost: the size of the value.
+    In nested tables the order does not matter, the type class of numbers does. Cost: the size of the value.
     """
     if isinstance(value, str):
         return value
@@ -49,26 +48,31 @@ def comparable(value: object) -> object:
         return (kind, bytes(value))
     if isinstance(value, Decimal):  # rabbit: scale and digits are compared, 1.0 is not 1.00
         return (kind, value.as_tuple())
-    if isinstance(value, float) and value != value:  # else a binding on NaN could never be found again
+    if isinstance(value, float) and value != value:  # otherwise a binding on NaN could not be removed
         return (kind, None)
     return (kind, value)
 
 
 PRESENT: Final = comparable(None)
-"""Stands for the condition "this header is there, whatever its value"."""
+"""The condition that the header is present."""
 
 
 @final
 class HeadersRule:
-    """The conditions that some bindings have in common, and where these lead."""
+    """A set of conditions and the destinations of the bindings that have it."""
 
     def __init__(self, conditions: list[tuple[str, object]], destinations: set[object]) -> None:
         self.conditions = conditions
         self.destinations = destinations
-        self.indexed_under: list[tuple[str, object]] = []  # the conditions it waits under
+        self.indexed_under: list[tuple[str, object]] = []  # the conditions in the index that refer to this rule
 
     def matches(self, headers: Arguments, known: dict[str, object]) -> bool:
-        """Whether every condition holds; known: what `comparable` said so far about these headers, filled as needed."""
+        """Return whether all conditions match.
+
+        Args:
+            headers: of the message.
+            known: results of `comparable` for these headers; filled here.
+        """
         for name, wanted in self.conditions:
             if name not in headers:
                 return False
@@ -83,7 +87,7 @@ class HeadersRule:
 
 @final
 class ConditionSlot:
-    """The rules that wait under one condition, by their identity in the binding table."""
+    """The rules that are indexed under one condition, by their key in the binding table."""
 
     def __init__(self) -> None:
         self.any_rules: dict[object, HeadersRule] = {}
@@ -92,7 +96,7 @@ class ConditionSlot:
 
 @final
 class Headers:
-    """Matching structure of one headers exchange."""
+    """The matching structure of a headers exchange."""
 
     depends_on: ClassVar[int] = HEADERS
 
@@ -100,14 +104,14 @@ class Headers:
         self._table = BindingTable()
         self._rules: dict[object, HeadersRule] = {}
         self._index: dict[str, dict[object, ConditionSlot]] = {}
-        self._match_all_identity: object = (True, frozenset())  # the identity of a rule for `all` without conditions
+        self._match_all_identity: object = (True, frozenset())  # the table key of `all` without conditions
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Raises: BadBinding for an `x-match` that is no string, or none of the four. RabbitMQ's texts, 406."""
+        """Raises: BadBinding for an invalid `x-match`, with RabbitMQ's texts."""
         parse_match_mode(arguments)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: the conditions of the binding. Raises: BadBinding as `validate`."""
+        """Add a binding. Cost: its conditions. Raises: BadBinding as `validate`."""
         match_all, conditions = parse_conditions(arguments)
         identity = (match_all, frozenset(conditions))
         destinations = self._table.add(identity, destination)
@@ -128,7 +132,10 @@ class Headers:
                 slot.any_rules[identity] = rule
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: the conditions of the binding. Raises: KeyError if there is no such binding, an error of the caller."""
+        """Remove a binding. Cost: its conditions.
+
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
+        """
         match_all, conditions = parse_conditions(arguments)
         identity = (match_all, frozenset(conditions))
         if not self._table.remove(identity, destination) or not conditions:
@@ -146,10 +153,9 @@ class Headers:
                     del self._index[name]
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Destinations whose conditions hold; not to be changed.
+        """Return the destinations whose conditions match; callers must not change the set. Does not raise.
 
-        headers: decoded, None when the message has none. Raises: nothing.
-        Cost: the headers, and the rules that wait under a condition of theirs that holds (an `all` rule at most once).
+        Cost: the headers of the message, and the rules indexed under a matching condition, an `all` rule at most once.
         """
         found: list[set[object]] = []
         always = self._table.get(self._match_all_identity)
@@ -168,16 +174,16 @@ class Headers:
                     known[name] = comparable(headers[name])
                 value = known[name]
                 slot = slots.get(value)
-                if slot is not None and slot is not present:  # a void header is its own PRESENT
+                if slot is not None and slot is not present:  # a void header equals PRESENT
                     self._collect(slot, headers, known, found)
         return union(found)
 
     def is_empty(self) -> bool:
-        """Whether nothing that a message would be held against is left. Cost: O(1)."""
+        """Return whether the index is empty. Cost: O(1)."""
         return not self._rules and not self._index and self._table.get(self._match_all_identity) is None
 
     def largest_slot(self) -> int:
-        """The most `all` rules that one header can call up. Cost: all slots."""
+        """Return the largest number of `all` rules under one condition. Cost: all conditions."""
         return max([len(slot.all_rules) for slots in self._index.values() for slot in slots.values()], default=0)
 
     def _collect(
@@ -203,7 +209,7 @@ class Headers:
 
 
 def parse_match_mode(arguments: Arguments) -> tuple[bool, bool]:
-    """(all rather than any, conditions named `x-...` count) as `x-match` says. Raises: BadBinding."""
+    """Return (is all, includes conditions named `x-...`). Raises: BadBinding."""
     if X_MATCH not in arguments:
         return True, False
     mode = arguments[X_MATCH]
@@ -224,7 +230,7 @@ def parse_match_mode(arguments: Arguments) -> tuple[bool, bool]:
 
 
 def parse_conditions(arguments: Arguments) -> tuple[bool, list[tuple[str, object]]]:
-    """(all rather than any, conditions as name and comparable value) of a binding. Raises: BadBinding."""
+    """Return (is all, conditions as name and comparable value). Raises: BadBinding."""
     match_all, with_x = parse_match_mode(arguments)
     conditions = [
         (name, comparable(wanted))
@@ -235,11 +241,11 @@ def parse_conditions(arguments: Arguments) -> tuple[bool, list[tuple[str, object
 
 
 def field_type_name(value: object) -> str:
-    """RabbitMQ's name for the field type of a decoded value.
+    """Return RabbitMQ's name for the type of a decoded field value.
 
-    The width of an integer is not kept by decoding, so what fits 32 bits is taken for the signedint it mostly is.
+    Decoding does not keep the width of an integer; one that fits 32 bits is reported as signedint.
     """
-    kind = type(value)  # asked before any isinstance: behind one, compiled code has an int without its subclass
+    kind = type(value)  # before any isinstance: after one, mypyc narrows to int and loses the subclass
     if value is None:
         return "void"
     if isinstance(value, bool):
@@ -260,7 +266,7 @@ def field_type_name(value: object) -> str:
 
 
 def erlang_term(value: object) -> str:
-    """A decoded value as RabbitMQ prints it in its replies: `23`, `<<"foo">>`, `true`, `undefined`."""
+    """Return a decoded value as RabbitMQ prints it in its replies: `23`, `<<"foo">>`, `true`, `undefined`."""
     if value is None:
         return "undefined"
     if isinstance(value, bool):
@@ -286,9 +292,9 @@ def erlang_term(value: object) -> str:
 
 
 def erlang_float(value: float) -> str:
-    """A number as Erlang prints it: plain or with an exponent, the shorter one, and plain when both are as long.
+    """Return a float as Erlang prints it: plain or with an exponent, the shorter one, plain if both are equal.
 
-    Erlang has an exponent from 2^53 on, where a float no longer holds every integer.
+    From 2^53 on Erlang always prints an exponent: a float does not hold every integer there.
     """
     if value - value != 0.0:  # an infinity or no number
         return str(value)
@@ -302,7 +308,7 @@ def erlang_float(value: float) -> str:
 
 
 def erlang_binary(data: bytes) -> str:
-    """`<<"text">>` for printable text, else the bytes as numbers: `<<255,1>>`."""
+    """Return `<<"text">>` for printable text, otherwise the bytes as numbers: `<<255,1>>`."""
     if not data:
         return "<<>>"
     try:

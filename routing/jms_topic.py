@@ -1,17 +1,15 @@
-"""The exchange type `x-jms-topic`: bindings are selectors on the headers of a message; the routing key plays no part of
-its own.
+"""The exchange type x-jms-topic: bindings are selectors on the headers of a message.
 
-A binding has its selector in one of its arguments: `x-selector` (SQL text, as consumers' filters have it),
-`rjms_selector` (the same, from old clients) or `rjms_erlang_selector` (the term that RabbitMQ's JMS client makes of
-the SQL text). An exchange sees headers and the routing key (`p.routing-key`); JMS' own names (JMSPriority ...) are
-looked for among the headers, where that client puts them. A selector that names any other property is refused.
+A binding has its selector in exactly one argument: `x-selector` (SQL, as in consumer filters), `rjms_selector` (the
+same, from old clients) or `rjms_erlang_selector` (RabbitMQ's JMS client translates the SQL into an Erlang term). The
+exchange sees the headers and the routing key (`p.routing-key`). JMS fields such as JMSPriority are read from the
+headers, where that client puts them. A selector on any other property is rejected.
 
-**Index.** Bindings with the same selector share its evaluation. A selector that wants one header to be one text
-(`customer = 'acme' AND ...`) waits under that header and text and is asked only when the message has it; the others
-are all asked.
+**Index.** Bindings with the same selector share one evaluation. A selector that requires one text in one header
+(`customer = 'acme' AND ...`) is indexed under that header and text, and is evaluated only for messages that have it.
+All other selectors are evaluated for each message.
 
-Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_jms_topic_exchange; the bindings of its client are taken as they
-are.
+Compiled by mypyc. Source: RabbitMQ's plugin rabbitmq_jms_topic_exchange; the bindings of its client work unchanged.
 """
 
 from __future__ import annotations
@@ -40,23 +38,27 @@ _NO_HEADERS: Final[dict[str, object]] = {}
 
 @final
 class JmsTopic:
-    """Matching structure of one x-jms-topic exchange."""
+    """The matching structure of an x-jms-topic exchange."""
 
     depends_on: ClassVar[int] = base.ROUTING_KEY | base.HEADERS
 
     def __init__(self) -> None:
         self._table = BindingTable()
-        # Selectors and where they lead: by the header they require, by its text; and those that require none.
+        # Selector -> destinations: by required header and text; then those without a required header.
         self._by_required_header: dict[str, dict[str, dict[Selector, set[object]]]] = {}
         self._others: dict[Selector, set[object]] = {}
 
     def validate(self, key: str, arguments: Arguments) -> None:
-        """Raises: BadBinding without a selector, or with one that is none or looks at what an exchange does not see."""
+        """Check that the binding has one selector, and that an exchange can evaluate it.
+
+        Raises: BadBinding.
+        """
         parse_binding_selector(arguments)
 
     def bind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost: parsing the selector, unless it is one of the last (`selector.parse`). What `validate` does not take (a
-        binding that another version of this program kept) is logged, and matches nothing.
+        """Add a binding. Cost: parsing the selector unless it is cached.
+
+        A selector that `validate` rejects, stored by another version of amqpd, is logged and matches nothing.
         """
         selector = stored_selector(arguments)
         destinations = self._table.add(selector, destination)
@@ -68,7 +70,10 @@ class JmsTopic:
         self._by_required_header.setdefault(name, {}).setdefault(text, {})[selector] = destinations
 
     def unbind(self, key: str, arguments: Arguments, destination: object) -> None:
-        """Cost as `bind`. Raises: KeyError if there is no such binding, an error of the caller."""
+        """Remove a binding. Cost: as `bind`.
+
+        Raises: KeyError if the binding does not exist, which is an error of the caller.
+        """
         selector = stored_selector(arguments)
         if not self._table.remove(selector, destination):
             return
@@ -85,10 +90,10 @@ class JmsTopic:
                 del self._by_required_header[name]
 
     def match(self, key: str, headers: Arguments | None) -> set[object]:
-        """Destinations whose selector matches; not to be changed.
+        """Return the destinations whose selector matches; callers must not change the set. Does not raise.
 
-        headers: decoded, None when the message has none. Raises: nothing. Cost: the selectors that require no header,
-        and those whose header has the text they require; some tens of nanoseconds a term.
+        Cost: the selectors without a required header, and those whose required text the message has; some tens of
+        nanoseconds per term.
         """
         table = _NO_HEADERS if headers is None else headers if isinstance(headers, dict) else dict(headers)
         message = RoutedMessage(key, table)
@@ -107,12 +112,12 @@ class JmsTopic:
         return union(found)
 
     def is_empty(self) -> bool:
-        """Whether nothing that a message would be held against is left. Cost: O(1)."""
+        """Return whether no binding is left. Cost: O(1)."""
         return not self._by_required_header and not self._others
 
 
 def stored_selector(arguments: Arguments) -> Selector:
-    """The selector of a binding that is there."""
+    """Return the selector of an existing binding; MATCHES_NOTHING if it is invalid."""
     try:
         return parse_binding_selector(arguments)
     except BadBinding as error:
@@ -121,7 +126,7 @@ def stored_selector(arguments: Arguments) -> Selector:
 
 
 def parse_binding_selector(arguments: Arguments) -> Selector:
-    """The selector of a binding. Raises: BadBinding."""
+    """Return the selector of a binding. Raises: BadBinding."""
     names = [name for name in [*TEXT_ARGUMENTS, ERLANG_ARGUMENT] if name in arguments]
     if len(names) != 1:
         raise BadBinding(

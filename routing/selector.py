@@ -1,15 +1,14 @@
-"""Selectors: conditions on messages, written in SQL as JMS and RabbitMQ's filter expressions have it.
+"""Selectors: conditions on messages in SQL, as in JMS and in RabbitMQ's filter expressions.
 
     colour = 'red' AND weight > 2.5 AND p.content-type LIKE 'image/%'
 
-A bare name is a header; `p.` and a name is a property (`selector_fields.py`); a header whose name is no word stands in
-brackets, `[x-origin]`. Three-valued logic: what is absent is NULL, a comparison with NULL is unknown, and a message
-matches when the whole is true. `docs/filters.md` is the users' page.
+A bare name is a header; `p.` and a name is a property (`selector_fields.py`); other header names are in brackets,
+`[x-origin]`. Logic has three values: an absent value is NULL, a comparison with NULL is unknown, and a message matches
+if the whole condition is true. `docs/filters.md` is the page for users.
 
-`parse` refuses what cannot be understood and what is too large; what it accepts costs a message some tens of
-nanoseconds a term and can neither fail nor take long. Parts: `selector_parser.py` (text to tree) ·
-`selector_ast.py` (the tree, which answers) · `selector_ast.py`. Nothing here knows a broker: consumers' filters,
-`x-jms-topic` and the command line use it alike.
+`parse_selector` rejects a selector that is invalid or too large. An accepted one costs some tens of nanoseconds per
+term, and can neither fail nor take long. `selector_parser.py` turns text into the tree of `selector_ast.py`. Consumer
+filters, x-jms-topic and the tools use the same code.
 
 Compiled by mypyc.
 """
@@ -24,18 +23,20 @@ from amqpd.routing.base import BadSelector
 from amqpd.routing.selector_ast import Condition, Selectable
 
 TEXT_SIZE_MAX: Final = 4096
-"""Characters, as RabbitMQ has it."""
+"""Characters; RabbitMQ has the same limit."""
 CACHE_SIZE_MAX: Final = 256
-"""Selectors of the last consumers and bindings, by text: a thousand consumers with one selector are parsed once."""
+"""Cached selectors, by text: the selector of a thousand consumers is parsed once."""
 
 
 @final
 class Selector:
-    """One selector, ready to be asked. Equal to every other one that says the same.
+    """A parsed selector. Equal to every selector with the same tree.
 
-    text: as it was written. needs_headers: whether it may look at headers at all. depends_on_time: whether it has
-    UTC(), so that it may answer otherwise later. required: a header and the text it must have for any match, where that
-    is plain to see.
+    Attributes:
+        text: the source.
+        needs_headers: whether the condition refers to a header.
+        depends_on_time: whether it contains UTC(), so that its result can change.
+        required_header: a header and the text that it must have in every matching message, if that is easy to see.
     """
 
     def __init__(self, text: str, condition: Condition) -> None:
@@ -46,7 +47,7 @@ class Selector:
         self.required_header: tuple[str, str] | None = _required_header(condition)
 
     def matches(self, message: Selectable) -> bool:
-        """Whether `message` is one of those selected. Raises nothing, keeps nothing."""
+        """Return whether the condition is true for `message`. Does not raise and stores nothing."""
         return self.condition.truth(message) == nodes.TRUE
 
     def __eq__(self, other: object) -> bool:
@@ -60,10 +61,11 @@ class Selector:
 
 
 def parse_selector(text: str) -> Selector:
-    """The selector that `text` says.
+    """Parse a selector.
 
-    Cost: some 10 us a word the first time, 5 ms at most, and a look-up while it is remembered; the very first call
-    makes the parser, if `prepare` has not. Raises: BadSelector, whose text goes to the client.
+    Cost: about 10 us per word, at most 5 ms; a look-up while it is cached. The first call builds the parser unless
+    `build_parsers` has done so.
+    Raises: BadSelector, whose text goes to the client.
     """
     if len(text) > TEXT_SIZE_MAX:
         raise BadSelector(f"the selector has more than {TEXT_SIZE_MAX} characters")
@@ -77,13 +79,13 @@ def parse_selector(text: str) -> Selector:
 
 
 def build_parsers() -> None:
-    """Makes the parsers, for a thread that has the time: 60 ms of a processor, which else the first `parse` takes."""
+    """Build the parsers ahead of the first selector, in a thread that has time. Cost: 60 ms of CPU."""
     selector_parser.sql_parser()
     selector_parser.erlang_parser()
 
 
 def parse_erlang_selector(term: str) -> Selector:
-    """The selector that a term of RabbitMQ's JMS client says. Cost and Raises: as `parse`."""
+    """Parse a term of RabbitMQ's JMS client. Cost and errors: as `parse_selector`."""
     selector = _erlang_cache.get(term)
     if selector is None:
         selector = Selector(term, selector_parser.parse_erlang_term(term))
@@ -92,7 +94,7 @@ def parse_erlang_selector(term: str) -> Selector:
 
 
 def is_cached(text: str) -> bool:
-    """Whether this text or term is parsed at no cost."""
+    """Return whether this text or term is cached, so that parsing it is free."""
     return text in _sql_cache or text in _erlang_cache
 
 
@@ -117,6 +119,6 @@ def _required_header(condition: Condition) -> tuple[str, str] | None:
 
 
 MATCHES_ALL: Final = Selector("", nodes.IsTrue(nodes.Constant(True)))
-"""What an empty text selects (JMS: it means that there is no selector)."""
+"""The selector of an empty text (JMS: no selector)."""
 _sql_cache: Final[dict[str, Selector]] = {}
 _erlang_cache: Final[dict[str, Selector]] = {}

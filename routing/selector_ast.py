@@ -1,24 +1,21 @@
-"""What a selector is made of once it is understood: conditions over values, which say of a message whether it matches.
+"""The tree of a parsed selector, which evaluates messages.
 
-Truth has three values, as in SQL: a condition is TRUE, FALSE or UNKNOWN. A value is a number, a text, a truth value,
-or NULL, which is None here and what an absent header is. A header of another type (array, table, octets) is there,
-but equal to nothing and neither less nor more.
+A condition is TRUE, FALSE or UNKNOWN, as in SQL. A value is a number, a text, a boolean or NULL, which is None here and
+also the value of an absent header. A header of another type (array, table, bytes) is present, but it is equal to
+nothing and has no order.
 
-Nodes are immutable. Two selectors are the same when their trees are equal, whatever their spaces, parentheses and
-capitals. A tree knows its size (nodes) and depth, so that the parser stops at one too large while it is being made;
-within these bounds nothing here is slow, and nothing raises. Integers are exact up to 64 bits and approximate beyond.
+Nodes are immutable. Two selectors are equal if their trees are equal: spaces, parentheses and the case of keywords do
+not matter. A node knows its size and depth, so the parser stops while it builds a tree that is too large. Within these
+bounds evaluation is fast and does not raise. Integers are exact up to 64 bits, then approximate.
 
-Compiled by mypyc. Source: Jakarta Messaging 3.1, 3.8.1.1 (types) to 3.8.1.3 (NULL); where JMS and RabbitMQ 4.2 differ
-it is said at the place.
+**LIKE.** `%` matches any text, `_` one character; the escape character makes the next one literal. A pattern is split
+at its `%` into pieces. The first piece must begin the text and the last must end it. The others are searched from left
+to right, each after the previous one; backtracking would find nothing else. A piece without `_` is searched by
+`str.find`, which is linear. A piece with `_` is tried at each position. So the cost is the length of the text times
+the number of pieces, or times the characters of pieces with `_`. The parser limits both.
 
-LIKE: `%` stands for any characters, `_` for one; the escape character takes the meaning of what follows it.
-
-A pattern is cut at its `%` into pieces. The first must begin the text, the last must end it, and those between are
-looked for from left to right, each behind the one before, which is all that backtracking could find. A piece without
-`_` is looked for by the string's own search (linear), one with `_` place by place, so the cost of a text is its length
-times the pieces, or the characters of pieces with `_`. A selector may not have many of either.
-
-Compiled by mypyc.
+Compiled by mypyc. Source: Jakarta Messaging 3.1, 3.8.1.1 (types) to 3.8.1.3 (NULL). Comments mark the differences
+between JMS and RabbitMQ 4.2.
 """
 
 from __future__ import annotations
@@ -34,47 +31,51 @@ from mypy_extensions import i64, mypyc_attr
 from amqpd.routing.base import BadSelector
 from amqpd.routing.selector_fields import DELIVERY_MODE_PERSISTENT, NON_PERSISTENT, PERSISTENT, FieldRule
 
-LOOSE_CHARACTERS_MAX: Final = 32
-"""Of all pieces in one selector that have `_` in them and a `%` on both sides."""
+WILDCARD_CHARACTERS_MAX: Final = 32
+"""Total length, per selector, of the pieces that contain `_` and have a `%` on both sides."""
 SEARCHES_MAX: Final = 20
-"""Pieces in one selector without `_` and with a `%` on both sides. All together cost 20 ms at most for a text of
-128 KiB, the largest that a frame holds, and usually a thousandth of that.
+"""Pieces per selector without `_` and with a `%` on both sides. Together they cost at most 20 ms for a text of 128 KiB,
+the largest that a frame holds, and usually a thousandth of that.
 """
 
 _Piece: TypeAlias = list[str | None]  # None: any one character
 
 
-class Pattern:
-    """What says whether a text is like a pattern, all of it.
+class LikePattern:
+    """A LIKE pattern.
 
-    loose: characters that are looked for place by place. searches: pieces that are looked for otherwise.
+    Attributes:
+        wildcard_characters: total length of the inner pieces with `_`.
+        searches: number of the inner pieces without `_`.
     """
 
-    loose: int = 0
+    wildcard_characters: int = 0
     searches: int = 0
 
     def matches(self, text: str) -> bool:
+        """Return whether the pattern matches the whole text."""
         raise NotImplementedError
 
 
-def pattern_of(pattern: str, escape: str) -> Pattern:
-    """The pattern, taken apart.
+def parse_like_pattern(pattern: str, escape: str) -> LikePattern:
+    """Return the compiled pattern.
 
-    escape: one character, "" for none. Raises: BadSelector (without a place).
+    Args:
+        escape: one character, or "" for none.
+
+    Raises: BadSelector, without a position.
     """
     pieces = _pieces(pattern, escape)
     first = pieces[0]
     if len(pieces) == 1:
-        return _Loose(first) if None in first else _Exact(_text(first))
+        return _WildcardText(first) if None in first else _LiteralText(_text(first))
     last = pieces[len(pieces) - 1]
     between = [piece for piece in pieces[1 : len(pieces) - 1] if piece]
     if None in first or None in last or any([None in piece for piece in between]):  # noqa: C419
-        return _LoosePieces(first, between, last)
-    if not between:
-        return _Ends(_text(first), _text(last))
+        return _WildcardPieces(first, between, last)
     if len(between) == 1 and not first and not last:
         return _Inside(_text(between[0]))
-    return _Pieces(_text(first), [_text(piece) for piece in between], _text(last))
+    return _LiteralPieces(_text(first), [_text(piece) for piece in between], _text(last))
 
 
 def _pieces(pattern: str, escape: str) -> list[_Piece]:
@@ -108,7 +109,9 @@ def _expression(piece: _Piece) -> re.Pattern[str]:
 
 
 @final
-class _Exact(Pattern):
+class _LiteralText(LikePattern):
+    """A pattern without wildcards."""
+
     def __init__(self, text: str) -> None:
         self._text: Final = text
 
@@ -117,20 +120,7 @@ class _Exact(Pattern):
 
 
 @final
-class _Ends(Pattern):
-    """first%last, either of which may be empty."""
-
-    def __init__(self, first: str, last: str) -> None:
-        self._first: Final = first
-        self._last: Final = last
-        self._size_min: int = len(first) + len(last)
-
-    def matches(self, text: str) -> bool:
-        return len(text) >= self._size_min and text.startswith(self._first) and text.endswith(self._last)
-
-
-@final
-class _Inside(Pattern):
+class _Inside(LikePattern):
     """%text%"""
 
     def __init__(self, text: str) -> None:
@@ -142,7 +132,7 @@ class _Inside(Pattern):
 
 
 @final
-class _Pieces(Pattern):
+class _LiteralPieces(LikePattern):
     """first%between%...%last"""
 
     def __init__(self, first: str, between: list[str], last: str) -> None:
@@ -166,8 +156,8 @@ class _Pieces(Pattern):
 
 
 @final
-class _Loose(Pattern):
-    """A pattern without %."""
+class _WildcardText(LikePattern):
+    """A pattern without %, but with _."""
 
     def __init__(self, piece: _Piece) -> None:
         self._expression: Final = _expression(piece)
@@ -177,8 +167,8 @@ class _Loose(Pattern):
 
 
 @final
-class _LoosePieces(Pattern):
-    """first%between%...%last with places for any one character."""
+class _WildcardPieces(LikePattern):
+    """first%between%...%last, with _ in at least one piece."""
 
     def __init__(self, first: _Piece, between: list[_Piece], last: _Piece) -> None:
         self._first: Final = _expression(first)
@@ -186,7 +176,7 @@ class _LoosePieces(Pattern):
         self._last: Final = _expression(last)
         self._first_size: int = len(first)
         self._last_size: int = len(last)
-        self.loose = sum([len(piece) for piece in between if None in piece])
+        self.wildcard_characters = sum([len(piece) for piece in between if None in piece])
         self.searches = sum([1 for piece in between if None not in piece])
 
     def matches(self, text: str) -> bool:
@@ -217,20 +207,19 @@ _MORE: Final = 4
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Selectable:
-    """A message as selectors see it. One serves all selectors that look at the message, so it decodes once, when
-    asked."""
+    """A message for selectors. One object serves all selectors of a message, so the message is decoded once."""
 
     def headers(self) -> dict[str, object]:
-        """Decoded, not to be changed; empty when there are none."""
+        """Return the decoded headers, empty if there are none. Must not be changed."""
         raise NotImplementedError
 
     def field(self, number: int) -> object:
-        """A property (`selector_fields.py` has the numbers), the exchange or the routing key. None: absent."""
+        """Return a property, the exchange or the routing key, by its number in `selector_fields.py`, or None."""
         raise NotImplementedError
 
 
 def as_number(value: object) -> Any:
-    """`value` if it is a number, else None. Truth values are no numbers."""
+    """Return `value` if it is a number, otherwise None. A boolean is not a number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
@@ -239,14 +228,14 @@ def as_number(value: object) -> Any:
 
 
 def bound_number(value: Any) -> object:
-    """What was reckoned: an integer beyond 64 bits becomes approximate, so that none grows without end; NaN is NULL."""
+    """Return a computed number. An integer over 64 bits becomes a float, so that none grows forever; NaN is NULL."""
     if isinstance(value, int):
         return value if -INTEGER_MAX <= value <= INTEGER_MAX else float(value)
     return value if value == value else None
 
 
 def compare_texts(code: i64, left: str, right: str) -> bool:
-    """rabbit: texts have an order, that of their characters; JMS knows = and <> only."""
+    """Compare texts. rabbit: texts have an order, that of their characters; JMS has only = and <>."""
     if code == _EQUAL:
         return left == right
     if code == _UNEQUAL:
@@ -262,7 +251,7 @@ def compare_numbers(code: i64, left: Any, right: Any) -> bool:
     if code == _EQUAL:
         return bool(left == right)
     if code == _UNEQUAL:
-        return bool(left < right or left > right)  # NaN is not unequal: it is no number to compare
+        return bool(left < right or left > right)  # NaN compares as false with every operator
     if code == _LESS:
         return bool(left < right)
     if code == _LESS_OR_EQUAL:
@@ -271,11 +260,14 @@ def compare_numbers(code: i64, left: Any, right: Any) -> bool:
 
 
 def compare_values(code: i64, left: object, right: object) -> bool:
-    """Of values that are not NULL; false of unlike types, whatever the operator: JMS 3.8.1.2."""
+    """Compare values that are not NULL.
+
+    Values of different types compare as false with every operator (JMS 3.8.1.2).
+    """
     if isinstance(left, str):
         return isinstance(right, str) and compare_texts(code, left, right)
     if isinstance(left, bool):
-        if not isinstance(right, bool) or code > _UNEQUAL:  # truth values have no order
+        if not isinstance(right, bool) or code > _UNEQUAL:  # booleans have no order
             return False
         return (left is right) == (code == _EQUAL)
     one = as_number(left)
@@ -284,7 +276,7 @@ def compare_values(code: i64, left: object, right: object) -> bool:
 
 
 class SelectorNode:
-    """Equal to one of its class with equal parts."""
+    """A node of the tree. Equal to a node of the same class with equal parts."""
 
     def __init__(self, parts: tuple[object, ...]) -> None:
         self.parts: Final = parts
@@ -306,7 +298,7 @@ class SelectorNode:
         return found
 
     def walk(self) -> list[SelectorNode]:
-        """The node itself and all that it is made of."""
+        """Return this node and all nodes below it."""
         found: list[SelectorNode] = [self]
         for node in self._children():
             found += node.walk()
@@ -323,18 +315,18 @@ class SelectorNode:
 
 
 class Value(SelectorNode):
-    """Something with a value."""
+    """A node that has a value."""
 
     def evaluate(self, message: Selectable) -> object:
-        """A number, a text, a truth value, anything else a header can be; None for NULL."""
+        """Return a number, a text, a boolean or another header value; None for NULL."""
         raise NotImplementedError
 
 
 class Condition(SelectorNode):
-    """Something true, false or unknown."""
+    """A node that is true, false or unknown."""
 
     def truth(self, message: Selectable) -> i64:
-        """TRUE, FALSE or UNKNOWN."""
+        """Return TRUE, FALSE or UNKNOWN."""
         raise NotImplementedError
 
 
@@ -343,7 +335,7 @@ class Condition(SelectorNode):
 
 @final
 class Constant(Value):
-    """A number, a text or a truth value. `parts` has its kind too: to Python 1 and True are equal."""
+    """A number, a text or a boolean. `parts` includes the kind, because 1 == True in Python."""
 
     def __init__(self, value: object) -> None:
         super().__init__(("bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number", value))
@@ -355,7 +347,7 @@ class Constant(Value):
 
 @final
 class Header(Value):
-    """A header by its name; one that is void counts as absent."""
+    """A header by its name. A void header counts as absent."""
 
     def __init__(self, name: str) -> None:
         super().__init__((name,))
@@ -387,8 +379,11 @@ class Field(Value):
 
 
 def convert_field(form: str, value: object) -> object:
-    """The value of a field in the form that its name promises: the digits of `expiration` as a number, the seconds of
-    `timestamp` as milliseconds, JMS' words for the delivery mode.
+    """Return the value of a field in the form of its name.
+
+    "number": the digits of `expiration` as a number. "milliseconds": the seconds of `timestamp` as milliseconds.
+    Otherwise
+    the delivery mode in the words of JMS.
     """
     if form == "number":
         return int(value) if isinstance(value, str) and value.isdecimal() and len(value) <= 18 else None
@@ -410,7 +405,7 @@ class Now(Value):
 
 @final
 class Negative(Value):
-    """-value; NULL when it is no number."""
+    """-value; NULL if the value is not a number."""
 
     def __init__(self, value: Value) -> None:
         super().__init__((value,))
@@ -423,7 +418,7 @@ class Negative(Value):
 
 @final
 class Arithmetic(Value):
-    """left op right. What cannot be reckoned (a text, NULL, a division by 0) is NULL."""
+    """left operator right; NULL if an operand is not a number, and for a division by 0."""
 
     def __init__(self, operator: str, left: Value, right: Value) -> None:
         super().__init__((operator, left, right))
@@ -449,7 +444,7 @@ class Arithmetic(Value):
 
 
 def remainder(left: Any, right: Any) -> object:
-    """What is left over has the sign of what was divided, as in Java; of approximate numbers too."""
+    """Return left % right with the sign of `left`, as in Java; also for floats."""
     if isinstance(left, int) and isinstance(right, int):
         rest: Any = abs(left) % abs(right)
         return -rest if left < 0 else rest
@@ -458,7 +453,7 @@ def remainder(left: Any, right: Any) -> object:
 
 @final
 class BooleanValue(Value):
-    """The value of a condition: true, false, or NULL where it is unknown."""
+    """The value of a condition: true, false, or NULL for unknown."""
 
     def __init__(self, condition: Condition) -> None:
         super().__init__((condition,))
@@ -474,7 +469,7 @@ class BooleanValue(Value):
 
 @final
 class IsTrue(Condition):
-    """A value where a condition is wanted: unknown unless it is a truth value."""
+    """A value used as a condition: unknown unless it is a boolean."""
 
     def __init__(self, value: Value) -> None:
         super().__init__((value,))
@@ -489,7 +484,7 @@ class IsTrue(Condition):
 
 @final
 class Compare(Condition):
-    """left op right. Unknown when either is NULL, false when they are of unlike types."""
+    """left operator right. Unknown if either is NULL, false if their types differ."""
 
     def __init__(self, operator: str, left: Value, right: Value) -> None:
         super().__init__((operator, left, right))
@@ -497,7 +492,7 @@ class Compare(Condition):
         self.left: Final = left
         self.right: Final = right
         self._code: i64 = COMPARISONS.index(operator)
-        # What most selectors compare with.
+        # The fast path: most selectors compare with a text constant.
         self._text: str | None = None
         if isinstance(right, Constant) and isinstance(right.value, str):
             self._text = right.value
@@ -517,7 +512,7 @@ class Compare(Condition):
 
 @final
 class OneOf(Condition):
-    """value IN (constants). Unknown when it is NULL."""
+    """value IN (constants). Unknown if the value is NULL."""
 
     def __init__(self, value: Value, choices: frozenset[Constant]) -> None:
         super().__init__((value, choices))
@@ -539,14 +534,14 @@ class OneOf(Condition):
 
 @final
 class Like(Condition):
-    """value LIKE pattern ESCAPE escape ("": none). rabbit: unknown unless the value is a text."""
+    """value LIKE pattern ESCAPE escape ("" for none). rabbit: unknown unless the value is a text."""
 
     def __init__(self, value: Value, pattern: str, escape: str) -> None:
         super().__init__((value, pattern, escape))
         self.value: Final = value
         self.pattern: Final = pattern
         self.escape: Final = escape
-        self._pattern: Final = pattern_of(pattern, escape)
+        self._pattern: Final = parse_like_pattern(pattern, escape)
 
     def truth(self, message: Selectable) -> i64:
         value = self.value.evaluate(message)
@@ -554,12 +549,12 @@ class Like(Condition):
             return UNKNOWN
         return TRUE if self._pattern.matches(value) else FALSE
 
-    def loose(self) -> int:
-        """Characters of the pattern that are dear."""
-        return self._pattern.loose
+    def wildcard_characters(self) -> int:
+        """Return the total length of the inner pieces with `_`."""
+        return self._pattern.wildcard_characters
 
     def searches(self) -> int:
-        """Pieces of the pattern that are looked for in the text."""
+        """Return the number of the inner pieces without `_`."""
         return self._pattern.searches
 
 
@@ -577,7 +572,7 @@ class IsNull(Condition):
 
 @final
 class Not(Condition):
-    """Unknown when its condition is."""
+    """NOT condition: unknown if the condition is."""
 
     def __init__(self, condition: Condition) -> None:
         super().__init__((condition,))
@@ -590,7 +585,7 @@ class Not(Condition):
 
 @final
 class And(Condition):
-    """False when any is, else unknown when any is."""
+    """False if any condition is false, otherwise unknown if any is unknown."""
 
     def __init__(self, conditions: tuple[Condition, ...]) -> None:
         super().__init__((conditions,))
@@ -609,7 +604,7 @@ class And(Condition):
 
 @final
 class Or(Condition):
-    """True when any is, else unknown when any is."""
+    """True if any condition is true, otherwise unknown if any is unknown."""
 
     def __init__(self, conditions: tuple[Condition, ...]) -> None:
         super().__init__((conditions,))

@@ -1,13 +1,11 @@
-"""What a selector may ask of a message besides its headers: the properties of AMQP 0-9-1, its exchange and routing key.
+"""The fields that a selector can use besides headers: properties, exchange and routing key.
 
-A field has a number, under which `Selectable.field` gives its value (None: the message has none), and names: `p.` or
-`properties.` before the property's name, with `-` or `_` between words. Beside the properties of AMQP 0-9-1 there are
-those of RabbitMQ's filter expressions (AMQP 1.0) that a message of AMQP 0-9-1 has in another form, and the six message
-headers that JMS lets a selector name.
+A field has a number for `Selectable.field` and names: `p.` or `properties.` and the property's name, with `-` or `_`
+between words. The table has the properties of AMQP 0-9-1, the message headers that JMS allows in a selector, and some
+AMQP 1.0 properties of RabbitMQ's filter expressions. The last are converted: creation-time is the timestamp in
+milliseconds, group-id is the app-id, and a missing priority is 4.
 
-Source: AMQP 0-9-1 basic; RabbitMQ 4.2, SQL filter expressions and its conversion of messages (creation-time is the
-timestamp in milliseconds, group-id the app-id, a priority that is not set 4); Jakarta Messaging 3.1, 3.8.1.1 and
-3.5.10.
+Source: AMQP 0-9-1, basic; RabbitMQ 4.2, filter expressions; Jakarta Messaging 3.1, 3.8.1.1 and 3.5.10.
 """
 
 from __future__ import annotations
@@ -37,11 +35,14 @@ NON_PERSISTENT: Final = "NON_PERSISTENT"
 
 
 class FieldRule(NamedTuple):
-    """How the value of a name comes about.
+    """How to get the value of a field name.
 
-    number: the field. form: what is made of its value (`formed` in `selector_ast.py`), "" nothing. header: where to
-    look when the message has no such property, "" nowhere: RabbitMQ's JMS client sends some of JMS' headers as AMQP
-    headers. default: what it is when it is nowhere.
+    Attributes:
+        number: of the field.
+        form: the conversion in `convert_field` of `selector_ast.py`, or "".
+        header: the header to read if the message has no such property, or "". RabbitMQ's JMS client sends some JMS
+            fields as headers.
+        default: the value if the message has neither.
     """
 
     number: int
@@ -69,10 +70,10 @@ PROPERTIES: Final[dict[str, FieldRule]] = {
     "creation-time": FieldRule(TIMESTAMP, "milliseconds"),
     "group-id": FieldRule(APP_ID),
 }
-"""Behind `p.` or `properties.`."""
+"""Names after `p.` or `properties.`."""
 
 HEADER_SECTION: Final[dict[str, FieldRule]] = {"priority": FieldRule(PRIORITY, default=PRIORITY_DEFAULT)}
-"""Behind `h.` or `header.`: RabbitMQ's one field of AMQP 1.0's header section."""
+"""Names after `h.` or `header.`: the field of AMQP 1.0's header section that RabbitMQ supports."""
 
 JMS_FIELDS: Final[dict[str, FieldRule]] = {
     "JMSPriority": FieldRule(PRIORITY, "", "JMSPriority", PRIORITY_DEFAULT),
@@ -86,4 +87,4 @@ JMS_FIELDS: Final[dict[str, FieldRule]] = {
 }
 
 JMS_FORBIDDEN: Final = frozenset({"JMSDestination", "JMSReplyTo", "JMSExpiration", "JMSRedelivered", "JMSDeliveryTime"})
-"""Message headers of JMS that a selector may not name (3.8.1.1)."""
+"""JMS message headers that are not allowed in a selector (3.8.1.1)."""

@@ -1,25 +1,19 @@
-"""The grammar of selectors, and how their text becomes nodes (`selector_ast.py`).
+"""Parsers of selectors: SQL text, or a term of RabbitMQ's JMS client, to the tree of `selector_ast.py`.
 
-SQL-92 conditions as JMS has them (Jakarta Messaging 3.1, 3.8.1), and what RabbitMQ 4.2's filter expressions add:
-`!=`, `%`, UTC(), texts in double quotes, `[names in brackets]`, sections (`p.`, `h.`, `a.`), any values in IN and on
-both sides of a comparison. Keywords have no capitals or small letters of their own, names do.
+**SQL.** The grammar is SQL-92 conditions as in JMS (Jakarta Messaging 3.1, 3.8.1), and RabbitMQ 4.2's additions: `!=`,
+`%`, UTC(), texts in double quotes, `[names in brackets]`, sections (`p.`, `h.`, `a.`), any values in IN and on both
+sides of a comparison. Keywords are case-insensitive, names are not.
 
-lark makes a LALR parser of it, at the first use (a tenth of a second); parsing costs some 10 us a word, and stops at
-what is too large (`WORDS_MAX`, `NODES_MAX`, `DEPTH_MAX`) while it is being built: nothing here recurses into a
-client's text.
+lark builds a LALR parser at the first use (0.1 s of CPU). Parsing costs about 10 us per word. A selector that is too
+large is rejected while it is parsed (`TOKENS_MAX`, `NODES_MAX`, `DEPTH_MAX`); no code recurses into a client's text.
 
-Selectors as RabbitMQ's JMS client sends them: an Erlang term that says what the SQL text said.
+**Erlang terms.** RabbitMQ's JMS client parses the SQL itself and sends the result as `rjms_erlang_selector`:
 
     {'and',{'=',{'ident',<<"colour">>},<<"red">>},{'>',{'ident',<<"weight">>},2}}.
 
-The client parses SQL itself and binds with the argument `rjms_erlang_selector`. RabbitMQ's plugin evaluates the term;
-here it becomes the tree that the SQL text becomes, within the same bounds and with the same meaning. Nothing is ever
-run.
-
-Source: rabbitmq-jms-client 2 and 3 (what it writes), RabbitMQ's plugin rabbitmq_jms_topic_exchange (older spellings:
-a range in BETWEEN, a pair in LIKE).
-
-What a selector that has found nothing may have meant: a property, or a header whose name is no word.
+RabbitMQ's plugin evaluates the term. Here it becomes the same tree as the SQL, within the same bounds; nothing is
+executed. Source: rabbitmq-jms-client 2 and 3, and RabbitMQ's plugin rabbitmq_jms_topic_exchange for older spellings (a
+range in BETWEEN, a pair in LIKE).
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias, cast
 
 from amqpd.routing import selector_ast as nodes
 from amqpd.routing.base import BadSelector
-from amqpd.routing.selector_ast import LOOSE_CHARACTERS_MAX, SEARCHES_MAX
+from amqpd.routing.selector_ast import SEARCHES_MAX, WILDCARD_CHARACTERS_MAX
 from amqpd.routing.selector_fields import HEADER_SECTION, JMS_FIELDS, JMS_FORBIDDEN, PROPERTIES, FieldRule
 
 if TYPE_CHECKING:
@@ -41,18 +35,18 @@ if TYPE_CHECKING:
 NODES_MAX: Final = 200
 DEPTH_MAX: Final = 32
 TOKENS_MAX: Final = 500
-"""Words, signs and texts of a selector, counted before it is parsed."""
+"""Tokens of a selector, counted before it is parsed."""
 INTEGER_MAX: Final = 2**63
-"""Inclusive, as it may stand behind a minus."""
+"""Inclusive: it is valid after a minus."""
 EXCERPT_SIZE_MAX: Final = 24
-"""Characters of a client's text in a message of error."""
+"""Characters of a client's text in an error message."""
 
 _END: Final = r"(?![\w$])"
 _NAME_END: Final = r"(?![\w$.])"
 
 
 def _field_pattern() -> str:
-    """Every name of a field, the longest first, `-` and `_` alike."""
+    """Return an expression for all field names, longest first; `-` and `_` are the same."""
     names = sorted(PROPERTIES, key=len, reverse=True)
     of_properties = "|".join([name.replace("-", "[-_]") for name in names])
     return rf"((properties|p)\.({of_properties})|(header|h)\.({'|'.join(HEADER_SECTION)})){_NAME_END}"
@@ -111,14 +105,14 @@ TOKEN_NAMES: Final = {
     "COMPARISON": "a comparison",
     "TEXT": "a text in quotes",
 }
-"""Of what is expected, as errors name it."""
+"""Names of lark's terminals in error messages."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _WORD: Final = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|[\w$.]+|[^\s\w]""")
 
 
 def parse_sql(text: str) -> nodes.Condition:
-    """What `text` says. Raises: BadSelector, with line and column."""
+    """Parse SQL text. Raises: BadSelector, with line and column."""
     from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 
     if len(_WORD.findall(text)) > TOKENS_MAX:
@@ -130,10 +124,10 @@ def parse_sql(text: str) -> nodes.Condition:
     except UnexpectedToken as error:
         wanted = _expected(error.accepts or error.expected)
         if error.token.type == "$END":
-            _reject_at(*_end_of(text), f"the selector is not complete{wanted}")
+            _reject_at(*_end_of(text), f"the selector is incomplete{wanted}")
         _reject_at(error.line, error.column, f"{quote_excerpt(str(error.token))} is not expected here{wanted}")
     except UnexpectedInput as error:
-        _reject_at(error.line, error.column, "not understood")
+        _reject_at(error.line, error.column, "syntax error")
     condition = as_condition(made, None)
     check_patterns(condition)
     return condition
@@ -141,7 +135,7 @@ def parse_sql(text: str) -> nodes.Condition:
 
 @cache
 def sql_parser() -> Lark:
-    """The parser, made once. Cost: 0.1 s of CPU for the first caller."""
+    """Return the SQL parser. Cost: 0.1 s of CPU for the first call."""
     from lark import Lark
 
     return Lark(GRAMMAR, parser="lalr", lexer="basic", maybe_placeholders=False, transformer=_SqlTreeBuilder())
@@ -158,7 +152,7 @@ def _reject(place: Token | None, why: str) -> NoReturn:
 
 
 def quote_excerpt(text: str) -> str:
-    """A client's text in a message of error."""
+    """Return the beginning of a client's text for an error message."""
     return repr(text if len(text) <= EXCERPT_SIZE_MAX else text[:EXCERPT_SIZE_MAX] + "...")
 
 
@@ -167,7 +161,7 @@ def _end_of(text: str) -> tuple[int, int]:
 
 
 def _expected(terminals: set[str]) -> str:
-    """What may stand there, where that is a short list; where a value may, nothing else need be said."""
+    """Return the expected tokens if they are few; "a value or a condition" if a value is possible."""
     if "NAME" in terminals:
         return ", but a value or a condition is"
     names = sorted([TOKEN_NAMES.get(name, name) for name in terminals if name not in ("SIGN", "FACTOR")])
@@ -183,22 +177,22 @@ def check_size(node: nodes.SelectorNode, place: Token | None) -> None:
 
 
 def check_patterns(condition: nodes.Condition) -> None:
-    """Raises: BadSelector when its LIKE patterns together are too dear."""
+    """Raises: BadSelector if the LIKE patterns together are too expensive."""
     patterns = [node for node in condition.walk() if isinstance(node, nodes.Like)]
-    if sum([pattern.loose() for pattern in patterns]) > LOOSE_CHARACTERS_MAX:
-        raise BadSelector(f"LIKE: what stands between two % and has a _ has {LOOSE_CHARACTERS_MAX} characters at most")
+    if sum([pattern.wildcard_characters() for pattern in patterns]) > WILDCARD_CHARACTERS_MAX:
+        raise BadSelector(f"LIKE: parts between two % that contain _ have {WILDCARD_CHARACTERS_MAX} characters at most")
     if sum([pattern.searches() for pattern in patterns]) > SEARCHES_MAX:
-        raise BadSelector(f"LIKE: there are {SEARCHES_MAX} parts between two % at most")
+        raise BadSelector(f"LIKE: at most {SEARCHES_MAX} parts between two % are allowed")
 
 
 def _within_bounds(place: Token | None, node: nodes.SelectorNode) -> nodes.SelectorNode:
-    """A node that is within bounds."""
+    """Return the node. Raises: BadSelector if it is too large."""
     check_size(node, place)
     return node
 
 
 def as_condition(node: nodes.SelectorNode, place: Token | None) -> nodes.Condition:
-    """The condition, also that which a value is where one is wanted. Raises: BadSelector for what can be none."""
+    """Return the node as a condition. Raises: BadSelector for a value that cannot be one."""
     if isinstance(node, nodes.Condition):
         return node
     if isinstance(node, nodes.BooleanValue):
@@ -207,12 +201,12 @@ def as_condition(node: nodes.SelectorNode, place: Token | None) -> nodes.Conditi
     if isinstance(node, (nodes.Arithmetic, nodes.Negative, nodes.Now)) or (
         isinstance(node, nodes.Constant) and not isinstance(node.value, bool)
     ):
-        _reject(place, "a condition is wanted here, not a number or a text")
+        _reject(place, "a condition is expected here, not a number or a text")
     return nodes.IsTrue(node)
 
 
 def as_value(node: nodes.SelectorNode) -> nodes.Value:
-    """The value, also that of a condition."""
+    """Return the node as a value; also a condition has one."""
     if isinstance(node, nodes.Condition):
         return nodes.BooleanValue(node)
     assert isinstance(node, nodes.Value)
@@ -220,12 +214,12 @@ def as_value(node: nodes.SelectorNode) -> nodes.Value:
 
 
 def make_between(value: nodes.Value, low: nodes.Value, high: nodes.Value) -> nodes.Condition:
-    """value BETWEEN low AND high."""
+    """Return value BETWEEN low AND high."""
     return nodes.And((nodes.Compare(">=", value, low), nodes.Compare("<=", value, high)))
 
 
 def make_in(value: nodes.Value, choices: list[nodes.Value]) -> nodes.Condition:
-    """value IN (choices), of which any may be other than constants."""
+    """Return value IN (choices); choices need not be constants."""
     others = [choice for choice in choices if not isinstance(choice, nodes.Constant)]
     constants = frozenset([choice for choice in choices if isinstance(choice, nodes.Constant)])
     found: list[nodes.Condition] = [nodes.OneOf(value, constants)] if constants or not others else []
@@ -238,12 +232,12 @@ def _number(node: nodes.SelectorNode, place: Token) -> nodes.Value:
     if isinstance(value, nodes.BooleanValue) or (
         isinstance(value, nodes.Constant) and nodes.as_number(value.value) is None
     ):
-        _reject(place, f"'{place}' wants numbers")
+        _reject(place, f"'{place}' needs numbers")
     return value
 
 
 class _SqlTreeBuilder:
-    """What lark calls for each rule, with what the parts of it have become."""
+    """The lark transformer of the SQL grammar: a method per rule, called with the transformed parts."""
 
     def disjunction(self, parts: list[nodes.SelectorNode | Token]) -> nodes.SelectorNode:
         return self._joined(parts, nodes.Or)
@@ -283,7 +277,7 @@ class _SqlTreeBuilder:
         texts = [_unquoted(part) for part in rest if not isinstance(part, nodes.SelectorNode) and part.type == "TEXT"]
         escape = texts[1] if len(texts) == 2 else ""
         if len(texts) == 2 and len(escape) != 1:
-            _reject(word, "what follows ESCAPE is one character")
+            _reject(word, "ESCAPE needs one character")
         try:
             node = nodes.Like(as_value(left), texts[0], escape)
         except BadSelector as error:
@@ -308,7 +302,7 @@ class _SqlTreeBuilder:
             return nodes.Constant(-nodes.as_number(value.value)) if sign == "-" else value
         if sign == "-":
             return _within_bounds(sign, nodes.Negative(value))
-        return _within_bounds(sign, nodes.Negative(nodes.Negative(value)))  # what is no number has no +
+        return _within_bounds(sign, nodes.Negative(nodes.Negative(value)))  # + of a value that is not a number is NULL
 
     def text(self, parts: list[Token]) -> nodes.SelectorNode:
         return nodes.Constant(_unquoted(parts[0]))
@@ -316,7 +310,7 @@ class _SqlTreeBuilder:
     def integer(self, parts: list[Token]) -> nodes.SelectorNode:
         digits = parts[0].rstrip("lL")
         if len(digits) > 1 and digits[0] == "0":
-            _reject(parts[0], "a number may not begin with 0: to Java it would be octal")
+            _reject(parts[0], "a number must not begin with 0: in Java it would be octal")
         return _integer(parts[0], digits, 10)
 
     def hexadecimal(self, parts: list[Token]) -> nodes.SelectorNode:
@@ -359,15 +353,13 @@ class _SqlTreeBuilder:
         return nodes.Header(parts[0].split(".")[1])
 
     def unknown(self, parts: list[Token]) -> nodes.SelectorNode:
-        _reject(
-            parts[0], f"there is no field {quote_excerpt(str(parts[0]))}; a header of that name is written in brackets"
-        )
+        _reject(parts[0], f"there is no field {quote_excerpt(str(parts[0]))}; write a header of that name in brackets")
 
 
 def _split_predicate(
     parts: list[nodes.SelectorNode | Token],
 ) -> tuple[nodes.SelectorNode, bool, Token, list[nodes.SelectorNode | Token]]:
-    """Left side, whether there is a NOT, the keyword, and what follows."""
+    """Return the left operand, whether NOT follows, the keyword, and the rest."""
     left = cast("nodes.SelectorNode", parts[0])
     second = cast("Token", parts[1])
     if second.type == "NOT":
@@ -398,14 +390,14 @@ NUMBER: /[-+]?[0-9]+(\.[0-9]+([eE][-+]?[0-9]+)?)?/
 %ignore /[ \t\f\r\n]+/
 """
 TERM_SIZE_MAX: Final = 16_384
-"""Characters: the term is some four times as long as its SQL text."""
+"""Characters. A term is about four times as long as its SQL text."""
 ERLANG_TOKENS_MAX: Final = 2_000
 _ERLANG_WORD: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+|[^\s\w]""")
 _ESCAPE: Final = re.compile(r"\\(.)", re.DOTALL)
 
 
 class ErlangAtom(str):
-    """An Erlang atom; texts are str."""
+    """An Erlang atom. Erlang texts are plain str."""
 
     __slots__ = ()
 
@@ -416,7 +408,7 @@ _NEGATIONS: Final = {"not_like": "like", "not_in": "in", "not_between": "between
 
 
 def parse_erlang_term(text: str) -> nodes.Condition:
-    """What the term says. Raises: BadSelector."""
+    """Parse a term of RabbitMQ's JMS client. Raises: BadSelector."""
     from lark.exceptions import UnexpectedInput
 
     _check_text(text)
@@ -430,7 +422,7 @@ def parse_erlang_term(text: str) -> nodes.Condition:
 
 
 def _check_text(text: str) -> None:
-    """Raises: BadSelector for what is too large, or nests deeper than `_node` may follow it."""
+    """Raises: BadSelector for a term that is too large, or nested too deep for the recursion of `_node`."""
     words = _ERLANG_WORD.findall(text) if len(text) <= TERM_SIZE_MAX else None
     if words is None or len(words) > ERLANG_TOKENS_MAX:
         raise BadSelector("the selector is too large")
@@ -443,14 +435,14 @@ def _check_text(text: str) -> None:
 
 @cache
 def erlang_parser() -> Lark:
-    """The parser of terms, made once."""
+    """Return the parser of terms."""
     from lark import Lark
 
     return Lark(ERLANG_GRAMMAR, parser="lalr", lexer="basic", transformer=_ErlangTermBuilder())
 
 
 class _ErlangTermBuilder:
-    """What lark calls for each part of the grammar."""
+    """The lark transformer of the term grammar."""
 
     def start(self, parts: list[ErlangTerm]) -> ErlangTerm:
         return parts[0]
@@ -474,7 +466,7 @@ class _ErlangTermBuilder:
 
 
 def _invalid_term(term: ErlangTerm) -> BadSelector:
-    return BadSelector(f"no selector of RabbitMQ's JMS client: {quote_excerpt(str(term))}")
+    return BadSelector(f"not a selector of RabbitMQ's JMS client: {quote_excerpt(str(term))}")
 
 
 def _node(term: ErlangTerm) -> nodes.SelectorNode:
@@ -525,7 +517,7 @@ def _operation(name: str, operands: list[ErlangTerm], term: ErlangTerm) -> nodes
 
 
 def _like(value: nodes.Value, operands: list[ErlangTerm], term: ErlangTerm) -> nodes.SelectorNode:
-    """Pattern and escape, as two operands or as a pair."""
+    """Return a LIKE node; pattern and escape are two operands or one pair."""
     pair = operands[0] if len(operands) == 1 else tuple(operands)
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise _invalid_term(term)
@@ -540,7 +532,7 @@ def _like(value: nodes.Value, operands: list[ErlangTerm], term: ErlangTerm) -> n
 
 
 def _between(value: nodes.Value, operands: list[ErlangTerm], term: ErlangTerm) -> nodes.SelectorNode:
-    """Low and high, as two operands or as a range."""
+    """Return a BETWEEN node; low and high are two operands or one range."""
     if len(operands) == 1 and isinstance(operands[0], tuple) and operands[0][:1] == (ErlangAtom("range"),):
         operands = list(operands[0][1:])
     if len(operands) != 2:
@@ -555,10 +547,13 @@ _DIFFERENCE: Final = re.compile(r"(?<![\w.\[-])x(?:-\w+)+")
 
 
 def suggest_fix(text: str) -> str:
-    """What stands there without `p.` and is called as a property is, and what is a difference and looks like a name;
-    "": nothing does.
+    """Return hints for a selector that found nothing; "" if there are none.
 
-    text: of a selector that `parse` takes.
+    A bare property name is a header (`p.priority` is the property), and `x-origin` is a difference (`[x-origin]` is the
+    header).
+
+    Args:
+        text: a selector that `parse_selector` accepts.
     """
     bare = _QUOTED.sub("''", text)
     meant = [f"p.{name.replace('_', '-')} is the property, {name} a header" for name in _PROPERTY.findall(bare)]

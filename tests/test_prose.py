@@ -24,8 +24,6 @@ FINDINGS_MAX: dict[str, int] = {
     "amqpd.connection": 86,
     "amqpd.kafka": 150,
     "amqpd.management": 299,
-    "amqpd.protocol": 46,
-    "amqpd.routing": 64,
     "amqpd.storage": 178,
     "amqpd.storage.acks": 66,
     "amqpd.storage.log": 189,

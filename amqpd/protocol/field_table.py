@@ -1,18 +1,24 @@
-"""AMQP 0-9-1 field tables: bytes to Python values and back. A pure leaf: it imports nothing of amqpd.
+"""Field tables of AMQP 0-9-1: bytes to Python values and back.
 
-A table is a u32 length in bytes and then entries (name as short string, type letter, value); an array is the same
+A table is its length in bytes, u32, and then entries: name as short string, type letter, value. An array is the same
 without names. The type letters are RabbitMQ's, which differ from the specification's:
 
-    t bool        b int8     B uint8    s int16   u uint16   I int32   i uint32   l int64   (L int64: taken, never sent)
+    t bool        b int8     B uint8    s int16   u uint16   I int32   i uint32   l int64   (L int64: read, never
+    written)
     f float32     d float64  D decimal (scale u8, value i32)   T timestamp (u64 seconds)
-    S long string (str when it is UTF-8, else bytes)   x byte array (bytearray)   A array   F table   V void (None)
+    S long string (str if it is UTF-8, else bytes)   x byte array (bytearray)   A array   F table   V void (None)
 
-Invariants: every length is checked against what encloses it before it is used; tables and arrays may nest 128 deep (the
-outermost table is the first level), so that no input, and no value that contains itself, can exhaust a stack; whatever
-is wrong is a CodecError. Names that are not UTF-8 survive a round trip (surrogateescape). Decoding is for looking at
-values; a message passes through as the bytes that arrived, since the letters of numbers cannot be had back from ints.
+Invariants:
+- Every length is checked against its container before it is used.
+- Tables and arrays nest at most 128 deep, the outermost table included: neither input nor a value that contains itself
+  exhausts the stack.
+- Every error is a CodecError.
+- Names that are not UTF-8 survive a round trip (surrogateescape).
 
-Compiled by mypyc; the same source runs interpreted. Source: AMQP 0-9-1 4.2.5.5 and RabbitMQ's errata to it.
+Decoding is for reading values. A message passes through as the bytes that arrived, because an int does not keep the
+type letter of its number.
+
+Compiled by mypyc. The module imports nothing else of amqpd. Source: AMQP 0-9-1 4.2.5.5 and RabbitMQ's errata.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ from mypy_extensions import i64, mypyc_attr
 DEPTH_MAX: Final = 128
 SHORT_STRING_SIZE_BYTES_MAX: Final = 255
 
-# The letters as numbers: mypyc folds literals into the code, calls of ord() it does not.
+# The letters as numbers: mypyc inlines literals, but not calls of ord().
 _BOOL: Final = 0x74  # t
 _INT8: Final = 0x62  # b
 _UINT8: Final = 0x42  # B
@@ -57,8 +63,8 @@ _ARRAY: Final = 0x41  # A
 _TABLE: Final = 0x46  # F
 _VOID: Final = 0x56  # V
 
-# What follows each letter: so many octets, or a length and octets, or a length and fields. One look-up, where
-# comparisons with eighteen letters were half of what it took to survey a table.
+# The layout after each letter: a fixed number of octets, a length and octets, or a length and fields. One look-up in
+# this table replaces up to eighteen comparisons, which were half the cost of `summarize_table`.
 _FIXED_MAX: Final = 8
 _OCTETS: Final = 16
 _NEST: Final = 17
@@ -81,34 +87,38 @@ _VALUE_LAYOUTS: Final = _value_layouts()
 
 _U64: Final = 18446744073709551616
 
-HAS_CC_OR_BCC: Final = 1  # summarize_table: there is an entry CC or BCC at the top
+HAS_CC_OR_BCC: Final = 1  # summarize_table: the table has an entry CC or BCC
 PRODUCER_ID: Final = b"x-producer-id"
-HAS_PRODUCER_ID: Final = 2  # summarize_table: there is an entry x-producer-id at the top
+HAS_PRODUCER_ID: Final = 2  # summarize_table: the table has an entry x-producer-id
 
 
 class CodecError(ValueError):
-    """Bytes that are no valid field, or a value that no field can hold. From the wire it becomes 501."""
+    """Bytes that are not a valid field, or a value that no field type can hold. Bytes of a client cause 501."""
 
 
 @mypyc_attr(native_class=False)
 class Timestamp(int):
-    """Seconds since 1970 as a u64 (type T); a class of its own so that it is encoded as what it was."""
+    """Seconds since 1970 as u64 (type T). The class keeps the type for encoding."""
 
     __slots__ = ()
 
 
 @mypyc_attr(native_class=False)
 class Int64(int):
-    """An integer that is encoded as a long (type l) however small it is: RabbitMQ's counts."""
+    """An integer that is always encoded as type l, however small: a count of RabbitMQ."""
 
     __slots__ = ()
 
 
 def decode_table(data: bytes, start: i64, end: i64 = -1) -> tuple[dict[str, object], i64]:
-    """The table whose u32 length stands at `start`, and the position behind it.
+    """Decode the table whose length is at `start`. Return it and the position after it.
 
-    end: the table must end there or before; -1 means the end of `data`. Of equal names the first counts. Names are
-    UTF-8, other bytes as surrogate escapes. Cost: its size. Raises: CodecError.
+    If a name occurs twice, the first entry counts. Cost: the size of the table.
+
+    Args:
+        end: the table must end at or before it; -1 is the end of `data`.
+
+    Raises: CodecError.
     """
     size: i64 = len(data)
     if end < 0:
@@ -132,7 +142,7 @@ def _decode_entries(data: bytes, position: i64, end: i64, depth: i64) -> dict[st
             raise CodecError("entry of a table is cut off")
         name = data[position + 1 : after].decode("utf-8", "surrogateescape")
         value, position = decode_value(data, after, end, depth)
-        if name not in table:  # rabbit: a message with equal names is taken; the first one counts
+        if name not in table:  # rabbit: equal names are accepted, the first one counts
             table[name] = value
     return table
 
@@ -148,9 +158,12 @@ def _decode_items(data: bytes, position: i64, end: i64, depth: i64) -> list[obje
 
 
 def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[object, i64]:
-    """Return the value whose type letter stands at `position` (which is before `end`), and the position behind it.
+    """Decode the value whose type letter is at `position`, before `end`. Return it and the position after it.
 
-    depth: of the table or array that holds the value. Raises: CodecError.
+    Args:
+        depth: of the table or array that contains the value.
+
+    Raises: CodecError.
     """
     kind: i64 = data[position]
     position += 1
@@ -168,7 +181,7 @@ def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[obje
             try:
                 value = raw.decode("utf-8")
             except UnicodeDecodeError:
-                value = raw  # a long string is any octets; text is only the usual case
+                value = raw  # a long string can be any octets
         elif kind == _TABLE:
             value = _decode_entries(data, position, stop, depth + 1)
         elif kind == _ARRAY:
@@ -204,7 +217,7 @@ def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[obje
         value = read_u16(data, position)
     elif kind == _UINT32:
         value = read_u32(data, position)
-    else:  # _DECIMAL: _fixed_size has let nothing else through
+    else:  # _DECIMAL: _fixed_size rejects all other letters
         scale: int = data[position]
         number: int = read_i32_be(data, position + 1)
         value = Decimal(number).scaleb(-scale)
@@ -212,7 +225,7 @@ def decode_value(data: bytes, position: i64, end: i64, depth: i64) -> tuple[obje
 
 
 def _fixed_size(kind: i64) -> i64:
-    """Bytes of a value of the fixed-size type `kind`. Raises: CodecError for a letter that is none."""
+    """Return the size of a value of a fixed-size type. Raises: CodecError for an unknown letter."""
     size: i64 = _VALUE_LAYOUTS[kind]
     if size > _FIXED_MAX:
         raise CodecError("unknown field type " + str(kind))
@@ -220,9 +233,9 @@ def _fixed_size(kind: i64) -> i64:
 
 
 def field_end(data: bytes, position: i64, end: i64) -> i64:
-    """The position behind the field whose type letter stands at `position`; what is nested in it is not looked at.
+    """Return the end of the field whose type letter is at `position`, without reading nested values.
 
-    Raises: CodecError when it does not end at `end` or before, or is of no known type.
+    Raises: CodecError if the type is unknown or the field ends after `end`.
     """
     if position >= end:
         raise CodecError("entry of a table is cut off")
@@ -240,37 +253,39 @@ def field_end(data: bytes, position: i64, end: i64) -> i64:
 
 
 def read_u16(data: bytes, position: i64) -> i64:
-    """The u16 at `position`; the caller has checked that it lies inside."""
-    signed: int = read_i16_be(data, position)  # by way of int: i16 and i64 do not mix; a cast costs interpreted
+    """Return the u16 at `position`. The caller has checked the bounds."""
+    signed: int = read_i16_be(data, position)  # via int: i16 and i64 do not mix, and a cast costs time when interpreted
     number: i64 = signed
     return number & 0xFFFF
 
 
 def read_u32(data: bytes, position: i64) -> i64:
-    """The u32 at `position`; the caller has checked that it lies inside."""
+    """Return the u32 at `position`. The caller has checked the bounds."""
     signed: int = read_i32_be(data, position)
     number: i64 = signed
     return number & 0xFFFFFFFF
 
 
 def read_u64(data: bytes, position: i64) -> int:
-    """The u64 at `position`; the caller has checked that it lies inside."""
+    """Return the u64 at `position`. The caller has checked the bounds."""
     signed: i64 = read_i64_be(data, position)
     number: int = signed
     return number if number >= 0 else number + _U64
 
 
 def validate_table(data: bytes, start: i64, end: i64) -> None:
-    """Check, without making objects, that the table with its length fills exactly [start, end).
+    """Check, without allocating, that a table with its length fills exactly [start, end).
 
-    Every letter is known, every length inside what encloses it, nesting at most 128. What it lets through, decode_table
-    decodes. Cost: some 10 ns an entry compiled. Raises: CodecError.
+    `decode_table` accepts every table that passes. Cost: about 10 ns per entry (compiled). Raises: CodecError.
     """
     summarize_table(data, start, end)
 
 
 def summarize_table(data: bytes, start: i64, end: i64) -> i64:
-    """validate_table, and on the way what a publish has to know of the names at the top: SENDER_SELECTED, NUMBERED."""
+    """Validate a table as `validate_table` and return flags for some of its top-level names.
+
+    The flags are HAS_CC_OR_BCC and HAS_PRODUCER_ID: names that change how a message is published.
+    """
     if start < 0 or end > len(data) or end - start < 4:
         raise CodecError("table length is cut off")
     if start + 4 + read_u32(data, start) != end:
@@ -278,7 +293,7 @@ def summarize_table(data: bytes, start: i64, end: i64) -> i64:
     found: i64 = 0
     position = start + 4
     limit = end
-    named = True  # entries of a table have names, those of an array have none
+    named = True  # entries of a table have names, items of an array do not
     depth: i64 = 1
     outer: list[int] | None = None  # ends of the enclosing tables and arrays, times two, plus one for a table
     shapes = _VALUE_LAYOUTS
@@ -313,7 +328,7 @@ def summarize_table(data: bytes, start: i64, end: i64) -> i64:
             raise CodecError("unknown field type " + str(kind))
         if limit - position < 4:
             raise CodecError("length of a field is cut off")
-        # The u32 at `position`: the table's own length stands before it, so eight octets that end with it are there.
+        # The u32 at `position`. The table's length is before it, so the eight octets that end with it exist.
         stop = position + 4 + (read_i64_be(data, position - 4) & 0xFFFFFFFF)
         position += 4
         if stop > limit:
@@ -332,7 +347,7 @@ def summarize_table(data: bytes, start: i64, end: i64) -> i64:
 
 
 def _header_flags(data: bytes, name: i64, length: i64) -> i64:
-    """What the name of 2, 3 or 13 octets that begins at `name` tells: CC and BCC, x-producer-id, 0 any other."""
+    """Return the flags of a name with 2, 3 or 13 octets: CC, BCC, x-producer-id; 0 for others."""
     if length == 13:
         numbered = data[name] == 0x78 and data[name + 2] == 0x70 and data[name : name + 13] == PRODUCER_ID
         return HAS_PRODUCER_ID if numbered else 0
@@ -344,11 +359,13 @@ def _header_flags(data: bytes, name: i64, length: i64) -> i64:
 
 
 def encode_table(table: Mapping[str, object]) -> bytes:
-    """`table` as bytes, with its length in front.
+    """Encode `table`, with its length in front. Cost: its size.
 
-    bool t; int I, or l when it needs more than 32 bits or is a Long; float d; Decimal D; Timestamp T; str and bytes S;
-    bytearray x; list and tuple A; a mapping F; None V. Cost: its size. Raises: CodecError for any other value, a number
-    out of range, a name over 255 bytes, nesting over 128.
+    Types:
+    - bool t; int I, or l above 32 bits and for Int64; float d; Decimal D; Timestamp T
+    - str and bytes S; bytearray x; list and tuple A; a mapping F; None V
+
+    Raises: CodecError for other types, a number out of range, a name over 255 bytes, nesting over 128.
     """
     if len(table) == 0:
         return b"\x00\x00\x00\x00"
@@ -358,7 +375,7 @@ def encode_table(table: Mapping[str, object]) -> bytes:
 
 
 def encode_entry(name: str, value: object) -> bytes:
-    """One entry of a table: name, type letter, value, as encode_table writes it. Raises: CodecError."""
+    """Encode one entry of a table: name, type letter, value. Raises: CodecError."""
     writer = BytesWriter()
     _encode_name(writer, name)
     _encode_value(writer, value, 1)
@@ -366,7 +383,7 @@ def encode_entry(name: str, value: object) -> bytes:
 
 
 def shortstr(value: str | bytes) -> bytes:
-    """`value` as a short string: one octet of length, then UTF-8. Raises: CodecError over 255 bytes."""
+    """Encode a short string: one octet of length, then UTF-8. Raises: CodecError over 255 bytes."""
     raw = _utf8(value) if isinstance(value, str) else value
     if len(raw) > SHORT_STRING_SIZE_BYTES_MAX:
         raise CodecError("short string of more than 255 bytes")
@@ -374,7 +391,7 @@ def shortstr(value: str | bytes) -> bytes:
 
 
 def longstr(value: str | bytes) -> bytes:
-    """`value` as a long string: u32 of length, then UTF-8."""
+    """Encode a long string: length as u32, then UTF-8."""
     raw = _utf8(value) if isinstance(value, str) else value
     return len(raw).to_bytes(4, "big") + raw
 
@@ -387,7 +404,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _reserve_length(writer: BytesWriter, depth: i64) -> i64:
-    """Leave room for a length. Raises: CodecError when this would nest too deep."""
+    """Write a placeholder for a length. Return its position. Raises: CodecError if the nesting is too deep."""
     if depth > DEPTH_MAX:
         raise CodecError("tables and arrays nest deeper than 128")
     start: i64 = len(writer)
@@ -396,7 +413,7 @@ def _reserve_length(writer: BytesWriter, depth: i64) -> i64:
 
 
 def _fill_length(writer: BytesWriter, start: i64) -> None:
-    """Fill in the length of what was written behind the room that _begin left at `start`."""
+    """Overwrite the placeholder at `start` with the number of bytes written after it."""
     length: int = len(writer) - start - 4
     if length > 0xFFFFFFFF:
         raise CodecError("table of more than 4 GiB")
@@ -484,7 +501,7 @@ def _encode_decimal(writer: BytesWriter, value: Decimal) -> None:
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         raise CodecError("decimal that is no number")
-    if exponent > 9 or exponent < -255 or len(digits) > 10:  # bounded before it is turned into an integer
+    if exponent > 9 or exponent < -255 or len(digits) > 10:  # bounds first: an integer of these digits could be huge
         raise CodecError("decimal out of range")
     number = 0
     for digit in digits:

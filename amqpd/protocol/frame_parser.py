@@ -47,8 +47,8 @@ from amqpd.protocol.frame import (
     frame_error,
 )
 
-# Parts of a large body that are smaller than PART_BYTES_MIN are joined up to PART_BYTES, so that a body of single
-# octets is not a million objects.
+# Parts of a large body below PART_BYTES_MIN are joined up to PART_BYTES, so that a body in single octets does not
+# become a million objects.
 PART_BYTES_MIN: Final = 16 * 1024
 PART_BYTES: Final = 128 * 1024
 
@@ -57,12 +57,12 @@ _BODY_SIZE_SANE_MAX: Final = 512 * 1024 * 1024
 
 @final
 class PartialContent:
-    """A content on its way: after the method, before the last body byte."""
+    """A content that has begun with its method and is not complete."""
 
     def __init__(self, method: bytes, serial: i64, error: AmqpError | None) -> None:
         self.method = method
         self.serial = serial
-        # It is read over: nothing of it is kept.
+        # With an error the content is skipped, and the error is raised at its end.
         self.error = error
         self.buffered_bytes: i64 = 0
         self.parts: list[bytes] = []
@@ -70,13 +70,13 @@ class PartialContent:
         self.body_size: i64 = 0
         self.missing_bytes: i64 = -1
         self.frame_payload_max: i64 = 0
-        # Of a large body, whose `parts` are payloads but for the header frame: small ones that wait to be joined.
+        # For a large body, `parts` is the header frame and then payloads; small payloads wait here to be joined.
         self.is_large = False
         self.small_parts: list[bytes] = []
         self.small_parts_bytes: i64 = 0
 
     def add_payload(self, payload: bytes) -> None:
-        """The next frame's payload of a large body. Cost: a copy of small ones."""
+        """Add a body frame of a large body. Cost: a copy of small payloads."""
         size: i64 = len(payload)
         if size >= PART_BYTES_MIN and not self.small_parts:
             self.parts.append(payload)
@@ -94,47 +94,47 @@ class PartialContent:
 
 
 class ContentAssembler:
-    """The contents of one connection that are on their way, by channel. Not shared, not thread-safe."""
+    """The partial contents of one connection, by channel. Not thread-safe."""
 
     def __init__(self, handler: FrameHandler, body_size_max: int) -> None:
         self.handler = handler
         self.body_size_max: i64 = body_size_max
-        # Bytes kept of bodies that are not complete, and contents begun so far.
+        # Body bytes of all partial contents; contents begun so far.
         self.buffered_bytes: i64 = 0
         self._content_count: i64 = 0
         self._partials: dict[int, PartialContent] = {}
-        # Closed by the broker; their content frames are passed over.
+        # Channels that the broker has closed; their content frames are skipped.
         self._ignored_channels: set[int] = set()
 
     def oldest_serial(self) -> i64:
-        """The serial of the content that has been on its way longest; 0: none is. Serials go up with each content."""
+        """Return the serial of the oldest partial content, 0 if there is none. Serials increase with each content."""
         for partial in self._partials.values():
             return partial.serial
         return 0
 
     def newest_channel(self) -> i64:
-        """The channel of the content that began last; 0: none is on its way, or just one."""
+        """Return the channel of the newest partial content; 0 if there are fewer than two."""
         if len(self._partials) < 2:
             return 0
         return list(self._partials)[-1]
 
     def ignore_channel(self, number: i64) -> None:
-        """Ignores content frames of a channel from here on: the broker has closed it and the peer may not know yet."""
+        """Skip the frames of this channel: the broker has closed it, and the client may not know yet."""
         self._remove_partial(number)
         self._ignored_channels.add(number)
 
     def accept_channel(self, number: i64) -> None:
-        """The channel is closed on both sides: its number may be used again."""
+        """Accept frames again: both sides have closed the channel, so its number can be reused."""
         self._remove_partial(number)
         self._ignored_channels.discard(number)
 
     def drop_partial_contents(self) -> None:
-        """Forgets every content that is on its way."""
+        """Drop all partial contents."""
         self._partials.clear()
         self.buffered_bytes = 0
 
     def has_partial_content(self) -> bool:
-        """Whether a content is on its way."""
+        """Return whether a content is incomplete."""
         return len(self._partials) > 0
 
     def _remove_partial(self, number: i64) -> None:
@@ -143,7 +143,7 @@ class ContentAssembler:
             self.buffered_bytes -= partial.buffered_bytes
 
     def handle_frame(self, kind: i64, channel: i64, payload: bytes) -> None:
-        """Any frame, one at a time: Raises: FrameError, UnexpectedFrame, and what the handler raises."""
+        """Handle one frame. Raises: FrameError, UnexpectedFrame, and errors of the handler."""
         if self._ignored_channels and channel in self._ignored_channels:
             if kind == FRAME_METHOD and len(payload) >= 4 and read_u32(payload, 0) != BASIC_PUBLISH:
                 self.handler.on_method(channel, payload)
@@ -199,11 +199,11 @@ class ContentAssembler:
                 f"expected content header for class 60, got one for class {class_id} instead", BASIC_PUBLISH
             )
         if read_u16(payload, 2) != 0:
-            # spec: 4.2.6.1 weight is unused and must be zero; rabbit: else it is no content header
+            # spec: 4.2.6.1, weight must be zero; rabbit: otherwise it is not a content header
             raise self._unexpected_frame(partial)
         body_size = read_i64_be(payload, 4)
         if body_size < 0 or body_size > _BODY_SIZE_SANE_MAX:
-            announced: int = body_size  # unsigned on the wire
+            announced: int = body_size  # u64 on the wire
             if announced < 0:
                 announced += 1 << 64
             raise FrameError(f"content header announces a body of {announced} bytes", BASIC_PUBLISH)
@@ -211,7 +211,7 @@ class ContentAssembler:
         partial.body_size = body_size
         partial.missing_bytes = body_size
         if body_size > self.body_size_max:
-            # The channel is closed for this; its body is still to come and is dropped unbuffered.
+            # The channel closes; the body still arrives and is dropped unbuffered.
             raise PreconditionFailed(
                 f"message size {body_size} is larger than configured max size {self.body_size_max}", BASIC_PUBLISH
             )
@@ -224,11 +224,11 @@ class ContentAssembler:
     def _on_body(self, channel: i64, partial: PartialContent, payload: bytes) -> None:
         size: i64 = len(payload)
         if size > partial.missing_bytes:
-            # rabbit: a body longer than its header announced reads as a body frame too many
+            # rabbit: a body longer than announced is an unexpected body frame
             raise self._unexpected_frame(partial)
         partial.missing_bytes -= size
         if partial.error is not None:
-            pass  # read over
+            pass  # skipped
         elif partial.is_large:
             if size > 0:
                 partial.add_payload(payload)
@@ -263,17 +263,17 @@ class ContentAssembler:
         )
 
 
-# How much of a publish is as in the one before: nothing, its method, its properties too, all as far as the body.
+# How much of the template a publish repeats: nothing, the method, the properties too, the body size too.
 _SAME_NOTHING: Final = 0
 _SAME_METHOD: Final = 1
 _SAME_PROPERTIES: Final = 2
 _SAME_SIZE: Final = 3
-# So many publishes in a row that are less alike than expected, and less is expected; all again after so many more.
+# After more misses than this in a row, expect less; after this many more publishes, expect everything again.
 _TEMPLATE_MISSES_MAX: Final = 4
 _TEMPLATE_PAUSE: Final = 256
-# Of a header frame, before the body's size: type, channel, payload size, class and weight.
+# The part of a header frame before the body size: type, channel, payload size, class, weight.
 _HEADER_HEAD_BYTES: Final = 11
-# A header frame that is longer is not remembered.
+# A longer header frame does not become a template.
 _TEMPLATE_HEADER_BYTES_MAX: Final = 4096
 
 _NO_HANDLER: Final = FrameHandler()
@@ -281,45 +281,50 @@ _NO_HANDLER: Final = FrameHandler()
 
 @final
 class FrameParser(ContentAssembler):
-    """Cuts one connection's byte stream. Not shared, not thread-safe."""
+    """The parser of the byte stream of one connection. Not thread-safe.
+
+    It keeps the last plain publish (one header frame, at most one body frame) as a template, because most publishers
+    send
+    much of it again. One comparison of bytes then replaces all checks. `_match_level` is how much of the template the
+    next
+    publish is expected to repeat.
+    """
 
     def __init__(self, handler: FrameHandler, frame_payload_max: int, body_size_max: int) -> None:
         super().__init__(handler, body_size_max)
-        # Payload bytes accepted in one frame. RabbitMQ takes frame_max itself, eight more than the clause allows.
+        # Payload bytes accepted in one frame. RabbitMQ accepts frame_max, eight more than the specification.
         self.frame_payload_max: i64 = frame_payload_max
-        self.channel: i64 = 0  # of the command last handed over: whom a soft error concerns
+        self.channel: i64 = 0  # of the last command: a channel error closes it
         self._data: bytes = b""
         self._position: i64 = 0
         self._partial_frame: list[bytes] = []
         self._partial_frame_bytes: i64 = 0
         self._needed_bytes: i64 = 0
-        # Of the content that `_plain_content_end` found last.
+        # Results of `_plain_content_end` and `_template_content_end`.
         self._header_size: i64 = 0
         self._body_size: i64 = 0
-        # How the last plain publish began, as far as its body: most publishers send much of that again, and a
-        # comparison then stands for all checks. How much is expected to be alike; publishes that were less so, in a
-        # row; publishes until all is expected again.
+        # Expected repetition; misses in a row; publishes until the highest level is tried again.
         self._match_level: i64 = _SAME_NOTHING
         self._template_misses: i64 = 0
         self._template_pause: i64 = 0
         self._template_channel: i64 = 0
         self._template_method = b""
-        # _METHOD: the method frame.
+        # _SAME_METHOD: the method frame.
         self._template_method_frame = b""
         self._template_method_bytes: i64 = 0
-        # _PROPERTIES: that and the head of the header frame; what stands from behind the body's size up to the body
-        # frame's.
+        # _SAME_PROPERTIES: method frame and head of the header frame; the bytes between the body size in the header and
+        # the size of the body frame.
         self._template_head = b""
         self._template_tail = b""
         self._template_header_bytes: i64 = 0
-        # _ALL: method frame, header frame, head of the body frame; their size, that of all with the body.
+        # _SAME_SIZE: method frame, header frame, head of the body frame; their size; the size of the whole publish.
         self._template_start = b""
         self._template_start_bytes: i64 = 0
         self._template_publish_bytes: i64 = 0
         self._template_body_bytes: i64 = 0
 
     def feed_data(self, data: bytes) -> None:
-        """Adds received bytes; `parse` works them off."""
+        """Add received bytes. `parse` handles them."""
         if self._partial_frame_bytes:
             self._partial_frame.append(data)
             self._partial_frame_bytes += len(data)
@@ -332,17 +337,17 @@ class FrameParser(ContentAssembler):
         self._position = 0
 
     def is_mid_command(self) -> bool:
-        """Whether an unfinished frame or content is held: a peer that then falls silent holds memory for nothing."""
+        """Return whether a frame or a content is incomplete: a silent client then holds memory."""
         return self._partial_frame_bytes > 0 or len(self._partials) > 0
 
     def progress(self) -> tuple[int, int, int]:
-        """Changes with each octet that arrives of the oldest content, or of the frame that is to continue it."""
+        """Return a value that changes with each received octet of the oldest content or the current frame."""
         for partial in self._partials.values():
             return partial.serial, partial.missing_bytes, self._partial_frame_bytes
         return 0, 0, self._partial_frame_bytes
 
     def take_unparsed(self) -> bytes:
-        """Bytes not yet worked off; they are forgotten here. Used when the connection stops cutting frames."""
+        """Return and drop the bytes that are not parsed yet, when the connection stops parsing frames."""
         rest = self._data[self._position :] + b"".join(self._partial_frame)
         self._data = b""
         self._position = 0
@@ -351,15 +356,15 @@ class FrameParser(ContentAssembler):
         return rest
 
     def dispose(self) -> None:
-        """The stream has ended: what is unfinished goes, and the handler, which has this assembler itself, with it."""
+        """Drop all data and the handler, which refers to this parser: the stream has ended."""
         self.handler = _NO_HANDLER
         self.take_unparsed()
         self.drop_partial_contents()
 
     def parse(self) -> None:
-        """Hands over every command that is complete.
+        """Hand over every complete command.
 
-        Cost: linear in the bytes. Raises: FrameError, UnexpectedFrame, and whatever the handler raises.
+        Cost: linear in the bytes. Raises: FrameError, UnexpectedFrame, and errors of the handler.
         """
         data = self._data
         position = self._position
@@ -372,7 +377,7 @@ class FrameParser(ContentAssembler):
                 position = self._take_same_as_last(data, position, end)
                 if end - position < 7:
                     break
-            # By way of int: i32 and i64 do not mix, and a cast costs interpreted.
+            # Via int: i32 and i64 do not mix, and a cast costs time when interpreted.
             channel: int = read_i16_be(data, position + 1)
             size: int = read_i32_be(data, position + 3)
             if size < 0 or size > payload_max:
@@ -415,13 +420,13 @@ class FrameParser(ContentAssembler):
         self._position = 0
 
     def _frame_error(self, data: bytes, position: i64, payload: bytes, why: str) -> FrameError:
-        """Of the frame at `position`, with what is to be shown of its payload. Nothing behind it can be read."""
+        """Return the error for the frame at `position`. The bytes after it are not parsed."""
         self._position = len(data)
         self.channel = read_u16(data, position + 1)
         return frame_error(data[position], payload, why)
 
     def _take_same_as_last(self, data: bytes, position: i64, end: i64) -> i64:
-        """Hands over the publishes from `position` on that begin like the one before. Returns where they end."""
+        """Hand over the publishes from `position` on that repeat the template. Return their end."""
         handler = self.handler
         while end - position >= 7 and self._match_level > _SAME_NOTHING:
             if self._match_level == _SAME_SIZE:
@@ -463,7 +468,7 @@ class FrameParser(ContentAssembler):
             self._position = content_end
             if found < self._match_level or self._template_pause <= 0:
                 self._learn_template(found, self._template_channel, data, position, content, content_end)
-                found = _SAME_METHOD  # under an object that may be new
+                found = _SAME_METHOD  # the method object may be new
             else:
                 self._template_pause -= 1
                 self._template_misses = 0
@@ -480,9 +485,10 @@ class FrameParser(ContentAssembler):
         return position
 
     def _take_publish(self, data: bytes, start: i64, content: i64, end: i64, number: i64) -> i64:
-        """Hands over the publish whose method frame lies from `start` to `content`. Returns where its content ends.
+        """Hand over the publish with its method frame in [start, content). Return the end of its content.
 
-        0: that is not whole; `_needed_bytes` bytes from `start` on tell more. -1: it is to be taken frame by frame.
+        Return 0 if it is incomplete: `_needed_bytes` from `start` on are needed next. Return -1 if it needs the slow
+        path.
         """
         content_end = self._plain_content_end(data, content, end, number)
         if content_end > 0:
@@ -508,7 +514,7 @@ class FrameParser(ContentAssembler):
         if content_end < 0 or (self._ignored_channels and number in self._ignored_channels):
             return -1
         if content == end:
-            # Nothing follows yet: an error of the method itself is told now.
+            # Nothing follows yet: the handler reports an error of the method now.
             self.channel = number
             self._position = end
             self.handler.on_publish_started(number)
@@ -517,8 +523,11 @@ class FrameParser(ContentAssembler):
         return 0
 
     def _learn_template(self, found: i64, number: i64, data: bytes, start: i64, content: i64, end: i64) -> None:
-        """The plain publish at `start`, whose content lies from `content` to `end`, was less alike than expected, or it
-        is time to expect more: it may be the first of many.
+        """Keep the publish in [start, end), whose content begins at `content`, as the new template.
+
+        Called when a publish repeats less than expected, and when it is time to expect more again. After too many
+        misses in a
+        row the expectation falls to `found` instead.
         """
         if found < self._match_level:
             self._template_misses += 1
@@ -527,7 +536,7 @@ class FrameParser(ContentAssembler):
                 self._template_pause = _TEMPLATE_PAUSE
                 self._match_level = found
                 return
-        # A new object, although the bytes may be those it had: the handler must not take older properties for these.
+        # A new object even for equal bytes: the handler must not reuse what it derived from older properties.
         self._template_method = data[start + 7 : content - 1]
         self._template_channel = number
         self._template_method_frame = data[start:content]
@@ -546,8 +555,10 @@ class FrameParser(ContentAssembler):
         self._template_publish_bytes = end - start
 
     def _template_content_end(self, data: bytes, start: i64, end: i64) -> i64:
-        """Where the publish at `start` ends, if it is as the one before but for its body. Else, or where it is not
-        whole yet, 0. Sets `_header_size` and `_body_size`.
+        """Return the end of the publish at `start` if it is complete and equals the template except for its body,
+        otherwise 0.
+
+        Sets `_header_size` and `_body_size`.
         """
         properties = start + self._template_method_bytes + PROPERTIES_START
         body = properties + self._template_header_bytes - PROPERTIES_START + 7
@@ -573,11 +584,13 @@ class FrameParser(ContentAssembler):
         return content_end
 
     def _plain_content_end(self, data: bytes, start: i64, end: i64, channel: i64) -> i64:
-        """Where the content that begins at `start` ends, if it is a header frame and at most one body frame.
+        """Return the end of the content at `start` if it is a header frame and at most one body frame.
 
-        0: it may be plain, and `_needed_bytes` from `start` on tell more; never more than may be waited for: behind a
-        part of a body other channels' frames may come. -1: another shape, or a fault, for the slow path. Else
-        `_header_size` and `_body_size` are set.
+        Return 0 if it may be plain: `_needed_bytes` from `start` on decide. That is never more than is certain to
+        arrive, because
+        frames of other channels may follow a part of a body. Return -1 for another shape or an error: the slow path
+        handles
+        it. Otherwise set `_header_size` and `_body_size`.
         """
         have = end - start
         if have < PROPERTIES_START + 1:
@@ -589,12 +602,12 @@ class FrameParser(ContentAssembler):
             if have < 7:
                 self._needed_bytes = 7
                 return 0
-            # One that is too short or too long is a fault, which is told now.
+            # A header of a wrong size is an error, which the slow path reports now.
             if not HEADER_FIXED_BYTES + 2 <= read_u32(data, start + 3) <= self.frame_payload_max:
                 return -1
             self._needed_bytes = PROPERTIES_START + 1
             return 0
-        # Eight octets at a time, whatever the fields' borders: type, channel, size; class, weight.
+        # Eight octets per read, across fields: type, channel, size; class, weight.
         word = read_i64_be(data, start)
         size = (word >> 8) & 0xFFFFFFFF
         body_size = read_i64_be(data, start + 11)
@@ -623,7 +636,7 @@ class FrameParser(ContentAssembler):
                 return -1
             self._needed_bytes = header_end - start + (1 if end == header_end else 7)
             return 0
-        # The header's frame end, then the body frame's type, channel and size.
+        # The end octet of the header frame, then type, channel and size of the body frame.
         word = read_i64_be(data, header_end - 1)
         if (word >> 32) & 0xFFFFFF != (FRAME_BODY << 16) | channel or word & 0xFFFFFFFF != body_size:
             return -1

@@ -522,7 +522,7 @@ _LETTERS: Final = {
     "Octet": "o", "Short": "h", "Long": "i", "LongLong": "q", "Bit": "b", "Table": "t",
     "Name": "n", "Text": "k", "LongBytes": "L", "LongText": "M",
 }
-# Where the reserved arguments are; `*` stands for the fields.
+# Where the reserved arguments are; `*` is replaced by the fields.
 _RESERVED: Final[dict[type[Command], str]] = {
     ConnectionOpen: "*NB", ConnectionOpenOk: "N", ChannelOpen: "N", ChannelOpenOk: "Z", BasicGetEmpty: "N",
     ExchangeDeclare: "H*", ExchangeDelete: "H*", ExchangeBind: "H*", ExchangeUnbind: "H*",

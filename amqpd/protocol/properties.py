@@ -1,15 +1,17 @@
-"""The properties of a message, as bytes: what the broker must know of them, and how to change a few without the rest.
+"""Message properties as bytes: read what the broker needs, and change a few fields without touching the rest.
 
-Format: flags u16, then the fields whose flag is set, in the order of the flags from bit 15 down (short strings, but
-headers a table, delivery mode and priority u8, timestamp u64 seconds). This is what stands in a content header frame
-behind the body size; it is kept and sent on as it arrived. Bit 0 would announce more flags, bit 1 means nothing: AMQP
-0-9-1 has no such property, so both are refused.
+Format: flags u16, then the fields whose flag is set, from bit 15 down: short strings, except headers (a table),
+delivery mode and priority (u8), timestamp (u64 seconds). These bytes follow the body size in a content header frame.
+The broker stores and sends them as they arrived. Bit 0 would announce more flags and bit 1 is unused; AMQP 0-9-1 has no
+such property, so both are rejected.
 
-Invariants: `scan` looks at every byte and at the structure of the headers, and what it accepts nothing here refuses
-later. The functions that change properties (`with_*`, `without_*`) do so by cutting bytes: every property and every
-header they do not name keeps its bytes, its type letter and its place. None of them changes the bytes it is given.
+Invariants:
+- `scan_properties` reads every byte and the structure of the headers. The other functions accept what it accepts.
+- The functions that change properties (`with_*`, `without_*`) cut bytes. Every property and header that they do not
+  name
+  keeps its bytes, type letter and position. They never change their argument.
 
-Compiled by mypyc. Source: AMQP 0-9-1 4.2.6.1; RabbitMQ takes a set bit 0 and fails with 541 on the rest.
+Compiled by mypyc. Source: AMQP 0-9-1 4.2.6.1. RabbitMQ accepts bit 0 and answers 541 to the other errors.
 """
 
 from __future__ import annotations
@@ -54,19 +56,25 @@ DIRECT_REPLY_TO: Final = b"amq.rabbitmq.reply-to"
 
 _ILLEGAL: Final = 0x0003
 _LAST: Final = 0x0002
-_DIRECT_REPLY_FIELD_SIZE: Final = 22  # of the text above, with its length
+_DIRECT_REPLY_FIELD_SIZE: Final = 22  # DIRECT_REPLY_TO with its length
 
 
 @final
 class PropertyInfo:
-    """What the broker must know of a message, or of many: it says nothing of where in their bytes anything ends.
+    """The properties that the broker uses. One object can serve many messages: it has no positions of their ids.
 
-    flags: the u16, so that a field that is absent can be told from one that is empty or 0. delivery_mode: 0 absent.
-    priority: -1 absent. expiration, user_id: raw text, None absent. expiration_ms: the first as a number where it is
-    one of 1 to 18 plain digits, else -1. headers_start: where the headers table with its length begins, counted from
-    the flags; 0 without headers. has_cc_or_bcc: there is a header CC or BCC. has_producer_id: there is
-    one x-producer-id. is_direct_reply_to: reply-to is amq.rabbitmq.reply-to, which the broker answers for; any other is
-    between the clients.
+    Attributes:
+        flags: the u16; it distinguishes an absent field from an empty one.
+        delivery_mode: 0 if absent.
+        priority: -1 if absent.
+        expiration: the text; None if absent.
+        expiration_ms: the expiration as a number if it is 1 to 18 digits, otherwise -1.
+        user_id: the text; None if absent.
+        headers_start: position of the headers table with its length, from the flags; 0 without headers.
+        has_cc_or_bcc: whether there is a header CC or BCC.
+        has_producer_id: whether there is a header x-producer-id.
+        header_flags: the last two as the flags of `summarize_table`.
+        is_direct_reply_to: whether reply-to is amq.rabbitmq.reply-to, which the broker handles.
     """
 
     def __init__(self, flags: i64) -> None:
@@ -79,7 +87,7 @@ class PropertyInfo:
         self.headers_start: i64 = 0
         self.has_cc_or_bcc: bool = False
         self.has_producer_id: bool = False
-        self.header_flags: i64 = 0  # the last two as one
+        self.header_flags: i64 = 0
         self.is_direct_reply_to: bool = False
 
     @property
@@ -88,7 +96,7 @@ class PropertyInfo:
 
 
 class Properties(NamedTuple):
-    """All properties, decoded. Texts are UTF-8, other bytes as surrogate escapes; timestamp in seconds, u64."""
+    """All properties, decoded. Texts are UTF-8, other bytes are surrogate escapes; the timestamp is in seconds, u64."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -107,18 +115,23 @@ class Properties(NamedTuple):
 
 
 def scan_properties(data: bytes, start: i64, end: i64, before: PropertyInfo | None = None) -> PropertyInfo:
-    """Check that [start, end) is one whole set of properties, and note what the broker must know.
+    """Validate the properties in [start, end) and return what the broker needs.
 
-    before: of a message that may be like this one; it is returned again where nothing of that differs,
-    whatever ids and other values do. Texts are not looked into: an expiration may be no number, a delivery mode may be
-    99. Cost: some 40 ns compiled, 5 ns more per header, and one object where `before` does not fit. Raises: CodecError
-    for illegal flags, a field cut off, bytes left over, a bad table.
+    Texts are not interpreted: an expiration may be no number, a delivery mode may be 99.
+    Cost: about 40 ns (compiled), 5 ns more per header, and one object if `before` does not fit.
+
+    Args:
+        before: the result for an earlier message. It is returned again if it also fits this one; ids and other values
+        that
+            it does not hold may differ.
+
+    Raises: CodecError for illegal flags, a field that is cut off, extra bytes, a bad table.
     """
     if start < 0 or end > len(data) or end - start < 2:
         raise CodecError("property flags are cut off")
     flags = read_u16(data, start)
     if flags & _ILLEGAL != 0:
-        raise CodecError("property flags with a bit that means nothing")
+        raise CodecError("property flags with an unused bit")
     position = start + 2
     headers_start: i64 = 0
     header_flags: i64 = 0
@@ -196,7 +209,7 @@ def scan_properties(data: bytes, start: i64, end: i64, before: PropertyInfo | No
             raise CodecError("property is cut off")
         size = data[position]
         position += 1 + size
-    if position > end:  # a text may have been passed over beyond it
+    if position > end:  # a text may end after the end
         raise CodecError("property is cut off")
     if position < end:
         raise CodecError("bytes after the last property")
@@ -229,7 +242,7 @@ def scan_properties(data: bytes, start: i64, end: i64, before: PropertyInfo | No
 
 
 def _is_text(data: bytes, position: i64, end: i64, text: bytes | None) -> bool:
-    """Whether [position, end) is `text`; short ones are compared without an object."""
+    """Return whether [position, end) equals `text`. Short texts are compared without allocating."""
     if text is None or end - position != len(text):
         return False
     if end - position > 12:
@@ -244,7 +257,7 @@ def _is_text(data: bytes, position: i64, end: i64, text: bytes | None) -> bool:
 
 
 def _digits(data: bytes, position: i64, end: i64) -> i64:
-    """The number that [position, end) is, if it is 1 to 18 digits; else -1."""
+    """Return the number in [position, end) if it is 1 to 18 digits, otherwise -1."""
     if end - position < 1 or end - position > 18:
         return -1
     number: i64 = 0
@@ -272,7 +285,7 @@ def _skip_table(data: bytes, position: i64, end: i64) -> i64:
         raise CodecError("property is cut off")
     position += 4 + read_u32(data, position)
     if position > end:
-        raise CodecError("headers are longer than what holds them")
+        raise CodecError("headers are longer than their container")
     return position
 
 
@@ -295,12 +308,12 @@ def _legal_flags(data: bytes, start: i64, end: i64) -> i64:
         raise CodecError("property flags are cut off")
     flags = read_u16(data, start)
     if flags & _ILLEGAL != 0:
-        raise CodecError("property flags with a bit that means nothing")
+        raise CodecError("property flags with an unused bit")
     return flags
 
 
 def _field_span(data: bytes, start: i64, end: i64, wanted: i64) -> tuple[i64, i64]:
-    """Where the field of flag `wanted` begins and ends; where it would go, twice, when it is absent."""
+    """Return start and end of the field with flag `wanted`; if it is absent, twice the position where it belongs."""
     flags = _legal_flags(data, start, end)
     position = start + 2
     flag: i64 = CONTENT_TYPE
@@ -314,7 +327,7 @@ def _field_span(data: bytes, start: i64, end: i64, wanted: i64) -> tuple[i64, i6
 
 
 def decode_properties(data: bytes) -> Properties:
-    """All properties of `data`, which they fill. Cost: 2 to 10 us. Raises: CodecError, as `scan` does."""
+    """Decode all properties; they must fill `data`. Cost: 2 to 10 us. Raises: CodecError as `scan_properties`."""
     end: i64 = len(data)
     flags = _legal_flags(data, 0, end)
     position: i64 = 2
@@ -343,7 +356,7 @@ def decode_properties(data: bytes) -> Properties:
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """`properties` as bytes, without those that are None. Raises: CodecError when a value does not fit its field."""
+    """Encode the properties that are not None. Raises: CodecError if a value does not fit its field."""
     flags = 0
     parts: list[bytes] = []
     flag = CONTENT_TYPE
@@ -371,7 +384,7 @@ def _encode_field(flag: int, value: object) -> bytes:
 
 
 def decode_property(data: bytes, flag: i64) -> object:
-    """The one property of `flag`, decoded as `decode_properties` does; None when it is absent. Not for HEADERS.
+    """Decode the one property with this flag, not HEADERS; None if it is absent.
 
     Cost: the properties before it. Raises: CodecError.
     """
@@ -386,17 +399,17 @@ def decode_property(data: bytes, flag: i64) -> object:
 
 
 def headers_span(data: bytes, start: i64, end: i64) -> tuple[i64, i64]:
-    """Where the headers table of the properties [start, end), with its length, begins and ends.
+    """Return start and end of the headers table, with its length, in the properties [start, end).
 
-    The same place twice when there is none. Raises: CodecError.
+    Both are the same if there is none. Raises: CodecError.
     """
     return _field_span(data, start, end, HEADERS)
 
 
 def decode_headers(data: bytes, start: i64, end: i64) -> dict[str, object]:
-    """The headers in the properties [start, end), decoded; empty when there are none.
+    """Decode the headers in the properties [start, end); empty if there are none.
 
-    Where a PropertyInfo is at hand, `decode_table(properties, info.headers_start)` saves the way. Raises: CodecError.
+    With a PropertyInfo, `decode_table(properties, info.headers_start)` saves the search. Raises: CodecError.
     """
     position, stop = _field_span(data, start, end, HEADERS)
     if position == stop:
@@ -406,18 +419,21 @@ def decode_headers(data: bytes, start: i64, end: i64) -> dict[str, object]:
 
 
 def without_headers(properties: bytes, names: Collection[str]) -> bytes:
-    """`properties` without the headers of these names; the same object when it has none of them.
+    """Return the properties without the headers of these names; the same object if it has none of them.
 
-    A table that loses its last entry stays, empty. Cost: one pass over the top of the table. Raises: CodecError.
+    A table that becomes empty stays. Cost: one pass over the top level of the table. Raises: CodecError.
     """
     return with_headers(properties, {}, names)
 
 
 def with_headers(properties: bytes, changes: Mapping[str, object], drop: Collection[str] = ()) -> bytes:
-    """`properties` with the headers of `changes` set, and those named in `drop` gone; a name in both is set.
+    """Return the properties with the headers of `changes` set and those named in `drop` removed.
 
-    A header that is there is replaced in its place (and its later namesakes go), a new one comes last; values are
-    encoded as encode_table does. The result may be longer than a frame: the caller sees to that. Raises: CodecError.
+    A name in both is set. An existing header is replaced at its position, and later entries of the same name are
+    removed;
+    a new header is added at the end. Values are encoded as by `encode_table`. The result may be longer than a frame:
+    the
+    caller checks that. Raises: CodecError.
     """
     end: i64 = len(properties)
     start, stop = _field_span(properties, 0, end, HEADERS)
@@ -456,9 +472,12 @@ def with_headers(properties: bytes, changes: Mapping[str, object], drop: Collect
 
 
 def with_encoded_headers(properties: bytes, entries: bytes) -> bytes:
-    """`properties` with these headers behind those it has, none of which is of the same name.
+    """Return the properties with these headers added at the end. None of the names may be present already.
 
-    entries: as `encode_entry` gives them. The result may be longer than a frame. Raises: CodecError.
+    Args:
+        entries: the result of `encode_entry`, one or several.
+
+    The result may be longer than a frame. Raises: CodecError.
     """
     start, stop = _field_span(properties, 0, len(properties), HEADERS)
     table = entries if start == stop else properties[start + 4 : stop] + entries
@@ -466,13 +485,13 @@ def with_encoded_headers(properties: bytes, entries: bytes) -> bytes:
 
 
 def with_reply_to(properties: bytes, reply_to: bytes) -> bytes:
-    """`properties` with this reply-to, set or put in. Raises: CodecError when it is over 255 bytes."""
+    """Return the properties with this reply-to. Raises: CodecError if it is over 255 bytes."""
     start, stop = _field_span(properties, 0, len(properties), REPLY_TO)
     return _replace(properties, REPLY_TO, start, stop, shortstr(reply_to))
 
 
 def without_expiration(properties: bytes) -> bytes:
-    """`properties` without the expiration; the same object when there is none. Raises: CodecError."""
+    """Return the properties without expiration; the same object if there is none. Raises: CodecError."""
     start, stop = _field_span(properties, 0, len(properties), EXPIRATION)
     if start == stop:
         return properties
@@ -480,7 +499,10 @@ def without_expiration(properties: bytes) -> bytes:
 
 
 def _replace(properties: bytes, flag: i64, start: i64, stop: i64, field: bytes) -> bytes:
-    """`properties` with `field` where [start, stop) was, and its flag set, or cleared when `field` is empty."""
+    """Return the properties with `field` in place of [start, stop).
+
+    Its flag is cleared if `field` is empty, else set.
+    """
     flags = read_u16(properties, 0)
     flags = flags & ~flag if field == b"" else flags | flag
     whole: int = flags

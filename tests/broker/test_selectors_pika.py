@@ -71,7 +71,7 @@ def test_behind_a_topic_exchange_as_the_jms_client_has_it(channel: BlockingChann
     ("arguments", "text"),
     [
         (None, "has one selector, in x-selector"),
-        ({"x-selector": "a = "}, "x-selector: line 1, column 5: the selector is not complete"),
+        ({"x-selector": "a = "}, "x-selector: line 1, column 5: the selector is incomplete"),
         ({"x-selector": 1}, "x-selector is not a text"),
         ({"x-selector": "p.type = 'a'"}, "an exchange sees the headers"),
         ({"rjms_erlang_selector": 'os:cmd("id").'}, "not a term of RabbitMQ's JMS client"),

@@ -18,7 +18,7 @@ from profiles import examples
 from amqpd.routing import selector_ast as nodes
 from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import Selector, parse_selector
-from amqpd.routing.selector_ast import LOOSE_CHARACTERS_MAX, pattern_of
+from amqpd.routing.selector_ast import WILDCARD_CHARACTERS_MAX, parse_like_pattern
 
 # -- the twin ----------------------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ def patterns(draw: st.DrawFn) -> tuple[str, str]:
     escape = draw(st.sampled_from(["", "", "!", "a"]))
     pattern = draw(st.text("ab_%%!\n", max_size=8))
     try:
-        pattern_of(pattern, escape)
+        parse_like_pattern(pattern, escape)
     except BadSelector:
         return "a%", ""
     return pattern, escape
@@ -273,7 +273,7 @@ def test_selectors_mean_what_their_trees_say(
     else:
         refused = ""
     if refused:
-        assert "more than" in refused or "deeper" in refused or str(LOOSE_CHARACTERS_MAX) in refused
+        assert "more than" in refused or "deeper" in refused or str(WILDCARD_CHARACTERS_MAX) in refused
         return
     assert selector.condition == condition
     for headers in messages:
@@ -296,7 +296,7 @@ class View(nodes.Selectable):
 @settings(max_examples=examples(1000), deadline=None)
 @given(text=st.text("abü\n%_", max_size=10), pattern=patterns())
 def test_like(text: str, pattern: tuple[str, str]) -> None:
-    assert pattern_of(*pattern).matches(text) is naive_like(text, *pattern)
+    assert parse_like_pattern(*pattern).matches(text) is naive_like(text, *pattern)
 
 
 TOKENS = [

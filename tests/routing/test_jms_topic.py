@@ -69,10 +69,10 @@ def test_a_binding_from_another_version_matches_nothing(caplog: pytest.LogCaptur
         ({"x-selector": "a = 1", "rjms_erlang_selector": "true."}, "has one selector"),
         ({"x-selector": 5}, "x-selector is not a text"),
         ({"rjms_erlang_selector": b"\xff"}, "rjms_erlang_selector is not a text"),
-        ({"x-selector": "a = "}, "x-selector: line 1, column 5: the selector is not complete"),
+        ({"x-selector": "a = "}, "x-selector: line 1, column 5: the selector is incomplete"),
         ({"x-selector": "p.priority = 1"}, "x-selector: an exchange sees the headers and p.routing-key"),
         ({"rjms_erlang_selector": "{'='"}, "rjms_erlang_selector: line 1, column "),
-        ({"rjms_erlang_selector": '{\'spawn\',<<"a">>,<<"b">>}.'}, "no selector of RabbitMQ's JMS client"),
+        ({"rjms_erlang_selector": '{\'spawn\',<<"a">>,<<"b">>}.'}, "not a selector of RabbitMQ's JMS client"),
     ],
 )
 def test_bad_bindings(arguments: dict[str, object], error: str) -> None:
