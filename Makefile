@@ -33,7 +33,7 @@ QUICK := $(WHOLE) and not slow and not external
 PYTEST := -P -m pytest --durations=20 --durations-min=1 $(PYTEST_ARGS)
 TEST = TMPDIR="$$(.ci/tmpdir)" $(BIN)/python $(PYTEST)
 TEST_SOURCES = TMPDIR="$$(.ci/tmpdir)" $(PLAIN)/bin/python $(PYTEST)
-SPREAD := -n $(WORKERS) --dist loadfile
+SPREAD = -n $(WORKERS) --dist loadfile
 # Interpreted, `make test` runs what speaks AMQP and reads files; `make test-all` runs every test of a compiled module.
 SMOKE := $(addprefix tests/,conformance golden channel protocol)
 COMPILED_PACKAGES := $(addprefix tests/,broker channel connection conformance golden protocol routing storage)
@@ -56,6 +56,8 @@ cluster-run: $(VENV)/.installed $(VENV)/.extra-cluster $(VENV)/.extra-test $(VEN
 test: $(VENV)/.tools ## every unit, clause and promise once, compiled; a part of it interpreted; lint: five minutes
 	@$(MAKE) --keep-going --output-sync=target -j2 test-compiled lint-and-interpreted
 
+# Tests wait half of their time, so two cores keep four processes busy.
+test-compiled: WORKERS = 4
 test-compiled: compiled ## the part of `make test` that tests the installed wheel
 	+@$(TEST) $(SPREAD) -m '$(QUICK)' tests interop
 
@@ -68,7 +70,7 @@ test-interpreted: $(PLAIN)/.ready ## the part of `make test` that tests the sour
 lint-and-interpreted: rewritten lint test-interpreted
 
 rewritten: $(PLAIN)/.ready
-	@$(PLAIN)/bin/python $(PYTEST) --collect-only -q tests interop > /dev/null
+	@$(PLAIN)/bin/python $(PYTEST) --collect-only -q tests interop > $(VENV)/collected.log || { cat $(VENV)/collected.log; exit 1; }
 
 compiled: $(VENV)/.installed $(VENV)/.page $(VENV)/.extra-test
 	@echo "== pytest, installed: $$($(BIN)/amqpd --version)"
@@ -108,6 +110,7 @@ check-metrics: compiled ## dashboards and alert rules in Debian's Prometheus
 	@.ci/install prometheus promtool; $(TEST) tests/prometheus
 
 LONG = $(BIN)/python $(PYTEST) -s -m ci_long
+test-long: WORKERS = 2
 test-long: compiled $(EVERYTHING) ## crashes and faults for minutes, nodes over Kafka among them
 	@$(LONG) $(SPREAD) tests
 
