@@ -21,7 +21,7 @@ CHUNKINGS = ("whole", "bytewise")
 
 @dataclass(frozen=True)
 class ConnectionClose:
-    """connection.close with code, (class, method) and text; `None` leaves a value open."""
+    """connection.close with code, (class, method) and text; `None` matches any value."""
 
     code: int
     class_id: int | None = None
@@ -37,7 +37,7 @@ class ConnectionClose:
 
 @dataclass(frozen=True)
 class ChannelClose:
-    """channel.close, after these replies; the channel can be opened again, and the connection goes on."""
+    """channel.close after these replies. The channel can be opened again, and the connection stays open."""
 
     code: int
     class_id: int | None = None
@@ -54,7 +54,7 @@ class ChannelClose:
 
 @dataclass(frozen=True)
 class Answers:
-    """Exactly these frames come (`<header>` and `<body>` for content), and the channel goes on."""
+    """Exactly these frames arrive (`<header>` and `<body>` for content), and the channel stays open."""
 
     names: tuple[str, ...] = ()
     arguments: dict[str, Any] | None = None
@@ -82,7 +82,10 @@ End = ConnectionClose | ChannelClose | Answers
 
 @dataclass(frozen=True)
 class Case:
-    """id: letter and number where it has one. ours: what RabbitMQ does instead, empty when it does the same."""
+    """A case.
+
+    id: letter and number if it has one. ours: the different behaviour of RabbitMQ, empty if it is the same.
+    """
 
     id: str
     say: Say

@@ -1,4 +1,4 @@
-"""What tests of consuming share: messages put into a queue, and what came of them."""
+"""Shared code of the tests of consumers: put messages into a queue, collect deliveries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part beside the speaker: the broker that the clauses are put to, and a witness that must notice nothing."""
+"""The broker under test, and a witness: a second connection that must not notice the test."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Broker:
 
 
 class Witness:
-    """A connection that lives as long as the session and does nothing wrong."""
+    """A connection that lives as long as the session and makes no errors."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker

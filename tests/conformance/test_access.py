@@ -1,4 +1,4 @@
-"""Users who may not do everything. Needs the admin API, so it runs against our own broker only."""
+"""Users without all permissions. The tests need the admin API, so they run against amqpd only."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_no_access_to_the_vhost(broker: Broker, new_user: NewUser) -> None:
         peer.expect_connection_close(530, 10, 40, f"access to vhost '/' refused for user '{name}'")
 
 
-def test_another_vhost_is_another_world(broker: Broker, peer: Peer) -> None:
-    """The same names in two vhosts know nothing of each other; texts name the vhost."""
+def test_vhosts_are_independent(broker: Broker, peer: Peer) -> None:
+    """The same names in two vhosts are independent; texts name the vhost."""
     if broker.process is None:
         pytest.skip("the admin API of a broker that runs elsewhere is not known")
     vhost = broker.process.add_vhost()
@@ -96,13 +96,13 @@ REFUSALS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int], str]] = {
 
 
 @pytest.mark.parametrize("row", REFUSALS.values(), ids=REFUSALS.keys())
-def test_refused(
+def test_access_refused(
     broker: Broker,
     new_user: NewUser,
     peer: Peer,
     row: tuple[str, str, dict[str, Any], tuple[int, int], str],
 ) -> None:
-    """With everything but one of configure, write and read."""
+    """The user has two of configure, write and read, but not the required one."""
     lacking, name, arguments, ids, thing = row
     user = new_user(**ALL | {lacking: ""})
     peer.queue(exclusive=False)
@@ -122,7 +122,7 @@ def test_refused(
 
 @pytest.mark.parametrize(("exchange", "called"), [("", "amq.default"), ("amq.fanout", "amq.fanout")])
 def test_publish_refused(broker: Broker, new_user: NewUser, exchange: str, called: str) -> None:
-    """The default exchange goes by the name amq.default."""
+    """The text calls the default exchange amq.default."""
     user = new_user(**ALL | {"write": "^$"})
     with as_user(broker, user) as other:
         other.handshake()
@@ -143,7 +143,7 @@ def test_an_impersonator_may_use_any_user_id(broker: Broker, new_user: NewUser) 
 
 
 def test_a_revoked_permission_holds_on_a_live_connection(broker: Broker, new_user: NewUser) -> None:
-    """Within about a second; the fast road's cached routes must notice."""
+    """Within about a second; cached routes must notice."""
     user = new_user(**ALL)
     assert broker.process is not None
     with as_user(broker, user) as other:

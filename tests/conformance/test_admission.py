@@ -1,4 +1,4 @@
-"""Limits of vhosts and users: codes, methods and texts as RabbitMQ 3.10.8's, and that what ended counts no more."""
+"""Limits of vhosts and users: codes, methods and texts of RabbitMQ 3.10.8; closed objects no longer count."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_connections_of_a_user(place: Place) -> None:
     place.full_user(0)
 
 
-def test_the_vhost_is_asked_before_the_user_and_both_before_permissions(place: Place) -> None:
+def test_vhost_limit_then_user_limit_then_permissions(place: Place) -> None:
     place.limit_user(max_connections=0)
     place.limit_vhost(max_connections=0)
     place.process.api("DELETE", f"/api/permissions/{place.vhost.name}/{place.user}")
@@ -125,7 +125,7 @@ def test_channels_of_a_user_over_all_connections(place: Place) -> None:
         peer.expect_connection_close(530, 0, 0, text.format(place.user, 0))
 
 
-def test_the_negotiated_channel_max_is_asked_first(place: Place) -> None:
+def test_the_negotiated_channel_max_is_checked_first(place: Place) -> None:
     place.limit_user(max_channels=0)
     with place.peer() as peer:
         peer.handshake(channel_max=1)
@@ -176,7 +176,7 @@ def test_a_flood_of_declarations_stops_at_the_limit(place: Place) -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "break", "half a handshake", "hard error", "from outside"])
-def test_what_ended_is_not_counted(place: Place, end: str) -> None:
+def test_closed_objects_are_not_counted(place: Place, end: str) -> None:
     """Hundreds of them: the last one still fits, and one more does not."""
     place.limit_vhost(max_connections=2, max_queues=1)
     place.limit_user(max_connections=2, max_channels=2)

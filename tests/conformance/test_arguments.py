@@ -1,4 +1,4 @@
-"""The arguments of declare, bind and consume, and when two of them are equal."""
+"""Arguments of declare, bind and consume, and their equivalence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliveries that are unacked for too long, with the two answers of RabbitMQ 4.3; before it there was one."""
+"""Deliveries that stay unacked too long, with the two reactions of RabbitMQ 4.3; older versions have one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def declare(peer: Peer, kind: str = "classic", **arguments: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 @pytest.mark.parametrize("where", ["queue", "consumer"])
-def test_its_consumer_is_cancelled_and_all_it_has_goes_back(peer: Peer, kind: str, where: str) -> None:
+def test_its_consumer_is_cancelled_and_its_messages_are_requeued(peer: Peer, kind: str, where: str) -> None:
     declare(peer, kind, **(ARGUMENT if where == "queue" else {}))
     fill(peer, 3)
     peer.call("basic.qos", prefetch_count=2)
@@ -79,7 +79,7 @@ def test_its_consumer_is_cancelled_and_all_it_has_goes_back(peer: Peer, kind: st
     peer.call("queue.delete", queue=peer.q)
 
 
-def test_other_consumers_of_the_channel_go_on(peer: Peer) -> None:
+def test_other_consumers_of_the_channel_continue(peer: Peer) -> None:
     declare(peer, **ARGUMENT)
     peer.queue(peer.q + "2")
     peer.call("basic.consume", queue=peer.q, consumer_tag="slow")
@@ -95,7 +95,7 @@ def test_other_consumers_of_the_channel_go_on(peer: Peer) -> None:
     assert peer.content("basic.deliver").body == b"3"
 
 
-def test_another_one_gets_them_at_once(connect: Callable[[], Peer], in_time: InTime) -> None:
+def test_another_consumer_gets_them_at_once(connect: Callable[[], Peer], in_time: InTime) -> None:
     for scene in in_time(0.5):
         with scene:
             peer = connect()
@@ -112,7 +112,7 @@ def test_another_one_gets_them_at_once(connect: Callable[[], Peer], in_time: InT
 
 
 @pytest.mark.parametrize("answer", ["basic.ack", "basic.nack", "basic.reject"])
-def test_a_second_late_answer_is_one_too_many(peer: Peer, answer: str) -> None:
+def test_a_second_late_answer_is_an_error(peer: Peer, answer: str) -> None:
     declare(peer, **ARGUMENT)
     peer.call("basic.consume", queue=peer.q)
     peer.publish()
@@ -150,7 +150,7 @@ def test_acks_in_time(connect: Callable[[], Peer], in_time: InTime) -> None:
                 break
 
 
-def test_who_cannot_be_told_has_his_channel_closed(broker: Broker) -> None:
+def test_without_cancel_notification_the_channel_is_closed(broker: Broker) -> None:
     with broker.peer("untold") as peer:
         peer.handshake(client_properties={"capabilities": {}})
         peer.channel()
@@ -171,7 +171,7 @@ def test_basic_get_closes_the_channel(peer: Peer) -> None:
     assert rest(peer) == [(0, True)]
 
 
-def test_the_setting_and_the_other_answer(closing: Broker) -> None:
+def test_the_setting_can_close_the_channel(closing: Broker) -> None:
     with closing.peer("closing") as peer:
         peer.handshake()
         peer.channel()
@@ -185,7 +185,7 @@ def test_the_setting_and_the_other_answer(closing: Broker) -> None:
     assert closing.process.says("has timed out waiting for a delivery acknowledgement. Timeout used: 250 ms")
 
 
-def test_the_consumers_own_comes_before_the_setting(closing: Broker) -> None:
+def test_the_timeout_of_a_consumer_overrides_the_setting(closing: Broker) -> None:
     with closing.peer("own") as peer:
         peer.handshake()
         peer.channel()
@@ -197,7 +197,7 @@ def test_the_consumers_own_comes_before_the_setting(closing: Broker) -> None:
         peer.fence()
 
 
-def test_what_a_cancelled_consumer_has_is_still_counted(connect: Callable[[], Peer], in_time: InTime) -> None:
+def test_deliveries_of_a_cancelled_consumer_still_time_out(connect: Callable[[], Peer], in_time: InTime) -> None:
     for scene in in_time(0.3):
         with scene:
             peer = connect()
@@ -212,7 +212,7 @@ def test_what_a_cancelled_consumer_has_is_still_counted(connect: Callable[[], Pe
     assert rest(peer) == [(5, True)]
 
 
-def test_a_transaction_may_take_its_time(connect: Callable[[], Peer], in_time: InTime) -> None:
+def test_a_transaction_extends_the_timeout(connect: Callable[[], Peer], in_time: InTime) -> None:
     for scene in in_time(0.3):
         with scene:
             peer = connect()
@@ -229,7 +229,7 @@ def test_a_transaction_may_take_its_time(connect: Callable[[], Peer], in_time: I
 
 
 @pytest.mark.parametrize(("value", "why"), [(-1, "{value_negative,-1}"), ("1", '"expected integer, got longstr"')])
-def test_what_is_no_timeout(peer: Peer, value: object, why: str) -> None:
+def test_invalid_timeouts(peer: Peer, value: object, why: str) -> None:
     declare(peer)
     peer.method("basic.consume", queue=peer.q, arguments={"x-consumer-timeout": value})
     text = f"invalid arg 'x-consumer-timeout' for queue '{{q}}' in vhost '/': {why}"
@@ -238,7 +238,7 @@ def test_what_is_no_timeout(peer: Peer, value: object, why: str) -> None:
     peer.expect_channel_close(406, 50, 10)
 
 
-def test_a_stream_has_none(peer: Peer) -> None:
+def test_a_stream_has_no_timeout(peer: Peer) -> None:
     arguments = {"x-queue-type": "stream"}
     peer.call("queue.declare", queue=peer.q, durable=True, arguments=arguments)
     peer.call("basic.qos", prefetch_count=1)
@@ -247,7 +247,7 @@ def test_a_stream_has_none(peer: Peer) -> None:
     peer.call("queue.delete", queue=peer.q)
 
 
-def test_nor_does_the_setting_give_it_one(closing: Broker) -> None:
+def test_the_setting_does_not_apply_to_streams(closing: Broker) -> None:
     with closing.peer("stream") as peer:
         peer.handshake()
         peer.channel()
@@ -261,7 +261,7 @@ def test_nor_does_the_setting_give_it_one(closing: Broker) -> None:
 
 
 @pytest.mark.slow
-def test_many_queues_and_consumers_one_after_another(peer: Peer, broker: Broker) -> None:
+def test_many_queues_and_consumers_in_sequence(peer: Peer, broker: Broker) -> None:
     """A channel that has had hundreds of them does not keep them; those that hang among them are still found."""
     for number in range(200):
         name = f"{peer.q}-{number}"

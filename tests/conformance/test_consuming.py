@@ -1,4 +1,4 @@
-"""Consumers: their names, their turns, their tags, how they end, who of several is served."""
+"""Consumers: names, fairness, tags, cancellation, priorities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from peer import Peer
 from wire import method
 
 
-def test_server_made_names(speaker: Peer) -> None:
+def test_names_generated_by_the_server(speaker: Peer) -> None:
     first = speaker.call("queue.declare", exclusive=True)["queue"]
     second = speaker.call("queue.declare", exclusive=True)["queue"]
     assert re.fullmatch(r"amq\.gen-[A-Za-z0-9_-]{22}", first)
@@ -40,7 +40,7 @@ def test_delivery_tags_count_per_channel(speaker: Peer, kept: Declare) -> None:
     assert take(speaker, 1)[0].method["delivery_tag"] == 4
 
 
-def test_cancel_is_told_when_the_queue_goes(speaker: Peer) -> None:
+def test_a_deleted_queue_cancels_its_consumer(speaker: Peer) -> None:
     speaker.queue()
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     speaker.channel(2)
@@ -53,7 +53,7 @@ def test_cancel_is_told_when_the_queue_goes(speaker: Peer) -> None:
 
 
 def test_delete_ok_precedes_the_cancel_of_the_same_channel(speaker: Peer, kept: Declare) -> None:
-    """kombu deletes what it consumes, and takes a notification that comes before its answer for an error."""
+    """kombu deletes its own queue, and treats a notification before the answer as an error."""
     kept(speaker)
     speaker.call("basic.consume", queue=speaker.q, consumer_tag="T")
     speaker.method("queue.delete", queue=speaker.q)
@@ -62,7 +62,7 @@ def test_delete_ok_precedes_the_cancel_of_the_same_channel(speaker: Peer, kept: 
 
 
 def test_credit_of_an_ack_is_used_before_a_cancel(speaker: Peer, kept: Declare) -> None:
-    """rabbit: the queue works off ack and cancel in their order; php-amqp's suite counts on what comes between."""
+    """rabbit: the queue handles ack and cancel in order; php-amqp's suite relies on the delivery between them."""
     kept(speaker)
     fill(speaker, 3)
     speaker.call("basic.qos", prefetch_count=1)
@@ -73,7 +73,7 @@ def test_credit_of_an_ack_is_used_before_a_cancel(speaker: Peer, kept: Declare) 
     speaker.expect("basic.cancel-ok")
 
 
-def test_cancel_is_not_told_to_who_cannot_hear_it(broker: Broker) -> None:
+def test_no_cancel_notification_without_the_capability(broker: Broker) -> None:
     with broker.peer() as peer:
         peer.handshake(client_properties={"capabilities": {"consumer_cancel_notify": False}})
         peer.channel()
@@ -95,7 +95,7 @@ def test_cancel_does_not_requeue(speaker: Peer, kept: Declare) -> None:
 
 
 def test_single_active_consumer(speaker: Peer) -> None:
-    """One at a time, the next one when it goes; an exclusive consumer has no place there."""
+    """One consumer at a time, the next one after it; an exclusive consumer is rejected."""
     speaker.queue(arguments={"x-single-active-consumer": True})
     for tag in ("a", "b"):
         speaker.call("basic.consume", queue=speaker.q, consumer_tag=tag, no_ack=True)
@@ -110,7 +110,7 @@ def test_single_active_consumer(speaker: Peer) -> None:
 
 
 def test_consumer_priorities(speaker: Peer, kept: Declare) -> None:
-    """The highest with credit first; the next one when its window is full."""
+    """The highest priority with credit first; the next one when its window is full."""
     kept(speaker)
     speaker.call("basic.qos", prefetch_count=2)
     for tag, priority in (("low", -1), ("none", None), ("high", 10)):

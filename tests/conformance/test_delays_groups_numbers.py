@@ -205,12 +205,12 @@ REFUSED_BINDINGS = [
 
 
 @both([*REFUSED_EXCHANGES, *REFUSED_QUEUES, *REFUSED_BINDINGS])
-def test_what_is_refused(peer: Peer, chunked: Chunked) -> None:
+def test_rejected_arguments(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
 @pytest.mark.parametrize("value", ["", "key", "header:", "header:" + "n" * 256, [], {}, -1, Field("d", math.nan)])
-def test_nothing_else_makes_groups(broker_is_ours: bool, peer: Peer, value: Any) -> None:
+def test_other_values_make_no_groups(broker_is_ours: bool, peer: Peer, value: Any) -> None:
     if not broker_is_ours:
         pytest.skip(OURS)
     peer.method("queue.declare", queue=peer.q, exclusive=True, arguments={"x-group-by": value})
@@ -286,7 +286,7 @@ REFUSED_HEADERS = [
 
 
 @both(REFUSED_HEADERS)
-def test_headers_that_are_refused(peer: Peer, chunked: Chunked) -> None:
+def test_rejected_headers(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
@@ -425,7 +425,7 @@ def test_numbers(broker_is_ours: bool, speaker: Peer) -> None:
 
 
 @pytest.mark.parametrize(("kind", "waits"), [("failed", "basic.reject"), ("returned", "basic.nack"), ("all", "both")])
-def test_which_returns_wait(broker_is_ours: bool, speaker: Peer, kind: str, waits: str) -> None:
+def test_requeues_that_are_delayed(broker_is_ours: bool, speaker: Peer, kind: str, waits: str) -> None:
     if not broker_is_ours:
         pytest.skip(OURS)
     arguments = {"x-delayed-retry-type": kind, "x-delayed-retry-min": 60_000}
@@ -478,7 +478,7 @@ def test_copies_are_confirmed_and_go_to_the_alternate(broker_is_ours: bool, spea
     assert [got.body for got in iter(lambda: speaker.get(speaker.q + "-copies"), None)] == [b"3", b"5"]
 
 
-def test_who_is_bound_later_gets_the_last_ones(broker_is_ours: bool, speaker: Peer) -> None:
+def test_a_new_binding_gets_the_recent_messages(broker_is_ours: bool, speaker: Peer) -> None:
     if not broker_is_ours:
         pytest.skip(OURS)
     speaker.queue()

@@ -1,4 +1,4 @@
-"""What the broker must carry without touching it: property bytes, field types, bodies of any size in any frames."""
+"""Content that the broker must not change: property bytes, field types, bodies of any size in any frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every method's errors, and what is no error."""
+"""The errors of every method, and valid edge cases."""
 
 from __future__ import annotations
 

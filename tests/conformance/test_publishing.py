@@ -48,7 +48,7 @@ def test_a_return_precedes_its_confirm(speaker: Peer) -> None:
     assert speaker.expect("basic.ack")["delivery_tag"] == 1
 
 
-def test_what_came_before_a_return_is_acked_before_it(broker_is_ours: bool, speaker: Peer) -> None:
+def test_earlier_messages_are_acked_before_a_return(broker_is_ours: bool, speaker: Peer) -> None:
     """RabbitMQ may be slower with the first ack and then send one for both; php-amqp's suite expects two."""
     speaker.call("confirm.select")
     speaker.send(publish("nosuch"), publish("nosuch", mandatory=True))
@@ -98,7 +98,7 @@ def test_confirms_of_several_queues(speaker: Peer) -> None:
 
 
 @pytest.mark.parametrize("fate", ["queue.delete", "queue.purge"])
-def test_messages_that_went_meanwhile_are_confirmed(peer: Peer, fate: str) -> None:
+def test_messages_removed_before_the_confirm_are_confirmed(peer: Peer, fate: str) -> None:
     peer.queue(exclusive=False, durable=True)
     peer.call("confirm.select")
     peer.send(publish(peer.q, b"x", properties(delivery_mode=2)) * 20, method(fate, queue=peer.q))
@@ -200,7 +200,7 @@ def test_tx_rollback_drops_publishes(speaker: Peer) -> None:
     assert bodies(speaker, speaker.q) == [b"b"]
 
 
-def test_what_an_unfinished_transaction_settled_can_be_settled_elsewhere(speaker: Peer) -> None:
+def test_acks_of_an_unfinished_transaction_are_released(speaker: Peer) -> None:
     """A channel that ends with its transaction open gives its messages back, free of it."""
     speaker.queue()
     speaker.publish()
@@ -225,7 +225,7 @@ def test_tx_returns_come_at_commit_and_before_commit_ok(speaker: Peer) -> None:
     speaker.expect("tx.commit-ok")
 
 
-def test_what_is_said_behind_a_commit_waits_for_it_though_the_output_is_full(peer: Peer) -> None:
+def test_commands_after_a_commit_wait_for_it_with_a_full_output(peer: Peer) -> None:
     """A commit that waits for the disk, and has returned more than the peer is sent at once."""
     large = b"." * 750_000
     peer.queue(exclusive=False, durable=True)
@@ -344,7 +344,7 @@ def test_bcc_is_the_only_header(speaker: Peer) -> None:
     assert got.props in (properties(headers={}, message_id="m"), properties(message_id="m"))
 
 
-def test_an_array_of_other_things_in_cc(speaker: Peer) -> None:
+def test_an_array_of_other_types_in_cc(speaker: Peer) -> None:
     """RabbitMQ 3.10.8 accepts the array and routes by what is a string."""
     speaker.queue()
     speaker.publish("nosuch", b"x", properties(headers={"CC": [speaker.q, Field("S", "nosuch")]}))

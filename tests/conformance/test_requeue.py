@@ -1,4 +1,4 @@
-"""What comes back to its queue, in which order, and who gets it then."""
+"""Requeued messages: their order and their next consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many new selectors in one read: they are understood over several turns, each command in its place."""
+"""Many new selectors in one read: parsed over several loop turns, commands stay in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bindings_on_many_channels(speaker: Peer) -> None:
     assert answers == {number: ["queue.bind-ok"] for number in range(1, COUNT) if number != 5}
 
 
-def test_a_channel_may_be_closed_behind_them(speaker: Peer, broker: Broker) -> None:
+def test_a_channel_can_be_closed_after_them(speaker: Peer, broker: Broker) -> None:
     speaker.queue()
     burst = [
         method("basic.consume", 1, queue=speaker.q, consumer_tag=f"t{n}", arguments={"x-filter": selector(200 + n % 8)})

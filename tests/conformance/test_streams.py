@@ -1,4 +1,4 @@
-"""Streams, byte for byte: what a delivery looks like, and what closes the channel or the connection."""
+"""Streams, byte for byte: deliveries, and errors that close the channel or the connection."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def recovers(peer: Peer) -> None:
         pytest.param(recovers, (60, 110), "basic.recover", id="recover"),
     ],
 )
-def test_what_takes_is_refused(
+def test_methods_that_remove_messages_are_rejected(
     broker: Broker,
     stream: Callable[[Peer], None],
     broker_is_ours: bool,
@@ -260,7 +260,7 @@ def test_no_prefetch(speaker: Peer, stream: Callable[[Peer], None]) -> None:
         ({"a": 1}, '{table,[{<<"a">>,signedint,1}]}'),
     ],
 )
-def test_what_is_no_offset(
+def test_invalid_offsets(
     speaker: Peer, stream: Callable[[Peer], None], broker_is_ours: bool, value: Any, shown: str
 ) -> None:
     if not broker_is_ours:
@@ -273,7 +273,7 @@ def test_what_is_no_offset(
 
 
 @pytest.mark.parametrize("letter", ["b", "s", "I", "l", "B", "u", "i", "T"])
-def test_every_kind_of_number_is_an_offset(speaker: Peer, stream: Callable[[Peer], None], letter: str) -> None:
+def test_every_integer_type_is_an_offset(speaker: Peer, stream: Callable[[Peer], None], letter: str) -> None:
     stream(speaker)
     confirmed(speaker, b"0", b"1", b"2")
     speaker.call("basic.qos", prefetch_count=5)

@@ -1,4 +1,4 @@
-"""basic.qos: how many deliveries may wait for an answer, per consumer and per channel."""
+"""basic.qos: the number of unacked deliveries per consumer and per channel."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_global_window(speaker: Peer) -> None:
     assert sorted(int(c.body) for c in got + more + last) == [0, 0, 1, 1, 2, 2]
 
 
-def test_global_window_goes_round_the_consumers_of_a_queue(speaker: Peer, broker_is_ours: bool) -> None:
+def test_global_window_rotates_the_consumers_of_a_queue(speaker: Peer, broker_is_ours: bool) -> None:
     """Each time the channel's window opens, the consumer after the one that filled it has its turn."""
     speaker.queue()
     fill(speaker, 9)
@@ -89,7 +89,7 @@ def test_global_window_goes_round_the_consumers_of_a_queue(speaker: Peer, broker
     assert served == ["a", "b", "c"] * 3 if broker_is_ours else set(served) > {"a"}
 
 
-def test_global_window_goes_round_the_queues(speaker: Peer, broker_is_ours: bool) -> None:
+def test_global_window_rotates_the_queues(speaker: Peer, broker_is_ours: bool) -> None:
     """Whichever queue filled the channel's window, the next room in it is another's."""
     tags = ["a", "b", "c"]
     for tag in tags:

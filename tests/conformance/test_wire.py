@@ -1,4 +1,4 @@
-"""The peer's own table held against pamqp's, in both directions: two readings of one specification agree."""
+"""The peer's own table compared with pamqp's in both directions: two readers of one specification agree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VALUES = {"o": 9, "B": 0xFEDC, "I": 0xFEDCBA98, "Q": 0x7EDCBA9876543210, "s": "s
 
 @pytest.mark.filterwarnings("ignore:This command is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(set(SIGNATURES) - {"access.request", "access.request-ok"}))
-def test_pamqp_reads_what_we_write(name: str) -> None:
+def test_pamqp_decodes_our_encoding(name: str) -> None:
     class_id, method_id, signature = SIGNATURES[name]
     parts = [part.split(":") for part in signature.split()]
     given = {argument: {"k": "v"} if kind == "T" else VALUES[kind] for argument, kind in parts}
@@ -31,7 +31,7 @@ def test_pamqp_reads_what_we_write(name: str) -> None:
     assert decode_method(raw[7:-1])[0] == name
 
 
-def test_no_method_of_pamqps_is_missing() -> None:
+def test_no_method_of_pamqp_is_missing() -> None:
     ours = {class_id << 16 | method_id for class_id, method_id in NAMES}
     assert set(commands.INDEX_MAPPING) <= ours
 

@@ -1,4 +1,4 @@
-"""Tests of the protocol share what lies beside them; importmode=importlib leaves this folder off the path."""
+"""Puts this folder on the import path: with importmode=importlib it is not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What tests of the parser share: a plain cutter made of pamqp, who drives both, and streams to cut.
+"""Shared code of the parser tests: a reference parser made of pamqp, a driver of our parser, and streams.
 
-The plain cutter knows no fast road. It reads a stream frame by frame with pamqp and keeps what is unfinished per
-channel; for every command it notes behind which byte of the stream the command was complete. So the test can demand
-that the parser hands over neither later nor earlier than that, wherever the chunks of the stream end.
+The reference parser has no fast path. It reads a stream frame by frame with pamqp and keeps partial contents per
+channel. For each command it records the byte with which the command was complete. So a test can check that our parser
+hands over each command exactly then, however the stream is split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ ALL_AT_ONCE = 1 << 40
 
 
 class Outcome(NamedTuple):
-    """What a stream comes to. ends: for each command the number of bytes it needed; error: code of the hard error."""
+    """The commands of a stream.
+
+    ends: the number of bytes that each command needed. error: code of the connection error.
+    """
 
     commands: list[tuple[Any, ...]]
     ends: list[int]
@@ -47,7 +50,7 @@ def method_of(payload: bytes) -> tuple[Any, ...]:
 
 
 class Plain:
-    """AMQP 0-9-1 section 4.2, read as it stands."""
+    """The reference parser: AMQP 0-9-1, section 4.2."""
 
     def __init__(self) -> None:
         self.commands: list[tuple[Any, ...]] = []
@@ -160,11 +163,11 @@ class Plain:
 
 
 class Hiccup(SoftError):
-    """What a handler may raise."""
+    """An error that a handler may raise."""
 
 
 class Recorder(FrameHandler):
-    """Notes what it is called with, in the plain cutter's words; raises for every command that `hiccup` picks."""
+    """Records its calls in the reference parser's form. Raises for every command that `hiccup` picks."""
 
     def __init__(self, hiccup: Callable[[int], bool]) -> None:
         self.commands: list[tuple[Any, ...]] = []
@@ -236,7 +239,7 @@ class Recorder(FrameHandler):
 
 
 class Driver:
-    """Feeds an parser as a connection does: goes on after a soft error, ends at a hard one."""
+    """Feeds a parser as a connection does: continues after a channel error, stops at a connection error."""
 
     def __init__(self, hiccup: Callable[[int], bool] = lambda _: False) -> None:
         self.sink = Recorder(hiccup)

@@ -1,4 +1,4 @@
-"""Field tables, with pamqp as the second opinion in both directions and exact bytes where pamqp has none."""
+"""Field tables: compared with pamqp in both directions, and exact bytes where pamqp cannot help."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def verdict(check, *arguments) -> bool:
 
 
 @given(ours)
-def test_round_trip_keeps_values_and_their_types(table):
+def test_round_trip_keeps_values_and_types(table):
     data = encode_table(table)
     validate_table(data, 0, len(data))
     decoded, end = decode_table(data, 0)
@@ -95,13 +95,13 @@ def test_round_trip_keeps_values_and_their_types(table):
 
 
 @given(for_pamqp)
-def test_pamqp_reads_what_is_encoded(table):
+def test_pamqp_decodes_our_encoding(table):
     data = encode_table(table)
     assert pamqp.decode.field_table(data) == (len(data), table)
 
 
 @given(from_pamqp)
-def test_what_pamqp_encodes_is_read(table):
+def test_we_decode_the_encoding_of_pamqp(table):
     data = pamqp.encode.field_table(table)
     validate_table(data, 0, len(data))
     decoded, end = decode_table(data, 0)
@@ -150,7 +150,7 @@ LETTERS = [
 
 
 @pytest.mark.parametrize(("field", "value"), LETTERS, ids=[repr(field) for field, _ in LETTERS])
-def test_every_letter(field, value):
+def test_every_field_type(field, value):
     data = table_of(b"\x03key" + field)
     validate_table(data, 0, len(data))
     decoded, end = decode_table(data, 0)
@@ -160,14 +160,14 @@ def test_every_letter(field, value):
 
 
 @pytest.mark.parametrize(("field", "value"), LETTERS, ids=[repr(field) for field, _ in LETTERS])
-def test_every_letter_cut_anywhere(field, value):
+def test_a_truncated_value_of_each_type_is_rejected(field, value):
     for size in range(len(field)):
         data = table_of(b"\x03key" + field[:size])
         assert not verdict(decode_table, data, 0)
         assert not verdict(validate_table, data, 0, len(data))
 
 
-def test_unknown_letters():
+def test_unknown_field_types_are_rejected():
     known = {field[0] for field, _ in LETTERS}
     for letter in set(range(256)) - known:
         data = table_of(b"\x01k" + bytes((letter,)) + b"\x00" * 8)
@@ -175,7 +175,7 @@ def test_unknown_letters():
         assert not verdict(validate_table, data, 0, len(data))
 
 
-def test_letters_that_are_chosen():
+def test_the_field_type_chosen_for_each_python_type():
     table = {"n": 1, "m": 2**31, "b": True, "t": "é", "o": b"\xff", "r": bytearray(b"r"), "f": 0.5, "v": None}
     assert encode_table(table) == table_of(
         b"\x01nI\x00\x00\x00\x01"
@@ -195,13 +195,13 @@ def test_letters_that_are_chosen():
     assert encode_entry("n", 1) == b"\x01nI\x00\x00\x00\x01"
 
 
-def test_first_of_equal_names_counts():
+def test_the_first_of_two_equal_names_is_used():
     data = table_of(b"\x01aI\x00\x00\x00\x01" + b"\x01aI\x00\x00\x00\x02")
     validate_table(data, 0, len(data))
     assert decode_table(data, 0)[0] == {"a": 1}
 
 
-def test_name_that_is_not_utf8_survives():
+def test_a_name_that_is_not_utf8_survives_a_round_trip():
     data = table_of(b"\x02\xff\xc3V")
     validate_table(data, 0, len(data))
     assert encode_table(decode_table(data, 0)[0]) == data
@@ -223,7 +223,7 @@ def nest_arrays(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("nest", [nest_tables, nest_arrays])
-def test_depth_is_bounded(nest):
+def test_nesting_depth_is_limited(nest):
     data = nest(128)
     validate_table(data, 0, len(data))
     table, _ = decode_table(data, 0)
@@ -234,7 +234,7 @@ def test_depth_is_bounded(nest):
         assert not verdict(validate_table, data, 0, len(data))
 
 
-def test_values_too_deep_or_without_end_are_refused():
+def test_values_nested_too_deep_or_endlessly_are_rejected():
     deep: list[object] = []
     for _ in range(127):
         deep = [deep]
@@ -264,14 +264,14 @@ def test_values_too_deep_or_without_end_are_refused():
     ],
     ids=repr,
 )
-def test_values_that_no_field_holds(value):
+def test_values_without_a_field_type_are_rejected(value):
     with pytest.raises(CodecError):
         encode_table({"a": value})
     with pytest.raises(CodecError):
         encode_table({"a": [value]})
 
 
-def test_name_of_256_bytes_is_refused():
+def test_a_name_of_256_bytes_is_rejected():
     assert decode_table(encode_table({"é" * 127: 1}), 0)[0] == {"é" * 127: 1}
     with pytest.raises(CodecError):
         encode_table({"é" * 128: 1})
@@ -286,7 +286,7 @@ def test_short_and_long_strings():
         shortstr(b"x" * 256)
 
 
-def test_lengths_are_held_against_what_encloses_them():
+def test_a_length_beyond_its_container_is_rejected():
     data = table_of(b"\x01aV") + b"rest"
     assert decode_table(data, 0) == ({"a": None}, 7)
     assert decode_table(b"ab" + data, 2, 9) == ({"a": None}, 9)
@@ -307,7 +307,7 @@ def test_lengths_are_held_against_what_encloses_them():
 
 
 @given(ours, st.data())
-def test_check_and_decoder_agree_on_damaged_tables(table, draw):
+def test_validation_and_decoder_agree_on_damaged_tables(table, draw):
     damaged = bytearray(encode_table(table))
     place = draw.draw(st.integers(0, len(damaged) - 1))
     damaged[place] = draw.draw(st.integers(0, 255))
@@ -317,7 +317,7 @@ def test_check_and_decoder_agree_on_damaged_tables(table, draw):
 
 
 @given(st.binary(max_size=40))
-def test_check_and_decoder_agree_on_anything(entries):
+def test_validation_and_decoder_agree_on_any_bytes(entries):
     data = table_of(entries)
     assert verdict(decode_table, data, 0) == verdict(validate_table, data, 0, len(data))
     assert verdict(decode_table, entries, 0) in (True, False)
@@ -334,6 +334,6 @@ def test_check_and_decoder_agree_on_anything(entries):
         ({}, 0),
     ],
 )
-def test_survey_finds_sender_selected_distribution(table, found):
+def test_summary_finds_cc_and_bcc(table, found):
     data = encode_table(table)
     assert summarize_table(data, 0, len(data)) == found

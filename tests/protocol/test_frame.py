@@ -1,4 +1,4 @@
-"""Frames that are passed on: only whole ones, however the bytes were cut, and nothing behind one that is too large."""
+"""FrameBoundaryScanner: whole frames only, however the bytes are split, and nothing after a frame that is too large."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAMES = st.lists(
 
 
 @given(FRAMES, st.lists(st.integers(1, 30), min_size=1, max_size=20))
-def test_what_passes_is_whole_frames_and_all_of_them(frames: list[bytes], sizes: list[int]) -> None:
+def test_all_frames_pass_and_only_whole_ones(frames: list[bytes], sizes: list[int]) -> None:
     ends = {0}
     for each in frames:
         ends.add(max(ends) + len(each))
@@ -37,7 +37,7 @@ def test_what_passes_is_whole_frames_and_all_of_them(frames: list[bytes], sizes:
     assert not scanner.is_broken
 
 
-def test_a_close_is_seen() -> None:
+def test_connection_close_is_detected() -> None:
     for command in (methods.ConnectionClose(320, "gone"), methods.ConnectionCloseOk()):
         scanner = FrameBoundaryScanner(4096)
         scanner.complete_frames(methods.frame(0, methods.ConnectionOpenOk()) + frame(3, 1, b"\x00\x0a\x00\x32"))
@@ -46,7 +46,7 @@ def test_a_close_is_seen() -> None:
         assert scanner.saw_close
 
 
-def test_a_frame_of_many_pieces_is_put_together_once() -> None:
+def test_a_frame_in_many_pieces_is_joined_once() -> None:
     whole = frame(3, 1, bytes(100_000))
     scanner = FrameBoundaryScanner(131_072)
     for start in range(0, len(whole) - 1, 1000):
@@ -54,7 +54,7 @@ def test_a_frame_of_many_pieces_is_put_together_once() -> None:
     assert scanner.complete_frames(whole[-1:]) == whole
 
 
-def test_one_that_is_larger_than_there_may_be_ends_it() -> None:
+def test_no_frame_passes_after_one_that_is_too_large() -> None:
     scanner = FrameBoundaryScanner(4096)
     good = frame(1, 1, b"\0\x0a\0\x0b")
     assert scanner.complete_frames(good + b"\x03\0\x01\x7f\xff\xff\xff") == good

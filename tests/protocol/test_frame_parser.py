@@ -1,4 +1,4 @@
-"""The parser against the plain cutter: the same commands, whole, in pieces, and one byte at a time."""
+"""The parser against the reference parser: the same commands for whole streams, pieces, and single bytes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PART_OF_BODY = b"".join(frame for _, frame in publish_frames(1, "q", False, b"\0
 @example(SHORT_HEADER, [])
 @example(PART_OF_BODY + raw_frame(99, 1, b"") + bytes(50), [len(PART_OF_BODY) - 58])
 @PROFILE
-def test_whole_and_in_pieces(stream: bytes, sizes: list[int]) -> None:
+def test_commands_do_not_depend_on_how_the_stream_is_split(stream: bytes, sizes: list[int]) -> None:
     expected = Plain().cut(stream)
     whole = Driver()
     whole.feed(stream)
@@ -62,8 +62,8 @@ def test_whole_and_in_pieces(stream: bytes, sizes: list[int]) -> None:
 @example(PART_OF_BODY + method_frames(2, spec.Tx.Commit())[0][1])
 @example(QUICK[0][1] + raw_frame(2, 1, header_payload(BODY_MAX + 1, b"\0\0")))
 @PROFILE
-def test_one_byte_at_a_time_nothing_is_late(stream: bytes) -> None:
-    """Every command comes with the byte that completes it: nobody waits for an answer to what lies in a buffer."""
+def test_each_command_is_handed_over_with_its_last_byte(stream: bytes) -> None:
+    """No command waits in a buffer for more bytes."""
     expected = Plain().cut(stream)
     driver = Driver()
     for position in range(len(stream)):
@@ -78,8 +78,8 @@ def test_one_byte_at_a_time_nothing_is_late(stream: bytes) -> None:
 
 @given(streams(), st.integers(2, 5))
 @PROFILE
-def test_goes_on_behind_what_a_handler_refused(stream: bytes, every: int) -> None:
-    """An exception of the sink loses no command and repeats none."""
+def test_parsing_continues_after_an_error_of_the_handler(stream: bytes, every: int) -> None:
+    """An exception of the handler loses no command and repeats none."""
     expected = Plain().cut(stream)
     driver = Driver(lambda number: number % every == 0)
     driver.feed(stream)
@@ -91,8 +91,8 @@ def test_goes_on_behind_what_a_handler_refused(stream: bytes, every: int) -> Non
 
 @given(st.lists(PUBLISHES, min_size=1, max_size=6))
 @PROFILE
-def test_fast_and_slow_road_agree(units: list[list[tuple[int, bytes]]]) -> None:
-    """A heartbeat between the frames of a content, a content pending elsewhere: both are legal, neither is fast."""
+def test_fast_and_slow_path_agree(units: list[list[tuple[int, bytes]]]) -> None:
+    """A heartbeat within a content and a content on another channel are legal and force the slow path."""
     ack = (1, pamqp.frame.marshal(spec.Basic.Ack(delivery_tag=3, multiple=True), 1))
     heartbeat = raw_frame(8, 0, b"")
     fast = Driver()
@@ -106,14 +106,14 @@ def test_fast_and_slow_road_agree(units: list[list[tuple[int, bytes]]]) -> None:
     assert slow.error is None
 
 
-def test_a_frame_that_is_too_large_is_refused_at_its_header() -> None:
+def test_a_frame_that_is_too_large_is_rejected_at_its_header() -> None:
     driver = Driver()
     driver.feed(struct.pack(">BHI", 3, 1, PAYLOAD_MAX + 1))
     assert isinstance(driver.error, FrameError)
     assert f"frame_too_large,{PAYLOAD_MAX + 1},{PAYLOAD_MAX - 8}" in str(driver.error)
 
 
-def test_the_soft_error_names_its_channel() -> None:
+def test_the_channel_of_a_channel_error_is_known() -> None:
     sink = Recorder(lambda _: False)
     parser = FrameParser(sink, PAYLOAD_MAX, BODY_MAX)
     method = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 7)
@@ -123,8 +123,8 @@ def test_the_soft_error_names_its_channel() -> None:
     assert parser.channel == 7
 
 
-def test_a_publish_is_announced_before_its_content() -> None:
-    """So that a channel that is not open is told at once, and not when the content is complete."""
+def test_a_publish_is_reported_before_its_content() -> None:
+    """A channel that is not open causes the error at once, not when the content is complete."""
     driver = Driver()
     driver.feed(QUICK[0][1])
     assert driver.sink.started == [1]
@@ -134,8 +134,8 @@ def test_a_publish_is_announced_before_its_content() -> None:
     assert [command[0] for command in driver.sink.commands] == ["publish"]
 
 
-def test_what_a_handler_left_can_be_taken_back() -> None:
-    """The login takes the rest of the bytes and pushes it again when it is decided."""
+def test_unparsed_bytes_can_be_taken_and_fed_again() -> None:
+    """The login takes the unparsed bytes and feeds them again after its decision."""
     driver = Driver(lambda number: number == 1)
     method = pamqp.frame.marshal(spec.Tx.Select(), 1)
     driver.parser.feed_data(method + method + method[:5])
@@ -149,7 +149,7 @@ def test_what_a_handler_left_can_be_taken_back() -> None:
     assert len(driver.sink.commands) == 3
 
 
-def test_take_rest_finds_unfinished_frames() -> None:
+def test_take_unparsed_returns_partial_frames() -> None:
     driver = Driver()
     method = pamqp.frame.marshal(spec.Tx.Select(), 1)
     for piece in (method[:3], method[3:6], method[6:8]):
@@ -158,8 +158,8 @@ def test_take_rest_finds_unfinished_frames() -> None:
     assert not driver.parser.is_mid_command()
 
 
-def test_dropped_channels_hold_nothing() -> None:
-    """Content for a channel that the broker has closed is not gathered."""
+def test_the_content_of_an_ignored_channel_is_not_kept() -> None:
+    """The broker has closed the channel."""
     driver = Driver()
     driver.feed(QUICK[0][1] + raw_frame(2, 1, header_payload(600, b"\0\0")))
     assert driver.parser.is_mid_command()
@@ -173,8 +173,8 @@ def test_dropped_channels_hold_nothing() -> None:
     assert [command[0] for command in driver.sink.commands] == ["method", "publish"]
 
 
-def test_dropped_channels_are_not_waited_for() -> None:
-    """A publish whose body never comes, on a channel that was closed for the one before it."""
+def test_an_ignored_channel_does_not_count_as_incomplete() -> None:
+    """The body of a publish never arrives, and its channel is closed because of an earlier publish."""
     driver = Driver()
     publish = pamqp.frame.marshal(spec.Basic.Publish(routing_key="q"), 1)
     driver.feed(publish + raw_frame(2, 1, header_payload(BODY_MAX + 1, b"\0\0")))

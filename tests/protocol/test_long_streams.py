@@ -1,4 +1,4 @@
-"""The parser on long streams: linear cost, large bodies, publishers with habits."""
+"""The parser on long streams: linear cost, large bodies, publishers that repeat themselves."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Large(FrameHandler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1 << 30, 65536, 1009])
-def test_a_large_body_stays_in_the_parts_it_came_in(chunk: int) -> None:
-    """Frames of every size, some on another channel between them; small ones are joined, the others are not touched."""
+def test_a_large_body_stays_in_its_parts(chunk: int) -> None:
+    """Frames of all sizes with frames of another channel between them: only small parts are joined."""
     sizes = [131064, 1, 2, 3, 20_000, 0, 16384, 131064, *[7] * 30_000, 100_000]
     body = bytes(range(256)) * (sum(sizes) // 256 + 1)
     body = body[: sum(sizes)]
@@ -139,8 +139,8 @@ def habits(seed: int) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_long_streams_that_are_alike_in_this_or_that(seed: int) -> None:
-    """What the parser expects of a stream, and gives up again, changes nothing of what it hands over."""
+def test_long_streams_that_repeat_some_parts(seed: int) -> None:
+    """The expectation of the parser never changes the commands."""
     stream = habits(seed)
     plain = Plain().cut(stream)
     assert plain.error == 0 and not plain.unfinished
@@ -157,8 +157,8 @@ def test_long_streams_that_are_alike_in_this_or_that(seed: int) -> None:
         assert driver.sink.same_as_last > 0
 
 
-def test_properties_of_the_same_size_are_not_the_same() -> None:
-    """Bodies of another size each, properties that change now and then: the one thing that is expected to stay."""
+def test_other_properties_of_the_same_size_are_detected() -> None:
+    """Body sizes differ, the properties change sometimes: `same_as_last` must be right."""
     frames: list[tuple[int, bytes]] = []
     for number in range(600):
         priority = 1 if number % 50 == 49 else number // 300

@@ -1,4 +1,4 @@
-"""Methods: each against pamqp in both directions; exact bytes for names that pamqp refuses and methods it lacks."""
+"""Methods: compared with pamqp in both directions; exact bytes for names that pamqp rejects and methods it lacks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_round_trip(command):
 @every_method_of_pamqp
 @settings(max_examples=15)
 @given(data=st.data(), channel=st.integers(0, 65535))
-def test_pamqp_reads_what_is_encoded(kind, data, channel):
+def test_pamqp_decodes_our_encoding(kind, data, channel):
     command = data.draw(commands_of(kind))
     whole = frame(channel, command)
     consumed, found_channel, method = pamqp.frame.unmarshal(whole)
@@ -102,7 +102,7 @@ def test_pamqp_reads_what_is_encoded(kind, data, channel):
 @every_method_of_pamqp
 @settings(max_examples=15)
 @given(data=st.data())
-def test_what_pamqp_encodes_is_read(kind, data):
+def test_we_decode_the_encoding_of_pamqp(kind, data):
     command = data.draw(commands_of(kind))
     method = pamqp.commands.INDEX_MAPPING[methods.method_id(command)](**with_pamqp_names(command))
     whole = pamqp.frame.marshal(method, 7)
@@ -111,7 +111,7 @@ def test_what_pamqp_encodes_is_read(kind, data):
     assert again == command
 
 
-def test_every_method_of_pamqp_is_here_under_its_name():
+def test_every_method_of_pamqp_exists_under_its_name():
     numbers = set(methods._COMMANDS)
     assert len(numbers) == len(COMMANDS)
     assert set(methods._COMMANDS.values()) == set(COMMANDS)
@@ -204,23 +204,23 @@ def test_exact_bytes(command, payload):
     assert type(again) is type(command)
 
 
-def test_frame_around_a_payload():
+def test_method_frame():
     assert frame(0x0102, methods.BasicAck(3)) == (
         b"\x01\x01\x02\x00\x00\x00\x0d\x00\x3c\x00\x50\x00\x00\x00\x00\x00\x00\x00\x03\x00\xce"
     )
 
 
-def test_reserved_arguments_may_hold_anything():
+def test_reserved_arguments_are_ignored():
     assert decode(b"\x00\x32\x00\x1e\xff\xff\x01q\x01") == methods.QueuePurge("q", True)
     assert decode(b"\x00\x0a\x00\x28\x01/\x02\xff\xfe\x01") == methods.ConnectionOpen("/")
     assert decode(b"\x00\x14\x00\x0a\x01\xff") == methods.ChannelOpen()
 
 
-def test_bits_that_mean_nothing_are_passed_over():
+def test_unused_bits_are_ignored():
     assert decode(b"\x00\x3c\x00\x5a\x00\x00\x00\x00\x00\x00\x00\x01\xfe") == methods.BasicReject(1, False)
 
 
-def test_more_than_eight_bits_take_a_second_octet():
+def test_more_than_eight_bits_use_a_second_octet():
     bits = [True, False, False, False, False, False, False, True, True]
     assert encode_arguments("b" * 9 + "h" + "bb", [*bits, 5, False, True], b"") == b"\x81\x01\x00\x05\x02"
     assert decode_arguments("b" * 9 + "h" + "bb", b"\x81\x01\x00\x05\x02", 0) == [*bits, 5, False, True]
@@ -241,7 +241,7 @@ def sample(kind):
 
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
-def test_cut_anywhere_or_with_more_behind(kind):
+def test_truncated_and_too_long_methods_are_rejected(kind):
     payload = encode(sample(kind))
     assert decode(payload) == sample(kind)
     number = int.from_bytes(payload[:4], "big")
@@ -254,7 +254,7 @@ def test_cut_anywhere_or_with_more_behind(kind):
             assert caught.value.text == f"cannot decode <<{','.join(map(str, octets))}>>"
 
 
-def test_words_for_what_cannot_be_decoded():
+def test_texts_for_methods_that_cannot_be_decoded():
     with pytest.raises(MethodSyntaxError) as caught:
         decode(b"\x00\x3c\x00\x0a\x01")
     assert FrameError(caught.value.text).reply_text == "FRAME_ERROR - cannot decode <<1>>"
@@ -267,14 +267,14 @@ def test_words_for_what_cannot_be_decoded():
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\x00\x3c\x00"])
-def test_payload_too_short_for_a_method(payload):
+def test_a_payload_without_method_id_is_rejected(payload):
     with pytest.raises(MethodSyntaxError) as caught:
         decode(payload)
     assert (caught.value.class_id, caught.value.method_id) == (0, 0)
 
 
 @pytest.mark.parametrize("number", [0, 50 << 16 | 99, 999 << 16 | 1, 10 << 16 | 99, 0xFFFFFFFF])
-def test_unknown_methods(number):
+def test_unknown_methods_are_rejected(number):
     with pytest.raises(UnknownMethod) as caught:
         decode(number.to_bytes(4, "big") + b"rest")
     assert (caught.value.class_id, caught.value.method_id) == (number >> 16, number & 0xFFFF)
@@ -291,16 +291,16 @@ def test_unknown_methods(number):
         b"\x00\x32\x00\x0a\x00\x00\x01q\x00\x00\x00\x00\xff\x01aV",  # arguments longer than the frame
     ],
 )
-def test_names_and_tables_that_are_wrong(payload):
+def test_invalid_names_and_tables_are_rejected(payload):
     with pytest.raises(MethodSyntaxError):
         decode(payload)
 
 
-def test_names_with_nul_are_left_to_the_channel():
+def test_names_with_nul_are_accepted():
     assert decode(b"\x00\x32\x00\x1e\x00\x00\x03a\x00b\x00") == methods.QueuePurge("a\x00b")
 
 
-def test_arguments_nested_too_deep():
+def test_arguments_nested_too_deep_are_rejected():
     table = b"\x00\x00\x00\x00"
     for _ in range(3000):
         table = (len(table) + 3).to_bytes(4, "big") + b"\x01aF" + table
@@ -309,7 +309,7 @@ def test_arguments_nested_too_deep():
 
 
 @given(st.sampled_from(sorted(methods._COMMANDS)), st.binary(max_size=60))
-def test_any_arguments_are_decoded_or_refused(number, arguments):
+def test_any_arguments_are_decoded_or_rejected(number, arguments):
     try:
         command = decode(number.to_bytes(4, "big") + arguments)
     except MethodSyntaxError:
@@ -319,7 +319,7 @@ def test_any_arguments_are_decoded_or_refused(number, arguments):
 
 
 @given(any_command, st.data())
-def test_damaged_methods_are_decoded_or_refused(command, draw):
+def test_damaged_methods_are_decoded_or_rejected(command, draw):
     damaged = bytearray(encode(command))
     damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
     try:
@@ -343,12 +343,12 @@ def test_damaged_methods_are_decoded_or_refused(command, draw):
     ],
     ids=lambda command: f"{command!r:.50}",
 )
-def test_values_that_do_not_fit(command):
+def test_values_that_do_not_fit_are_rejected(command):
     with pytest.raises(CodecError):
         encode(command)
 
 
-def test_defaults_are_the_empty_values():
+def test_defaults_are_empty_values():
     for kind in COMMANDS:
         command = kind()
         assert decode(encode(command)) == command

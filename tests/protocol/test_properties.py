@@ -1,4 +1,4 @@
-"""Message properties: pamqp as the second opinion, exact bytes for what it cannot do, surgery against assembly."""
+"""Message properties: compared with pamqp, exact bytes where pamqp cannot help, and changes against a new encoding."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_round_trip(properties):
 
 
 @given(anything)
-def test_pamqp_reads_what_is_encoded(properties):
+def test_pamqp_decodes_our_encoding(properties):
     if properties.timestamp is not None:
         properties = properties._replace(timestamp=properties.timestamp & 0xFFFFFFFF)
     header = pamqp.header.ContentHeader()
@@ -123,7 +123,7 @@ def test_pamqp_reads_what_is_encoded(properties):
 
 
 @given(anything)
-def test_what_pamqp_encodes_is_read(properties):
+def test_we_decode_the_encoding_of_pamqp(properties):
     # pamqp leaves out empty texts, knows two delivery modes and no cluster id, and takes timestamps as datetimes.
     properties = Properties._make(None if value == "" else value for value in properties)
     properties = properties._replace(cluster_id=None)
@@ -142,7 +142,7 @@ def test_what_pamqp_encodes_is_read(properties):
 
 
 @given(anything, st.binary(max_size=5), st.binary(max_size=5))
-def test_scan_sees_what_is_there(properties, before, after):
+def test_scan_reports_the_properties(properties, before, after):
     data = encode_properties(properties)
     start = len(before)
     end = start + len(data)
@@ -166,7 +166,7 @@ def test_scan_sees_what_is_there(properties, before, after):
     assert decode_headers(inside, start, end) == (properties.headers or {})
 
 
-def test_every_property_in_its_place():
+def test_exact_bytes_of_all_properties():
     data = encode_properties(
         Properties("a", "b", {"h": None}, 2, 9, "c", "d", "e", "f", Timestamp(2**64 - 1), "g", "h", "i", "j")
     )
@@ -212,13 +212,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_wrong_bytes_are_refused(case):
+def test_invalid_bytes_are_rejected(case):
     data = REFUSED[case]
     assert not accepted(scan_properties, data, 0, len(data))
     assert not accepted(decode_properties, data)
 
 
-def test_headers_nested_too_deep_are_refused():
+def test_headers_nested_too_deep_are_rejected():
     table = b"\x00\x00\x00\x00"
     for _ in range(127):
         table = struct.pack(">I", len(table) + 3) + b"\x01aF" + table
@@ -240,7 +240,7 @@ def test_headers_nested_too_deep_are_refused():
         (b"\x00\x00", 0, None),
     ],
 )
-def test_what_a_text_or_number_means_is_not_judged_here(data, delivery_mode, expiration):
+def test_values_are_not_interpreted(data, delivery_mode, expiration):
     info = scan_properties(data, 0, len(data))
     assert (info.delivery_mode, info.expiration) == (delivery_mode, expiration)
 
@@ -261,7 +261,7 @@ def test_scan_and_decoder_agree_on_damaged_properties(properties, draw):
 
 
 @given(st.binary(max_size=40))
-def test_scan_and_decoder_agree_on_anything(data):
+def test_scan_and_decoder_agree_on_any_bytes(data):
     assert accepted(scan_properties, data, 0, len(data)) == accepted(decode_properties, data)
 
 
@@ -280,7 +280,7 @@ def facts(info):
 
 
 @given(st.lists(anything, min_size=2, max_size=6))
-def test_what_is_known_of_others_is_used_where_it_is_the_same_and_only_there(messages):
+def test_scan_returns_the_last_result_exactly_if_it_fits(messages):
     before = None
     for properties in messages:
         data = encode_properties(properties)
@@ -302,7 +302,7 @@ CELERY = Properties(
 )
 
 
-def test_ids_of_their_own_make_no_difference_to_the_road():
+def test_different_ids_give_the_same_result_object():
     first, second = (
         encode_properties(
             CELERY._replace(
@@ -332,7 +332,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_the_road_must_know_is_never_another_messages(what):
+def test_a_different_relevant_property_gives_a_new_result(what):
     messages = [CELERY, OTHERS[what], CELERY]
     if what == "expiration":
         messages += [CELERY._replace(expiration=text) for text in ("1000", "1001", "100", "1000 ", "1" * 13, "1" * 14)]
@@ -348,8 +348,8 @@ def test_what_the_road_must_know_is_never_another_messages(what):
 
 
 @given(anything, st.data())
-def test_damage_is_found_beside_a_message_that_is_alike(properties, draw):
-    """As it is without: malformed tables are 501 however the one before looked."""
+def test_damage_is_found_after_an_equal_message(properties, draw):
+    """A malformed table is an error also if the message before it was equal."""
     whole = encode_properties(properties)
     known = scan_properties(whole, 0, len(whole))
     damaged = bytearray(whole)
@@ -358,8 +358,8 @@ def test_damage_is_found_beside_a_message_that_is_alike(properties, draw):
     assert accepted(scan_properties, data, 0, len(data), known) == accepted(decode_properties, data)
 
 
-def test_every_letter_is_surveyed_as_it_is_decoded():
-    """A field of each of the 256 letters with every length up to 12: what the survey takes the decoder takes."""
+def test_scan_and_decoder_accept_the_same_values_of_each_type():
+    """Fields of all 256 letters with every length up to 12."""
     for letter in range(256):
         taken = 0
         for size in range(13):
@@ -374,14 +374,14 @@ def test_every_letter_is_surveyed_as_it_is_decoded():
         assert (taken > 0) == (letter in b"tbBsuIilLfdDTSxAFV"), letter
 
 
-def test_sender_selected_distribution_is_noticed():
+def test_cc_and_bcc_are_found():
     for name, noticed in (("CC", True), ("BCC", True), ("cc", False)):
         data = encode_properties(Properties(content_type="t", headers={"a": 1, name: ["q"]}))
         assert scan_properties(data, 0, len(data)).has_cc_or_bcc is noticed
 
 
 @given(fields, entries, st.lists(st.sampled_from([name_of(entry) for entry in LETTERED]), max_size=4))
-def test_headers_taken_out_leave_all_else(rest, headers, names):
+def test_removing_headers_keeps_everything_else(rest, headers, names):
     data = assemble(rest, headers)
     left = [entry for entry in headers if name_of(entry) not in names]
     changed = without_headers(data, names)
@@ -391,7 +391,7 @@ def test_headers_taken_out_leave_all_else(rest, headers, names):
 
 
 @given(fields, entries)
-def test_header_set_in_place_or_at_the_end(rest, headers):
+def test_a_header_is_set_in_place_or_at_the_end(rest, headers):
     fresh = {"float": "new", "other": 1}
     expected = []
     seen = False
@@ -410,7 +410,7 @@ def test_header_set_in_place_or_at_the_end(rest, headers):
     assert with_headers(assemble(rest, headers), fresh, ["void", "absent"]) == assemble(rest, dropped)
 
 
-def test_header_that_is_there_twice():
+def test_setting_a_header_that_occurs_twice():
     one, two, other = b"\x01aI\x00\x00\x00\x01", b"\x01aS\x00\x00\x00\x012", b"\x01bV"
     data = assemble(Properties(type="t"), [one, other, two])
     assert with_headers(data, {"a": True}) == assemble(Properties(type="t"), [b"\x01at\x01", other])
@@ -420,7 +420,7 @@ def test_header_that_is_there_twice():
 
 
 @given(fields)
-def test_headers_where_there_were_none(rest):
+def test_adding_headers_to_properties_without_headers(rest):
     data = assemble(rest, None)
     assert with_headers(data, {"other": 1}) == assemble(rest, [b"\x05otherI\x00\x00\x00\x01"])
     assert with_headers(data, {}, ["a"]) is data
@@ -452,7 +452,7 @@ def test_reply_to_and_expiration(rest, headers):
     ],
     ids=repr,
 )
-def test_values_that_no_property_holds(wrong):
+def test_values_that_do_not_fit_a_property_are_rejected(wrong):
     with pytest.raises(CodecError):
         encode_properties(wrong)
 

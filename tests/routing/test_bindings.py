@@ -1,4 +1,4 @@
-"""The counted sets of destinations."""
+"""BindingTable: counted sets of destinations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_destinations_of_a_key() -> None:
     assert table.get("c") is None
 
 
-def test_a_set_keeps_its_identity_while_its_key_is_there() -> None:
+def test_a_key_keeps_its_set() -> None:
     table = BindingTable()
     kept = table.add("a", "q1")
     assert table.add("a", "q2") is kept
@@ -34,7 +34,7 @@ def test_each_binding_is_counted() -> None:
     assert table.get("a") is None
 
 
-def test_remove_says_when_a_key_is_gone() -> None:
+def test_remove_reports_the_last_binding_of_a_key() -> None:
     table = BindingTable()
     table.add("a", "q1")
     table.add("a", "q2")
@@ -43,7 +43,7 @@ def test_remove_says_when_a_key_is_gone() -> None:
 
 
 @pytest.mark.parametrize(("key", "destination"), [("a", "other"), ("other", "q")])
-def test_removing_what_is_not_there_is_loud(key: str, destination: str) -> None:
+def test_removing_an_unknown_binding_raises(key: str, destination: str) -> None:
     table = BindingTable()
     table.add("a", "q")
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""x-modulus-hash, x-random and x-local-random: one of the bindings, each as often as it should be."""
+"""x-modulus-hash, x-random and x-local-random: one binding per message, with equal shares."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def goes(exchange: MessageExchangeType, *keys: str) -> object:
 
 
 @pytest.mark.parametrize("make", [ModulusHash, lambda: Random(Chance(5).random), lambda: LocalRandom(Chance(5).random)])
-def test_each_binding_gets_as_much(make: type[MessageExchangeType]) -> None:
+def test_each_binding_gets_an_equal_share(make: type[MessageExchangeType]) -> None:
     exchange = make()
     assert list(exchange.route(["k"], NONE)) == []
     for number in range(10):
@@ -54,7 +54,7 @@ def test_modulus_hash_does_not_depend_on_the_order(order: list[str]) -> None:
     assert [goes(other, f"k{n}") for n in range(40)] == [goes(straight, f"k{n}") for n in range(40)]
 
 
-def test_modulus_hash_is_the_same_in_every_version() -> None:
+def test_modulus_hash_does_not_change_between_versions() -> None:
     exchange = ModulusHash()
     for number in range(9):
         exchange.bind("", {}, f"q{number}")
@@ -68,7 +68,7 @@ def test_modulus_hash_is_the_same_in_every_version() -> None:
 FROZEN = ["q4", "q1", "q4", "q5", "q8", "q8", "q6", "q1", "q7", "q6", "q4", "q3"]
 
 
-def test_chance_is_asked_for_each_message() -> None:
+def test_each_message_gets_a_new_random_number() -> None:
     exchange = Random(iter([0.0, 0.5, 0.999999]).__next__)
     for name in "abc":
         exchange.bind("", {}, name)
@@ -84,14 +84,14 @@ def test_chance_is_asked_for_each_message() -> None:
         ("stream", "Queue type rabbit_stream_queue not valid for this exchange type"),
     ],
 )
-def test_local_random_takes_classic_queues(kind: str, text: str) -> None:
+def test_local_random_accepts_only_classic_queues(kind: str, text: str) -> None:
     LocalRandom().validate_destination("classic")
     Random().validate_destination(kind)
     with pytest.raises(BadBinding, match=f"^{text}$"):
         LocalRandom().validate_destination(kind)
 
 
-def test_local_random_takes_no_key() -> None:
+def test_local_random_accepts_only_the_empty_key() -> None:
     LocalRandom().validate("", {})
     with pytest.raises(BadBinding, match="^Non empty binding 'k' key not permitted$"):
         LocalRandom().validate("k", {})
@@ -117,7 +117,7 @@ class Other(Named):
     destination_type = "exchange"
 
 
-def test_a_queue_and_an_exchange_of_one_name_are_two() -> None:
+def test_a_queue_and_an_exchange_with_one_name_are_different() -> None:
     assert (
         destination_label(Named("a"))
         == destination_label("a")

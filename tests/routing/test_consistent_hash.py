@@ -1,4 +1,4 @@
-"""x-consistent-hash: shares by weight, and that nothing moves which need not."""
+"""x-consistent-hash: shares by weight, and no unnecessary moves."""
 
 from __future__ import annotations
 
@@ -65,19 +65,19 @@ def chi_square(found: Counter[object], weights: dict[str, int]) -> float:
         ({"few": 1, "many": 1000}, 10.83),
     ],
 )
-def test_each_gets_the_share_of_its_weight(weights: dict[str, int], critical: float) -> None:
+def test_each_binding_gets_the_share_of_its_weight(weights: dict[str, int], critical: float) -> None:
     exchange = made(weights)
     assert chi_square(Counter(goes(exchange, key) for key in KEYS), weights) < critical
 
 
-def test_neighbouring_keys_are_spread_too() -> None:
+def test_neighbouring_keys_are_spread() -> None:
     weights = {"a": 1, "b": 1, "c": 1}
     for keys in (map(str, range(9000)), map(chr, range(1, 9000)), (f"{n:08}" for n in range(0, 900_000, 100))):
         exchange = made(weights)
         assert chi_square(Counter(goes(exchange, key) for key in keys), weights) < 13.8
 
 
-def test_one_that_goes_moves_only_its_own() -> None:
+def test_removing_a_binding_moves_only_its_keys() -> None:
     weights = {f"q{number}": number % 3 + 1 for number in range(30)}
     exchange = made(weights)
     before = {key: goes(exchange, key) for key in KEYS[:5000]}
@@ -89,7 +89,7 @@ def test_one_that_goes_moves_only_its_own() -> None:
     assert {key: goes(exchange, key) for key in before} == before
 
 
-def test_a_weight_that_grows_takes_and_gives_nothing_else_away() -> None:
+def test_a_larger_weight_moves_keys_only_to_its_binding() -> None:
     exchange = made({"a": 1, "b": 1, "c": 1})
     before = {key: goes(exchange, key) for key in KEYS[:5000]}
     exchange.bind("2", {"another": 1}, "a")
@@ -113,7 +113,7 @@ def test_the_order_of_declarations_does_not_matter(order: list[tuple[str, int]],
         assert goes(exchange, key) == goes(straight, key)
 
 
-def test_every_process_chooses_alike() -> None:
+def test_every_process_makes_the_same_choice() -> None:
     program = (
         "from amqpd.routing.hashing import ConsistentHash\n"
         "x = ConsistentHash()\n"
@@ -130,7 +130,7 @@ def test_every_process_chooses_alike() -> None:
 FROZEN = ["q7", "q3", "q4", "q0", "q5", "q0", "q6", "q4", "q8", "q2", "q6", "q0"]
 
 
-def test_nothing_bound() -> None:
+def test_without_bindings() -> None:
     exchange = made({"a": 1})
     exchange.unbind("1", {}, "a")
     assert exchange.route(["k"], RoutedMessage("k", {})) == [] and exchange.match("k", None) == set()
@@ -138,7 +138,7 @@ def test_nothing_bound() -> None:
         exchange.unbind("1", {}, "a")
 
 
-def test_a_header() -> None:
+def test_hash_of_a_header() -> None:
     exchange = made({f"q{number}": 1 for number in range(8)})
     exchange.configure({"hash-header": "customer"})
     assert exchange.depends_on == base.HEADERS
@@ -154,7 +154,7 @@ def test_a_header() -> None:
 
 
 @pytest.mark.parametrize(("name", "number"), [("message_id", MESSAGE_ID), ("timestamp", TIMESTAMP)])
-def test_a_property(name: str, number: int) -> None:
+def test_hash_of_a_property(name: str, number: int) -> None:
     exchange = made({f"q{n}": 1 for n in range(8)})
     exchange.configure({"hash-property": name})
     assert exchange.depends_on == base.PROPERTIES
@@ -173,7 +173,7 @@ def test_a_property(name: str, number: int) -> None:
         ("-3", "The binding key must be greater than 0"),
     ],
 )
-def test_bad_weights(key: str, text: str) -> None:
+def test_invalid_weights_are_rejected(key: str, text: str) -> None:
     with pytest.raises(BadBinding) as refused:
         ConsistentHash().validate(key, {})
     assert str(refused.value) == text
@@ -185,7 +185,7 @@ def test_weights_may_be_large() -> None:
     assert {goes(exchange, key) for key in KEYS[:100]} == {"b"}
 
 
-def test_ten_thousand_bindings_are_made_one_by_one() -> None:
+def test_ten_thousand_bindings() -> None:
     exchange = ConsistentHash()
     for number in range(10_000):
         exchange.bind("1", {}, f"q{number}")

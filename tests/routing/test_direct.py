@@ -5,7 +5,7 @@ from __future__ import annotations
 from amqpd.routing.direct_fanout import Direct
 
 
-def test_a_key_leads_to_what_is_bound_with_it() -> None:
+def test_a_key_matches_bindings_with_exactly_this_key() -> None:
     direct = Direct()
     direct.bind("red", {}, "q1")
     direct.bind("red", {}, "q2")
@@ -23,14 +23,14 @@ def test_wildcards_are_ordinary_words() -> None:
     assert direct.match("a.*", None) == {"q1"}
 
 
-def test_the_empty_key_is_a_key() -> None:
+def test_the_empty_key() -> None:
     direct = Direct()
     direct.bind("", {}, "q")
     assert direct.match("", None) == {"q"}
     assert direct.match("x", None) == set()
 
 
-def test_bindings_that_differ_in_arguments_only_are_two() -> None:
+def test_bindings_that_differ_in_arguments_are_counted() -> None:
     direct = Direct()
     direct.bind("k", {}, "q")
     direct.bind("k", {"note": 1}, "q")
@@ -40,7 +40,7 @@ def test_bindings_that_differ_in_arguments_only_are_two() -> None:
     assert direct.match("k", None) == set()
 
 
-def test_no_match_hands_out_a_set_of_its_own() -> None:
+def test_an_unknown_key_returns_a_new_empty_set() -> None:
     direct = Direct()
     direct.match("k", None).add("stray")
     assert direct.match("k", None) == set()

@@ -1,11 +1,11 @@
-"""The fanout exchange, and its promise to be a short sample."""
+"""The fanout exchange."""
 
 from __future__ import annotations
 
 from amqpd.routing.direct_fanout import Fanout
 
 
-def test_everything_bound_gets_everything() -> None:
+def test_all_destinations_get_all_messages() -> None:
     exchange = Fanout()
     assert exchange.match("", None) == set()
     exchange.bind("", {}, "q1")

@@ -1,4 +1,4 @@
-"""The headers exchange: how conditions combine, what equals what, what is refused."""
+"""The headers exchange: combination of conditions, equality of values, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from amqpd.routing.headers import Headers, erlang_float, field_type_name
 
 
 class Timestamp(int):
-    """Stands for the codec's: any class of integers that is not int itself."""
+    """Like the codec's Timestamp: a subclass of int."""
 
 
 def accepts(binding: dict[str, object], headers: dict[str, object] | None) -> bool:
@@ -42,7 +42,7 @@ def test_all_and_any(binding: dict[str, object], headers: dict[str, object] | No
 
 
 @pytest.mark.parametrize("headers", [None, {}, {"a": 1}, {"x-a": 1}])
-def test_without_conditions_all_accepts_everything_and_any_nothing(headers: dict[str, object] | None) -> None:
+def test_without_conditions_all_matches_and_any_does_not(headers: dict[str, object] | None) -> None:
     assert accepts({}, headers)
     assert accepts({"x-match": "all"}, headers)
     assert accepts({"x-match": "all-with-x"}, headers)
@@ -50,7 +50,7 @@ def test_without_conditions_all_accepts_everything_and_any_nothing(headers: dict
     assert not accepts({"x-match": "any-with-x"}, headers)
 
 
-def test_names_with_x_count_only_when_asked_for() -> None:
+def test_names_with_x_count_only_with_x_modes() -> None:
     assert accepts({"x-a": 1}, None)
     assert accepts({"x-match": "all", "x-a": 1, "b": 2}, {"b": 2})
     assert not accepts({"x-match": "any", "x-a": 1}, {"x-a": 1})
@@ -64,7 +64,7 @@ def test_names_with_x_count_only_when_asked_for() -> None:
     assert not accepts({"X-a": 1}, {})
 
 
-def test_a_void_condition_asks_for_presence() -> None:
+def test_a_void_condition_requires_presence() -> None:
     assert accepts({"a": None}, {"a": 1})
     assert accepts({"a": None}, {"a": None})
     assert accepts({"a": None}, {"a": {"deep": [1]}})
@@ -110,7 +110,7 @@ def test_values_are_equal_only_within_their_type_class(wanted: int) -> None:
     assert matching == [wanted]
 
 
-def test_equal_values_of_the_awkward_kinds() -> None:
+def test_equal_values_of_unusual_types() -> None:
     assert accepts({"h": {"a": [1, {"b": "c"}], "d": None}}, {"h": {"d": None, "a": [1, {"b": "c"}]}})
     assert not accepts({"h": [1, 2]}, {"h": [2, 1]})
     assert not accepts({"h": [None]}, {"h": [1]})
@@ -127,7 +127,7 @@ def test_a_binding_on_nan_can_be_removed_again() -> None:
     assert exchange.match("", {"h": float("nan")}) == set()
 
 
-def test_the_routing_key_plays_no_part() -> None:
+def test_the_routing_key_is_ignored() -> None:
     exchange = Headers()
     exchange.bind("key", {"a": 1}, "q")
     assert exchange.match("other", {"a": 1}) == {"q"}
@@ -155,7 +155,7 @@ def test_unbinding_keeps_bindings_that_share_conditions() -> None:
     assert exchange.is_empty()
 
 
-def test_unbinding_gives_everything_back() -> None:
+def test_unbinding_removes_everything() -> None:
     exchange = Headers()
     bindings: list[dict[str, object]] = [
         {},
@@ -174,7 +174,7 @@ def test_unbinding_gives_everything_back() -> None:
     assert exchange.is_empty()
 
 
-def test_a_rule_waits_where_fewest_others_do() -> None:
+def test_an_all_rule_is_indexed_under_its_rarest_condition() -> None:
     exchange = Headers()
     for number in range(100):
         exchange.bind("", {"format": "pdf", "customer": number}, number)
@@ -204,7 +204,7 @@ def test_a_rule_waits_where_fewest_others_do() -> None:
         ('a"b', 'Invalid x-match field value <<"a\\"b">>; expected all, any, all-with-x, or any-with-x'),
     ],
 )
-def test_a_bad_x_match_is_refused_in_rabbitmqs_words(value: object, text: str) -> None:
+def test_an_invalid_x_match_is_rejected_with_the_texts_of_rabbitmq(value: object, text: str) -> None:
     exchange = Headers()
     with pytest.raises(BadBinding) as refused:
         exchange.validate("", {"x-match": value})
@@ -214,7 +214,7 @@ def test_a_bad_x_match_is_refused_in_rabbitmqs_words(value: object, text: str) -
     assert exchange.match("", {}) == set()
 
 
-def test_integers_are_named_by_the_width_they_need() -> None:
+def test_the_type_name_of_an_integer_depends_on_its_width() -> None:
     assert [field_type_name(value) for value in (2**31 - 1, -(2**31))] == ["signedint", "signedint"]
     assert [field_type_name(value) for value in (2**31, -(2**31) - 1)] == ["long", "long"]
 
@@ -241,5 +241,5 @@ def test_integers_are_named_by_the_width_they_need() -> None:
         "5.0e-324",
     ],
 )
-def test_a_float_is_shown_as_by_erlang(shown: str) -> None:
+def test_a_float_is_printed_as_in_erlang(shown: str) -> None:
     assert erlang_float(float(shown)) == shown

@@ -13,7 +13,7 @@ from amqpd.routing.selector import parse_selector
 from amqpd.routing.selector_ast import Condition
 
 
-def test_selectors_choose() -> None:
+def test_selectors_choose_bindings() -> None:
     exchange = JmsTopic()
     exchange.bind("any.key", {"x-selector": "colour = 'red'"}, "red")
     exchange.bind("", {"x-selector": "weight > 2"}, "heavy")
@@ -27,7 +27,7 @@ def test_selectors_choose() -> None:
     assert exchange.depends_on == ROUTING_KEY | HEADERS
 
 
-def test_jms_names_are_headers_here() -> None:
+def test_jms_fields_are_read_from_headers() -> None:
     exchange = JmsTopic()
     exchange.bind("", {"x-selector": "JMSType = 'order' AND JMSPriority > 4"}, "q")
     exchange.bind("", {"x-selector": "JMSDeliveryMode = 'NON_PERSISTENT'"}, "fast")
@@ -35,7 +35,7 @@ def test_jms_names_are_headers_here() -> None:
     assert exchange.match("", {"JMSType": "order"}) == {"fast"}
 
 
-def test_what_is_unbound_leaves_nothing_behind() -> None:
+def test_unbinding_removes_everything() -> None:
     exchange = JmsTopic()
     texts = ["a = 'x'", "'x' = a AND b > 1", "b > 1", "a='x'", "a = 'y'", "c = 'x'", ""]
     for text in texts:
@@ -75,7 +75,7 @@ def test_a_binding_from_another_version_matches_nothing(caplog: pytest.LogCaptur
         ({"rjms_erlang_selector": '{\'spawn\',<<"a">>,<<"b">>}.'}, "not a selector of RabbitMQ's JMS client"),
     ],
 )
-def test_bad_bindings(arguments: dict[str, object], error: str) -> None:
+def test_invalid_bindings_are_rejected(arguments: dict[str, object], error: str) -> None:
     with pytest.raises(BadBinding) as refused:
         JmsTopic().validate("", arguments)
     assert error in str(refused.value)
@@ -146,7 +146,7 @@ def test_terms_of_the_jms_client(term: str, text: str) -> None:
         "x" * 20_000,
     ],
 )
-def test_other_terms_are_refused(term: str) -> None:
+def test_other_terms_are_rejected(term: str) -> None:
     with pytest.raises(BadSelector):
         meaning(term)
 
@@ -184,11 +184,11 @@ AS_RABBITMQ = [
     ("{'=',{'ident',<<\"b\">>},'true'}", 0x0000FFFF0000),
     ("{'>',{'ident',<<\"s\">>},<<\"rec\">>}", 0x00F000F000F0),
 ]
-"""What RabbitMQ 3.10.8 with its plugin did of these messages, bit by bit, the first message the lowest."""
+"""Which of these messages RabbitMQ 3.10.8 routed: a bit per message, the first message is the lowest bit."""
 
 
 @pytest.mark.parametrize(("term", "wanted"), AS_RABBITMQ)
-def test_messages_go_where_rabbitmq_sends_them(term: str, wanted: int) -> None:
+def test_messages_have_the_same_routes_as_in_rabbitmq(term: str, wanted: int) -> None:
     exchange = JmsTopic()
     exchange.bind("", {"rjms_erlang_selector": term + "."}, "q")
     went = [bool(exchange.match("", headers or None)) for headers in HEADERS_OF_MESSAGES]

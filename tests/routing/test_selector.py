@@ -1,4 +1,4 @@
-"""Selectors: JMS' rules and RabbitMQ's, case by case; what is refused, and where; what the hostile may cost."""
+"""Selectors: the rules of JMS and RabbitMQ, errors with positions, the cost of hostile selectors."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_fields(text: str) -> None:
     assert parse_selector(text).matches(Message({}, PROPERTIES))
 
 
-def test_fields_that_are_absent() -> None:
+def test_absent_fields() -> None:
     bare = Message()
     assert parse_selector("p.priority IS NULL AND h.priority = 4 AND JMSPriority = 4").matches(bare)
     assert parse_selector("JMSDeliveryMode = 'NON_PERSISTENT' AND p.delivery-mode IS NULL").matches(bare)
@@ -238,7 +238,7 @@ def test_fields_that_are_absent() -> None:
     )
 
 
-def test_headers_are_asked_for_only_when_named() -> None:
+def test_headers_are_read_only_if_the_selector_names_one() -> None:
     message = Message({"a": 1}, PROPERTIES)
     for text in ("p.type = 'order'", "UTC() > 0", "JMSType = 'order'", "p.type = 'other' AND a = 1"):
         assert parse_selector(text).matches(message) is (text != "p.type = 'other' AND a = 1")
@@ -287,7 +287,7 @@ def test_headers_are_asked_for_only_when_named() -> None:
         ("a = 1 AND a", ""),
     ],
 )
-def test_errors_say_where(text: str, error: str) -> None:
+def test_errors_have_a_position(text: str, error: str) -> None:
     if not error:
         parse_selector(text)
         return
@@ -297,7 +297,7 @@ def test_errors_say_where(text: str, error: str) -> None:
     assert len(str(refused.value)) < 180  # it has to fit a reply
 
 
-def test_same_selector() -> None:
+def test_equal_selectors() -> None:
     one, other = parse_selector("a = 1 AND (b LIKE 'x%' or C)"), parse_selector("  a=1 and b   LIKE 'x%' OR C  ")
     assert one != other
     other = parse_selector("(a=1) and ((b) like 'x%' OR C)")
@@ -309,7 +309,7 @@ def test_same_selector() -> None:
     assert parse_selector("") is MATCHES_ALL
 
 
-def test_required_text() -> None:
+def test_required_header() -> None:
     assert parse_selector("a = 'x' AND b > 1").required_header == ("a", "x")
     assert parse_selector("b > 1 AND 'x' = a").required_header == ("a", "x")
     assert parse_selector("a = 'x' OR b > 1").required_header is None
@@ -344,7 +344,9 @@ def test_required_text() -> None:
         ("1e" + "9" * 4000 + " = a", "number too large"),
     ],
 )
-def test_the_hostile_are_refused_at_once(text: str, error: str, processor_s: Callable[..., float]) -> None:
+def test_selectors_that_are_too_large_are_rejected_quickly(
+    text: str, error: str, processor_s: Callable[..., float]
+) -> None:
     parse_selector("warm = 1")
 
     def one() -> None:
@@ -372,7 +374,7 @@ LONG = "ab" * 60_000
         "big" + " * big" * 25 + " > 0 AND big" + " * big" * 25 + " + 1.5 > 0",
     ],
 )
-def test_the_hostile_are_never_slow(text: str, processor_s: Callable[..., float]) -> None:
+def test_expensive_selectors_stay_fast(text: str, processor_s: Callable[..., float]) -> None:
     selector = parse_selector(text)
     message = Message({"a": LONG, "big": 2**63 - 1})
     assert min(processor_s(lambda: selector.matches(message)) for _ in range(3)) < 0.1

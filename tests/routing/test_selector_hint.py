@@ -1,4 +1,4 @@
-"""What is said of a selector that has found nothing."""
+"""Hints for a selector that found nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from amqpd.routing.selector_parser import suggest_fix
         ("x-retries IS NULL", ["[x-retries] is the header, x-retries a difference"]),
     ],
 )
-def test_what_may_mean_something_else(text: str, said: list[str]) -> None:
+def test_hints_for_ambiguous_selectors(text: str, said: list[str]) -> None:
     assert parse_selector(text)
     assert suggest_fix(text) == "; ".join(said)
 
@@ -35,6 +35,6 @@ def test_what_may_mean_something_else(text: str, said: list[str]) -> None:
         "",
     ],
 )
-def test_what_says_what_it_means(text: str) -> None:
+def test_no_hints_for_clear_selectors(text: str) -> None:
     assert parse_selector(text)
     assert suggest_fix(text) == ""

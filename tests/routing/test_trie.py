@@ -1,4 +1,4 @@
-"""Topic patterns: what matches, what unbinding leaves behind, what a hostile pattern costs."""
+"""Topic patterns: matches, removal, the cost of hostile patterns."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from amqpd.routing.topic import TopicTrie, normalize_pattern
         ("\udce9.*", ["\udce9.x"], ["é.x"]),
     ],
 )
-def test_which_keys_a_pattern_accepts(pattern: str, accepted: list[str], refused: list[str]) -> None:
+def test_keys_that_a_pattern_matches(pattern: str, accepted: list[str], refused: list[str]) -> None:
     trie = TopicTrie()
     trie.add(pattern, "q")
     trie.add("some.other.*.pattern.#", "elsewhere")
     assert [key for key in accepted + refused if trie.match(key) == {"q"}] == accepted
 
 
-def test_one_literal_more_and_one_less_behind_a_node() -> None:
-    """A single one stands in the node itself, several in a table: none is lost on the way there and back."""
+def test_a_node_with_one_and_with_several_literals() -> None:
+    """One literal is stored in the node, several in a dict; the change must lose none."""
     trie = TopicTrie()
     patterns = ["a.x.*", "a.y.*", "a.z.*", "#.x", "#.y"]
     for count, pattern in enumerate(patterns):
@@ -62,7 +62,7 @@ def test_one_literal_more_and_one_less_behind_a_node() -> None:
     assert trie.match("a.x.1") == set()
 
 
-def test_a_plain_pattern_among_others() -> None:
+def test_a_pattern_without_wildcards_among_others() -> None:
     trie = TopicTrie()
     trie.add("a.b", "plain")
     trie.add("a.b", "plain too")
@@ -90,7 +90,7 @@ def test_normal_form(pattern: str, words: list[str]) -> None:
     assert normalize_pattern(pattern) == words
 
 
-def test_each_destination_once() -> None:
+def test_each_destination_is_returned_once() -> None:
     trie = TopicTrie()
     for pattern in ("a.b", "a.*", "*.b", "#", "a.#", "#.b", "#.a.#.b"):
         trie.add(pattern, "q")
@@ -98,7 +98,7 @@ def test_each_destination_once() -> None:
     assert trie.match("a.b") == {"q", "r"}
 
 
-def test_patterns_that_say_the_same_are_still_two_bindings() -> None:
+def test_patterns_with_the_same_meaning_are_two_bindings() -> None:
     trie = TopicTrie()
     trie.add("#.*", "q")
     trie.add("*.#", "q")
@@ -108,7 +108,7 @@ def test_patterns_that_say_the_same_are_still_two_bindings() -> None:
     assert trie.match("a.b") == set()
 
 
-def test_removal_keeps_what_shares_the_path() -> None:
+def test_removal_keeps_patterns_that_share_the_path() -> None:
     trie = TopicTrie()
     trie.add("a.*", "q1")
     trie.add("a.*", "q2")
@@ -124,7 +124,7 @@ def test_removal_keeps_what_shares_the_path() -> None:
     assert trie.match("a.b.c") == set()
 
 
-def test_removal_gives_the_nodes_back() -> None:
+def test_removal_removes_the_nodes() -> None:
     trie = TopicTrie()
     patterns = ["a.b.*.c.#.d", "a.b.*", "#", "*.#.x", "a.b.*.c", "plain.words"]
     for pattern in patterns:
@@ -134,7 +134,7 @@ def test_removal_gives_the_nodes_back() -> None:
     assert trie.node_count() == 0
 
 
-def test_plain_patterns_need_no_nodes() -> None:
+def test_patterns_without_wildcards_need_no_nodes() -> None:
     trie = TopicTrie()
     trie.add("a.b.c", "q")
     trie.add("", "r")
@@ -143,7 +143,7 @@ def test_plain_patterns_need_no_nodes() -> None:
     assert trie.match("") == {"r"}
 
 
-def test_removing_what_is_not_there_is_loud_and_harmless() -> None:
+def test_removing_an_unknown_pattern_raises_and_changes_nothing() -> None:
     trie = TopicTrie()
     trie.add("a.*", "q")
     for pattern, destination in [("a.*", "other"), ("a.#", "q"), ("a.b", "q")]:
@@ -152,7 +152,7 @@ def test_removing_what_is_not_there_is_loud_and_harmless() -> None:
     assert trie.match("a.b") == {"q"}
 
 
-def test_a_match_leaves_nothing_behind_for_the_next() -> None:
+def test_a_match_does_not_affect_the_next() -> None:
     trie = TopicTrie()
     trie.add("#.a.#.b", "q")
     assert [trie.match(key) for key in ("a.b", "b", "a.b", "a", "x.a.y.b")] == [{"q"}, set(), {"q"}, set(), {"q"}]
@@ -177,7 +177,7 @@ def test_no_pattern_costs_more_than_ten_milliseconds(pattern: str, key: str, pro
     assert min(processor_s(lambda: trie.match(key)) for _ in range(5)) <= 0.010
 
 
-def test_many_patterns_behind_one_hash_cost_no_more_than_one(processor_s: Callable[..., float]) -> None:
+def test_many_patterns_after_one_hash_cost_the_same_as_one(processor_s: Callable[..., float]) -> None:
     def best_match_s(pattern_count: int) -> float:
         trie = TopicTrie()
         for number in range(pattern_count):

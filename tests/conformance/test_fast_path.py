@@ -131,7 +131,7 @@ TABLES = [
 
 
 @both(ROAD)
-def test_road(peer: Peer, chunked: Chunked) -> None:
+def test_fast_path(peer: Peer, chunked: Chunked) -> None:
     run(peer, chunked)
 
 
