@@ -27,8 +27,7 @@ class ExchangeType(Protocol):
         """Return the parts of a message that decide its route: the numbers below, added up.
 
         If that is ROUTING_KEY alone, publishers cache the route of a key until the next bind or unbind. For all other
-        types
-        the broker calls `match` for each message. The value is fixed once the exchange exists.
+        types the broker calls `match` for each message. The value is fixed once the exchange exists.
         """
 
     def validate(self, key: str, arguments: Arguments) -> None:

@@ -382,8 +382,7 @@ def convert_field(form: str, value: object) -> object:
     """Return the value of a field in the form of its name.
 
     "number": the digits of `expiration` as a number. "milliseconds": the seconds of `timestamp` as milliseconds.
-    Otherwise
-    the delivery mode in the words of JMS.
+    Otherwise the delivery mode in the words of JMS.
     """
     if form == "number":
         return int(value) if isinstance(value, str) and value.isdecimal() and len(value) <= 18 else None

@@ -125,7 +125,7 @@ def parse_sql(text: str) -> nodes.Condition:
         wanted = _expected(error.accepts or error.expected)
         if error.token.type == "$END":
             _reject_at(*_end_of(text), f"the selector is incomplete{wanted}")
-        _reject_at(error.line, error.column, f"{quote_excerpt(str(error.token))} is not expected here{wanted}")
+        _reject_at(error.line, error.column, f"unexpected {quote_excerpt(str(error.token))}{wanted}")
     except UnexpectedInput as error:
         _reject_at(error.line, error.column, "syntax error")
     condition = as_condition(made, None)
@@ -163,9 +163,9 @@ def _end_of(text: str) -> tuple[int, int]:
 def _expected(terminals: set[str]) -> str:
     """Return the expected tokens if they are few; "a value or a condition" if a value is possible."""
     if "NAME" in terminals:
-        return ", but a value or a condition is"
+        return "; expected a value or a condition"
     names = sorted([TOKEN_NAMES.get(name, name) for name in terminals if name not in ("SIGN", "FACTOR")])
-    return f", but {' or '.join(names)}" if len(names) <= 3 else ""
+    return f"; expected {' or '.join(names)}" if len(names) <= 3 else ""
 
 
 def check_size(node: nodes.SelectorNode, place: Token | None) -> None:

@@ -42,8 +42,7 @@ class DeduplicationMemory:
         """Return the destinations of a message with this header value.
 
         For a new value: all of `bound`, and the entry to store. For a known value: nothing; or the destination that
-        waits
-        until the first message is safe, if that is not certain yet.
+        waits until the first message is safe, if that is not certain yet.
 
         Args:
             value: of the message's deduplication header.

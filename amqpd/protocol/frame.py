@@ -84,8 +84,7 @@ class FrameHandler:
         """Return the error of a publish if the method alone decides it, otherwise None.
 
         Called for a content in several body frames. With an error the parser does not keep the content; it raises the
-        error
-        when the content is complete.
+        error when the content is complete.
         """
         return None
 
@@ -118,8 +117,7 @@ class FrameBoundaryScanner:
     """Finds the boundaries of frames that are forwarded unread, in one direction of a connection.
 
     A proxy forwards whole frames only and keeps the beginning of the next one. So it can insert a frame of its own at
-    any
-    time. Cost: a copy of the incomplete frame, at most `frame_max` bytes; about 30 ns per frame compiled, 300 ns
+    any time. Cost: a copy of the incomplete frame, at most `frame_max` bytes; about 30 ns per frame compiled, 300 ns
     interpreted.
 
     Attributes:

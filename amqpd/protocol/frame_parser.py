@@ -284,10 +284,8 @@ class FrameParser(ContentAssembler):
     """The parser of the byte stream of one connection. Not thread-safe.
 
     It keeps the last plain publish (one header frame, at most one body frame) as a template, because most publishers
-    send
-    much of it again. One comparison of bytes then replaces all checks. `_match_level` is how much of the template the
-    next
-    publish is expected to repeat.
+    send much of it again. One comparison of bytes then replaces all checks. `_match_level` is how much of the template
+    the next publish is expected to repeat.
     """
 
     def __init__(self, handler: FrameHandler, frame_payload_max: int, body_size_max: int) -> None:
@@ -526,8 +524,7 @@ class FrameParser(ContentAssembler):
         """Keep the publish in [start, end), whose content begins at `content`, as the new template.
 
         Called when a publish repeats less than expected, and when it is time to expect more again. After too many
-        misses in a
-        row the expectation falls to `found` instead.
+        misses in a row the expectation falls to `found` instead.
         """
         if found < self._match_level:
             self._template_misses += 1
@@ -587,10 +584,8 @@ class FrameParser(ContentAssembler):
         """Return the end of the content at `start` if it is a header frame and at most one body frame.
 
         Return 0 if it may be plain: `_needed_bytes` from `start` on decide. That is never more than is certain to
-        arrive, because
-        frames of other channels may follow a part of a body. Return -1 for another shape or an error: the slow path
-        handles
-        it. Otherwise set `_header_size` and `_body_size`.
+        arrive, because frames of other channels may follow a part of a body. Return -1 for another shape or an error:
+        the slow path handles it. Otherwise set `_header_size` and `_body_size`.
         """
         have = end - start
         if have < PROPERTIES_START + 1:

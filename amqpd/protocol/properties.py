@@ -122,8 +122,7 @@ def scan_properties(data: bytes, start: i64, end: i64, before: PropertyInfo | No
 
     Args:
         before: the result for an earlier message. It is returned again if it also fits this one; ids and other values
-        that
-            it does not hold may differ.
+            that it does not hold may differ.
 
     Raises: CodecError for illegal flags, a field that is cut off, extra bytes, a bad table.
     """
@@ -430,10 +429,8 @@ def with_headers(properties: bytes, changes: Mapping[str, object], drop: Collect
     """Return the properties with the headers of `changes` set and those named in `drop` removed.
 
     A name in both is set. An existing header is replaced at its position, and later entries of the same name are
-    removed;
-    a new header is added at the end. Values are encoded as by `encode_table`. The result may be longer than a frame:
-    the
-    caller checks that. Raises: CodecError.
+    removed; a new header is added at the end. Values are encoded as by `encode_table`. The result may be longer than a
+    frame: the caller checks that. Raises: CodecError.
     """
     end: i64 = len(properties)
     start, stop = _field_span(properties, 0, end, HEADERS)
