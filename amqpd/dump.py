@@ -43,14 +43,14 @@ MESSAGES_MAX: Final = 200
 DATABASE: Final = "metadata.sqlite"
 
 
-class NotRead(Exception):
+class UnreadableDataDirectory(Exception):
     """The directory cannot be told; the text says why."""
 
 
-async def tell(settings: Settings, out: TextIO) -> None:
+async def dump_directory(settings: Settings, out: TextIO) -> None:
     """Writes the lines. Raises: NotRead; DataDirectoryInUse, MetadataError, LogUnusable, OSError."""
     if not settings.metadata.url and not (settings.data_dir / DATABASE).is_file():
-        raise NotRead(f"{settings.data_dir} is no data directory of amqpd: it has no {DATABASE}")
+        raise UnreadableDataDirectory(f"{settings.data_dir} is no data directory of amqpd: it has no {DATABASE}")
     server = Server(settings, asyncio.get_running_loop())
     server.load()
     server.broker.timers.stop()
@@ -70,7 +70,7 @@ async def tell(settings: Settings, out: TextIO) -> None:
 async def _tell_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
     about = {"vhost": vhost.name, "queue": queue.name}
     if not await opened(queue):
-        raise NotRead(f"queue '{queue.name}' in vhost '{vhost.name}': its log cannot be opened")
+        raise UnreadableDataDirectory(f"queue '{queue.name}' in vhost '{vhost.name}': its log cannot be opened")
     log = queue.log()
     assert log is not None  # it is durable, and open
     count = left = 0
@@ -125,12 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     fixed = ["--cluster.kafka=", "--audit.enabled=false", f"--data-dir={directory}"]
     try:
         loaded = load([*rest, *fixed], {name: value for name, value in os.environ.items() if name != "AMQPD_CONFIG"})
-        asyncio.run(tell(loaded.settings, sys.stdout))
+        asyncio.run(dump_directory(loaded.settings, sys.stdout))
     except DataDirectoryInUse:
         return _refused(f"a broker runs on {directory}: stop it first", EXIT_UNAVAILABLE)
     except SettingsError as error:
         return _refused("; ".join(error.problems), EXIT_USAGE)
-    except (NotRead, MetadataError, LogUnusable, OSError) as error:
+    except (UnreadableDataDirectory, MetadataError, LogUnusable, OSError) as error:
         return _refused(str(error), EXIT_USAGE)
     return 0
 

@@ -174,7 +174,7 @@ def backlog() -> int:
 _PAGE_BYTES: Final = resource.getpagesize()
 
 
-class Process(NamedTuple):
+class ProcessStats(NamedTuple):
     """This process, as the kernel sees it. limits: what it may have."""
 
     rss_bytes: int
@@ -182,11 +182,11 @@ class Process(NamedTuple):
     fd_limit: int
 
 
-def process() -> Process:
+def process() -> ProcessStats:
     """Cost: some 50 us and 1 us per open file."""
     resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     open_files = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    return Process(resident * _PAGE_BYTES, open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return ProcessStats(resident * _PAGE_BYTES, open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def disk_free_bytes(path: Path) -> int:

@@ -24,7 +24,7 @@ import uvloop
 
 from amqpd import __version__, logging_config, process, tls
 from amqpd._build import is_compiled, warning
-from amqpd.auth.internal_backend import bootstrap
+from amqpd.auth.internal_backend import initial_rows
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.parameters import cluster_id_row
 from amqpd.broker.vhost.recovery import reconcile
@@ -35,7 +35,7 @@ from amqpd.management.front_end import AdminFrontEnd
 from amqpd.process import Notifier
 from amqpd.routing.selector import build_parsers
 from amqpd.storage.data_directory import DataDirectoryInUse
-from amqpd.storage.metadata.store import Metadata, MetadataError, Row
+from amqpd.storage.metadata.store import MetadataError, Row, SqlMetadataStore
 from amqpd.storage.queue_log import LogUnusable
 from amqpd.storage.storage import Storage
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from amqpd.logging_config import LogOutput
     from amqpd.process import Reloaded
     from amqpd.protocol_server import FrontEnd, Guest
-    from amqpd.storage.metadata.interface import MetadataKeeper
+    from amqpd.storage.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Server:
         }
         # Of one that is a node of a cluster.
         self.node: ClusterNode | None = None
-        self.metadata: MetadataKeeper
+        self.metadata: MetadataStore
         if settings.cluster.kafka:
             from amqpd.cluster.node import ClusterNode
 
@@ -104,13 +104,13 @@ class Server:
             self.metadata = self.node.metadata
         else:
             self.storage = Storage(data_dir, **of_logs)
-            self.metadata = Metadata(settings.metadata.url, data_dir, post)
+            self.metadata = SqlMetadataStore(settings.metadata.url, data_dir, post)
         storage, hold_ms = self.storage, int(settings.storage.clock_steady_s * 1000)
         storage.clock_watch.begin(storage.filesystem, storage.data_dir, storage.boot_id, hold_ms)
         self.broker = Broker(settings, storage, self.metadata, loop)
         self.amqp = AmqpFrontEnd(self.broker)
         self.connections = self.amqp.connections
-        admin = AdminFrontEnd(self.broker, self, lambda: self._look_for_rest(-1, REST_LOOKS))
+        admin = AdminFrontEnd(self.broker, self, lambda: self._warm_up_when_idle(-1, REST_LOOKS))
         inner = []
         if self.node is not None:
             inner = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
@@ -140,7 +140,7 @@ class Server:
         hashing = self.settings.auth.password_hashing
         return [
             cluster_id_row(),
-            *bootstrap(first.user, first.password, first.vhost, first.tags, permissions, hashing),
+            *initial_rows(first.user, first.password, first.vhost, first.tags, permissions, hashing),
         ]
 
     async def import_definitions(self) -> None:
@@ -173,7 +173,7 @@ class Server:
         log.info("%s: %s is imported again", asked_by, path)
         return str(path)
 
-    def hang_up(self) -> None:
+    def on_sighup(self) -> None:
         """SIGHUP: as `amqpctl reload`, and what comes of it is told in the log."""
         if not self.reload("SIGHUP").problem and _definitions_of(self.latest) is not None:
             self._reloading = self.loop.create_task(self._reload_definitions())
@@ -198,7 +198,7 @@ class Server:
         for front_end in self.front_ends:
             await front_end.start()
 
-    def renew(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """Hands out what can be taken over while it runs. Raises: OSError, and all keep what they had."""
         for front_end in self.front_ends:
             front_end.check(settings)
@@ -215,13 +215,13 @@ class Server:
     def reload(self, asked_by: str) -> Reloaded:
         """The settings are read again. asked_by: for the log."""
         self.notifier.reloading()
-        found = process.reload(self.settings, self.latest, self.renew, self.read_settings, asked_by)
+        found = process.reload(self.settings, self.latest, self.apply_settings, self.read_settings, asked_by)
         self.notifier.reloaded()
         return found
 
     def start_upkeep(self) -> None:
         """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
-        self._upkeep = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._look_after_logs)
+        self._upkeep = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._run_maintenance)
         if self._clock_look is None:
             self._look_at_clock()
 
@@ -229,13 +229,13 @@ class Server:
         self._clock_look = self.loop.call_later(CLOCK_LOOK_S, self._look_at_clock)
         self.storage.clock_watch.tick()
 
-    def _look_after_logs(self) -> None:
+    def _run_maintenance(self) -> None:
         self.start_upkeep()
         self.storage.maintain()
         self.broker.catalogue.deletions.tidy()
-        self.broker.turn.want()
+        self.broker.turn.schedule()
 
-    def _look_for_rest(self, turns: int, looks: int) -> None:
+    def _warm_up_when_idle(self, turns: int, looks: int) -> None:
         """SQLAlchemy's import, 250 ms of a processor, and the parser of selectors, 60 ms, wait until nobody is served:
         after a start clients come back and drain. What comes first and needs them has them made then.
         """
@@ -244,7 +244,7 @@ class Server:
             self.metadata.warm()
             threading.Thread(target=_make_parsers, name="amqpd-selectors", daemon=True).start()
         else:
-            self._rest = self.loop.call_later(REST_LOOK_S, self._look_for_rest, now, looks - 1)
+            self._rest = self.loop.call_later(REST_LOOK_S, self._warm_up_when_idle, now, looks - 1)
 
     def ready_line(self, started: float) -> str:
         """What a start prints; `amqpd.testing.parse_ready_line` reads it. started: of `time.monotonic`."""
@@ -394,7 +394,7 @@ async def serve(
     await server.begin()
     await server.import_definitions()
     await server.listen()
-    process.watch(loop, output, server.stop, server.hang_up)
+    process.watch(loop, output, server.stop, server.on_sighup)
     if interpreted := warning():
         log.warning(interpreted)
     for note in notes:

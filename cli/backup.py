@@ -58,12 +58,12 @@ def backup(context: Context) -> None:
     data_dir, target = Path(context.client.data_dir).absolute(), Path(context.operands[0]).absolute()
     if target == data_dir or data_dir in target.parents:
         raise Failure(DATA, f"{target} is in the data directory: a backup belongs elsewhere, best on another disk")
-    context.say(f"Backing up {data_dir} of node {context.node} to {target} ...")
+    context.info(f"Backing up {data_dir} of node {context.node} to {target} ...")
     try:
         made, files, copied_bytes = _Backup(context, data_dir, target).run()
     except OSError as error:
         raise Failure(DATA, f"{error.filename or target}: {error.strerror}") from None
-    context.done(f"{made}: {files} files, {copied_bytes} bytes copied")
+    context.success(f"{made}: {files} files, {copied_bytes} bytes copied")
 
 
 class _Backup:
@@ -108,7 +108,7 @@ class _Backup:
         name = self._free_name()
         made, partial = self._target / name, self._target / f"{name}.partial"
         self._find_base()
-        self._context.patient()
+        self._context.no_timeout()
         answer = self._context.client.send("POST", "/api/amqpd/backup_metadata").checked().data
         if Path(answer["data_dir"]).resolve() != self._data_dir.resolve():
             raise Failure(DATA, f"the broker's data directory is {answer['data_dir']}, not {self._data_dir}")
@@ -272,7 +272,7 @@ def restore(context: Context) -> None:
     short = [path for path, mark in about["files"].items() if _size(source / "data" / path) != mark[0]]
     if short:
         raise Failure(DATA, f"{source} is damaged: {len(short)} files are missing or cut, {short[0]} for one")
-    context.say(f"Restoring {source} to {data_dir} ...")
+    context.info(f"Restoring {source} to {data_dir} ...")
     try:
         from shutil import copytree
 
@@ -292,7 +292,7 @@ def restore(context: Context) -> None:
         # copytree goes on where it can, and tells of all in a list of its own.
         why = error.strerror or error.args[0][0][2]
         raise Failure(DATA, f"{error.filename or data_dir}: {why}") from None
-    context.done(f"amqpd --data-dir {data_dir} starts on it")
+    context.success(f"amqpd --data-dir {data_dir} starts on it")
 
 
 def _manifest(backup: Path) -> dict[str, Any] | None:

@@ -55,15 +55,15 @@ def app_runs(context: Context) -> bool:
 
 
 def check_running(context: Context) -> None:
-    context.say(f"Checking if amqpd is running on node {context.node} ...")
+    context.info(f"Checking if amqpd is running on node {context.node} ...")
     if not app_runs(context):
         raise Failure(UNAVAILABLE, _not_running(context))
-    context.done(f"amqpd on node {context.node} is fully booted and running")
+    context.success(f"amqpd on node {context.node} is fully booted and running")
 
 
 def is_running(context: Context) -> None:
     """rabbit: 0 either way; whether it is so stands in the text, or in JSON's `result`."""
-    context.say(f"Asking node {context.node} for its status ...")
+    context.info(f"Asking node {context.node} for its status ...")
     running = app_runs(context)
     text = f"amqpd on node {context.node} is fully booted and running" if running else _not_running(context)
     context.answer({"result": running, "message": text}, text)
@@ -71,7 +71,7 @@ def is_running(context: Context) -> None:
 
 def is_booting(context: Context) -> None:
     """Who answers has booted: nothing listens before that."""
-    context.say(f"Asking node {context.node} for its boot status ...")
+    context.info(f"Asking node {context.node} for its boot status ...")
     context.client.get("/api/amqpd/ping")
     state = "fully booted (check with is_running), stopped or has not started booting yet"
     text = f"amqpd on node {context.node} is {state}"
@@ -83,12 +83,12 @@ def _not_running(context: Context) -> str:
 
 
 def node_health_check(context: Context) -> None:
-    context.note("node_health_check is deprecated: check_running, check_local_alarms and others say more.")
-    context.say(f"Checking health of node {context.node} ...")
+    context.warn("node_health_check is deprecated: check_running, check_local_alarms and others say more.")
+    context.info(f"Checking health of node {context.node} ...")
     found = context.client.get("/api/healthchecks/node")
     if found["status"] != "ok":
         raise Failure(SOFTWARE, f"Error: health check failed. Message: {found['reason']}")
-    context.done("Health check passed")
+    context.success("Health check passed")
 
 
 # -- alarms ------------------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def _alarm(context: Context, alarm: dict[str, Any]) -> str:
 
 
 def alarms(context: Context) -> None:
-    context.say(f"Asking node {context.node} to report any known resource alarms ...")
+    context.info(f"Asking node {context.node} to report any known resource alarms ...")
     found = alarms_of(context)
     if not found:
         text = f"Node {context.node} reported no alarms, local or clusterwide"
@@ -122,7 +122,7 @@ def alarms(context: Context) -> None:
 
 
 def check_alarms(local: bool, context: Context) -> None:
-    context.say(f"Asking node {context.node} to report any local resource alarms ...")
+    context.info(f"Asking node {context.node} to report any local resource alarms ...")
     found = alarms_of(context)
     fine = f"Node {context.node} reported no {'local alarms' if local else 'alarms, local or clusterwide'}"
     check(context, fine, "\n".join(found), {"local": found} if found else None)
@@ -149,7 +149,7 @@ def listener_line(one: dict[str, Any]) -> str:
 
 
 def listeners(context: Context) -> None:
-    context.say(f"Asking node {context.node} to report its protocol listeners ...")
+    context.info(f"Asking node {context.node} to report its protocol listeners ...")
     found = listeners_of(context)
     told = {"result": "ok", "node": context.node, "listeners": found}
     context.answer(told, "\n".join(listener_line(one) for one in found))
@@ -158,7 +158,7 @@ def listeners(context: Context) -> None:
 def check_port_connectivity(context: Context) -> None:
     import socket
 
-    context.say(f"Testing TCP connections to all active listeners on node {context.node} ...")
+    context.info(f"Testing TCP connections to all active listeners on node {context.node} ...")
     host = context.client.host
     found = listeners_of(context)
     bad = []
@@ -178,7 +178,7 @@ def check_port_listener(context: Context) -> None:
     text = context.operands[0]
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise UsageError("Bad argument: Argument must be a positive integer", DATA)
-    context.say(f"Asking node {context.node} if there's an active listener on port {text} ...")
+    context.info(f"Asking node {context.node} if there's an active listener on port {text} ...")
     ports = sorted(one["port"] for one in listeners_of(context))
     wrong = (
         f"No listener for port {text} is active on node {context.node}. "
@@ -190,7 +190,7 @@ def check_port_listener(context: Context) -> None:
 
 def check_protocol_listener(context: Context) -> None:
     text = context.operands[0]
-    context.say(f"Asking node {context.node} if there's an active listener for protocol {text} ...")
+    context.info(f"Asking node {context.node} if there's an active listener for protocol {text} ...")
     names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqp10": "amqp", "amqps": "amqp/ssl"}
     wanted = names.get(text.lower(), text.lower())
     protocols = sorted({one["protocol"] for one in listeners_of(context)})
@@ -206,7 +206,7 @@ def check_protocol_listener(context: Context) -> None:
 
 
 def check_virtual_hosts(context: Context) -> None:
-    context.say(f"Checking if all vhosts are running on node {context.node} ...")
+    context.info(f"Checking if all vhosts are running on node {context.node} ...")
     found = context.client.send("GET", "/api/health/checks/virtual-hosts")
     down = found.data["virtual-hosts"] if found.status == 503 and isinstance(found.data, dict) else []
     if not down:
@@ -216,7 +216,7 @@ def check_virtual_hosts(context: Context) -> None:
 
 
 def does_not_apply(question: str, context: Context) -> None:
-    context.say(f"Checking if node {context.node} is critical for {question} ...")
+    context.info(f"Checking if node {context.node} is critical for {question} ...")
     context.client.get("/api/amqpd/ping")
     text = "seems to be the only one in a single node cluster, the check does not apply"
     context.answer({"result": "ok", "message": f"Target node {text}"}, f"Node {context.node} {text}")
@@ -229,13 +229,13 @@ def no_leaderless(context: Context) -> None:
 
 
 def no_promotable(context: Context) -> None:
-    context.say(f"Checking if node {context.node} runs promotable replicas of any queues ...")
+    context.info(f"Checking if node {context.node} runs promotable replicas of any queues ...")
     context.client.get("/api/amqpd/ping")
     context.answer({"result": "ok"}, f"Node {context.node} reported no queues with promotable replicas")
 
 
 def certificates(context: Context) -> None:
-    context.say(f"Certificates of node {context.node} ...")
+    context.info(f"Certificates of node {context.node} ...")
     found = context.client.get("/api/amqpd/certificates")
     lines = []
     for each in found:
@@ -248,7 +248,7 @@ def check_certificate_expiration(context: Context) -> None:
     within = context.line.number("within") if "within" in context.line.given else 4
     if unit not in UNITS:
         raise UsageError(f"unit '{unit}' is not supported. Please use one of: {', '.join(UNITS)}")
-    context.say(f"Checking certificate expiration on node {context.node} ...")
+    context.info(f"Checking certificate expiration on node {context.node} ...")
     import time
 
     until = time.time() + within * UNITS[unit] * 86400

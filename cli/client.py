@@ -26,10 +26,10 @@ from amqpd.cli.errors import (
     SOFTWARE,
     TIMED_OUT,
     UNAVAILABLE,
+    ApiRefused,
     AppRuns,
     AppStopped,
     Failure,
-    Refused,
     UsageError,
 )
 from amqpd.client_tls import BadTlsFiles, client_context
@@ -96,7 +96,7 @@ MISSING: Final = "Amqpd-Missing-Nodes"
 _PATH_SIZE_BYTES_MAX: Final = 107  # sun_path without its final zero
 
 
-class Answer(NamedTuple):
+class ApiAnswer(NamedTuple):
     """What the broker answered. data: the decoded JSON, None when there was no body."""
 
     status: int
@@ -118,14 +118,14 @@ class Answer(NamedTuple):
     def failure(self) -> Failure:
         return Failure(SOFTWARE if self.status >= 500 else UNAVAILABLE, self.reason)
 
-    def checked(self, missing: Failure | None = None) -> Answer:
+    def checked(self, missing: Failure | None = None) -> ApiAnswer:
         """Itself, where it is none of 400 and above. missing: what 404 means to the command. Raises: Failure."""
         if self.ok:
             return self
         raise missing if missing is not None and self.status == 404 else self.failure()
 
 
-class Client:
+class ApiClient:
     """One broker. uri or data_dir is empty; node is its name in messages.
 
     timeout_s: how long the broker may be silent; None waits for ever. needs_app: after stop_app it answers 503.
@@ -171,7 +171,7 @@ class Client:
         """The JSON behind a path. Raises: as `send`, and Failure for any status but 2xx."""
         return self.send("GET", path).checked().data
 
-    def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Answer:
+    def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> ApiAnswer:
         """One request, one answer; a refusal by status is an answer.
 
         Raises: Refused (69 unreachable, 75 silent, 77 not allowed), AppStopped, UsageError for a bad URI.
@@ -200,9 +200,9 @@ class Client:
                 return self.send(method, path, body, headers)
             raise self._unreachable(error) from None
         if response.status in {401, 403}:
-            raise Refused(NO_PERMISSION, self._not_allowed(Answer(response.status, _decoded(text))))
+            raise ApiRefused(NO_PERMISSION, self._not_allowed(ApiAnswer(response.status, _decoded(text))))
         self.missing.update(filter(None, (response.getheader(MISSING) or "").split(",")))
-        answer = Answer(response.status, _decoded(text))
+        answer = ApiAnswer(response.status, _decoded(text))
         if answer.status == 503 and isinstance(answer.data, dict) and answer.data.get("error") == "app_stopped":
             raise AppStopped
         if answer.status == 409 and isinstance(answer.data, dict) and answer.data.get("error") == "app_running":
@@ -214,7 +214,7 @@ class Client:
         uri, self.otherwise = self.otherwise, ""
         if not uri:
             return False
-        another = Client(uri, "", self.node, self.timeout_s, False)
+        another = ApiClient(uri, "", self.node, self.timeout_s, False)
         try:
             if not another.send("GET", "/api/whoami").ok:
                 return False
@@ -259,14 +259,14 @@ class Client:
         context = self.tls.context()
         return http.client.HTTPSConnection(parts.hostname, port or 15671, timeout=timeout_s, context=context)
 
-    def _timed_out(self, path: str) -> Refused:
-        return Refused(
+    def _timed_out(self, path: str) -> ApiRefused:
+        return ApiRefused(
             TIMED_OUT,
             f"operation on node {self.node} timed out: no answer to {path.partition('?')[0]} from {self.address}. "
             f"Timeout value used: {round((self.timeout_s or 0) * 1000)}",
         )
 
-    def _not_allowed(self, answer: Answer) -> str:
+    def _not_allowed(self, answer: ApiAnswer) -> str:
         advice = "check the user's tags (set_user_tags) and permissions"
         if self.is_local:
             advice = "run amqpctl as the user the broker runs as, or use --uri http://USER:PASSWORD@HOST:15672"
@@ -276,7 +276,7 @@ class Client:
                 advice = "see auth.mechanisms and auth.ssl_cert_login_from of the broker, and that it has such a user"
         return f"{self.address} refuses: {answer.reason}. What to do: {advice}."
 
-    def _unreachable(self, error: Exception) -> Refused:
+    def _unreachable(self, error: Exception) -> ApiRefused:
         """rabbit: exit 69. The text says what to do next."""
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         start = "amqpd" if self.data_dir in {"", "./amqpd-data"} else f"amqpd --data-dir {self.data_dir}"
@@ -302,7 +302,7 @@ class Client:
                 "Or talk HTTP to it: --uri http://USER:PASSWORD@HOST:15672",
             ]
         lines = [f"unable to reach node '{self.node}' at {self.address}: {why}.", "", "What to do:", ""]
-        return Refused(UNAVAILABLE, "\n".join([*lines, *(f" * {one}" for one in advice)]))
+        return ApiRefused(UNAVAILABLE, "\n".join([*lines, *(f" * {one}" for one in advice)]))
 
 
 def quoted(name: str) -> str:

@@ -115,19 +115,19 @@ def check_cluster(context: Context) -> None:
 
 def move_vhost(context: Context) -> None:
     name, node = context.operands
-    context.say(f"Moving vhost '{name}' to node {node} ...")
-    context.patient()
+    context.info(f"Moving vhost '{name}' to node {node} ...")
+    context.no_timeout()
     body = {"vhost": name, "node": node}
     found = context.client.send("POST", "/api/amqpd/move_vhost", body).checked().data
     others = [each for each in found["vhosts"] if each != name]
-    context.done(f"with it, as they share its slot: {', '.join(others)}" if others else "")
+    context.success(f"with it, as they share its slot: {', '.join(others)}" if others else "")
 
 
 def rebalance(context: Context, cluster: Found | None) -> None:
     """cluster: None has nothing to even out. rabbit: what it moved, as a list."""
     moves: dict[str, str] = {}
     if cluster is not None:
-        context.patient()
+        context.no_timeout()
         moves = context.client.send("POST", "/api/amqpd/rebalance").checked().data["moves"]
     value = [{"vhost": name, "node": node} for name, node in sorted(moves.items())]
     text = "\n".join(f"vhost '{each['vhost']}' goes to node {each['node']}" for each in value)
@@ -156,7 +156,7 @@ ALONE: Final = "Nodes of amqpd join and leave a cluster by the settings cluster.
 def cluster_status(context: Context) -> None:
     about = context.client.get("/api/amqpd/status?totals=false")
     node = about["node"]
-    context.say(f"Cluster status of node {node} ...")
+    context.info(f"Cluster status of node {node} ...")
     flags = context.client.get("/api/feature-flags")
     version = {
         "erlang_version": about["erlang_version"],
@@ -225,7 +225,7 @@ def await_online_nodes(context: Context) -> None:
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"Bad argument: {text} is no number of nodes")
     timeout_s = 300 if context.line.timeout_s is None else context.line.timeout_s
-    context.say(
+    context.info(
         f"Will wait for at least {text} nodes to join the cluster of {context.node}. Timeout: {timeout_s} seconds."
     )
     cluster = cluster_of(context)
@@ -238,7 +238,7 @@ def await_online_nodes(context: Context) -> None:
         raise Failure(SOFTWARE, f"Error: after {timeout_s} seconds there are {len(cluster['nodes'])} nodes: {there}")
     if cluster is None and int(text) > 1:
         raise Failure(SOFTWARE, f"Error: not enough nodes will join {context.node}'s cluster. {ALONE}.")
-    context.done()
+    context.success()
 
 
 def needs_stopped_app(context: Context) -> None:
@@ -249,7 +249,7 @@ def needs_stopped_app(context: Context) -> None:
 
 def refused(saying: str, context: Context) -> None:
     needs_stopped_app(context)
-    context.say(f"{saying} {context.operands[0]}")
+    context.info(f"{saying} {context.operands[0]}")
     raise Failure(UNAVAILABLE, ALONE)
 
 
@@ -258,15 +258,15 @@ def change_cluster_node_type(context: Context) -> None:
     if kind not in {"disc", "disk", "ram"}:
         raise UsageError("Bad argument: the node type must be either disc or ram.")
     needs_stopped_app(context)
-    context.say(f"Turning {context.node} into a {kind} node")
+    context.info(f"Turning {context.node} into a {kind} node")
     if kind == "ram":
         raise Failure(UNAVAILABLE, "Non-clustered nodes can only be disc nodes.")
-    context.done("Node type is already disc")
+    context.success("Node type is already disc")
 
 
 def forget_cluster_node(context: Context) -> None:
     name = context.operands[0]
-    context.say(f"Removing node {name} from the cluster")
+    context.info(f"Removing node {name} from the cluster")
     cluster = cluster_of(context)
     if cluster is not None and any(each["name"] == name for each in cluster["nodes"]):
         raise Failure(UNAVAILABLE, f"node {name} runs: `drain` moves its vhosts, and once stopped it has left")
@@ -276,14 +276,14 @@ def forget_cluster_node(context: Context) -> None:
 def force_boot(context: Context) -> None:
     """A single node waits for no other: nothing is to be forced."""
     needs_stopped_app(context)
-    context.done()
+    context.success()
 
 
 def discover_peers(context: Context) -> None:
-    context.say("Discovering peers nodes ...")
+    context.info("Discovering peers nodes ...")
     cluster = cluster_of(context)
     peers = [] if cluster is None else [each["name"] for each in cluster["nodes"] if each["name"] != cluster["node"]]
-    context.done("\n".join(sorted(peers)) or "No peers discovered")
+    context.success("\n".join(sorted(peers)) or "No peers discovered")
 
 
 def rename_cluster_node(context: Context) -> None:
@@ -399,8 +399,8 @@ OWN: Final = frozenset({"cluster_name", "internal_cluster_id"})
 
 def cluster_import(context: Context) -> None:
     (directory,) = context.operands
-    context.say(f"Importing {directory} into node {context.node} ...")
-    context.patient()
+    context.info(f"Importing {directory} into node {context.node} ...")
+    context.no_timeout()
     queues = messages = 0
     with _lines(directory) as lines:
         definitions = next(lines)["definitions"]
@@ -415,8 +415,8 @@ def cluster_import(context: Context) -> None:
             elif "count" in line:
                 queues, messages = queues + 1, messages + line["count"]
                 left = f", {line['left']} left out" if line["left"] else ""
-                context.say(f"queue '{line['queue']}' in vhost '{line['vhost']}': {line['count']} messages{left}")
-    context.done(f"{queues} queues, {messages} messages; {directory} is left as it was")
+                context.info(f"queue '{line['queue']}' in vhost '{line['vhost']}': {line['count']} messages{left}")
+    context.success(f"{queues} queues, {messages} messages; {directory} is left as it was")
 
 
 def _check_new(context: Context, definitions: dict[str, Any]) -> None:
@@ -482,24 +482,24 @@ def rebalance_leaders(context: Context) -> None:
     kind = context.operands[0]
     if kind not in KINDS:
         raise Failure(UNAVAILABLE, f"type {kind} is not supported. Try one of {', '.join(KINDS)}.")
-    context.say(f"Re-balancing leaders of {kind} queues...")
+    context.info(f"Re-balancing leaders of {kind} queues...")
     rebalance(context, cluster_of(context))
 
 
 def many_members(saying: str, context: Context) -> None:
     """grow and shrink. rabbit: no quorum queue has a replica on that node, so there is nothing to show."""
-    context.say(f"{saying} on {context.operands[0]}...")
+    context.info(f"{saying} on {context.operands[0]}...")
     context.client.get("/api/amqpd/ping")
     context.answer([], "")
 
 
 def one_member(saying: str, kind: str, context: Context) -> None:
-    context.say(f"{saying} queue {context.operands[0]} on node {context.operands[1]}...")
+    context.info(f"{saying} queue {context.operands[0]} on node {context.operands[1]}...")
     queue_of(context, kind)
     if kind == "quorum" and saying.startswith("Removing"):
         if context.operands[1] == context.node:
             raise Failure(UNAVAILABLE, "last_member")
-        context.done()  # rabbit: on a node that has none it is gone already
+        context.success()  # rabbit: on a node that has none it is gone already
         return
     if cluster_of(context) is not None:
         raise Failure(UNAVAILABLE, COPIES)
@@ -507,14 +507,14 @@ def one_member(saying: str, kind: str, context: Context) -> None:
 
 
 def quorum_status(context: Context) -> None:
-    context.say(f"Status of quorum queue {context.operands[0]} on node {context.node} ...")
+    context.info(f"Status of quorum queue {context.operands[0]} on node {context.node} ...")
     queue = queue_of(context, "quorum")
     columns = ("Node Name", "Raft State", "Membership")
     context.show(columns, [[queue.get("node", context.node), "leader", "voter"]])
 
 
 def stream_status(context: Context) -> None:
-    context.say(f"Status of stream {context.operands[0]} on node {context.node} ...")
+    context.info(f"Status of stream {context.operands[0]} on node {context.node} ...")
     queue = queue_of(context, "stream")
     columns = ("role", "node", "messages", "first_offset", "readers")
     node = queue.get("node", context.node)
@@ -527,7 +527,7 @@ def peek(context: Context) -> None:
     name, text = context.operands
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise UsageError("Bad argument: position value must be a positive integer")
-    context.say(f"Peeking at quorum queue {name} at position {text} on node {context.node} ...")
+    context.info(f"Peeking at quorum queue {name} at position {text} on node {context.node} ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(name)}/messages"
     missing = Failure(UNAVAILABLE, f"Target queue was not found in virtual host '{context.vhost}'")
     left, offset = int(text), ""
@@ -546,16 +546,16 @@ def peek(context: Context) -> None:
 def reclaim_quorum_memory(context: Context) -> None:
     """Logs are synced as they grow, and their memory is freed: there is nothing to do."""
     name = context.operands[0]
-    context.say(f"Will flush Raft WAL of quorum queue {name} ...")
+    context.info(f"Will flush Raft WAL of quorum queue {name} ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(name)}"
     missing = Failure(UNAVAILABLE, f"Target queue was not found in virtual host '{context.vhost}'")
     if context.client.send("GET", path).checked(missing).data.get("type") != "quorum":
         raise Failure(UNAVAILABLE, f"queue '{name}' is no quorum queue")
-    context.done()
+    context.success()
 
 
 def one_leader(kind: str, context: Context) -> None:
-    context.say(f"Transferring leadership of {context.operands[0]} ...")
+    context.info(f"Transferring leadership of {context.operands[0]} ...")
     queue_of(context, kind)
     if cluster_of(context) is not None:
         raise Failure(UNAVAILABLE, "a queue is served where its vhost is: `move_vhost` takes the vhost to another node")
@@ -563,28 +563,28 @@ def one_leader(kind: str, context: Context) -> None:
 
 
 def nothing_to_do(saying: str, kind: str, context: Context) -> None:
-    context.say(f"{saying} {context.operands[0]} ...")
+    context.info(f"{saying} {context.operands[0]} ...")
     queue_of(context, kind)
-    context.done()
+    context.success()
 
 
 def coordinator_status(context: Context) -> None:
-    context.say("Getting the status of the stream coordinator ...")
+    context.info("Getting the status of the stream coordinator ...")
     context.client.get("/api/amqpd/ping")
     context.show(("Node Name", "Raft State"), [[context.node, "leader"]])
 
 
 def does_not_apply(saying: str, context: Context) -> None:
     timeout_s = 120 if context.line.timeout_s is None else context.line.timeout_s
-    context.say(f"{saying} for {timeout_s} seconds...")
+    context.info(f"{saying} for {timeout_s} seconds...")
     context.client.get("/api/amqpd/ping")
-    context.done("Target node seems to be the only one in a single node cluster, the command does not apply")
+    context.success("Target node seems to be the only one in a single node cluster, the command does not apply")
 
 
 def post_upgrade(context: Context) -> None:
-    context.say("Executing post upgrade tasks...")
+    context.info("Executing post upgrade tasks...")
     context.client.get("/api/amqpd/ping")
-    context.done()
+    context.success()
 
 
 _QUEUE: Final = ("<queue>", "name of a queue of the vhost")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TextIO
 
-from amqpd.cli.client import Client
+from amqpd.cli.client import ApiClient
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.formatters import BY_NAME, Row, aligned, bold, compact, json_lines, term
 from amqpd.cli.options import TIMEOUT_S, CommandLine
@@ -45,7 +45,7 @@ class Context:
     def __init__(
         self,
         line: CommandLine,
-        client: Client,
+        client: ApiClient,
         out: TextIO,
         err: TextIO,
         stdin: TextIO,
@@ -63,7 +63,7 @@ class Context:
         self.program = program
         self.commands = commands
 
-    def other(self, line: CommandLine) -> Context:
+    def with_line(self, line: CommandLine) -> Context:
         """The same, with another command line: for a command that is made of others."""
         return Context(line, self.client, self.out, self.err, self.stdin, self.program, self.commands)
 
@@ -72,13 +72,13 @@ class Context:
         timeout_s = self.line.timeout_s
         return 1000 * (TIMEOUT_S if timeout_s is None else timeout_s)
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """An informational message: not with --quiet or --silent, nor in front of what a program reads."""
         if not self.line.quiet and self.line.formatter not in {"json", "csv"}:
             self.out.write(text + "\n")
             self.out.flush()
 
-    def done(self, message: str = "") -> None:
+    def success(self, message: str = "") -> None:
         """The end of a command that changes something; rabbit: --quiet keeps the message, JSON wraps it."""
         self.answer({"message": message} if message else {"node": self.node, "result": "ok"}, message)
 
@@ -99,17 +99,17 @@ class Context:
         else:
             self.out.write(BY_NAME[self.line.formatter](columns, rows, self.line.headers))
 
-    def note(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Something worth knowing about a command that succeeds; on standard error."""
         if not self.line.quiet:
             self.err.write(text + "\n")
 
-    def patient(self) -> None:
+    def no_timeout(self) -> None:
         """Waits for the broker as long as it takes, unless --timeout says otherwise: for work that may be long."""
         if self.line.timeout_s is None:
             self.client.timeout_s = None
 
-    def everywhere(self, one: str) -> bool:
+    def all_vhosts(self, one: str) -> bool:
         """Whether --global is given. one: the option that names a single thing. Raises: UsageError where both are."""
         if "global" in self.line.given and one in self.line.given:
             raise UsageError(f"Invalid options for this command:\n--global : excludes --{one}")

@@ -43,7 +43,7 @@ def export_definitions(context: Context) -> None:
     directory = os.path.dirname(path)  # noqa: PTH120
     if not os.path.isdir(directory):  # noqa: PTH112
         raise UsageError(f"Bad argument: Directory {directory} does not exist", DATA)
-    context.say(f'Exporting definitions in JSON to a file at "{path}" ...')
+    context.info(f'Exporting definitions in JSON to a file at "{path}" ...')
     text = json.dumps(_exported(context), ensure_ascii=False, indent=2) + "\n"
     # It has password hashes in it; whoever reads it half written would take it for whole. A pipe or a device is no
     # file to be replaced.
@@ -63,16 +63,16 @@ def export_definitions(context: Context) -> None:
             os.replace(coming, path)  # noqa: PTH105
     except OSError as error:
         raise Failure(DATA, f"{path} cannot be written: {error.strerror}") from None
-    context.done()
+    context.success()
 
 
 def _exported(context: Context) -> Any:
-    context.patient()
+    context.no_timeout()
     found = context.client.get(_path(context))
     names = [str(each.get("name")) for each in found.get("users", ()) if each.get("argon2id_hash")]
     if names:
         shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
-        context.note(
+        context.warn(
             f"Warning: RabbitMQ cannot read the password hashes of {len(names)} users ({shown}), and will know them "
             f"without a password. Their passwords were set or first used on amqpd, which keeps argon2id hashes. With "
             f"auth.password_hashing = rabbit_password_hashing_sha256 it keeps hashes that RabbitMQ reads: of new "
@@ -89,14 +89,14 @@ def import_definitions(context: Context) -> None:
         path = os.path.abspath(context.operands[0])  # noqa: PTH100
         if not os.path.isfile(path):  # noqa: PTH113
             raise UsageError(f"Bad argument: File {path} does not exist", DATA)
-        context.say(f'Importing definitions in JSON from a file at "{path}" ...')
+        context.info(f'Importing definitions in JSON from a file at "{path}" ...')
         try:
             with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise Failure(DATA, f"{path} cannot be read: {error}") from None
     else:
-        context.say("Importing definitions in JSON from standard input ...")
+        context.info("Importing definitions in JSON from standard input ...")
         text = context.stdin.read()
     try:
         document = json.loads(text)
@@ -105,27 +105,27 @@ def import_definitions(context: Context) -> None:
     if not isinstance(document, dict):
         raise Failure(DATA, "Failed to parse definitions: they are a JSON object")
     if "skip-if-unchanged" in context.line.given and _is_there(document, _exported(context)):
-        context.done("Definitions are there already, nothing was imported")
+        context.success("Definitions are there already, nothing was imported")
         return
-    context.patient()
+    context.no_timeout()
     asked = "skip_unsupported=true" if "skip-unsupported" in context.line.given else "report=true"
     answer = context.client.send("POST", f"{_path(context)}?{asked}", document)
     if not answer.ok:
         raise Failure(DATA if answer.status < 500 else answer.failure().exit_code, answer.reason)
     _tell(context, answer.data or {})
-    context.done("Definitions were imported")
+    context.success("Definitions were imported")
 
 
 def _tell(context: Context, report: dict[str, Any]) -> None:
     """What is not as the file says."""
     unknown, skipped = report.get("unknown", []), report.get("skipped", [])
     for path in unknown:
-        context.note(f"Passed over: {path} is not known")
+        context.warn(f"Passed over: {path} is not known")
     for each in skipped:
-        context.note(f"Left out: {each['path']}: {' '.join(each['reason'].split())}")
+        context.warn(f"Left out: {each['path']}: {' '.join(each['reason'].split())}")
     more = report.get("unknown_count", 0) + report.get("skipped_count", 0) - len(unknown) - len(skipped)
     if more > 0:
-        context.note(f"... and {more} more")
+        context.warn(f"... and {more} more")
 
 
 def _is_there(document: dict[str, Any], exported: dict[str, Any]) -> bool:

@@ -19,9 +19,9 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, NoSuchVhost, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import BY_NAME, bold, compact
 from amqpd.cli.listings import Item, Listing, plain, value, wanted
 from amqpd.cli.nodes import UNITS
@@ -33,21 +33,21 @@ FOLLOW_S: Final = 0.25
 
 
 def server_version(context: Context) -> None:
-    context.say(f"Asking node {context.node} for its version...")
+    context.info(f"Asking node {context.node} for its version...")
     version = context.client.get("/api/amqpd/version")["version"]
     context.answer({"result": "ok", "value": version}, version)
 
 
 def erlang_version(context: Context) -> None:
     """What the broker runs on, which here is Python."""
-    context.say(f"Asking node {context.node} for the version of its runtime...")
+    context.info(f"Asking node {context.node} for the version of its runtime...")
     found = context.client.get("/api/amqpd/version")
     text = f"Python {found['python']} ({found['build']})"
     context.answer({"result": "ok", "value": text}, text)
 
 
 def environment(context: Context) -> None:
-    context.say(f"Application environment of node {context.node} ...")
+    context.info(f"Application environment of node {context.node} ...")
     found = context.client.get("/api/amqpd/environment")
     context.answer({"amqpd": found}, "\n".join(f"{name} = {_plain(value)}" for name, value in found.items()))
 
@@ -57,14 +57,14 @@ def _plain(value: Any) -> str:
 
 
 def os_env(context: Context) -> None:
-    context.say(f"Listing variables that configure amqpd, defined on node {context.node}...")
+    context.info(f"Listing variables that configure amqpd, defined on node {context.node}...")
     found = context.client.get("/api/amqpd/os_env")
     told = {"node": context.node, "result": "ok", "variables": found}
     context.answer(told, "\n".join(f"{name}={value}" for name, value in found.items()))
 
 
 def command_line_arguments(context: Context) -> None:
-    context.say(f"Command line arguments of node {context.node} ...")
+    context.info(f"Command line arguments of node {context.node} ...")
     found = context.client.get("/api/amqpd/command_line")
     context.answer(found, "\n".join(found))
 
@@ -73,7 +73,7 @@ def memory_breakdown(context: Context) -> None:
     unit = context.line.given.get("unit", "gb")
     if unit.lower() not in UNITS:
         raise UsageError(f"\"unit '{unit}' is not supported. Please use one of: bytes, mb, gb\"")
-    context.say(f"Reporting memory breakdown on node {context.node}...")
+    context.info(f"Reporting memory breakdown on node {context.node}...")
     found = context.client.get("/api/amqpd/memory")
     total = found["total"]["rss"]
     sizes = {name: size for name, size in found.items() if name not in {"total", "strategy"}}
@@ -95,7 +95,7 @@ def resolve_hostname(context: Context) -> None:
     names = {"ipv4": "IPv4", "ipv6": "IPv6", "any": "any"}
     if family not in names:
         raise UsageError(f"Bad argument: address family is one of {', '.join(names)}", DATA)
-    context.say(f"Asking node {context.node} to resolve hostname {host} to {names[family]} addresses...")
+    context.info(f"Asking node {context.node} to resolve hostname {host} to {names[family]} addresses...")
     answer = context.client.send("GET", f"/api/amqpd/resolve?host={quoted(host)}&family={family}")
     if answer.status == 404:
         raise Failure(DATA, answer.reason)
@@ -107,7 +107,7 @@ def resolve_hostname(context: Context) -> None:
 
 
 def resolver_info(context: Context) -> None:
-    context.say(f"Asking node {context.node} for its effective hostname resolver configuration...")
+    context.info(f"Asking node {context.node} for its effective hostname resolver configuration...")
     context.client.get("/api/amqpd/ping")
     told = {"lookup": ["native"], "hosts_file": "/etc/hosts", "resolv_conf": "/etc/resolv.conf"}
     lines = ["Lookup order: native", "Hosts file: /etc/hosts", "Resolver conf file: /etc/resolv.conf"]
@@ -115,7 +115,7 @@ def resolver_info(context: Context) -> None:
 
 
 def list_network_interfaces(context: Context) -> None:
-    context.say(f"Asking node {context.node} to report its network interfaces ...")
+    context.info(f"Asking node {context.node} to report its network interfaces ...")
     found = context.client.get("/api/amqpd/interfaces")
     lines: list[str] = []
     for name, about in found.items():
@@ -134,29 +134,29 @@ def set_log_level(context: Context) -> None:
     level = context.operands[0]
     if level not in LEVELS:
         raise Failure(UNAVAILABLE, f"level {level} is not supported. Try one of {', '.join(LEVELS)}")
-    context.say(f'Setting log level to "{level}" ...')
+    context.info(f'Setting log level to "{level}" ...')
     context.client.send("PUT", "/api/amqpd/log_level", {"level": level}).checked()
-    context.done()
+    context.success()
 
 
 def rotate_logs(context: Context) -> None:
     """rabbitmqctl's does nothing and ends with 69; ours does what its name says."""
-    context.say(f"Reopening logs for node {context.node} ...")
+    context.info(f"Reopening logs for node {context.node} ...")
     found = context.client.send("POST", "/api/amqpd/rotate_logs").checked().data
     if found["file"] is None:
-        context.note("The log goes to standard error, there is no file to open anew (log.file)")
-    context.done()
+        context.warn("The log goes to standard error, there is no file to open anew (log.file)")
+    context.success()
 
 
 def log_location(context: Context) -> None:
-    context.say(f"Log file location(s) on node {context.node} ...")
+    context.info(f"Log file location(s) on node {context.node} ...")
     path = context.client.get("/api/amqpd/log_location")["file"] or "<stderr>"
     context.answer({"result": "ok", "node_name": context.node, "paths": [path]}, path)
 
 
 def log_tail(context: Context) -> None:
     count = context.line.number("number") if "number" in context.line.given else 50
-    context.say(f"Last {count} log lines on node {context.node} ...")
+    context.info(f"Last {count} log lines on node {context.node} ...")
     found = context.client.send("GET", f"/api/amqpd/log_tail?lines={count}").checked().data
     lines = found["text"].splitlines() if count else []
     context.answer(lines, "\n".join(lines))
@@ -166,7 +166,7 @@ def log_tail_stream(context: Context) -> None:
     """Asks again and again: a reader who is slow, or gone, costs the broker nothing."""
     seconds = context.line.number("duration") if "duration" in context.line.given else None
     span = "" if seconds is None else f" for {seconds} seconds"
-    context.say(f"Streaming logs from node {context.node}{span} ...")
+    context.info(f"Streaming logs from node {context.node}{span} ...")
     deadline = None if seconds is None else time.monotonic() + seconds
     position = context.client.send("GET", "/api/amqpd/log_tail?lines=1").checked().data["position"]
     while deadline is None or time.monotonic() < deadline:
@@ -181,7 +181,7 @@ def log_tail_stream(context: Context) -> None:
 
 
 def list_attempts(context: Context) -> None:
-    context.say(f'Listing authentication attempts for node "{context.node}" ...')
+    context.info(f'Listing authentication attempts for node "{context.node}" ...')
     by_source = "by-source" in context.line.given
     # The node that answers is the one whose name the broker knows itself by, not what --node calls it.
     node = quoted(context.client.get("/api/amqpd/app")["node"])
@@ -198,27 +198,27 @@ def list_attempts(context: Context) -> None:
 
 
 def reset_attempts(context: Context) -> None:
-    context.say(f"Reset auth attempt metrics on node {context.node} ...")
+    context.info(f"Reset auth attempt metrics on node {context.node} ...")
     node = quoted(context.client.get("/api/amqpd/app")["node"])
     context.client.send("DELETE", f"/api/auth/attempts/{node}").checked()
-    context.done()
+    context.success()
 
 
 def enable_sources(context: Context) -> None:
-    context.say("Enabling authentication attempt source tracking ...")
+    context.info("Enabling authentication attempt source tracking ...")
     context.client.send("PUT", "/api/amqpd/auth_attempt_sources", {"on": True}).checked()
-    context.done()
+    context.success()
 
 
 def disable_sources(context: Context) -> None:
-    context.say("Disabling authentication attempt source tracking ...")
+    context.info("Disabling authentication attempt source tracking ...")
     context.client.send("PUT", "/api/amqpd/auth_attempt_sources", {"on": False}).checked()
-    context.done()
+    context.success()
 
 
 def report(context: Context) -> None:
     """rabbit: status, cluster, environment and every list, one after another."""
-    context.say(f"Reporting server status of node {context.node} ...\n")
+    context.info(f"Reporting server status of node {context.node} ...\n")
     names = ["status", "cluster_status", "environment", "list_connections", "list_channels"]
     for name in names:
         _part(context, name, "/")
@@ -232,9 +232,9 @@ def _part(context: Context, name: str, vhost: str) -> None:
     line = context.line._replace(command=name, operands=[], given={**context.line.given, "vhost": vhost})
     command = context.commands[name]
     try:
-        command.run(context.other(line))
-    except NoSuchVhost:
-        context.note(f"vhost '{vhost}' went meanwhile")
+        command.run(context.with_line(line))
+    except VhostNotFound:
+        context.warn(f"vhost '{vhost}' went meanwhile")
     context.out.write("\n")
 
 
@@ -449,7 +449,7 @@ def audit_log(context: Context) -> None:
     left = context.line.number("limit")
     if "since" not in given and "where" not in given:
         query["last"] = left or SHOWN_COUNT
-    context.say("Audit log ...")
+    context.info("Audit log ...")
     rows: list[list[Any]] = []
     shown = False
     try:
@@ -466,7 +466,7 @@ def audit_log(context: Context) -> None:
             left = max(0, left - len(items))
             over = full or answer.data["ended"]
             if over and answer.data["lost"]:
-                context.note(f"{answer.data['lost']} records could not be written and are lost")
+                context.warn(f"{answer.data['lost']} records could not be written and are lost")
             if not follow:
                 if over:
                     context.show(columns, rows)
@@ -489,7 +489,7 @@ def _show_more(context: Context, columns: Any, rows: list[list[Any]], *, first: 
     context.out.flush()
 
 
-def _failure(answer: Answer) -> Failure:
+def _failure(answer: ApiAnswer) -> Failure:
     return Failure(USAGE, answer.reason) if answer.status == 400 else answer.failure()
 
 
@@ -535,7 +535,7 @@ def runtime_thread_stats(context: Context) -> None:
     interval_s = context.line.number("sample-interval") if "sample-interval" in context.line.given else INTERVAL_S
     if not 0 < interval_s <= INTERVAL_MAX_S:
         raise UsageError(f"Invalid options for this command:\n--sample-interval : {interval_s}")
-    context.say(f"Will collect runtime thread stats on {context.node} for {interval_s} seconds...")
+    context.info(f"Will collect runtime thread stats on {context.node} for {interval_s} seconds...")
     before, began = _threads(context), time.monotonic()
     time.sleep(interval_s)
     after, took_s = _threads(context), time.monotonic() - began
@@ -550,7 +550,7 @@ def runtime_thread_stats(context: Context) -> None:
 def maybe_stuck(context: Context) -> None:
     """rabbit: processes that stand at the same place in every round. Here threads, and not those that wait: a thread
     that waits sleeps, one that cannot go on runs at one place, or waits for a disk."""
-    context.say(f"Asking node {context.node} to detect potentially stuck threads...")
+    context.info(f"Asking node {context.node} to detect potentially stuck threads...")
     suspicious = {number: each for number, each in _threads(context).items() if each["state"] in ("R", "D")}
     _tell(context, f"There are {len(_threads(context))} threads.")
     for turn in range(ROUNDS, 0, -1):
@@ -605,10 +605,10 @@ _GROUP: Final = "Virtual hosts"
 
 
 def _trace(on: bool, context: Context) -> None:
-    context.say(f'{"Starting" if on else "Stopping"} tracing for vhost "{context.vhost}" ...')
+    context.info(f'{"Starting" if on else "Stopping"} tracing for vhost "{context.vhost}" ...')
     answer = context.client.send("POST", "/api/amqpd/trace", {"vhost": context.vhost, "on": on})
-    answer.checked(NoSuchVhost(context.vhost))
-    context.done(f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}")
+    answer.checked(VhostNotFound(context.vhost))
+    context.success(f"Trace {'enabled' if on else 'disabled'} for vhost {context.vhost}")
 
 
 def consume_event_stream(context: Context) -> None:
@@ -620,7 +620,7 @@ def consume_event_stream(context: Context) -> None:
     except re.error as error:
         raise UsageError(f"Invalid options for this command:\n--pattern : {error}") from None
     span = "" if seconds is None else f" for {seconds} seconds"
-    context.note(f"Streaming events from node {context.node}{span} ...")
+    context.warn(f"Streaming events from node {context.node}{span} ...")
     deadline = None if seconds is None else time.monotonic() + seconds
     position = context.client.get("/api/amqpd/events")["position"]
     while True:

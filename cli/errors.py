@@ -36,14 +36,14 @@ class Failure(Exception):
         return f"Error:\n{self.text}"
 
 
-class Refused(Failure):
+class ApiRefused(Failure):
     """A failure before or beside the command's own work: its text follows `Error: ` on the same line."""
 
     def shown(self) -> str:
         return f"Error: {self.text}"
 
 
-class NoSuchVhost(Failure):
+class VhostNotFound(Failure):
     """rabbit: it stands without `Error:`, and most commands end with 65."""
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ class NoSuchVhost(Failure):
         return self.text
 
 
-class AppStopped(Refused):
+class AppStopped(ApiRefused):
     """HTTP 503 `app_stopped`: the process runs, AMQP is closed (`stop_app`). The command's usage is shown too."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class AppStopped(Refused):
         )
 
 
-class AppRuns(Refused):
+class AppRuns(ApiRefused):
     """HTTP 409 `app_running`: AMQP would have to be stopped. The command's usage is shown too."""
 
     def __init__(self) -> None:

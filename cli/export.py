@@ -17,7 +17,7 @@ from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageE
 from amqpd.cli.formatters import compact
 
 if TYPE_CHECKING:
-    from amqpd.storage.spark.job import ExportOptions, Report
+    from amqpd.storage.spark.job import ExportOptions, ExportReport
 
 OPTIONS: Final = (
     "queue", "to", "format", "checkpoint", "from", "to-offset", "partition-by", "where", "columns", "table", "name",
@@ -56,7 +56,7 @@ def export(context: Context) -> None:
     from amqpd.storage.spark.checkpoint import CheckpointError
     from amqpd.storage.spark.columns import UnknownColumn
     from amqpd.storage.spark.files import SourceError
-    from amqpd.storage.spark.job import BadExport, Job, without_password
+    from amqpd.storage.spark.job import BadExport, ExportJob, without_password
     from amqpd.storage.spark.options import BadOption, NoSuchQueue
     from amqpd.storage.spark.plan import DataLoss
     from amqpd.storage.spark.session import CannotRunSpark
@@ -64,7 +64,7 @@ def export(context: Context) -> None:
 
     stopped = _Stop()
     try:
-        total = Job(
+        total = ExportJob(
             options,
             lambda report: _progress(context, report),
             stopped,
@@ -194,7 +194,7 @@ def _list(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _progress(context: Context, report: Report) -> None:
+def _progress(context: Context, report: ExportReport) -> None:
     _note(
         context,
         f"batch {report.batch}: {report.rows:,} records, {_size(report.bytes)}, {_rate(report)}, {report.lag:,} wait",
@@ -202,7 +202,7 @@ def _progress(context: Context, report: Report) -> None:
 
 
 def _note(context: Context, text: str) -> None:
-    context.note(text)
+    context.warn(text)
     context.err.flush()
 
 
@@ -210,7 +210,7 @@ def _batches(count: int) -> str:
     return "1 batch" if count == 1 else f"{count} batches"
 
 
-def _rate(report: Report) -> str:
+def _rate(report: ExportReport) -> str:
     return f"{report.rows / max(report.working_s, 0.001):,.0f} records/s"
 
 
@@ -243,13 +243,13 @@ def set_export(context: Context) -> None:
     body: dict[str, Any] = {"name": name}
     if "max-bytes" in context.line.given:
         body["max_bytes"] = context.line.number("max-bytes")
-    context.say(f"Keeping settled messages of queue '{queue}' in vhost '{context.vhost}' for export '{name}' ...")
+    context.info(f"Keeping settled messages of queue '{queue}' in vhost '{context.vhost}' for export '{name}' ...")
     _send(context, "PUT", _path(context, queue), body)
 
 
 def clear_export(context: Context) -> None:
     queue, name = context.operands
-    context.say(f"Keeping nothing of queue '{queue}' in vhost '{context.vhost}' for export '{name}' any more ...")
+    context.info(f"Keeping nothing of queue '{queue}' in vhost '{context.vhost}' for export '{name}' any more ...")
     _send(context, "DELETE", f"{_path(context, queue)}/{quoted(name)}")
 
 
@@ -259,7 +259,7 @@ def _path(context: Context, queue: str) -> str:
 
 def _send(context: Context, method: str, path: str, body: dict[str, Any] | None = None) -> None:
     context.client.send(method, path, body).checked()
-    context.done()
+    context.success()
 
 
 COMMANDS: Final = (

@@ -62,7 +62,7 @@ def fetch(context: Context, listing: Listing, columns: Sequence[str]) -> list[It
     keys = ",".join(dict.fromkeys(".".join(listing.columns.get(name, (name,))) for name in columns))
     answer = context.client.send("GET", f"{listing.path.format(vhost=quoted(context.vhost))}?columns={keys}")
     if answer.status == 404 and "{vhost}" in listing.path:
-        context.note(f"Virtual host '{context.vhost}' does not exist")
+        context.warn(f"Virtual host '{context.vhost}' does not exist")
         return []
     items: list[Item] = answer.checked().data
     return items
@@ -171,8 +171,8 @@ VHOSTS: Final = Listing(
 
 def list_queues(context: Context) -> None:
     columns = wanted(QUEUES, context.operands)
-    context.say(f"Timeout: {context.timeout_ms / 1000} seconds ...")
-    context.say(f"Listing queues for vhost {context.vhost} ...")
+    context.info(f"Timeout: {context.timeout_ms / 1000} seconds ...")
+    context.info(f"Listing queues for vhost {context.vhost} ...")
     given = context.line.given
     if "offline" in given and not {"online", "local"} & set(given):
         context.show(columns, [])  # the node that answers is the only one, and it is up
@@ -186,37 +186,37 @@ def list_queues(context: Context) -> None:
 
 def list_exchanges(context: Context) -> None:
     columns = wanted(EXCHANGES, context.operands)
-    context.say(f"Listing exchanges for vhost {context.vhost} ...")
+    context.info(f"Listing exchanges for vhost {context.vhost} ...")
     show(context, EXCHANGES, columns)
 
 
 def list_bindings(context: Context) -> None:
     columns = wanted(BINDINGS, context.operands)
-    context.say(f"Listing bindings for vhost {context.vhost}...")  # rabbit: no space before the dots
+    context.info(f"Listing bindings for vhost {context.vhost}...")  # rabbit: no space before the dots
     show(context, BINDINGS, columns)
 
 
 def list_connections(context: Context) -> None:
     columns = wanted(CONNECTIONS, context.operands)
-    context.say("Listing connections ...")
+    context.info("Listing connections ...")
     show(context, CONNECTIONS, columns)
 
 
 def list_channels(context: Context) -> None:
     columns = wanted(CHANNELS, context.operands)
-    context.say("Listing channels ...")
+    context.info("Listing channels ...")
     show(context, CHANNELS, columns)
 
 
 def list_consumers(context: Context) -> None:
     columns = wanted(CONSUMERS, context.operands)
-    context.say(f"Listing consumers in vhost {context.vhost} ...")
+    context.info(f"Listing consumers in vhost {context.vhost} ...")
     show(context, CONSUMERS, columns)
 
 
 def list_vhosts(context: Context) -> None:
     columns = wanted(VHOSTS, context.operands)
-    context.say("Listing vhosts ...")
+    context.info("Listing vhosts ...")
     show(context, VHOSTS, columns)
 
 

@@ -21,7 +21,7 @@ from amqpd.cli.formatters import compact, visible
 
 if TYPE_CHECKING:
     from amqpd.storage.log.record import Record
-    from amqpd.storage.log_inspect import Batch, Event, QueueReport
+    from amqpd.storage.log_inspect import Event, InspectedBatch, QueueReport
 
 BODY_SHOWN: Final = 64
 """Bytes of a body in the text output; JSON has all of it."""
@@ -61,7 +61,7 @@ def verify_log(context: Context) -> None:
             output.write(_report_text(report, context.line.quiet), _report_object(report))
     if damaged:
         raise Failure(DATA, f"{damaged} damaged {'place' if damaged == 1 else 'places'}")
-    context.say(f"{len(directories)} queues: no damage")
+    context.info(f"{len(directories)} queues: no damage")
 
 
 def _data_dir(context: Context) -> str:
@@ -192,9 +192,9 @@ def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] 
 
 
 def _shown(event: Event, offsets: tuple[int, int] | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    from amqpd.storage.log_inspect import Batch, Damage, IndexEntry, SettledEntry, TimeEntry
+    from amqpd.storage.log_inspect import Damage, IndexEntry, InspectedBatch, SettledEntry, TimeEntry
 
-    if isinstance(event, Batch):
+    if isinstance(event, InspectedBatch):
         yield _batch(event)
         for record in event.records or ():
             if offsets is None or offsets[0] <= record.offset <= offsets[1]:
@@ -215,7 +215,7 @@ def _shown(event: Event, offsets: tuple[int, int] | None) -> Iterator[tuple[str,
         yield visible(event.text), {"type": "text", "text": event.text}
 
 
-def _batch(batch: Batch) -> tuple[str, dict[str, Any]]:
+def _batch(batch: InspectedBatch) -> tuple[str, dict[str, Any]]:
     flags = batch.flags
     producer = ""
     if batch.producer_id >= 0:

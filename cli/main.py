@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TextIO
 
 from amqpd.cli import help as help_texts
 from amqpd.cli import rabbitmq_compat
-from amqpd.cli.client import WARNING, Client, tls_of
+from amqpd.cli.client import WARNING, ApiClient, tls_of
 from amqpd.cli.command import Command, Context
 from amqpd.cli.commands import COMMANDS, HELP
 from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
@@ -176,7 +176,7 @@ def _run(
     uri, data_dir = where(line, environment)
     node = line.given.get("node") or _node_name("longnames" in line.given)
     timeout_s = TIMEOUT_S if line.timeout_s is None else line.timeout_s
-    client = Client(uri, data_dir, node, timeout_s, command.needs_app)
+    client = ApiClient(uri, data_dir, node, timeout_s, command.needs_app)
     client.otherwise = otherwise(line, environment)
     try:
         check_options(line, command.options)
@@ -203,7 +203,7 @@ def _run(
     return OK
 
 
-def _dry_run(command: Command, line: CommandLine, client: Client) -> None:
+def _dry_run(command: Command, line: CommandLine, client: ApiClient) -> None:
     """Raises: UsageError for columns that are none; Failure where the command needs a broker and there is none."""
     if command.columns:
         asked = {name for operand in line.operands[command.least :] for name in operand.split(",") if name}

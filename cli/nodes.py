@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from amqpd import __version__
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, TIMED_OUT, UNAVAILABLE, AppStopped, Failure, Refused, UsageError
+from amqpd.cli.errors import DATA, TIMED_OUT, UNAVAILABLE, ApiRefused, AppStopped, Failure, UsageError
 from amqpd.cli.formatters import bold, compact
 
 UNITS: Final = {"bytes": 1, "mb": 1000**2, "gb": 1000**3}
@@ -33,12 +33,12 @@ _POLL_S: Final = 0.02
 
 
 def ping(context: Context) -> None:
-    context.say(
+    context.info(
         f"Will ping {context.node}. This only checks that the process answers its admin API. "
         f"Timeout: {context.timeout_ms} ms."
     )
     context.client.get("/api/amqpd/ping")
-    context.done("Ping succeeded")
+    context.success("Ping succeeded")
 
 
 def version(context: Context) -> None:
@@ -56,10 +56,10 @@ def status(context: Context) -> None:
     if not found["app_running"]:
         raise AppStopped
     if context.line.formatter in {"json", "erlang"}:
-        context.say(f"Status of node {found['node']} ...")
+        context.info(f"Status of node {found['node']} ...")
         context.answer(found, "")
         return
-    context.say(f"Status of node {found['node']} ...")
+    context.info(f"Status of node {found['node']} ...")
     text = "\n".join(
         f"{bold(title, context.out)}\n\n" + "".join(f"{line}\n" for line in lines)
         for title, lines in _sections(found, unit)
@@ -160,28 +160,28 @@ def _amount(size_bytes: int, unit: str) -> str:
 
 
 def stop_app(context: Context) -> None:
-    context.say(f"Stopping amqpd application on node {context.node} ...")
+    context.info(f"Stopping amqpd application on node {context.node} ...")
     _post(context, "/api/amqpd/stop_app")
-    context.done()
+    context.success()
 
 
 def start_app(context: Context) -> None:
-    context.say(f"Starting node {context.node} ...")
+    context.info(f"Starting node {context.node} ...")
     _post(context, "/api/amqpd/start_app")
-    context.done()
+    context.success()
 
 
 def stop(context: Context) -> None:
     """Returns once the process is gone, so that the data directory is free for the next one."""
-    context.say(f"Stopping and halting node {context.node} ...")
+    context.info(f"Stopping and halting node {context.node} ...")
     pids = [_pid_in(operand) for operand in context.operands]
     deadline = time.monotonic() + context.timeout_ms / 1000
     try:
         answer = context.client.send("POST", "/api/amqpd/stop")
-    except Refused as error:
+    except ApiRefused as error:
         if error.exit_code != UNAVAILABLE or "idempotent" not in context.line.given:
             raise
-        context.done(f"Node {context.node} is no longer running")
+        context.success(f"Node {context.node} is no longer running")
         return
     answer.checked()
     context.client.close()
@@ -189,12 +189,12 @@ def stop(context: Context) -> None:
         pids.append(int(answer.data["pid"]))
     while any(is_alive(pid) for pid in pids) or _answers(context):
         if time.monotonic() > deadline:
-            raise Refused(
+            raise ApiRefused(
                 TIMED_OUT,
                 f"node {context.node} was told to stop but is still there after {context.timeout_ms} ms",
             )
         time.sleep(_POLL_S)
-    context.done()
+    context.success()
 
 
 def _pid_in(path: str) -> int:
@@ -221,7 +221,7 @@ def _answers(context: Context) -> bool:
     """Whether the admin API still takes connections: all there is to see of a broker on another machine."""
     try:
         context.client.send("GET", "/api/amqpd/ping")
-    except Refused as error:
+    except ApiRefused as error:
         return error.exit_code != UNAVAILABLE
     finally:
         context.client.close()
@@ -345,7 +345,7 @@ def set_disk_free_limit(context: Context) -> None:
         body, said = {"mem_relative": fraction}, f"{text} times the total RAM"
     else:
         body, said = {"bytes": size_bytes(text)}, f"{text} bytes"
-    context.say(f"Setting disk free limit on {context.node} to {said} ...")
+    context.info(f"Setting disk free limit on {context.node} to {said} ...")
     _change(context, "PUT", "disk_free_limit", body)
 
 
@@ -363,27 +363,27 @@ def set_vm_memory_high_watermark(context: Context) -> None:
         if not 0 <= share <= 1:
             raise _bad(": The threshold should be a fraction between 0.0 and 1.0")
         body, said = {"share": share}, text
-    context.say(f"Setting memory threshold on {context.node} to {said} ...")
+    context.info(f"Setting memory threshold on {context.node} to {said} ...")
     _change(context, "PUT", "memory_high_watermark", body)
 
 
 def set_alarm(context: Context) -> None:
     kind = _alarm(context)
-    context.say(f"Setting alarm '{kind}' on {context.node} ...")
+    context.info(f"Setting alarm '{kind}' on {context.node} ...")
     _change(context, "PUT", f"alarms/{kind}")
 
 
 def clear_alarm(context: Context) -> None:
     kind = _alarm(context)
-    context.say(f"Clearing alarm '{kind}' on {context.node} ...")
+    context.info(f"Clearing alarm '{kind}' on {context.node} ...")
     _change(context, "DELETE", f"alarms/{kind}")
 
 
 def accept_clock(context: Context) -> None:
-    context.say(f"Accepting the wall clock of {context.node} ...")
+    context.info(f"Accepting the wall clock of {context.node} ...")
     found = context.client.send("GET", "/api/amqpd/clock").checked().data
     if found["state"] == "steady":
-        context.note("No jump of the clock is held")
+        context.warn("No jump of the clock is held")
     _change(context, "PUT", "clock")
 
 
@@ -396,7 +396,7 @@ def _alarm(context: Context) -> str:
 
 def _change(context: Context, method: str, path: str, body: object = None) -> None:
     context.client.send(method, f"/api/amqpd/{path}", body).checked()
-    context.done()
+    context.success()
 
 
 _KIND: Final = ("<alarm>", "memory or disk")
@@ -481,32 +481,32 @@ def drain(context: Context) -> None:
     grace_s = context.line.number("grace") if "grace" in context.line.given else 0
     if not 0 <= grace_s <= GRACE_MAX_S:
         raise UsageError(f"--grace is from 0 to {GRACE_MAX_S} seconds")
-    context.say(
+    context.info(
         f"Will put node {context.node} into maintenance mode. The node will no longer serve any client traffic!"
     )
-    context.patient()  # it answers when the grace is over
+    context.no_timeout()  # it answers when the grace is over
     context.client.send("POST", "/api/amqpd/drain", {"grace_s": grace_s}).checked()
-    context.done()
+    context.success()
 
 
 def revive(context: Context) -> None:
-    context.say(
+    context.info(
         f"Will put node {context.node} back into regular operating mode. The node will again serve client traffic."
     )
     context.client.send("POST", "/api/amqpd/revive").checked()
-    context.done()
+    context.success()
 
 
 def reload(context: Context) -> None:
-    context.say(f"Reading the settings of node {context.node} again ...")
-    context.patient()  # definitions may be many
+    context.info(f"Reading the settings of node {context.node} again ...")
+    context.no_timeout()  # definitions may be many
     found = context.client.send("POST", "/api/amqpd/reload").checked().data
     for text, names in (("changed", found["changed"]), ("needs a restart", found["waiting"])):
         for name in names:
             context.out.write(f"{text}: {name}\n")
     if found["imported"]:
         context.out.write(f"imported again: {found['imported']}\n")
-    context.done()
+    context.success()
 
 
 MAINTENANCE_COMMANDS: Final = (
@@ -545,7 +545,7 @@ def await_startup(context: Context) -> None:
         if time.monotonic() >= deadline:
             raise Failure(UNAVAILABLE, _NOT_STARTED)
         time.sleep(POLL_S)
-    context.done()
+    context.success()
 
 
 def wait(context: Context) -> None:
@@ -557,19 +557,19 @@ def wait(context: Context) -> None:
     deadline = None if context.line.timeout_s is None else time.monotonic() + context.line.timeout_s
     if context.operands:
         path = context.operands[0]
-        context.say(f"Waiting for pid file '{path}' to appear")
+        context.info(f"Waiting for pid file '{path}' to appear")
         pid = _read_pid(context, path, deadline)
-        context.say(f"pid is {pid}")
+        context.info(f"pid is {pid}")
     else:
         pid = context.line.number("pid")
-    context.say(f"Waiting for the admin API on node '{context.node}' while OS process '{pid}' is running")
+    context.info(f"Waiting for the admin API on node '{context.node}' while OS process '{pid}' is running")
     while not _started(context):
         if not is_alive(pid):
             raise Failure(UNAVAILABLE, "process_not_running")
         _rest(context, deadline)
     if not is_alive(pid):
         raise Failure(UNAVAILABLE, "process_not_running")
-    context.done(f"Applications 'amqpd' are running on node '{context.node}'")
+    context.success(f"Applications 'amqpd' are running on node '{context.node}'")
 
 
 def _read_pid(context: Context, path: str, deadline: float | None) -> int:
@@ -592,7 +592,7 @@ def _read_pid(context: Context, path: str, deadline: float | None) -> int:
 
 def _rest(context: Context, deadline: float | None) -> None:
     if deadline is not None and time.monotonic() >= deadline:
-        raise Refused(
+        raise ApiRefused(
             TIMED_OUT,
             f"operation wait on node {context.node} timed out. Timeout value used: {context.timeout_ms}",
         )
@@ -604,7 +604,7 @@ def _started(context: Context) -> bool:
     context.client.timeout_s = 5.0
     try:
         return bool(context.client.get("/api/amqpd/app")["running"])
-    except Refused as error:
+    except ApiRefused as error:
         if error.exit_code not in {UNAVAILABLE, TIMED_OUT}:
             raise
         context.client.close()
@@ -612,10 +612,10 @@ def _started(context: Context) -> bool:
 
 
 def reset(context: Context) -> None:
-    context.say(f"Resetting node {context.node} ...")
-    context.patient()
+    context.info(f"Resetting node {context.node} ...")
+    context.no_timeout()
     context.client.send("POST", "/api/amqpd/reset").checked()
-    context.done()
+    context.success()
 
 
 _PID: Final = ("<pidfile>", "file with the number of the broker's process")

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, NoSuchVhost, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact
 
 _COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
@@ -51,7 +51,7 @@ def _set(words: _Words, context: Context) -> None:
     priority = given.get("priority", "0")
     if _PRIORITY.fullmatch(priority) is None:
         raise UsageError(f"Invalid options for this command:\n--priority : {priority}")
-    context.say(
+    context.info(
         f'Setting {words.setting} "{name}" for pattern "{pattern}" to "{text}" with priority "{priority}" '
         f'for vhost "{context.vhost}" ...'
     )
@@ -61,23 +61,23 @@ def _set(words: _Words, context: Context) -> None:
         "priority": int(priority),
         "apply-to": given.get("apply-to", "all"),
     }
-    context.patient()
-    context.client.send("PUT", _path(words, context, name), body).checked(NoSuchVhost(context.vhost))
-    context.done()
+    context.no_timeout()
+    context.client.send("PUT", _path(words, context, name), body).checked(VhostNotFound(context.vhost))
+    context.success()
 
 
 def _clear(words: _Words, context: Context) -> None:
     name = context.operands[0]
-    context.say(f'Clearing {words.clearing} "{name}" on vhost "{context.vhost}" ...')
-    context.patient()
+    context.info(f'Clearing {words.clearing} "{name}" on vhost "{context.vhost}" ...')
+    context.no_timeout()
     context.client.send("DELETE", _path(words, context, name)).checked(NO_PARAMETER)
-    context.done()
+    context.success()
 
 
 def _list(words: _Words, context: Context) -> None:
-    context.say(f'Listing {words.listing} for vhost "{context.vhost}" ...')
+    context.info(f'Listing {words.listing} for vhost "{context.vhost}" ...')
     answer = context.client.send("GET", f"/api/{words.path}/{quoted(context.vhost)}")
-    found = answer.checked(NoSuchVhost(context.vhost)).data
+    found = answer.checked(VhostNotFound(context.vhost)).data
     for item in found:
         item["definition"] = compact(item["definition"])
     context.show(_COLUMNS, [[item[column] for column in _COLUMNS] for item in found])
@@ -195,7 +195,7 @@ def mirroring(context: Context, kind: str) -> list[dict[str, Any]]:
 
 
 def check(context: Context) -> None:
-    context.say("Checking if cluster has any classic queue mirroring policy ...")
+    context.info("Checking if cluster has any classic queue mirroring policy ...")
     found = {kind: mirroring(context, kind) for kind in KINDS}
     if not any(found.values()):
         context.answer({"result": "ok"}, "Cluster reported no policies enabling classic queue mirroring")
@@ -217,7 +217,7 @@ def check(context: Context) -> None:
 
 
 def show(kind: str, context: Context) -> None:
-    context.say(f"Listing {kind.replace('-', ' ')} with classic queue mirroring ...")
+    context.info(f"Listing {kind.replace('-', ' ')} with classic queue mirroring ...")
     rows = [
         [compact(each[name]) if name == "definition" else each[name] for name in COLUMNS]
         for each in mirroring(context, kind)
@@ -227,7 +227,7 @@ def show(kind: str, context: Context) -> None:
 
 def remove(context: Context) -> None:
     """Takes the keys away; a policy that has no other goes. Raises: as `Client.send`."""
-    context.say("Removing classic queue mirroring from policies ...")
+    context.info("Removing classic queue mirroring from policies ...")
     for kind, title in KINDS.items():
         for each in mirroring(context, kind):
             path = f"/api/{kind}/{quoted(each['vhost'])}/{quoted(each['name'])}"
@@ -237,8 +237,8 @@ def remove(context: Context) -> None:
                 context.client.send("PUT", path, body).checked()
             else:
                 context.client.send("DELETE", path).checked()
-            context.say(f"{title} {each['name']} of vhost '{each['vhost']}' {'changed' if left else 'removed'}")
-    context.done()
+            context.info(f"{title} {each['name']} of vhost '{each['vhost']}' {'changed' if left else 'removed'}")
+    context.success()
 
 
 def _listing(kind: str) -> Command:
@@ -280,47 +280,47 @@ PARAMETER_GROUP: Final = "Parameters"
 
 def set_parameter(context: Context) -> None:
     component, name, text = context.operands
-    context.say(
+    context.info(
         f'Setting runtime parameter "{name}" for component "{component}" to "{text}" in vhost "{context.vhost}" ...'
     )
     answer = context.client.send("PUT", _parameter_path(context, component, name), {"value": json_of(text)})
-    answer.checked(NoSuchVhost(context.vhost))
-    context.done()
+    answer.checked(VhostNotFound(context.vhost))
+    context.success()
 
 
 def clear_parameter(context: Context) -> None:
     component, name = context.operands
-    context.say(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
+    context.info(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
     if component == "policy":  # rabbit: whether or not there is one
         raise Failure(UNAVAILABLE, "policies may not be cleared using this method")
     context.client.send("DELETE", _parameter_path(context, component, name)).checked(NO_PARAMETER)
-    context.done()
+    context.success()
 
 
 def list_parameters(context: Context) -> None:
-    context.say(f'Listing runtime parameters for vhost "{context.vhost}" ...')
+    context.info(f'Listing runtime parameters for vhost "{context.vhost}" ...')
     # Whether the vhost is there.
-    context.client.send("GET", f"/api/policies/{quoted(context.vhost)}").checked(NoSuchVhost(context.vhost))
+    context.client.send("GET", f"/api/policies/{quoted(context.vhost)}").checked(VhostNotFound(context.vhost))
     found = [item for item in context.client.get("/api/parameters") if item["vhost"] == context.vhost]
     _show(context, ("component", "name", "value"), found)
 
 
 def set_global_parameter(context: Context) -> None:
     name, text = context.operands
-    context.say(f'Setting global runtime parameter "{name}" to "{text}" ...')
+    context.info(f'Setting global runtime parameter "{name}" to "{text}" ...')
     context.client.send("PUT", _global(name), {"value": json_of(text)}).checked()
-    context.done()
+    context.success()
 
 
 def clear_global_parameter(context: Context) -> None:
     name = context.operands[0]
-    context.say(f'Clearing global runtime parameter "{name}" ...')
+    context.info(f'Clearing global runtime parameter "{name}" ...')
     context.client.send("DELETE", _global(name)).checked(NO_PARAMETER)
-    context.done()
+    context.success()
 
 
 def list_global_parameters(context: Context) -> None:
-    context.say("Listing global runtime parameters ...")
+    context.info("Listing global runtime parameters ...")
     _show(context, ("name", "value"), context.client.get("/api/global-parameters"))
 
 

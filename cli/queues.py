@@ -16,7 +16,7 @@ import re
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.listings import Item, Listing, plain, value, wanted
@@ -60,7 +60,7 @@ def browse_queue(context: Context) -> None:
     query: dict[str, object] = _begin(context)
     if "where" in context.line.given:
         query["where"] = context.line.given["where"]
-    context.say(f"Browsing queue {context.operands[0]} in vhost {context.vhost} ...")
+    context.info(f"Browsing queue {context.operands[0]} in vhost {context.vhost} ...")
     rows: list[list[Any]] = []
     while left > 0:
         asked = urlencode({**query, "count": min(left, PAGE_COUNT)})
@@ -75,7 +75,7 @@ def browse_queue(context: Context) -> None:
         query["offset"] = answer.data["next_offset"]
     context.show(columns, rows)
     if not rows and answer.data["hint"]:
-        context.note(answer.data["hint"])
+        context.warn(answer.data["hint"])
 
 
 def move_messages(context: Context) -> None:
@@ -141,14 +141,14 @@ def _run(context: Context, what: str, body: dict[str, object]) -> None:
         body["limit"] = context.line.number("limit")
     if "dry-run" in given:
         body["dry_run"] = True
-    context.say(f"{what} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
+    context.info(f"{what} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
     detach = "detach" in given
     answer = context.client.send("POST", f"{_queue(context)}/jobs", {**body, "wait_ms": 0 if detach else WAIT_MS})
     if not answer.ok:
         raise _failure(answer)
     job = answer.data
     if detach:
-        context.done(f"Job {job['id']} has begun: amqpctl list_jobs")
+        context.success(f"Job {job['id']} has begun: amqpctl list_jobs")
         return
     try:
         job = _follow(context, job)
@@ -160,7 +160,7 @@ def _run(context: Context, what: str, body: dict[str, object]) -> None:
 def _follow(context: Context, job: Item) -> Item:
     while job["ended"] is None:
         waits = f", waits: {job['reason']}" if job["state"] == "waiting" else ""
-        context.note(f"{job['done']} of {job['messages']} messages, {job['rate']} per second{waits}")
+        context.warn(f"{job['done']} of {job['messages']} messages, {job['rate']} per second{waits}")
         answer = context.client.send("GET", f"/api/amqpd/jobs/{quoted(job['id'])}?wait_ms={WAIT_MS}")
         if answer.status == 404:
             raise Failure(UNAVAILABLE, f"job {job['id']} is not known any more: the broker was restarted")
@@ -173,36 +173,36 @@ def _follow(context: Context, job: Item) -> Item:
 def _tell(context: Context, job: Item) -> None:
     verb = DONE[job["action"]]
     if job["hint"]:
-        context.note(job["hint"])
+        context.warn(job["hint"])
     left = "".join(f"\n{count} left: {why}" for why, count in sorted(job["left"].items()))
     if job["action"] == "rewind":
         left = f" from offset {job['from_offset']} on{left}"
     if job["dry_run"]:
-        context.done(f"{job['done']} messages would be {verb}{left}")
+        context.success(f"{job['done']} messages would be {verb}{left}")
         return
     text = f"{job['done']} messages {verb}{left}"
     if job["state"] != "done":
         raise Failure(SOFTWARE, f"{job['state']}: {job['reason'] or 'by hand'}; {text}")
-    context.done(text)
+    context.success(text)
 
 
 def list_jobs(context: Context) -> None:
     columns = wanted(JOBS, context.operands)
-    context.say("Listing jobs ...")
+    context.info("Listing jobs ...")
     items = context.client.get(JOBS.path)
     context.show(columns, [[value(item, JOBS, name) for name in columns] for item in items])
 
 
 def stop_job(context: Context) -> None:
     id_ = context.operands[0]
-    context.say(f"Stopping job {id_} ...")
+    context.info(f"Stopping job {id_} ...")
     answer = context.client.send("DELETE", f"/api/amqpd/jobs/{quoted(id_)}")
     if not answer.ok:
         raise _failure(answer)
-    context.done(f"Job {id_} is {answer.data['state']} after {answer.data['done']} messages")
+    context.success(f"Job {id_} is {answer.data['state']} after {answer.data['done']} messages")
 
 
-def _failure(answer: Answer) -> Failure:
+def _failure(answer: ApiAnswer) -> Failure:
     """Of what is missing: 69. Of what cannot be done: 64."""
     if answer.status == 404:
         return Failure(UNAVAILABLE, answer.reason)
@@ -352,7 +352,7 @@ def list_delayed_messages(context: Context) -> None:
         if not 1 <= limit <= LIMIT_MAX:
             raise UsageError(f"The limit should be a whole number from 1 to {LIMIT_MAX}, not '{limit}'")
         path += f"?limit={limit}"
-    context.say(f"Listing delayed messages in vhost {context.vhost} ...")
+    context.info(f"Listing delayed messages in vhost {context.vhost} ...")
     answer = context.client.send("GET", path)
     if answer.status == 404:
         raise Failure(UNAVAILABLE, answer.reason)
@@ -363,13 +363,13 @@ def list_delayed_messages(context: Context) -> None:
 
 def cancel_delayed_message(context: Context) -> None:
     message = context.operands[0]
-    context.say(f"Cancelling delayed message '{message}' in vhost '{context.vhost}' ...")
+    context.info(f"Cancelling delayed message '{message}' in vhost '{context.vhost}' ...")
     answer = context.client.send("DELETE", f"{DELAYED.path.format(vhost=quoted(context.vhost))}/{quoted(message)}")
     if answer.status in (400, 404):
         raise Failure(UNAVAILABLE if answer.status == 404 else USAGE, answer.reason)
     if not answer.ok:
         raise answer.failure()
-    context.done()
+    context.success()
 
 
 DELAYED_COMMANDS: Final = (
@@ -409,10 +409,10 @@ _PID: Final = re.compile(r"<[^<>]+@[^<>]*\.[0-9]+\.[0-9]+>")
 
 def purge_queue(context: Context) -> None:
     name = context.operands[0]
-    context.say(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
+    context.info(f"Purging queue '{name}' in vhost '{context.vhost}' ...")
     answer = context.client.send("POST", "/api/amqpd/purge_queue", {"vhost": context.vhost, "queue": name})
     answer.checked(Failure(UNAVAILABLE, "Queue not found"))
-    context.done()
+    context.success()
 
 
 def delete_queue(context: Context) -> None:
@@ -420,7 +420,7 @@ def delete_queue(context: Context) -> None:
     if_empty, if_unused = "if-empty" in context.line.given, "if-unused" in context.line.given
     conditions = ["if queue is empty"] * if_empty + ["if queue is unused"] * if_unused
     condition = f"{' and '.join(conditions)} " if conditions else ""
-    context.say(f"Deleting queue '{name}' on vhost '{context.vhost}' {condition}...")
+    context.info(f"Deleting queue '{name}' on vhost '{context.vhost}' {condition}...")
     body = {"vhost": context.vhost, "queue": name, "if_empty": if_empty, "if_unused": if_unused}
     answer = context.client.send("POST", "/api/amqpd/delete_queue", body)
     # rabbit: all three are 64
@@ -429,25 +429,25 @@ def delete_queue(context: Context) -> None:
     if answer.status == 400 and answer.reason.endswith("not empty"):
         raise Failure(USAGE, "Queue is not empty")
     answer.checked(Failure(USAGE, "Queue not found"))
-    context.done(f"Queue was successfully deleted with {answer.data['message_count']} ready messages")
+    context.success(f"Queue was successfully deleted with {answer.data['message_count']} ready messages")
 
 
 def close_connection(context: Context) -> None:
     pid, reason = context.operands
-    context.say(f"Closing connection {pid}, reason: {reason}...")
+    context.info(f"Closing connection {pid}, reason: {reason}...")
     if _PID.fullmatch(pid) is None:
         raise Failure(UNAVAILABLE, f'invalid pid "{pid}". See: amqpctl list_connections pid name')
     answer = context.client.send("POST", "/api/amqpd/close_connection", {"pid": pid, "reason": reason})
     if answer.status == 404:
-        context.note(f"There is no connection {pid}. Was it already closed?")  # rabbit: exit 0
+        context.warn(f"There is no connection {pid}. Was it already closed?")  # rabbit: exit 0
     else:
         answer.checked()
-    context.done()
+    context.success()
 
 
 def close_all_connections(context: Context) -> None:
     reason = context.operands[0]
-    everywhere = context.everywhere("vhost")
+    everywhere = context.all_vhosts("vhost")
     limit = context.line.number("limit")
     body: dict[str, object] = {
         "reason": reason,
@@ -457,10 +457,10 @@ def close_all_connections(context: Context) -> None:
     if not everywhere:
         body["vhost"] = context.vhost
     scope = f"to node {context.node} (across all vhosts)" if everywhere else f"in vhost {context.vhost}"
-    context.say(f"Closing {limit or 'all'} connections {scope}, reason: {reason}...")
-    context.patient()
+    context.info(f"Closing {limit or 'all'} connections {scope}, reason: {reason}...")
+    context.no_timeout()
     answer = context.client.send("POST", "/api/amqpd/close_all_connections", body).checked()
-    context.done(f"Closed {answer.data['closed']} connections")
+    context.success(f"Closed {answer.data['closed']} connections")
 
 
 MESSAGE_COMMANDS: Final = (
@@ -535,7 +535,7 @@ def trace_message(context: Context) -> None:
     query: dict[str, object] = {"id": id_}
     if "correlation-id" in context.line.given:
         query["by"] = "correlation_id"
-    context.say(f"Looking for message {id_} in vhost {context.vhost} ...")
+    context.info(f"Looking for message {id_} in vhost {context.vhost} ...")
     found: list[Item] = []
     going_on: dict[str, object] = {}
     skipped = 0
@@ -551,13 +551,13 @@ def trace_message(context: Context) -> None:
         if answer.data["next"] is None:
             break
         going_on = answer.data["next"]
-        context.note(f"{len(found)} found, looking at queue {going_on['queue']}, offset {going_on['offset']}")
+        context.warn(f"{len(found)} found, looking at queue {going_on['queue']}, offset {going_on['offset']}")
     rows = [*found, *_gone(found)]
     context.show(columns, [[_shown(item, name) for name in columns] for item in rows])
     if not found:
-        context.note("No log has it: it was never stored here, or has gone from the logs since it was settled")
+        context.warn("No log has it: it was never stored here, or has gone from the logs since it was settled")
     if skipped:
-        context.note(f"{skipped} queues may not be read, or cannot be opened, and were not looked at")
+        context.warn(f"{skipped} queues may not be read, or cannot be opened, and were not looked at")
 
 
 def _shown(item: Item, name: str) -> Any:

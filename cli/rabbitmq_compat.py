@@ -22,9 +22,9 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd import __version__
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, NoSuchVhost, Refused, UsageError
+from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, ApiRefused, Failure, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact
 from amqpd.cli.listings import Listing, fetch, plain, value, wanted
 from amqpd.cli.users import no_user
@@ -39,29 +39,29 @@ _UNRESPONSIVE_COLUMNS: Final = ("arguments", "auto_delete", "durable", "name", "
 
 
 def suspend_listeners(context: Context) -> None:
-    context.say(
+    context.info(
         f"Will suspend client connection listeners on node {context.node}. "
         "The node will no longer accept client connections!"
     )
     context.client.send("POST", "/api/amqpd/suspend_listeners").checked()
-    context.done()
+    context.success()
 
 
 def resume_listeners(context: Context) -> None:
-    context.say(
+    context.info(
         f"Will resume client connection listeners on node {context.node}. The node will now accept client connections"
     )
     context.client.send("POST", "/api/amqpd/resume_listeners").checked()
-    context.done()
+    context.success()
 
 
 def close_all_user_connections(context: Context) -> None:
     user, reason = context.operands
-    context.say(f"Closing connections of user {user}, reason: {reason}...")
-    context.patient()
+    context.info(f"Closing connections of user {user}, reason: {reason}...")
+    context.no_timeout()
     body = {"username": user, "reason": reason}
     context.client.send("POST", "/api/amqpd/close_user_connections", body).checked()
-    context.done()
+    context.success()
 
 
 # -- rights ------------------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def close_all_user_connections(context: Context) -> None:
 
 def list_user_topic_permissions(context: Context) -> None:
     user = context.operands[0]
-    context.say(f'Listing topic permissions for user "{user}" ...')
+    context.info(f'Listing topic permissions for user "{user}" ...')
     answer = context.client.send("GET", f"/api/users/{quoted(user)}/topic-permissions")
     rows = answer.checked(no_user(user, UNAVAILABLE)).data
     columns = ("vhost", "exchange", "write", "read")
@@ -81,12 +81,12 @@ def list_user_topic_permissions(context: Context) -> None:
 def set_permissions_globally(context: Context) -> None:
     """rabbit: of 3.12; in every vhost there is now."""
     user, configure, write, read = context.operands
-    context.say(f'Setting permissions for user "{user}" in all virtual hosts ...')
+    context.info(f'Setting permissions for user "{user}" in all virtual hosts ...')
     body = {"configure": configure, "write": write, "read": read}
     for vhost in context.client.get("/api/vhosts?columns=name"):
         path = f"/api/permissions/{quoted(vhost['name'])}/{quoted(user)}"
         context.client.send("PUT", path, body).checked(no_user(user))
-    context.done()
+    context.success()
 
 
 # -- what is there -----------------------------------------------------------------------------------------------------
@@ -95,10 +95,10 @@ def set_permissions_globally(context: Context) -> None:
 def restart_vhost(context: Context) -> None:
     """A vhost cannot fail by itself here, so it runs already. rabbit: 70 where there is none."""
     about = f"vhost '{context.vhost}' on node '{context.node}'"
-    context.say(f"Trying to restart {about} ...")
+    context.info(f"Trying to restart {about} ...")
     answer = context.client.send("GET", f"/api/vhosts/{quoted(context.vhost)}?columns=name")
     answer.checked(Failure(SOFTWARE, f"Failed to start {about}: there is no such vhost"))
-    context.done(f"Vhost '{context.vhost}' is already running on node '{context.node}'")
+    context.success(f"Vhost '{context.vhost}' is already running on node '{context.node}'")
 
 
 def list_unresponsive_queues(context: Context) -> None:
@@ -108,7 +108,7 @@ def list_unresponsive_queues(context: Context) -> None:
         raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
     context.line.number("queue-timeout")
     columns = tuple(dict.fromkeys(asked)) or _UNRESPONSIVE
-    context.say(f"Listing unresponsive queues for vhost {context.vhost} ...")
+    context.info(f"Listing unresponsive queues for vhost {context.vhost} ...")
     found = context.client.send("GET", "/api/health/checks/alarms")
     if not found.ok and found.status != 503:
         raise found.failure()
@@ -128,9 +128,9 @@ def list_policies_that_match(context: Context) -> None:
     kind = context.line.given.get("object-type", "queues")
     if kind not in {"queues", "exchanges"}:
         raise UsageError("Bad argument: the object type is one of queues, exchanges")
-    context.say(f"Listing policies that match {kind.removesuffix('s')} '{name}' in vhost '{context.vhost}' ...")
+    context.info(f"Listing policies that match {kind.removesuffix('s')} '{name}' in vhost '{context.vhost}' ...")
     vhost = quoted(context.vhost)
-    answer = context.client.send("GET", f"/api/policies/{vhost}").checked(NoSuchVhost(context.vhost))
+    answer = context.client.send("GET", f"/api/policies/{vhost}").checked(VhostNotFound(context.vhost))
     wanted = {"all", kind}
     if kind == "queues":
         queue = context.client.send("GET", f"/api/queues/{vhost}/{quoted(name)}?columns=type")
@@ -154,31 +154,31 @@ def _text(value: Any) -> Any:
 
 def told(saying: str, message: str, context: Context) -> None:
     """Nothing is done, and nothing has to be."""
-    context.say(saying.format(node=context.node))
+    context.info(saying.format(node=context.node))
     context.client.get("/api/amqpd/ping")
-    context.done(message)
+    context.success(message)
 
 
 def empty(saying: str, columns: tuple[str, ...], context: Context) -> None:
-    context.say(saying)
+    context.info(saying)
     context.client.get("/api/amqpd/ping")
     context.show(columns, [])
 
 
 def mirrors(saying: str, context: Context) -> None:
     """rabbit: 69 for none; for a queue without mirrors too, but there is nothing to stop of it."""
-    context.say(f"{saying} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
+    context.info(f"{saying} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(context.operands[0])}?columns=name"
     context.client.send("GET", path).checked(Failure(UNAVAILABLE, "not_found"))
     if saying.startswith("Stopping"):
-        context.done()
+        context.success()
         return
     raise Failure(UNAVAILABLE, "not_mirrored")
 
 
 def not_found(saying: str, what: str, context: Context) -> None:
     """rabbit: 69 for one that is not there, and none is. Raises: Failure."""
-    context.say(f"{saying} {context.operands[0]} ...")
+    context.info(f"{saying} {context.operands[0]} ...")
     context.client.get("/api/amqpd/ping")
     raise Failure(UNAVAILABLE, f"{what} was not found on the target node '{context.node}': amqpd runs none")
 
@@ -454,7 +454,7 @@ _KEYS: Final = ("cipher", "key_exchange", "mac", "prf")
 
 
 def tls_versions(context: Context) -> None:
-    context.say("Listing all TLS versions supported by the broker...")
+    context.info("Listing all TLS versions supported by the broker...")
     found = context.client.get("/api/amqpd/tls")["versions"]
     context.answer({"versions": found}, "\n".join(found))
 
@@ -467,7 +467,7 @@ def cipher_suites(context: Context) -> None:
         form = "openssl"
     if form not in FORMS:
         raise UsageError(f"Bad argument: Format must be one of: {', '.join(FORMS)}", DATA)
-    context.say(f"Listing available cipher suites in {FORMS[form]} format")
+    context.info(f"Listing available cipher suites in {FORMS[form]} format")
     found: list[dict[str, Any]] = context.client.get("/api/amqpd/tls")["all_suites" if "all" in given else "suites"]
     if form == "openssl":
         names = [each["name"] for each in found]
@@ -534,13 +534,13 @@ def _get_loopback_users(context: Context, _found: re.Match[str]) -> None:
         context.out.write("[" + ",".join(f'<<"{user}">>' for user in users) + "]\n")
 
 
-def _send(context: Context, method: str, path: str, body: object = None) -> Answer:
+def _send(context: Context, method: str, path: str, body: object = None) -> ApiAnswer:
     return context.client.send(method, f"/api/amqpd/{path}", body).checked()
 
 
 def _ok(context: Context) -> None:
     if context.line.formatter == "json":
-        context.done()
+        context.success()
     else:
         context.out.write("ok\n")
 
@@ -658,7 +658,7 @@ DEPRECATED: Final = Listing(
 
 def list_feature_flags(context: Context) -> None:
     columns = wanted(FLAGS, context.operands)
-    context.say("Listing feature flags ...")
+    context.info("Listing feature flags ...")
     items = fetch(context, FLAGS, columns)
     context.show(columns, [[value(item, FLAGS, name) for name in columns] for item in items])
 
@@ -666,27 +666,27 @@ def list_feature_flags(context: Context) -> None:
 def enable_feature_flag(context: Context) -> None:
     name = context.operands[0]
     if name == "all":
-        context.say("Enabling all feature flags ...")
+        context.info("Enabling all feature flags ...")
         context.client.get("/api/feature-flags")
     else:
-        context.say(f'Enabling feature flag "{name}" ...')
+        context.info(f'Enabling feature flag "{name}" ...')
         answer = context.client.send("PUT", f"/api/feature-flags/{quoted(name)}/enable", {})
         if answer.status == 400:
             raise Failure(USAGE, f"This feature flag is not supported by node {context.node}")
         answer.checked()
-    context.done()
+    context.success()
 
 
 def list_deprecated_features(context: Context) -> None:
     """rabbit: of 3.13. Nothing of amqpd is on its way out."""
     columns = wanted(DEPRECATED, context.operands)
-    context.say("Listing deprecated features ...")
+    context.info("Listing deprecated features ...")
     context.client.get("/api/amqpd/ping")
     context.show(columns, [])
 
 
 def check_deprecated_features(context: Context) -> None:
-    context.say("Checking if any deprecated features are used ...")
+    context.info("Checking if any deprecated features are used ...")
     context.client.get("/api/amqpd/ping")
     told: dict[str, Any] = {"result": "ok"}
     context.answer(told, f"Node {context.node} reported no deprecated features in use")
@@ -770,14 +770,14 @@ def list_plugins(context: Context) -> None:
         found = [_item(name, running) for name in names]
         context.answer({"status": "running" if running else "node_down", "format": "normal", "plugins": found}, "")
         return
-    context.say(f'Listing plugins with pattern "{pattern}" ...')
+    context.info(f'Listing plugins with pattern "{pattern}" ...')
     if "minimal" in given:
         context.out.write("".join(f"{name}\n" for name in names))
         return
     status = f"* = running on {context.node}" if running else f"[failed to contact {context.node} - status not shown]"
-    context.say(" Configured: E = explicitly enabled; e = implicitly enabled")
-    context.say(f" | Status: {status}")
-    context.say(" |/")
+    context.info(" Configured: E = explicitly enabled; e = implicitly enabled")
+    context.info(f" | Status: {status}")
+    context.info(" |/")
     wide = max(map(len, names), default=0)
     for name in names:
         mark = f"[{'e' if name in IMPLICIT else 'E'}{'*' if running else ' '}]"
@@ -792,7 +792,7 @@ def _runs(context: Context) -> bool:
     """rabbit: a list is shown of a broker that is down too."""
     try:
         context.client.get("/api/amqpd/ping")
-    except Refused as error:
+    except ApiRefused as error:
         if error.exit_code != UNAVAILABLE:
             raise
         return False
@@ -813,9 +813,9 @@ def is_enabled(context: Context) -> None:
     names = context.operands
     what = f"plugin {names[0]} is" if len(names) == 1 else f"plugins {', '.join(names)} are"
     if "offline" in context.line.given:
-        context.say(f"Inferring if {what} from local environment...")
+        context.info(f"Inferring if {what} from local environment...")
     else:
-        context.say(f"Asking node {context.node} if {what} enabled...")
+        context.info(f"Asking node {context.node} if {what} enabled...")
         context.client.get("/api/amqpd/ping")
     missing = [name for name in names if name not in BUILT_IN]
     if missing:
@@ -824,7 +824,7 @@ def is_enabled(context: Context) -> None:
         raise Failure(
             UNAVAILABLE, f"{what} not enabled on node {context.node}. Enabled plugins and dependencies: {known}"
         )
-    context.done(f"{what[0].upper()}{what[1:]} enabled on node {context.node}")
+    context.success(f"{what[0].upper()}{what[1:]} enabled on node {context.node}")
 
 
 def enable(context: Context) -> None:
@@ -856,7 +856,7 @@ def disable(context: Context) -> None:
 
 
 def _change(context: Context, doing: str, names: Sequence[str]) -> None:
-    context.say(f"{doing} plugins on node {context.node}:\n" + "\n".join(names))
+    context.info(f"{doing} plugins on node {context.node}:\n" + "\n".join(names))
 
 
 def _check_known(names: Sequence[str]) -> None:
@@ -869,13 +869,13 @@ def _told(context: Context) -> None:
         context.answer({"enabled": sorted(BUILT_IN), "mode": "offline"}, "")
         return
     lines = ["The following plugins have been configured:", *(f"  {name}" for name in sorted(BUILT_IN))]
-    context.say("\n".join(lines))
-    context.say("Plugin configuration unchanged.")
+    context.info("\n".join(lines))
+    context.info("Plugin configuration unchanged.")
 
 
 def directories(context: Context) -> None:
     told = {"plugins_dir": "", "plugins_expand_dir": "", "enabled_plugins_file": ""}
-    context.say(f"Listing plugin directories used by node {context.node}")
+    context.info(f"Listing plugin directories used by node {context.node}")
     context.answer(told, "amqpd has no plugin directories: what it has is part of it")
 
 

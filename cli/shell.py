@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from amqpd.cli.client import Client, quoted
+from amqpd.cli.client import ApiClient, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, Failure, UsageError
 from amqpd.cli.options import BY_LONG, BY_SHORT, FORMATTERS, GENERAL, where
@@ -136,7 +136,7 @@ def _names(context: Context, before: Sequence[str], path: str) -> list[str]:
     client = context.client
     if given:
         uri, data_dir = where(context.line._replace(given=given), {})
-        client = Client(uri, data_dir, context.node, NAMES_S, False)
+        client = ApiClient(uri, data_dir, context.node, NAMES_S, False)
         client.tls = context.client.tls
     client.timeout_s = NAMES_S
     try:
@@ -169,8 +169,8 @@ def install_aliases(context: Context) -> None:
             coming.replace(path)
         except OSError as error:
             raise Failure(DATA, f"{path} cannot be written: {error.strerror}") from None
-        context.say(str(path))
-    context.done(f"Installed {len(paths)} names of amqpctl in {directory}")
+        context.info(str(path))
+    context.success(f"Installed {len(paths)} names of amqpctl in {directory}")
 
 
 _MARK: Final = "# amqpctl by another name; made by `amqpctl install_aliases`."

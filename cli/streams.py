@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, USAGE, Failure, UsageError
 from amqpd.cli.listings import Listing, plain, value, wanted
@@ -32,7 +32,7 @@ def _path(context: Context, *names: str) -> str:
 
 def list_stream_offsets(context: Context) -> None:
     columns = wanted(OFFSETS, context.operands[1:])
-    context.say(f"Listing stored offsets of queue {context.operands[0]} in vhost {context.vhost} ...")
+    context.info(f"Listing stored offsets of queue {context.operands[0]} in vhost {context.vhost} ...")
     answer = _checked(context.client.send("GET", _path(context)))
     context.show(columns, [[value(item, OFFSETS, name) for name in columns] for item in answer.data])
 
@@ -41,16 +41,16 @@ def set_stream_offset(context: Context) -> None:
     queue, name, text = context.operands
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UsageError(f"The offset should be a whole number that is at least 0, not '{text}'")
-    context.say(f"Setting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
+    context.info(f"Setting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
     _checked(context.client.send("PUT", _path(context, name), {"offset": int(text)}))
-    context.done()
+    context.success()
 
 
 def delete_stream_offset(context: Context) -> None:
     queue, name = context.operands
-    context.say(f"Deleting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
+    context.info(f"Deleting the stored offset of consumer '{name}' of queue '{queue}' in vhost '{context.vhost}' ...")
     _checked(context.client.send("DELETE", _path(context, name)))
-    context.done()
+    context.success()
 
 
 def list_stream_tracking(context: Context) -> None:
@@ -58,14 +58,14 @@ def list_stream_tracking(context: Context) -> None:
     kinds = [name for name in ("all", "offset", "writer") if name in context.line.given]
     if len(kinds) > 1:
         raise UsageError("Specify only one of --all, --offset, --writer.")
-    context.say(f"Listing tracking information for stream {context.operands[0]} ...")
+    context.info(f"Listing tracking information for stream {context.operands[0]} ...")
     found = _checked(context.client.send("GET", _path(context))).data
     value_of = "offset" if kinds == ["offset"] else "offset (sequence)"
     columns = ("type", "name", value_of)
     context.show(columns, [] if kinds == ["writer"] else [["offset", each["name"], each["offset"]] for each in found])
 
 
-def _checked(answer: Answer) -> Answer:
+def _checked(answer: ApiAnswer) -> ApiAnswer:
     """Raises: Failure; 64 of a queue that is no stream, and of an offset out of bounds."""
     if answer.status == 400:
         raise Failure(USAGE, answer.reason)
@@ -190,7 +190,7 @@ def add_super_stream(context: Context) -> None:
     """All of it, or, when something is in the way, nothing. rabbit: 70 where a name is taken."""
     name = context.operands[0]
     keys, arguments = _partitions(context), _arguments(context)
-    context.say("Adding a super stream ...")
+    context.info("Adding a super stream ...")
     vhost = quoted(context.vhost)
     exchange = f"/api/exchanges/{vhost}/{quoted(name)}"
     queues = [f"/api/queues/{vhost}/{quoted(f'{name}-{key}')}" for key in keys]
@@ -211,7 +211,7 @@ def add_super_stream(context: Context) -> None:
         for path in reversed(made):
             context.client.send("DELETE", path)
         raise
-    context.done(f"Super stream {name} has been created")
+    context.success(f"Super stream {name} has been created")
 
 
 def _made(context: Context, made: list[str], path: str, body: dict[str, Any]) -> None:
@@ -221,26 +221,26 @@ def _made(context: Context, made: list[str], path: str, body: dict[str, Any]) ->
 
 def delete_super_stream(context: Context) -> None:
     name = context.operands[0]
-    context.say("Deleting a super stream ...")
+    context.info("Deleting a super stream ...")
     vhost = quoted(context.vhost)
     exchange = f"/api/exchanges/{vhost}/{quoted(name)}"
     missing = Failure(SOFTWARE, "stream_not_found")
     found = context.client.send("GET", exchange).checked(missing).data
     if not found["arguments"].get("x-super-stream"):
         raise missing
-    context.patient()
+    context.no_timeout()
     for binding in context.client.get(f"{exchange}/bindings/source"):
         if binding["destination_type"] == "queue" and "x-stream-partition-order" in binding["arguments"]:
             context.client.send("DELETE", f"/api/queues/{vhost}/{quoted(binding['destination'])}").checked(missing)
     context.client.send("DELETE", exchange).checked(missing)
-    context.done(f"Super stream {name} has been deleted")
+    context.success(f"Super stream {name} has been deleted")
 
 
 def list_nobody(what: str, columns: Sequence[str], context: Context) -> None:
     asked = [name for operand in context.operands for name in operand.split(",") if name]
     if unknown := sorted(set(asked) - set(columns)):
         raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
-    context.say(f"Listing stream {what.replace('_', ' ')} ...")
+    context.info(f"Listing stream {what.replace('_', ' ')} ...")
     context.client.get("/api/amqpd/ping")
     context.show(asked or columns, [])
 
@@ -249,7 +249,7 @@ def no_group(context: Context) -> None:
     """Raises: Failure."""
     if not {"stream", "reference"} <= set(context.line.given):
         raise UsageError("not enough arguments.")
-    context.say("Listing group consumers ...")
+    context.info("Listing group consumers ...")
     context.client.get("/api/amqpd/ping")
     raise Failure(DATA, "The group does not exist")
 
@@ -257,7 +257,7 @@ def no_group(context: Context) -> None:
 def set_retention(context: Context) -> None:
     """rabbit: 3.10 has it; a policy does it here, as in later versions."""
     name, text = context.operands
-    context.say(f"Setting retention policy of stream queue {name} to {text} ...")
+    context.info(f"Setting retention policy of stream queue {name} to {text} ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(name)}?columns=name"
     context.client.send("GET", path).checked(Failure(UNAVAILABLE, "not_found"))
     policy = f"amqpctl set_policy -p '{context.vhost}' NAME '^{name}$' '{{\"max-age\":\"{text}\"}}' --apply-to streams"

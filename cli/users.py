@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from amqpd.cli.client import Answer, quoted
+from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, NoSuchVhost, UsageError
+from amqpd.cli.errors import DATA, NO_USER, SOFTWARE, UNAVAILABLE, Failure, UsageError, VhostNotFound
 
 ACCESS: Final = "Access Control"
 VHOST_KEYS: Final = {"description": "description", "tags": "tags", "default-queue-type": "default_queue_type"}
@@ -24,128 +24,128 @@ def add_vhost(context: Context) -> None:
     name = _named(context, "vhost")
     given = context.line.given
     body = {key: given[option] for option, key in VHOST_KEYS.items() if option in given}
-    context.say(f'Adding vhost "{name}" ...')
+    context.info(f'Adding vhost "{name}" ...')
     context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body).checked()
-    context.done()
+    context.success()
 
 
 def delete_vhost(context: Context) -> None:
     name = _named(context, "vhost")
-    context.say(f'Deleting vhost "{name}" ...')
-    context.patient()
+    context.info(f'Deleting vhost "{name}" ...')
+    context.no_timeout()
     answer = context.client.send("DELETE", f"/api/vhosts/{quoted(name)}")
-    answer.checked(NoSuchVhost(name))
-    context.done()
+    answer.checked(VhostNotFound(name))
+    context.success()
 
 
 def add_user(context: Context) -> None:
     name = _named(context, "user")
-    context.say(f'Adding user "{name}" ...')
+    context.info(f'Adding user "{name}" ...')
     body = {**_password(context.password(1)), "tags": ""}
     answer = context.client.send("PUT", f"/api/users/{quoted(name)}", body, {"If-None-Match": "*"})
     if answer.status == 412:
         raise Failure(SOFTWARE, f'User "{name}" already exists')
     answer.checked()
-    context.say(
+    context.info(
         "Done. Don't forget to grant the user permissions to some virtual hosts! "
         "See 'amqpctl help set_permissions' to learn more."
     )
     if context.line.formatter == "json":
-        context.done()
+        context.success()
 
 
 def delete_user(context: Context) -> None:
     name = _named(context, "user")
-    context.say(f'Deleting user "{name}" ...')
+    context.info(f'Deleting user "{name}" ...')
     context.client.send("DELETE", f"/api/users/{quoted(name)}").checked(no_user(name))
-    context.done()
+    context.success()
 
 
 def change_password(context: Context) -> None:
     name = _named(context, "user")
-    context.say(f'Changing password for user "{name}" ...')
+    context.info(f'Changing password for user "{name}" ...')
     body = _password(context.password(1))
     context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/password", body).checked(no_user(name))
-    context.done()
+    context.success()
 
 
 def clear_password(context: Context) -> None:
     name = _named(context, "user")
-    context.say(f'Clearing password for user "{name}" ...')
+    context.info(f'Clearing password for user "{name}" ...')
     path = f"/api/amqpd/users/{quoted(name)}/password"
     context.client.send("PUT", path, {"password_hash": ""}).checked(no_user(name, UNAVAILABLE))
-    context.done()
+    context.success()
 
 
 def authenticate_user(context: Context) -> None:
     name = _named(context, "user")
-    context.say(f'Authenticating user "{name}" ...')
+    context.info(f'Authenticating user "{name}" ...')
     body = {"username": name, "password": context.password(1)}
     answer = context.client.send("POST", "/api/amqpd/authenticate_user", body).checked()
     if not answer.data["authenticated"]:
         reason = answer.data.get("reason") or f"user '{name}' - invalid credentials"
         raise Failure(DATA, f'Error: failed to authenticate user "{name}"\n{reason}')
-    context.done("Success")
+    context.success("Success")
 
 
 def set_user_tags(context: Context) -> None:
     name, *tags = context.operands
-    context.say(f'Setting tags for user "{name}" to [{", ".join(tags)}] ...')
+    context.info(f'Setting tags for user "{name}" to [{", ".join(tags)}] ...')
     context.client.send("PUT", f"/api/amqpd/users/{quoted(name)}/tags", {"tags": tags}).checked(no_user(name))
-    context.done()
+    context.success()
 
 
 def list_users(context: Context) -> None:
-    context.say("Listing users ...")
+    context.info("Listing users ...")
     users = context.client.get("/api/users")
     context.show(("user", "tags"), [(user["name"], user["tags"]) for user in users])
 
 
 def set_permissions(context: Context) -> None:
     user, configure, write, read = context.operands
-    context.say(f'Setting permissions for user "{user}" in vhost "{context.vhost}" ...')
+    context.info(f'Setting permissions for user "{user}" in vhost "{context.vhost}" ...')
     body = {"configure": configure, "write": write, "read": read}
     _expect_pair(context, context.client.send("PUT", _pair("permissions", context, user), body), user)
-    context.done()
+    context.success()
 
 
 def clear_permissions(context: Context) -> None:
     user = context.operands[0]
-    context.say(f'Clearing permissions for user "{user}" in vhost "{context.vhost}" ...')
+    context.info(f'Clearing permissions for user "{user}" in vhost "{context.vhost}" ...')
     _expect_pair(context, context.client.send("DELETE", _pair("permissions", context, user)), user, may_lack=True)
-    context.done()
+    context.success()
 
 
 def set_topic_permissions(context: Context) -> None:
     user, exchange, write, read = context.operands
-    context.say(f'Setting topic permissions on "{exchange}" for user "{user}" in vhost "{context.vhost}" ...')
+    context.info(f'Setting topic permissions on "{exchange}" for user "{user}" in vhost "{context.vhost}" ...')
     body = {"exchange": exchange, "write": write, "read": read}
     _expect_pair(context, context.client.send("PUT", _pair("topic-permissions", context, user), body), user)
-    context.done()
+    context.success()
 
 
 def clear_topic_permissions(context: Context) -> None:
     user, *exchange = context.operands
     on = f' on "{exchange[0]}"' if exchange else ""
-    context.say(f'Clearing topic permissions{on} for user "{user}" in vhost "{context.vhost}" ...')
+    context.info(f'Clearing topic permissions{on} for user "{user}" in vhost "{context.vhost}" ...')
     path = _pair("topic-permissions", context, user) + "".join(f"/{quoted(name)}" for name in exchange)
     _expect_pair(context, context.client.send("DELETE", path), user, may_lack=True)
-    context.done()
+    context.success()
 
 
 def list_permissions(context: Context) -> None:
-    context.say(f'Listing permissions for vhost "{context.vhost}" ...')
+    context.info(f'Listing permissions for vhost "{context.vhost}" ...')
     _show_of_vhost(context, "permissions", ("user", "configure", "write", "read"))
 
 
 def list_topic_permissions(context: Context) -> None:
-    context.say(f'Listing topic permissions for vhost "{context.vhost}" ...')
+    context.info(f'Listing topic permissions for vhost "{context.vhost}" ...')
     _show_of_vhost(context, "topic-permissions", ("user", "exchange", "write", "read"))
 
 
 def list_user_permissions(context: Context) -> None:
     user = context.operands[0]
-    context.say(f'Listing permissions for user "{user}" ...')
+    context.info(f'Listing permissions for user "{user}" ...')
     answer = context.client.send("GET", f"/api/users/{quoted(user)}/permissions")
     rows = answer.checked(no_user(user, UNAVAILABLE)).data
     columns = ("vhost", "configure", "write", "read")
@@ -173,7 +173,7 @@ def no_user(name: str, exit_code: int = NO_USER) -> Failure:
     return Failure(exit_code, f'User "{name}" does not exist')
 
 
-def _expect_pair(context: Context, answer: Answer, user: str, *, may_lack: bool = False) -> None:
+def _expect_pair(context: Context, answer: ApiAnswer, user: str, *, may_lack: bool = False) -> None:
     """An answer about a user in a vhost. may_lack: there may be no permission to clear; rabbit: that is a success."""
     if answer.status in {400, 404} and "does not exist" in answer.reason:
         if answer.reason.startswith("vhost"):
@@ -190,7 +190,7 @@ def _expect_pair(context: Context, answer: Answer, user: str, *, may_lack: bool 
 
 def _show_of_vhost(context: Context, kind: str, columns: tuple[str, ...]) -> None:
     answer = context.client.send("GET", f"/api/vhosts/{quoted(context.vhost)}/{kind}")
-    rows: list[dict[str, Any]] = answer.checked(NoSuchVhost(context.vhost)).data
+    rows: list[dict[str, Any]] = answer.checked(VhostNotFound(context.vhost)).data
     context.show(columns, [[row[name] for name in columns] for row in rows])
 
 
@@ -409,14 +409,14 @@ def hash_password(context: Context) -> None:
     import os
 
     password = context.password(0)
-    context.say("Will hash the password")
+    context.info("Will hash the password")
     salt = os.urandom(SALT_BYTES)
     text = base64.b64encode(salt + hashlib.sha256(salt + password.encode()).digest()).decode("ascii")
     context.answer({"result": "ok", "value": text, "hashing_algorithm": "rabbit_password_hashing_sha256"}, text)
 
 
 def list_hashes(context: Context) -> None:
-    context.say("Listing supported hash algorithms ...")
+    context.info("Listing supported hash algorithms ...")
     context.answer({"node": context.node, "result": "ok", "value": list(HASHES)}, "[" + ",".join(HASHES) + "]")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
-from amqpd.cli.errors import DATA, UNAVAILABLE, NoSuchVhost, UsageError
+from amqpd.cli.errors import DATA, UNAVAILABLE, UsageError, VhostNotFound
 from amqpd.cli.formatters import compact
 from amqpd.cli.nodes import ALARM_GROUP as CONFIGURATION
 from amqpd.cli.policies import NO_PARAMETER, json_of
@@ -30,48 +30,48 @@ def update_vhost_metadata(context: Context) -> None:
     body: dict[str, object] = {key: given[option] for option, key in VHOST_KEYS.items() if option in given}
     if not body:
         raise UsageError("at least one of --description, --tags, --default-queue-type is needed")
-    context.say(f'Updating metadata of vhost "{name}" ...')
+    context.info(f'Updating metadata of vhost "{name}" ...')
     _change(context, name, body)
 
 
 def set_vhost_tags(context: Context) -> None:
     name = _named(context)
     tags = context.operands[1:]
-    context.say(f'Setting tags for virtual host "{name}" to [{", ".join(tags)}] ...')
+    context.info(f'Setting tags for virtual host "{name}" to [{", ".join(tags)}] ...')
     _change(context, name, {"tags": list(tags)})
 
 
 def enable_protection(context: Context) -> None:
     name = _named(context)
-    context.say(f'Protecting virtual host "{name}" from removal ...')
+    context.info(f'Protecting virtual host "{name}" from removal ...')
     _guard(context, "POST", name)
 
 
 def disable_protection(context: Context) -> None:
     name = _named(context)
-    context.say(f'Removing protection from removal of virtual host "{name}" ...')
+    context.info(f'Removing protection from removal of virtual host "{name}" ...')
     _guard(context, "DELETE", name)
 
 
 def set_cluster_name(context: Context) -> None:
     name = context.operands[0]
-    context.say(f"Setting cluster name to {name} ...")
+    context.info(f"Setting cluster name to {name} ...")
     context.client.send("PUT", "/api/cluster-name", {"name": name}).checked()
-    context.done()
+    context.success()
 
 
 def _change(context: Context, name: str, body: dict[str, object]) -> None:
     """Of a vhost that is there."""
     answer = context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body, {"If-Match": "*"})
     if answer.status == 412:
-        raise NoSuchVhost(name)
+        raise VhostNotFound(name)
     answer.checked()
-    context.done()
+    context.success()
 
 
 def _guard(context: Context, method: str, name: str) -> None:
-    context.client.send(method, f"/api/vhosts/{quoted(name)}/deletion/protection").checked(NoSuchVhost(name))
-    context.done()
+    context.client.send(method, f"/api/vhosts/{quoted(name)}/deletion/protection").checked(VhostNotFound(name))
+    context.success()
 
 
 def _named(context: Context) -> str:
@@ -150,26 +150,26 @@ DEFAULT_USER: Final = "guest"
 
 def set_vhost_limits(context: Context) -> None:
     text = context.operands[0]
-    context.say(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
+    context.info(f'Setting vhost limits to "{text}" for vhost "{context.vhost}" ...')
     answer = context.client.send("PUT", _parameter(context), {"value": json_of(text)})
-    answer.checked(NoSuchVhost(context.vhost))
-    context.done()
+    answer.checked(VhostNotFound(context.vhost))
+    context.success()
 
 
 def clear_vhost_limits(context: Context) -> None:
-    context.say(f'Clearing vhost "{context.vhost}" limits ...')
+    context.info(f'Clearing vhost "{context.vhost}" limits ...')
     context.client.send("DELETE", _parameter(context)).checked(NO_PARAMETER)
-    context.done()
+    context.success()
 
 
 def list_vhost_limits(context: Context) -> None:
-    if context.everywhere("vhost"):
-        context.say("Listing limits for all vhosts ...")
+    if context.all_vhosts("vhost"):
+        context.info("Listing limits for all vhosts ...")
         _show_all(context, "vhost", context.client.get("/api/vhost-limits"))
         return
-    context.say(f'Listing limits for vhost "{context.vhost}" ...')
+    context.info(f'Listing limits for vhost "{context.vhost}" ...')
     answer = context.client.send("GET", f"/api/vhost-limits/{quoted(context.vhost)}")
-    found = answer.checked(NoSuchVhost(context.vhost)).data
+    found = answer.checked(VhostNotFound(context.vhost)).data
     text = compact(found[0]["value"]) if found and found[0]["value"] else ""
     if context.line.formatter == "json":  # rabbit: the JSON as a text
         context.out.write(compact({"node": context.node, "result": "ok", "value": text}) + "\n")
@@ -179,33 +179,33 @@ def list_vhost_limits(context: Context) -> None:
 
 def set_user_limits(context: Context) -> None:
     user, text = context.operands
-    context.say(f'Setting user limits to "{text}" for user "{user}" ...')
+    context.info(f'Setting user limits to "{text}" for user "{user}" ...')
     answer = context.client.send("PUT", _user("amqpd/", user), {"value": json_of(text)})
     answer.checked(no_user(user, UNAVAILABLE))
-    context.done()
+    context.success()
 
 
 def clear_user_limits(context: Context) -> None:
     user, name = context.operands
     if name == "all":
-        context.say(f'Clearing all limits for user "{user}" ...')
+        context.info(f'Clearing all limits for user "{user}" ...')
         path = _user("amqpd/", user)
     else:
-        context.say(f'Clearing "{name}" limit for user "{user}" ...')
+        context.info(f'Clearing "{name}" limit for user "{user}" ...')
         path = f"{_user('', user)}/{quoted(name)}"
     context.client.send("DELETE", path).checked(no_user(user, UNAVAILABLE))
-    context.done()
+    context.success()
 
 
 def list_user_limits(context: Context) -> None:
-    if context.everywhere("user"):
-        context.say("Listing limits for all users ...")
+    if context.all_vhosts("user"):
+        context.info("Listing limits for all users ...")
         _show_all(context, "user", context.client.get("/api/user-limits"))
         return
     user = context.line.given.get("user", DEFAULT_USER)
-    context.say(f'Listing limits for user "{user}" ...')
+    context.info(f'Listing limits for user "{user}" ...')
     found = context.client.send("GET", _user("", user)).checked(no_user(user, UNAVAILABLE)).data
-    context.done(compact(found[0]["value"] if found else {}))
+    context.success(compact(found[0]["value"] if found else {}))
 
 
 def _parameter(context: Context) -> str:

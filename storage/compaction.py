@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING, Final
 from google_crc32c import extend, value
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import SettledFile, SettledSet, told_end
+from amqpd.storage.acks.ack_set import AckFileReader, AckSet, told_end
 from amqpd.storage.filesystem import APPEND, READ, FileSystem, OpenFile
 from amqpd.storage.log.batch import (
     COMPRESSION,
@@ -149,7 +149,7 @@ def read_clean_offsets(filesystem: FileSystem, directory: str) -> list[tuple[int
 
 
 @dataclass
-class View:
+class CleanerView:
     """A sealed segment as it is when the cleaning begins."""
 
     segment: Segment
@@ -157,7 +157,7 @@ class View:
     end: int
     size: int
     path: str
-    settled: SettledSet
+    settled: AckSet
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Cleaning:
 
     log: Log
     policy: CleanerPolicy
-    views: list[View]
+    views: list[CleanerView]
     history: list[tuple[int, int]]
     first_dirty: int
     dirty_ratio: float
@@ -180,7 +180,7 @@ class Cleaning:
     map: OffsetMap = field(default_factory=lambda: OffsetMap(0))
     cancelled: bool = False
     dropped_count: int = 0
-    done: list[tuple[list[View], Segment | None]] = field(default_factory=list)
+    done: list[tuple[list[CleanerView], Segment | None]] = field(default_factory=list)
 
     def new_history(self) -> list[tuple[int, int]]:
         """The checkpoint's next content: what is older than the tombstones' time is one line."""
@@ -207,7 +207,9 @@ def plan(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int, int]) ->
     dirty = sum(segment.size for segment in sealed if segment.end > first_dirty)
     if not dirty or dirty < policy.min_dirty_ratio * total:
         return None
-    views = [View(each, each.base, each.end, each.size, each.prefix + ".log", each.settled.copy()) for each in sealed]
+    views = [
+        CleanerView(each, each.base, each.end, each.size, each.prefix + ".log", each.settled.copy()) for each in sealed
+    ]
     return Cleaning(log, policy, views, history, first_dirty, dirty / total, now_ms, boot)
 
 
@@ -234,7 +236,7 @@ def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], 
 
 
 @dataclass
-class Piece:
+class CleanedRange:
     """One good batch, plain: `header` stands at `at` in `data`. codec: how it is compressed in the file."""
 
     data: bytes
@@ -243,7 +245,7 @@ class Piece:
     codec: int
 
 
-def batches(filesystem: FileSystem, view: View) -> Iterator[Piece]:
+def batches(filesystem: FileSystem, view: CleanerView) -> Iterator[CleanedRange]:
     """The good batches of a sealed segment. What is damaged is passed over as readers do: see `reader.py`.
 
     Raises: OSError; BadRecord where something is damaged that nobody has noted as lost yet: it is not for the cleaner
@@ -267,14 +269,14 @@ def batches(filesystem: FileSystem, view: View) -> Iterator[Piece]:
             good = header is not None and header.plausible() and crc_fits(chunk, at, header)
             if header is None or not good or not expected <= header.base_offset <= header.last_offset < view.end:
                 raise BadRecord(f"{view.path} is damaged at {position}")
-            yield Piece(*plain(chunk, at, header), int(header.attributes & COMPRESSION))
+            yield CleanedRange(*plain(chunk, at, header), int(header.attributes & COMPRESSION))
             expected = int(header.last_offset) + 1
             position += int(header.size)
     finally:
         filesystem.close(fd)
 
 
-def records(piece: Piece) -> Iterator[tuple[Record, int, int]]:
+def records(piece: CleanedRange) -> Iterator[tuple[Record, int, int]]:
     """(record, where its bytes start, where they end) of a batch; none of a marker. Raises: BadRecord."""
     header = piece.header
     if header.control():
@@ -293,7 +295,7 @@ def records(piece: Piece) -> Iterator[tuple[Record, int, int]]:
 
 
 @dataclass
-class Kept:
+class KeptRecord:
     """What stays of a batch: the records, and their bytes. codec: how it was compressed, and is again."""
 
     header: BatchHeader
@@ -319,9 +321,9 @@ class Kept:
         return _BEFORE_CRC.pack(header.base_offset, length, header.epoch, 2, crc) + covered + body
 
 
-def kept_of(piece: Piece, cleaning: Cleaning, view: View, give_way: Callable[[], None]) -> Kept:
+def kept_of(piece: CleanedRange, cleaning: Cleaning, view: CleanerView, give_way: Callable[[], None]) -> KeptRecord:
     """The batch without what goes."""
-    kept = Kept(piece.header, [], [], piece.codec)
+    kept = KeptRecord(piece.header, [], [], piece.codec)
     for number, (record, start, stop) in enumerate(records(piece)):
         if number % _GIVE_WAY_RECORDS == _GIVE_WAY_RECORDS - 1:
             give_way()
@@ -370,9 +372,9 @@ def clean(cleaning: Cleaning, give_way: Callable[[], None]) -> None:
             cleaning.done.append((group, segment))
 
 
-def _groups(cleaning: Cleaning) -> list[list[View]]:
+def _groups(cleaning: Cleaning) -> list[list[CleanerView]]:
     """Neighbours that fit into one segment together, all below where the map ends."""
-    groups: list[list[View]] = []
+    groups: list[list[CleanerView]] = []
     size = 0
     for view in cleaning.views:
         if view.base >= cleaning.clean_end:
@@ -387,7 +389,7 @@ def _groups(cleaning: Cleaning) -> list[list[View]]:
     return groups
 
 
-def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) -> Segment | None:
+def _write(cleaning: Cleaning, group: list[CleanerView], give_way: Callable[[], None]) -> Segment | None:
     """The group's new segment, its files synced, or an empty one; None where nothing would change."""
     log = cleaning.log
     filesystem = log.filesystem
@@ -396,7 +398,7 @@ def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) 
     dropped, whole = cleaning.dropped_count, True
     fd = filesystem.open(segment.prefix + ".log.cleaned", APPEND)
     try:
-        last: Kept | None = None
+        last: KeptRecord | None = None
         for view in group:
             for piece in batches(filesystem, view):
                 if cleaning.cancelled:
@@ -426,7 +428,7 @@ def _write(cleaning: Cleaning, group: list[View], give_way: Callable[[], None]) 
     return segment
 
 
-def _append(filesystem: FileSystem, fd: int, segment: Segment, kept: Kept, last_offset: int) -> None:
+def _append(filesystem: FileSystem, fd: int, segment: Segment, kept: KeptRecord, last_offset: int) -> None:
     data = kept.encoded(last_offset)
     filesystem.write_whole(fd, data)
     expected = segment.end
@@ -462,7 +464,7 @@ def _write_small(filesystem: FileSystem, segment: Segment, boot: tuple[int, int]
     segment.rewrite_from = max(2 * len(data), REWRITE_FROM)
 
 
-def _unlink_cleaned(filesystem: FileSystem, view: View) -> None:
+def _unlink_cleaned(filesystem: FileSystem, view: CleanerView) -> None:
     for suffix in _SUFFIXES[:4]:
         filesystem.unlink(view.path.removesuffix(".log") + suffix + ".cleaned")
 
@@ -499,8 +501,8 @@ def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
     return held
 
 
-def place(
-    log: Log, group: list[View], segment: Segment, now_ms: int, delivered_mark: int, returned: dict[int, int]
+def publish_cleaned(
+    log: Log, group: list[CleanerView], segment: Segment, now_ms: int, delivered_mark: int, returned: dict[int, int]
 ) -> tuple[Callable[[], None], list[OpenFile]]:
     """On the loop: `segment` stands for the group's. Returns what the committer's thread is to do then, and files to
     hand to `placed` after that. Raises: OSError.
@@ -607,7 +609,7 @@ def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[s
     facts = []
     for name in names:
         if name[20:] in (".settled", ".settled.swap"):
-            entries = SettledFile(filesystem.read_file(f"{directory}/{name}")).entries
+            entries = AckFileReader(filesystem.read_file(f"{directory}/{name}")).entries
             facts += [ack_set.encode_entry(*entry) for entry in entries if entry[0] in _OF_MESSAGES]
     if not facts:
         return
@@ -648,7 +650,7 @@ def _walk(filesystem: FileSystem, directory: str, name: str) -> tuple[int, bool]
     base = int(name[:20])
     path = f"{directory}/{name}"
     segment = Segment(filesystem, directory, base)
-    view = View(segment, base, base + 0x7FFF_FFFF, filesystem.size(path), path, segment.settled)
+    view = CleanerView(segment, base, base + 0x7FFF_FFFF, filesystem.size(path), path, segment.settled)
     end = base
     try:
         for piece in batches(filesystem, view):
@@ -662,7 +664,7 @@ def _told_end(filesystem: FileSystem, prefix: str, size: int) -> int:
     """The end that `.settled.swap` or `.settled` names for a log of this size, 0 if none does."""
     for suffix in (".settled.swap", ".settled"):
         if filesystem.exists(prefix + suffix):
-            end = told_end(SettledFile(filesystem.read_file(prefix + suffix)).entries, size)
+            end = told_end(AckFileReader(filesystem.read_file(prefix + suffix)).entries, size)
             if end:
                 return end
     return 0

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from amqpd.storage.acks.segment_removal import DELETED
-from amqpd.storage.fsync_thread import Committer, Removal, Task, patiently
+from amqpd.storage.fsync_thread import FsyncThread, Removal, Task, patiently
 
 if TYPE_CHECKING:
     from amqpd.storage.filesystem import FileSystem
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Departures:
+class DirectoryRemover:
     """Renames, empties and removes directories.
 
     Everything is called on the loop, and calls back there. One per storage.
     """
 
     def __init__(
-        self, filesystem: FileSystem, committer: Committer, chore: Callable[[Callable[[], None]], None]
+        self, filesystem: FileSystem, committer: FsyncThread, chore: Callable[[Callable[[], None]], None]
     ) -> None:
         """chore: has something done by another thread, or at once in simulations."""
         self._filesystem = filesystem

@@ -26,7 +26,7 @@ OPEN_FILE_COUNT_MAX = 4096  # or three quarters of what the process may open, wh
 CLOSE_PAUSE_S = 0.2  # between two looks at all logs for files to close
 
 
-class Resources:
+class FdBudget:
     """Keeps descriptors below their bound, and the reserve in being. Loop thread only.
 
     stores: all that are in use, as they come and go. open_file_count_max: None: 3/4 of what the process may have, at
@@ -102,7 +102,7 @@ class Resources:
         before = self._filesystem.open_file_count
         for store in self._stores:
             if store.log.open_file_count():
-                store.shed()
+                store.close_unsynced_files()
         return self._filesystem.open_file_count < before
 
 

@@ -1,6 +1,6 @@
 """The committer: one thread that makes what was written safe, and says so.
 
-A `SyncJob` is everything the stores wrote since the last one: group commit, without an object per message. The thread
+A `SyncBatch` is everything the stores wrote since the last one: group commit, without an object per message. The thread
 syncs its files and directories, then does what was waiting for that (checkpoints, removing settled segments), then
 posts the job back to the loop. While it works the next job fills, so the size of a group finds itself.
 
@@ -29,7 +29,7 @@ from amqpd.storage.acks.ack_files import FULL
 from amqpd.storage.acks.segment_removal import DELETED
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.log.producer_state import SUFFIX, write_snapshot
-from amqpd.storage.sync_job import JobPart, SyncJob
+from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 BOUNDS_BYTES: Final = (1024, 4096, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -126,7 +126,7 @@ def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) ->
         filesystem.keep_spare()
 
 
-def _sync_part(filesystem: FileSystem, part: JobPart) -> None:
+def _sync_part(filesystem: FileSystem, part: SyncPart) -> None:
     if part.closed:  # what the disk forgot of it nobody can tell any more
         part.failed = True
         logger.error("sync failed: files that were closed before it", extra={"queue": part.name})
@@ -143,7 +143,7 @@ def _sync_part(filesystem: FileSystem, part: JobPart) -> None:
         logger.error("sync failed: %s", error, extra={"queue": part.name})
 
 
-def _follow(filesystem: FileSystem, part: JobPart) -> None:
+def _follow(filesystem: FileSystem, part: SyncPart) -> None:
     """What was waiting for the part's syncs. Where a checkpoint finds no room it comes once more, behind the removal of
     segments, which makes some; `.settled` files go behind it in any case. Raises: OSError.
     """
@@ -171,7 +171,7 @@ def _follow(filesystem: FileSystem, part: JobPart) -> None:
         part.renamed = True
 
 
-def _write_checkpoints(filesystem: FileSystem, part: JobPart) -> None:
+def _write_checkpoints(filesystem: FileSystem, part: SyncPart) -> None:
     for path, data in part.checkpoints:
         if path.endswith(SUFFIX):
             write_snapshot(filesystem, path, data)
@@ -179,7 +179,7 @@ def _write_checkpoints(filesystem: FileSystem, part: JobPart) -> None:
             filesystem.replace_file(path, data, sync=False)
 
 
-def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
+def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
     """Makes the job's files safe; marks the parts that failed. root_fd: a descriptor on the data directory's disk."""
     together = tried = False
     if job.file_count() >= SYNCFS_FROM or job.closed():
@@ -204,7 +204,7 @@ def run_job(filesystem: FileSystem, job: SyncJob, root_fd: int) -> None:
             logger.warning("after the sync: %s", error, extra={"queue": part.name})
 
 
-class Committer:
+class FsyncThread:
     """Runs jobs on its thread.
 
     post: calls a function on the loop, from any thread. committed: what is called there with each job done.
@@ -217,7 +217,7 @@ class Committer:
         filesystem: FileSystem,
         root_fd: int,
         post: Callable[..., object],
-        committed: Callable[[SyncJob], None],
+        committed: Callable[[SyncBatch], None],
         settle_due: Callable[[], None],
         elsewhere: Callable[[Callable[[], None]], None],
         clock: Clock,
@@ -233,12 +233,12 @@ class Committer:
         self._begin()
 
     def _begin(self) -> None:
-        self._queue: queue.SimpleQueue[SyncJob | Removal | Task | float | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[SyncBatch | Removal | Task | float | None] = queue.SimpleQueue()
         self._filesystem.keep_spare()
         self._thread = threading.Thread(target=self._run, name="amqpd-committer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: SyncJob | Removal | Task) -> None:
+    def submit(self, work: SyncBatch | Removal | Task) -> None:
         """Hands over work; done in order."""
         self._queue.put(work)
 
@@ -266,13 +266,13 @@ class Committer:
             if isinstance(work, float):
                 delay_s = work
                 continue
-            if isinstance(work, SyncJob):
+            if isinstance(work, SyncBatch):
                 delay_s = None  # behind other work, which is rare, the waiting begins anew
             self._do(work)
             del work  # who asked for it is not kept until the next
 
-    def _do(self, work: SyncJob | Removal | Task) -> None:
-        if isinstance(work, SyncJob):
+    def _do(self, work: SyncBatch | Removal | Task) -> None:
+        if isinstance(work, SyncBatch):
             begun_s = self._clock.monotonic()
             try:
                 run_job(self._filesystem, work, self._root_fd)
@@ -304,7 +304,7 @@ class Committer:
         self._post(work.done)
 
 
-class InlineCommitter(Committer):
+class InlineCommitter(FsyncThread):
     """Does each piece of work at once, in the caller's thread: for simulations, where every run must be the same.
 
     later: the simulation's `call_later`, if it has one.
@@ -317,7 +317,7 @@ class InlineCommitter(Committer):
     def _begin(self) -> None:
         self._elsewhere = _at_once
 
-    def submit(self, work: SyncJob | Removal | Task) -> None:
+    def submit(self, work: SyncBatch | Removal | Task) -> None:
         """Does it; after `close` nothing, as the thread."""
         if not self._closed:
             self._do(work)

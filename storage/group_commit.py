@@ -7,14 +7,15 @@ was appended but something settled wait for the next append's sync, 50 ms at the
 lost costs a redelivery and never a message.
 
 **Ticks.** With `later` (`loop.call_later`) settlements are written every 50 ms and not with each turn, see
-`TurnLog.tick`; over many logs in slices, so that the loop is held for no longer than WRITE_SLICE_S. A turn of the loop
-that takes longer than that holds up its timers: then settlements are written between two of its reads, see `look`.
+`GroupCommitLog.tick`; over many logs in slices, so that the loop is held for no longer than WRITE_SLICE_S. A turn of
+the loop that takes longer than that holds up its timers: then settlements are written between two of its reads, see
+`look`.
 
 All of it runs on the loop's thread; the committer is given immutable work and posts its answer back.
 
 One group of the commit, store by store: what is done for each of hundreds of dirty logs, and therefore compiled.
 
-`CommitCycle` (group_commit.py) decides when; here stands what happens then to every store: it is written, its share
+`GroupCommit` (group_commit.py) decides when; here stands what happens then to every store: it is written, its share
 goes into the job, and the job's end is told to it.
 """
 
@@ -25,24 +26,26 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage.fd_budget import Resources
+from amqpd.storage.fd_budget import FdBudget
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.fsync_thread import AckAges, Committer, run_job
-from amqpd.storage.loop_log import DIRTY_MAX, StoreContext, TurnLog
+from amqpd.storage.fsync_thread import AckAges, FsyncThread, run_job
+from amqpd.storage.loop_log import DIRTY_MAX, GroupCommitLog, LogContext
 from amqpd.storage.queue_log import QueueLog
-from amqpd.storage.sync_job import JobPart, SyncJob
+from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
 @final
-class StorePart(JobPart):
+class LogSyncPart(SyncPart):
     """One store's share in a job, which that store is told the end of."""
 
-    def __init__(self, store: TurnLog) -> None:
+    def __init__(self, store: GroupCommitLog) -> None:
         super().__init__(store.name)
         self.store = store
 
 
-def write(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], turn: i64) -> tuple[i64, bool]:
+def write(
+    filesystem: FileSystem, stores: list[GroupCommitLog], gathered: list[GroupCommitLog], turn: i64
+) -> tuple[i64, bool]:
     """Writes what `stores` have of this turn; those with something to sync join `gathered`.
 
     However many they are, descriptors stay within their bounds: what is beyond is closed at once, unsynced.
@@ -54,7 +57,7 @@ def write(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog]
         store.write()
         store.last_turn = turn
         if filesystem.open_file_count > filesystem.open_file_count_max:
-            store.shed()
+            store.close_unsynced_files()
         # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
         # mid-turn); if that group's sync fails, this one must say so too.
         if not store.gathered and (store.needs_commit or store.write_failed or store.unsynced):
@@ -68,7 +71,9 @@ def write(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog]
     return size, commit
 
 
-def tick(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog], busy: list[TurnLog]) -> bool:
+def tick(
+    filesystem: FileSystem, stores: list[GroupCommitLog], gathered: list[GroupCommitLog], busy: list[GroupCommitLog]
+) -> bool:
     """Has `stores` write what could wait; those that have more to come join `busy`. Returns whether there were acks."""
     settled = False
     for store in stores:
@@ -79,14 +84,14 @@ def tick(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog],
         if store.tick():
             busy.append(store)
         if filesystem.open_file_count > filesystem.open_file_count_max:
-            store.shed()
+            store.close_unsynced_files()
         if not store.gathered and store.unsynced:
             store.gathered = True
             gathered.append(store)
     return settled
 
 
-def write_settled(filesystem: FileSystem, stores: list[TurnLog], count_max: i64) -> i64:
+def write_settled(filesystem: FileSystem, stores: list[GroupCommitLog], count_max: i64) -> i64:
     """Has `stores` write what was settled, in the middle of a turn. Returns how many did, at most `count_max`.
 
     They stay in their lists, and join the next job by them.
@@ -100,28 +105,28 @@ def write_settled(filesystem: FileSystem, stores: list[TurnLog], count_max: i64)
         store.write_settled()
         count += 1
         if filesystem.open_file_count > filesystem.open_file_count_max:
-            store.shed()
+            store.close_unsynced_files()
     return count
 
 
-def write_late(filesystem: FileSystem, stores: list[TurnLog], gathered: list[TurnLog]) -> None:
+def write_late(filesystem: FileSystem, stores: list[GroupCommitLog], gathered: list[GroupCommitLog]) -> None:
     """Has `stores` write what could wait for the next tick, which then comes all the same."""
     for store in stores:
         if store.deleted:
             continue
         store.write_late()
         if filesystem.open_file_count > filesystem.open_file_count_max:
-            store.shed()
+            store.close_unsynced_files()
         if not store.gathered and store.unsynced:
             store.gathered = True
             gathered.append(store)
 
 
-def collect(gathered: list[TurnLog], settled_too: bool) -> list[JobPart]:
+def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]:
     """The share of each store in the next job."""
-    parts: list[JobPart] = []
+    parts: list[SyncPart] = []
     for store in gathered:
-        part = StorePart(store)
+        part = LogSyncPart(store)
         store.gathered = False
         part.write_failed = store.write_failed
         store.write_failed = False
@@ -130,12 +135,12 @@ def collect(gathered: list[TurnLog], settled_too: bool) -> list[JobPart]:
     return parts
 
 
-def synced(parts: list[JobPart], gathered: list[TurnLog]) -> list[QueueLog]:
+def synced(parts: list[SyncPart], gathered: list[GroupCommitLog]) -> list[QueueLog]:
     """A job is done. Returns the stores that failed in it; those with something left to do join `gathered`."""
     failed: list[QueueLog] = []
     count = len(parts)
     for part in parts:
-        if not isinstance(part, StorePart):
+        if not isinstance(part, LogSyncPart):
             continue
         store = part.store
         store.synced(part, count)
@@ -157,7 +162,7 @@ POSTPONE_S: Final = 0.002
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # tests/limits counts what each turn writes
-class CommitCycle:
+class GroupCommit:
     """From `dirty` (a turn wrote to it) over `gathered` (written, wants a sync) to a job of the committer, and back.
 
     generation: of the group that the running turn's appends will be in; it goes up as a group is handed over.
@@ -168,9 +173,9 @@ class CommitCycle:
 
     def __init__(
         self,
-        context: StoreContext,
+        context: LogContext,
         filesystem: FileSystem,
-        resources: Resources,
+        resources: FdBudget,
         later: Callable[[float, Callable[[], None]], object] | None,
     ) -> None:
         self.generation: int = 1
@@ -178,16 +183,16 @@ class CommitCycle:
         self.on_commit: Callable[[int, list[QueueLog]], None] = _nobody
         self.commit_waiting: bool = False
         self.ack_ages: AckAges = AckAges()
-        self._context: StoreContext = context
+        self._context: LogContext = context
         self._clock: Clock = context.clock
         self._filesystem: FileSystem = filesystem
-        self._resources: Resources = resources
+        self._resources: FdBudget = resources
         self._later: Callable[[float, Callable[[], None]], object] | None = later
-        self._committer: Committer | None = None
-        self._job: SyncJob | None = None
+        self._committer: FsyncThread | None = None
+        self._job: SyncBatch | None = None
         self._closed: bool = False
         # the group that gathers
-        self._gathered: list[TurnLog] = []
+        self._gathered: list[GroupCommitLog] = []
         self._gathered_bytes: int = 0
         self._turn: i64 = 0
         self._write_cost_s: float = 0.0  # of one log among many, of late
@@ -195,7 +200,7 @@ class CommitCycle:
         # ticks
         self._tick_armed: bool = False
         self._tick_wanted: bool = False  # it came in the middle of a turn, whose end does it
-        self._ticking: list[TurnLog] = []  # those that the tick at work has not come to
+        self._ticking: list[GroupCommitLog] = []  # those that the tick at work has not come to
         # No settlement that is not written is older than this; -1: there is none, or nothing has looked since.
         self._unwritten_s: float = -1.0
         # when a job last took settlements along, whether the next one has to, and whether somebody will see to it
@@ -203,7 +208,7 @@ class CommitCycle:
         self._settled_wanted: bool = False
         self._settle_armed: bool = False
 
-    def start(self, committer: Committer) -> None:
+    def start(self, committer: FsyncThread) -> None:
         """Names who syncs; before the first store is written to. It calls `committed` and `settle_due` on the loop."""
         self._committer = committer
 
@@ -230,7 +235,7 @@ class CommitCycle:
                 self._arm()
 
     def look(self) -> None:
-        """Write what was settled when the tick is overdue. `Turn` calls it between two reads of one turn.
+        """Write what was settled when the tick is overdue. `LoopTurn` calls it between two reads of one turn.
 
         Cost: 0.1 us; when settlements have waited for SETTLE_DELAY_S, a write for each log that has some.
         """
@@ -283,14 +288,14 @@ class CommitCycle:
         if (self._gathered or self.commit_waiting) and self._job is None:
             self._hand_over()
 
-    def gather(self, store: TurnLog) -> None:
+    def gather(self, store: GroupCommitLog) -> None:
         """The store has something to sync or to remove, though nobody waits for it: it goes with the next job."""
         if not store.gathered:
             store.gathered = True
             self._gathered.append(store)
             self._arm()
 
-    def drop(self, store: TurnLog) -> None:
+    def drop(self, store: GroupCommitLog) -> None:
         """The store is being deleted: nothing of it is written or synced any more. A job at work counts as done."""
         dirty = self._context.dirty
         if store in dirty:
@@ -369,7 +374,7 @@ class CommitCycle:
     # -- to the committer and back
 
     def _hand_over(self) -> None:
-        job = SyncJob(self.generation)
+        job = SyncBatch(self.generation)
         self.generation += 1
         now_s = self._clock.monotonic()
         settled_too = self._settled_wanted or now_s >= self._settled_handed_s + SETTLE_DELAY_S
@@ -401,7 +406,7 @@ class CommitCycle:
             self._settled_wanted = True
             self._hand_over()
 
-    def committed(self, job: SyncJob) -> None:
+    def committed(self, job: SyncBatch) -> None:
         """The job is done: its stores and `on_commit` are told, and the next group goes. The committer calls it."""
         if job is not self._job:
             return  # a stop did not wait for the loop
@@ -435,17 +440,17 @@ class CommitCycle:
         if self._job is not None:
             self.committed(self._job)
 
-    def sync_all(self, stores: Iterable[TurnLog], root_fd: int) -> None:
+    def sync_all(self, stores: Iterable[GroupCommitLog], root_fd: int) -> None:
         """After `stop`, for a clean one: all that `stores` have written is synced, here and now, as one group.
 
         root_fd: as `run_job`'s. Blocks for the syncs.
         """
         self._context.dirty.clear()
-        job = SyncJob(self.generation)
+        job = SyncBatch(self.generation)
         self.generation += 1
         for store in stores:
             if store.unsynced or store.write_failed:
-                part = StorePart(store)
+                part = LogSyncPart(store)
                 part.write_failed = store.write_failed
                 store.collect(part)
                 job.parts.append(part)

@@ -5,7 +5,7 @@
 the process loses no message; after the sync that the group commit (commit/) sees to, a power cut neither.
 
 What was settled is written by `tick`, up to 50 ms later and for all of that while together, when the storage has a
-clock to call it (`StoreContext.paced`), else by `write` too. So a kill may bring back what was settled within the last
+clock to call it (`LogContext.paced`), else by `write` too. So a kill may bring back what was settled within the last
 50 ms, as redelivered. The delivery mark precedes the deliveries; while they go on without a pause it runs ahead of
 them, so that it need not be written with every turn: after a kill up to AHEAD_MAX messages may be called redelivered
 that nobody has seen.
@@ -16,7 +16,7 @@ itself.
 
 Order of writes: batches, then settlements and delivery marks, the latter before a byte of a delivery reaches a socket.
 
-Its parts, each with one idea: the `Appender` (log/appender.py), the `Cursors` (log/cursor.py), the `Settlements`
+Its parts, each with one idea: the `Appender` (log/appender.py), the `CursorSet` (log/cursor.py), the `QueueAcks`
 (settle/settlements.py; none where nobody settles), and beneath them the `Log` of segments (log/log.py). This file is
 what they are together: a queue's log, a turn's, a job's.
 """
@@ -28,18 +28,18 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage.acks.acks import Settlements
+from amqpd.storage.acks.acks import QueueAcks
 from amqpd.storage.log import writer
 from amqpd.storage.log.appender import Appender
-from amqpd.storage.log.cursor import Cursors, offset_before
+from amqpd.storage.log.cursor import CursorSet, offset_before
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
-from amqpd.storage.loop_log import StoreContext, TurnLog
+from amqpd.storage.loop_log import GroupCommitLog, LogContext
 from amqpd.storage.queue_log import Cursor, LogFailed
-from amqpd.storage.sync_job import JobPart
+from amqpd.storage.sync_job import SyncPart
 
 _GROUP_LARGE: Final = 9  # logs
 # Ticks of 50 ms between two that do this for a log that is busy; one that comes to rest does both at once.
@@ -68,7 +68,7 @@ class LogKeeper:
         raise NotImplementedError
 
 
-class LocalLog(TurnLog):
+class LocalLog(GroupCommitLog):
     """The log of one queue in segments on this disk. Made by `Storage` only. Loop thread only. Subclassed by
     `ReplicatedLog` alone (replicated/log.py).
 
@@ -77,7 +77,7 @@ class LocalLog(TurnLog):
 
     def __init__(
         self,
-        context: StoreContext,
+        context: LogContext,
         log: Log,
         vhost_id: str,
         queue_id: str,
@@ -90,8 +90,8 @@ class LocalLog(TurnLog):
         self.torn_bytes: i64 = 0
         self._keeper: LogKeeper = keeper
         self.appender: Appender = Appender(self, log)
-        self._cursors: Cursors = Cursors(log)
-        self._settlements: Settlements | None = None
+        self._cursors: CursorSet = CursorSet(log)
+        self._settlements: QueueAcks | None = None
         # for `tick`
         self._tick_end: i64 = 0
         self._ticks: i64 = 0
@@ -130,7 +130,7 @@ class LocalLog(TurnLog):
         log.delivered_mark = seen_end - 1
         self._settlements = None
         if seen_end > 0 or returned:
-            self._settlements = Settlements(self, log, seen_end - 1, returned)
+            self._settlements = QueueAcks(self, log, seen_end - 1, returned)
         self.lost = lost
         self.next_offset = log.end
         self.recount()
@@ -184,7 +184,7 @@ class LocalLog(TurnLog):
     def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
         return self.appender.append_tombstone(route, properties)
 
-    def append_prepared(self, prepared: Prepared) -> i64:
+    def append_prepared(self, prepared: PreparedTransaction) -> i64:
         return self.appender.append_prepared(prepared)
 
     def producers(self) -> Producers:
@@ -239,7 +239,7 @@ class LocalLog(TurnLog):
                 delivered_mark = settlements.delivered_mark
             cut_off(log, cut, delivered_mark, self.returned)
         except OSError as error:
-            log.trouble(error)
+            log.on_error(error)
             self.failed = log.failed = True
             self.safety_moved()
             raise LogFailed(self.name) from error
@@ -288,13 +288,13 @@ class LocalLog(TurnLog):
             settlements = self._begin_settling()
         settlements.settle(offset, body_size_bytes)
 
-    def _begin_settling(self) -> Settlements:
+    def _begin_settling(self) -> QueueAcks:
         """The first time since recovery, which may find that it is not."""
         if not self.ready:
             self.recover()
         settlements = self._settlements
         if settlements is None:
-            settlements = self._settlements = Settlements(self, self.log, -1, {})
+            settlements = self._settlements = QueueAcks(self, self.log, -1, {})
         return settlements
 
     def settle_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
@@ -380,7 +380,7 @@ class LocalLog(TurnLog):
         if not self.ready:
             self.recover()
         self.appender.write()
-        paced = self.context.paced
+        paced = self.context.has_ticks
         log = self.log
         settlements = self._settlements
         due = not paced
@@ -392,8 +392,8 @@ class LocalLog(TurnLog):
                 log.flush_index()
         elif log.failed:
             self.failed = True
-        if paced and not self.late:
-            self.late = True
+        if paced and not self.deferred:
+            self.deferred = True
             self.context.late.append(self)
         self.appender.give_writer_back()
         self.dirty = False
@@ -411,7 +411,7 @@ class LocalLog(TurnLog):
             log.publish()
         if not busy or self._ticks % _INDEX_TICKS == 0:
             log.flush_index()
-        self.late = busy
+        self.deferred = busy
         return busy
 
     def write_late(self) -> None:
@@ -448,19 +448,19 @@ class LocalLog(TurnLog):
     def unsynced(self) -> bool:
         return self.log.dirty
 
-    def collect(self, part: JobPart, settled_too: bool = True) -> None:
+    def collect(self, part: SyncPart, settled_too: bool = True) -> None:
         self.in_job = True
         self.log.collect(part, settled_too)
 
-    def synced(self, part: JobPart, group_size: int = 1) -> None:
+    def synced(self, part: SyncPart, group_size: int = 1) -> None:
         self.in_job = False
-        late = self.context.paced and group_size >= _GROUP_LARGE
+        late = self.context.has_ticks and group_size >= _GROUP_LARGE
         self.log.synced(part, self.context.clock.time_ms(), not late)
         if self.log.failed:
             self.failed = True
         self.safety_moved()
         if late and self.log.watermark.unpublished:
-            self.wake()
+            self.mark_dirty_later()
 
     def finish(self) -> None:
         """A clean stop is at hand: everything is written, totals and indexes too. Raises nothing."""
@@ -472,15 +472,15 @@ class LocalLog(TurnLog):
         """The queue is deleted. Its parts get another owner, in no list, so that no circle of references stays."""
         self._cursors.let_go()
         self.recounted = None
-        nobody = TurnLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
+        nobody = GroupCommitLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
         nobody.next_offset = self.next_offset
-        nobody.failed = nobody.deleted = nobody.dirty = nobody.late = True
+        nobody.failed = nobody.deleted = nobody.dirty = nobody.deferred = True
         self.appender.owner = nobody
         settlements = self._settlements
         if settlements is not None:
             settlements.owner = nobody
 
-    def shed(self) -> None:
+    def close_unsynced_files(self) -> None:
         if self.log.shed():
             self._cursors.release()
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from amqpd.storage.acks import ack_set, replay_file
-from amqpd.storage.acks.ack_set import KIND_NAMES, SettledFile, SettledSet, settle_told, totals_of
+from amqpd.storage.acks.ack_set import KIND_NAMES, AckFileReader, AckSet, settle_told, totals_of
 from amqpd.storage.acks.retained import decode_hold, is_hold
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log import checkpoint
@@ -59,7 +59,7 @@ class Damage(NamedTuple):
     harmless: bool = False
 
 
-class Batch(NamedTuple):
+class InspectedBatch(NamedTuple):
     """One good batch. records: those in it when asked for, else None; none in a marker."""
 
     file: str
@@ -125,7 +125,7 @@ class Text(NamedTuple):
     text: str
 
 
-Event = Batch | IndexEntry | TimeEntry | SettledEntry | Text | Damage
+Event = InspectedBatch | IndexEntry | TimeEntry | SettledEntry | Text | Damage
 
 
 def plain_name(path: str) -> str:
@@ -298,7 +298,7 @@ def _batch(file: _LogFile, path: str, position: int, header: BatchHeader, deep: 
         yield Damage(path, position, f"the checksum is right, but the records are none: {error}")
         return
     base_ms, latest_ms, producer, producer_epoch, sequence = _REST.unpack_from(piece[0], piece[1] + 27)
-    yield Batch(
+    yield InspectedBatch(
         path,
         position,
         int(header.size),
@@ -390,7 +390,7 @@ def _latest_times(filesystem: FileSystem, path: str) -> tuple[dict[int, int], in
 
 def _settled(filesystem: FileSystem, path: str, base: int) -> Iterator[Event]:
     data = filesystem.read_file(path)
-    file = SettledFile(data)
+    file = AckFileReader(data)
     for position, entry in file.slots():
         if entry is None:
             whole = position != file.torn
@@ -517,7 +517,7 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
     for event in look_into(filesystem, path):
         if isinstance(event, Damage):
             report.damage.append(event)
-        elif isinstance(event, Batch):
+        elif isinstance(event, InspectedBatch):
             if 0 <= next_base <= event.last_offset:
                 text = f"offsets {event.base_offset} to {event.last_offset} belong into the next segment"
                 report.damage.append(Damage(path, event.position, text))
@@ -526,9 +526,9 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
             if not event.attributes & CONTROL:
                 count += event.record_count
             report.size_bytes += event.size
-    known = SettledSet(base)
+    known = AckSet(base)
     data = beside(filesystem, path, ".settled") + beside(filesystem, path, ".settled.swap")
-    entries = SettledFile(data).entries
+    entries = AckFileReader(data).entries
     settle_told(entries, known, end)
     for told, size in totals_of(entries):
         if next_base >= 0 and size > filesystem.size(path) and told > end:

@@ -1,8 +1,9 @@
-"""A log of this data directory as the loop's turns and the group commit see it (`TurnLog`), and what all of them share.
+"""A log of this data directory as the loop's turns and the group commit see it (`GroupCommitLog`), and what all of them
+share.
 
-A turn writes each log in `StoreContext.dirty` once, at its end (group.py); a tick, every 50 ms, those in `late`. A log
+A turn writes each log in `LogContext.dirty` once, at its end (group.py); a tick, every 50 ms, those in `late`. A log
 enters a list when there is something to write, never twice. The parts of a log (log/appender.py, settle/settlements.py,
-log/cursor.py) know it as a `TurnLog`: they say by it that there is something to write, and keep its counts.
+log/cursor.py) know it as a `GroupCommitLog`: they say by it that there is something to write, and keep its counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mypy_extensions import i64
 from amqpd.storage.acks.ack_set import COUNT_MAX, TALLY_BITS
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.queue_log import LogFailed, QueueLog
-from amqpd.storage.sync_job import JobPart
+from amqpd.storage.sync_job import SyncPart
 from amqpd.storage.worker import ReadAhead
 
 DIRTY_MAX: Final[i64] = 256
@@ -23,22 +24,22 @@ _NONE_RETURNED: Final[dict[int, int]] = {}  # never written to
 
 
 @final
-class StoreContext:
+class LogContext:
     """What all logs of one process share: the turn's dirty ones, spare writers, the clock, the reading ahead."""
 
     def __init__(self, clock: Clock, ahead: ReadAhead | None) -> None:
         self.clock: Clock = clock
         self.ahead: ReadAhead | None = ahead
-        self.dirty: list[TurnLog] = []
+        self.dirty: list[GroupCommitLog] = []
         # So many logs are some milliseconds of writing, by what it took of late: then it is the others' turn.
         self.dirty_max: i64 = DIRTY_MAX
-        self.paced: bool = False  # somebody calls `tick` for the logs in `late`, every 50 ms
-        self.late: list[TurnLog] = []
+        self.has_ticks: bool = False  # somebody calls `tick` for the logs in `late`, every 50 ms
+        self.late: list[GroupCommitLog] = []
         self.writers: list[BytesWriter] = []
         self.scratch: BytesWriter = BytesWriter()
 
 
-class TurnLog(QueueLog):
+class GroupCommitLog(QueueLog):
     """A log of this data directory, as turns and the group commit write and sync it. Subclassed by `LocalLog` alone.
 
     ready: recovery is done, so that its counts are true. gathered: it waits for the next job. needs_commit: something
@@ -48,10 +49,10 @@ class TurnLog(QueueLog):
     """
 
     def __init__(
-        self, context: StoreContext, vhost_id: str, queue_id: str, name: str, directory: str, ready: bool
+        self, context: LogContext, vhost_id: str, queue_id: str, name: str, directory: str, ready: bool
     ) -> None:
         super().__init__(vhost_id, queue_id, name, directory, True)
-        self.context: StoreContext = context
+        self.context: LogContext = context
         self.ready: bool = ready
         self.gathered: bool = False
         self.needs_commit: bool = False
@@ -61,7 +62,7 @@ class TurnLog(QueueLog):
         self.in_job: bool = False
         self.returned: dict[int, int] = _NONE_RETURNED  # offset -> tally of what was given back and is live
         self.dirty: bool = False
-        self.late: bool = False
+        self.deferred: bool = False
 
     # -- for its parts
 
@@ -80,12 +81,12 @@ class TurnLog(QueueLog):
             self.dirty = True
             self.context.dirty.append(self)
 
-    def wake(self) -> None:
+    def mark_dirty_later(self) -> None:
         """Something is to be written, which may wait for the next tick."""
-        if self.dirty or self.late:
+        if self.dirty or self.deferred:
             return
-        if self.context.paced:
-            self.late = True
+        if self.context.has_ticks:
+            self.deferred = True
             self.context.late.append(self)
         else:
             self.mark_dirty()
@@ -147,14 +148,14 @@ class TurnLog(QueueLog):
         """
         raise NotImplementedError
 
-    def collect(self, part: JobPart, settled_too: bool = True) -> None:
+    def collect(self, part: SyncPart, settled_too: bool = True) -> None:
         """Moves what needs a sync into `part`; settlements alone only when `settled_too`."""
         raise NotImplementedError
 
-    def synced(self, part: JobPart, group_size: int = 1) -> None:
+    def synced(self, part: SyncPart, group_size: int = 1) -> None:
         """A job is done. group_size: how many logs it was for; those of a large one tell readers outside later."""
         raise NotImplementedError
 
-    def shed(self) -> None:
+    def close_unsynced_files(self) -> None:
         """Gives up descriptors, also of what is unsynced: the next job syncs the whole disk."""
         raise NotImplementedError

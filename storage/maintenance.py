@@ -21,7 +21,7 @@ from amqpd.storage import compaction, retention
 from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.compaction import Cancelled, Cleaning
 from amqpd.storage.filesystem import FileSystem, OpenFile
-from amqpd.storage.fsync_thread import Committer, Task
+from amqpd.storage.fsync_thread import FsyncThread, Task
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.005
 
 
-class Upkeep:
+class LogMaintenance:
     """The rounds over all logs, and the one cleaning at work.
 
     committer, post: as `Storage` has them. gather: hands a store to the next job. inline: no thread and no slices, for
@@ -44,7 +44,7 @@ class Upkeep:
         self,
         filesystem: FileSystem,
         watch: ClockWatch,
-        committer: Committer,
+        committer: FsyncThread,
         post: Callable[..., object],
         gather: Callable[[LocalLog], None],
         boot: tuple[int, int],
@@ -183,7 +183,7 @@ class Upkeep:
                 continue
             try:
                 delivered_mark, returned = cleaning.log.delivered_mark, store.returned
-                work, held = compaction.place(cleaning.log, group, segment, now_ms, delivered_mark, returned)
+                work, held = compaction.publish_cleaned(cleaning.log, group, segment, now_ms, delivered_mark, returned)
             except OSError as error:
                 logger.error("cleaned segments of queue %s wait for the next start: %s", store.name, error)
                 self._keep_closed(cleaning.log)

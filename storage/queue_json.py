@@ -78,7 +78,7 @@ def _checksum(told: dict[str, object]) -> int:
     return int(value(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()))
 
 
-class Survey(NamedTuple):
+class DirectorySurvey(NamedTuple):
     """Ids. queues: vhost -> its queues. deleted, deleted_vhosts: those whose deletion was answered, or was about to be
     (directory_removal.py).
     """
@@ -88,9 +88,9 @@ class Survey(NamedTuple):
     deleted_vhosts: list[str]
 
 
-def survey(filesystem: FileSystem, data_dir: str) -> Survey:
+def survey(filesystem: FileSystem, data_dir: str) -> DirectorySurvey:
     """Raises: OSError."""
-    found = Survey({}, {}, [])
+    found = DirectorySurvey({}, {}, [])
     root = f"{data_dir}/vhosts"
     for vhost in filesystem.listdir(root):
         if vhost.endswith(DELETED):

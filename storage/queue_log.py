@@ -11,7 +11,7 @@ see `when_safe`. Everything here is called on the loop's thread, and compiled, s
 
 Who waits until a log is safe up to some offset.
 
-A confirm over local logs does not come here: they are made safe together, and `CommitCycle.on_commit` names the
+A confirm over local logs does not come here: they are made safe together, and `GroupCommit.on_commit` names the
 generation (commit/). This is for logs whose high watermark moves on its own, and for whoever waits for one offset of
 one log.
 """
@@ -24,13 +24,13 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import Producers
-from amqpd.storage.log.record import Places, Record, RecordRoute, places_of
+from amqpd.storage.log.record import Record, RecordRoute, RecordViews, places_of
 
 
 @final
-class Safety:
+class HighWatermarkWaiters:
     """The waiting of one log, by offset: the first one that is not safe ends each look."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class LogFailed(Exception):
 
 
 @final
-class Fetch:
+class ReadResult:
     """What one reading brought. records: in order, none of them settled. next_offset: where the next reading goes on.
 
     waiting: it ended before a batch that is not in memory, and the disk is being asked for it.
@@ -119,7 +119,7 @@ class Fetch:
 class Cursor:
     """One reader's place in a log. A log has as many as there are readers; none moves another."""
 
-    def read(self, offset: i64, size_bytes_max: i64) -> Fetch:
+    def read(self, offset: i64, size_bytes_max: i64) -> ReadResult:
         """The live messages from `offset` on: at least one if there is one, then as many as `size_bytes_max` holds.
 
         Sizes are of bodies and properties, 64 bytes more for each. Waits for the disk. Cost: about 0.3 us for 1 KiB
@@ -128,24 +128,24 @@ class Cursor:
         """
         raise NotImplementedError
 
-    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+    def read_if_cached(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         """As `read`, but does not wait for the disk: what stands before a batch that is not in memory, which may be
         nothing. Where the answer says `waiting`, `arrived` is called on the loop when that batch has come.
         """
         raise NotImplementedError
 
-    def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+    def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         """As `read_at_hand`, but nothing at the high watermark or above it; writes nothing. No records, and not
         `waiting`: there are none below it.
         """
         raise NotImplementedError
 
-    def places_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Places:
+    def views_below_hw(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> RecordViews:
         """As `read_safe`, for who passes bodies on: no object for a record, and no copy of its body."""
         fetch = self.read_safe(offset, size_bytes_max, arrived)
         return places_of(fetch.records, fetch.next_offset, fetch.waiting)
 
-    def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+    def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         """As `read_at_hand`, of what is settled and still in the log, instead of what is live. No records do not say
         that there are none behind: the log ends at `next_offset` of it, or it is `waiting`. For a cursor that reads
         nothing else.
@@ -200,7 +200,7 @@ class QueueLog:
         self.queue_id: str = queue_id
         self.name: str = name
         self.directory: str = directory
-        # What was appended is safe when `CommitCycle.on_commit` names its generation; else when `when_safe` says so.
+        # What was appended is safe when `GroupCommit.on_commit` names its generation; else when `when_safe` says so.
         self.local: bool = local
         self.next_offset: i64 = 0
         self.record_count: i64 = 0
@@ -212,7 +212,7 @@ class QueueLog:
         self.failed_ranges: list[tuple[int, int]] = _NO_RANGES  # see `take_failed_ranges`
         # Called when counts have changed by themselves: retention, compaction, a write that failed.
         self.recounted: Callable[[], None] | None = None
-        self._safety: Safety | None = None
+        self._safety: HighWatermarkWaiters | None = None
         self._producers: Producers | None = None
 
     # -- its life
@@ -272,7 +272,7 @@ class QueueLog:
         """A persistent message with no value: in a compacted log its routing key ends here. Raises: LogFailed."""
         raise NotImplementedError
 
-    def append_prepared(self, prepared: Prepared) -> i64:
+    def append_prepared(self, prepared: PreparedTransaction) -> i64:
         """What was prepared, as one transaction; returns the offset of its first record. Raises: LogFailed."""
         raise NotImplementedError
 
@@ -334,7 +334,7 @@ class QueueLog:
             done(False)
         else:
             if self._safety is None:
-                self._safety = Safety()
+                self._safety = HighWatermarkWaiters()
             self._safety.wait(offset, done)
 
     def safety_moved(self) -> None:

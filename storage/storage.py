@@ -28,26 +28,26 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from amqpd.storage.acks.replay import Rewind
-from amqpd.storage.acks.retained import Hold, Kept, Losses, Retention, find_hold
+from amqpd.storage.acks.replay import AckedReplay
+from amqpd.storage.acks.retained import AckedRetention, ExportHold, ExportLosses, RetainedBytes, find_hold
 from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.data_directory import RESERVE, SPILL, DataDirectory
-from amqpd.storage.directory_removal import Departures
-from amqpd.storage.fd_budget import Resources
+from amqpd.storage.directory_removal import DirectoryRemover
+from amqpd.storage.fd_budget import FdBudget
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.fsync_thread import Committer, InlineCommitter, Removal
-from amqpd.storage.group_commit import CommitCycle
+from amqpd.storage.fsync_thread import FsyncThread, InlineCommitter, Removal
+from amqpd.storage.group_commit import GroupCommit
 from amqpd.storage.local_log import LocalLog, LogKeeper
 from amqpd.storage.log import recovery
 from amqpd.storage.log.checkpoint import FORMAT_WITH_DELAYS
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.writer import mark_clean
-from amqpd.storage.loop_log import StoreContext
-from amqpd.storage.maintenance import Upkeep
-from amqpd.storage.queue_json import Survey, describe, survey
+from amqpd.storage.loop_log import LogContext
+from amqpd.storage.maintenance import LogMaintenance
+from amqpd.storage.queue_json import DirectorySurvey, describe, survey
 from amqpd.storage.queue_log import LogUnusable, QueueLog
 from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.worker import ReadAhead, Worker
+from amqpd.storage.worker import ReadAhead, WorkerThread
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 SLICE_S: Final = 0.004
 
 
-class Openings:
+class LogRecoveryQueue:
     """The logs that are being opened. Loop thread only, but for the writing.
 
     post: calls a function with arguments on the loop, from any thread. strict: see `recovery.Reading`. inline: no
@@ -78,11 +78,11 @@ class Openings:
         self._clock = clock
         self._post = post
         self._strict = strict
-        self._thread = None if inline else Worker("amqpd-recovery")
-        self._readings: dict[LocalLog, recovery.Reading] = {}  # not read to their ends
+        self._thread = None if inline else WorkerThread("amqpd-recovery")
+        self._readings: dict[LocalLog, recovery.RecoveryReader] = {}  # not read to their ends
         self._failed: set[LocalLog] = set()  # could not be read in slices: who tries again is to meet the error
         self._scheduled = False
-        self._read: dict[LocalLog, recovery.Opening] = {}  # read, and not in use yet
+        self._read: dict[LocalLog, recovery.RecoveredLog] = {}  # read, and not in use yet
         self._uncut: set[LocalLog] = set()  # logs that have not taken note of the power cut
 
     def expect(self, store: LocalLog) -> None:
@@ -135,7 +135,7 @@ class Openings:
         opening.waiting.append(done)
         return False
 
-    def _is_whole(self, store: LocalLog, opening: recovery.Opening) -> bool:
+    def _is_whole(self, store: LocalLog, opening: recovery.RecoveredLog) -> bool:
         """The log has been read. False: the thread has something to write."""
         self._read[store] = opening
         if self._thread is None or not opening.waits:
@@ -173,11 +173,11 @@ class Openings:
         if self._readings:
             self._go_on_soon()
 
-    def _reading(self, store: LocalLog) -> recovery.Reading:
+    def _reading(self, store: LocalLog) -> recovery.RecoveryReader:
         place = self._place
-        return recovery.Reading(store, place.boot, self._clock, power_cut=place.power_cut, strict=self._strict)
+        return recovery.RecoveryReader(store, place.boot, self._clock, power_cut=place.power_cut, strict=self._strict)
 
-    def _begin(self, store: LocalLog) -> recovery.Opening:
+    def _begin(self, store: LocalLog) -> recovery.RecoveredLog:
         """Reads all of it, or what is left, at once."""
         self._failed.discard(store)
         reading = self._readings.pop(store, None)
@@ -192,12 +192,12 @@ class Openings:
                 raise
             return self._reading(store).all()
 
-    def _write(self, opening: recovery.Opening) -> None:
+    def _write(self, opening: recovery.RecoveredLog) -> None:
         """In the thread."""
         opening.write()
         self._post(self._written, opening)
 
-    def _written(self, opening: recovery.Opening) -> None:
+    def _written(self, opening: recovery.RecoveredLog) -> None:
         opening.told = True
         waiting, opening.waiting = opening.waiting, []
         _tell(waiting)
@@ -268,27 +268,27 @@ class Storage(LogKeeper):
         self.data_dir = os.path.abspath(data_dir)
         self.segment_size_bytes = segment_size_bytes
         self.strict = strict
-        self.export_losses = Losses()
-        self.retained = Kept()
+        self.export_losses = ExportLosses()
+        self.retained = RetainedBytes()
         self.replicates = False  # durable queues' logs are elsewhere: a node of a cluster
         self._stores: dict[LocalLog, None] = {}  # in their order, so that simulations repeat themselves
         self._closed = False
         reserve_path = f"{self.data_dir}/{RESERVE}"
-        self._resources = Resources(filesystem, clock, self._stores, reserve_path, open_file_count_max)
+        self._resources = FdBudget(filesystem, clock, self._stores, reserve_path, open_file_count_max)
         self._ahead = ReadAhead(filesystem, post)
-        self.context = StoreContext(clock, None if inline else self._ahead)
-        self.context.paced = later is not None
+        self.context = LogContext(clock, None if inline else self._ahead)
+        self.context.has_ticks = later is not None
         self._place = DataDirectory(filesystem, self.data_dir, boot_id)
         self.boot_id = self._place.boot_id
         self.power_cut = self._place.power_cut
-        self._openings = Openings(filesystem, self._place, clock, post, strict=strict, inline=inline)
+        self._openings = LogRecoveryQueue(filesystem, self._place, clock, post, strict=strict, inline=inline)
         filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
         self._resources.take_reserve()
-        self._chores = Worker("amqpd-removal")
+        self._chores = WorkerThread("amqpd-removal")
         if not inline:
             filesystem.closer = self._close_later
-        commits = self.commits = CommitCycle(self.context, filesystem, self._resources, later)
-        kind = InlineCommitter if inline else Committer
+        commits = self.commits = GroupCommit(self.context, filesystem, self._resources, later)
+        kind = InlineCommitter if inline else FsyncThread
         self._committer = kind(
             filesystem, self._place.lock_fd, post, commits.committed, commits.settle_due, self._chores.call, clock
         )
@@ -296,9 +296,11 @@ class Storage(LogKeeper):
         if isinstance(self._committer, InlineCommitter):
             self._committer.later = later
         commits.start(self._committer)
-        self.departures = Departures(filesystem, self._committer, self._chores.call if not inline else _at_once)
+        self.departures = DirectoryRemover(filesystem, self._committer, self._chores.call if not inline else _at_once)
         watch, boot = self.clock_watch, self._place.boot
-        self._upkeep = Upkeep(filesystem, watch, self._committer, post, commits.gather, boot, segment_age_ms, inline)
+        self._upkeep = LogMaintenance(
+            filesystem, watch, self._committer, post, commits.gather, boot, segment_age_ms, inline
+        )
 
     # -- queues
 
@@ -444,26 +446,26 @@ class Storage(LogKeeper):
             store.log.segment_size_bytes = self.segment_size_bytes
         else:
             if retention is None:
-                retention = removals.retention = Retention(self.clock_watch, self.retained)
+                retention = removals.retention = AckedRetention(self.clock_watch, self.retained)
             retention.max_age_ms, retention.max_bytes = max_age_ms, max_bytes
             store.log.segment_size_bytes = retention.segment_size_bytes(self.segment_size_bytes)
         self.hold_changed(store)
 
-    def rewind(self, store: LocalLog) -> Rewind:
+    def rewind(self, store: LocalLog) -> AckedReplay:
         """To make settled messages live again: see settle/rewind.py."""
-        return Rewind(store, self._committer.submit, self.commits.gather)
+        return AckedReplay(store, self._committer.submit, self.commits.gather)
 
-    def find_hold(self, store: QueueLog) -> Hold | None:
+    def find_hold(self, store: QueueLog) -> ExportHold | None:
         """What the log keeps for exports, if anything was ever to be kept of it."""
         return store.log.removals.hold if isinstance(store, LocalLog) else None
 
-    def hold(self, store: QueueLog) -> Hold:
+    def hold(self, store: QueueLog) -> ExportHold:
         """The same; a new hold keeps nothing before it has exporters. Raises: TypeError when it is not a local log."""
         if not isinstance(store, LocalLog):
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
         removals = store.log.removals
         if removals.hold is None:
-            removals.hold = Hold(self.filesystem, store.log.chain, store.name, self.export_losses)
+            removals.hold = ExportHold(self.filesystem, store.log.chain, store.name, self.export_losses)
         return removals.hold
 
     def hold_changed(self, store: QueueLog) -> None:
@@ -545,7 +547,7 @@ class Storage(LogKeeper):
         store.log.abandon()
         store.safety_moved()
 
-    def survey(self) -> Survey:
+    def survey(self) -> DirectorySurvey:
         """Which directories of queues there are, for the start, before any queue is opened."""
         return survey(self.filesystem, self.data_dir)
 

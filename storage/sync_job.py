@@ -9,7 +9,7 @@ from __future__ import annotations
 from amqpd.storage.filesystem import OpenFile
 
 
-class JobPart:
+class SyncPart:
     """One log's share in a job. name: of its queue, for what is logged."""
 
     def __init__(self, name: str) -> None:
@@ -33,12 +33,12 @@ class JobPart:
         return bool(self.checkpoints or self.unlinks or self.discards or self.renames)
 
 
-class SyncJob:
-    """One group. `generation`: see `CommitCycle`. `size_bytes`: what was appended to it."""
+class SyncBatch:
+    """One group. `generation`: see `GroupCommit`. `size_bytes`: what was appended to it."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
-        self.parts: list[JobPart] = []
+        self.parts: list[SyncPart] = []
         self.size_bytes = 0
 
     def file_count(self) -> int:

@@ -25,7 +25,7 @@ from typing import Final
 from amqpd.storage.filesystem import FileSystem, OpenFile
 
 
-class Worker:
+class WorkerThread:
     """Calls what it is given, one after the other. The thread starts with the first of them.
 
     What it calls raises nothing, and posts to the loop what it has to say.
@@ -67,16 +67,16 @@ logger = logging.getLogger(__name__)
 RANGE_SIZE: Final = 4 << 20
 
 
-class FileRange:
+class ReadAheadRange:
     """The bytes of a log from `position` to `end`. arrived: called on the loop when they are in the page cache, or the
     disk has failed; None when nobody wants to know any more.
     """
 
-    def __init__(self, file: OpenFile, position: int, end: int, arrived: Callable[[FileRange], None]) -> None:
+    def __init__(self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]) -> None:
         self.file = file
         self.position = position
         self.end = end
-        self.arrived: Callable[[FileRange], None] | None = arrived
+        self.arrived: Callable[[ReadAheadRange], None] | None = arrived
 
 
 class ReadAhead:
@@ -87,18 +87,18 @@ class ReadAhead:
 
     def __init__(self, filesystem: FileSystem, post: Callable[..., object]) -> None:
         self.count = 0  # of ranges fetched
-        self.worker = Worker("amqpd-readahead")
+        self.worker = WorkerThread("amqpd-readahead")
         self._filesystem = filesystem
         self._post = post
 
-    def ask(self, file: OpenFile, position: int, end: int, arrived: Callable[[FileRange], None]) -> FileRange:
+    def ask(self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]) -> ReadAheadRange:
         """Begins to fetch a range of a file. Loop thread. Raises nothing. Cost: some 10 us."""
-        asked = FileRange(file, position, end, arrived)
+        asked = ReadAheadRange(file, position, end, arrived)
         file.pins += 1
         self.worker.call(partial(self._fetch, asked))
         return asked
 
-    def _fetch(self, asked: FileRange) -> None:
+    def _fetch(self, asked: ReadAheadRange) -> None:
         if asked.arrived is not None:
             try:
                 self._filesystem.fetch(asked.file.fd, asked.end - asked.position, asked.position)
@@ -106,7 +106,7 @@ class ReadAhead:
                 logger.warning("reading ahead in %s: %s", asked.file.path, error)
         self._post(self._arrived, asked)
 
-    def _arrived(self, asked: FileRange) -> None:
+    def _arrived(self, asked: ReadAheadRange) -> None:
         asked.file.unpin()
         self.count += 1
         if asked.arrived is not None:

@@ -17,7 +17,7 @@ import pytest
 
 import amqpd
 from amqpd._build import describe
-from amqpd.storage.acks.ack_set import DELIVERED, SettledFile
+from amqpd.storage.acks.ack_set import DELIVERED, AckFileReader
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log_inspect import check_queue, queue_directories
 from amqpd.testing import BrokerProcess
@@ -134,7 +134,7 @@ def until_settled() -> Callable[..., None]:
         for directory in queue_directories(FileSystem(), str(broker.data_dir)):
             report = check_queue(FileSystem(), directory)
             if report.queue == queue:
-                files = [SettledFile(path.read_bytes()) for path in Path(directory).glob("*.settled")]
+                files = [AckFileReader(path.read_bytes()) for path in Path(directory).glob("*.settled")]
                 marks = [a for file in files for kind, a, _, _ in file.entries if kind == DELIVERED]
                 return report.next_offset - report.start_offset - report.settled_count, max(marks, default=-1)
         return -1, -1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.listeners import Clients
+from amqpd.broker.listeners import BrokerListener
 from amqpd.config import Settings
 from amqpd.listeners import Listener, bound_sockets
 from amqpd.protocol_server import FrontEnd
@@ -19,7 +19,7 @@ from amqpd.storage.metadata.store import MetadataError
 from amqpd.testing import embedded, parse_ready_line
 
 
-class News(Clients):
+class News(BrokerListener):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
@@ -114,7 +114,7 @@ async def test_it_hears_what_the_broker_and_sighup_tell(tmp_path: Path) -> None:
         await api(server, "PUT", "/api/vhosts/shop")
         await api(server, "DELETE", "/api/vhosts/shop")
         assert guest.news.heard == ["vhost shop deleted"]
-        server.renew(server.settings)
+        server.apply_settings(server.settings)
         assert guest.renewed == [server.settings]
 
 

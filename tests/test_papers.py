@@ -11,12 +11,7 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("amqpd", "routing", "storage", "cli", "docs", "tests", "interop")
 PAPERS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *(
-        path
-        for folder in FOLDERS
-        for path in sorted((ROOT / folder).rglob("*.md"))
-        if "node_modules" not in path.parts
-    ),
+    *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in path.parts),
 ]
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 NAMED = re.compile(r"`([\w./-]*\w\.py)`")

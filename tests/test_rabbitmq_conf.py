@@ -15,7 +15,7 @@ import pytest
 
 from amqpd import __main__ as program
 from amqpd.cli.rabbitmq_compat import BUILT_IN
-from amqpd.config import Loaded, SettingsError, load, rabbitmq_conf, rows, value_of
+from amqpd.config import LoadedSettings, SettingsError, load, rabbitmq_conf, rows, value_of
 from amqpd.config.rabbitmq_conf import PART_OF_IT, ROWS, matching, size_bytes
 from amqpd.config.rabbitmq_env import VARIABLES
 from amqpd.testing import BrokerProcess
@@ -30,7 +30,7 @@ def _empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
 
 
-def read(text: str, environ: Mapping[str, str] | None = None) -> Loaded:
+def read(text: str, environ: Mapping[str, str] | None = None) -> LoadedSettings:
     Path("rabbitmq.conf").write_text(text, "utf-8")
     return load(["--config", "rabbitmq.conf"], environ or {})
 

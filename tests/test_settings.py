@@ -15,7 +15,7 @@ import pytest
 import amqpd
 from amqpd import __main__ as program
 from amqpd import __version__
-from amqpd.config import EXIT_USAGE, Loaded, Settings, SettingsError, load, rows, value_of
+from amqpd.config import EXIT_USAGE, LoadedSettings, Settings, SettingsError, load, rows, value_of
 from amqpd.config.help import MASK, help_text, settings_text, shown
 
 
@@ -328,7 +328,7 @@ class TestProgram:
 
     def test_print_settings_as_json(self) -> None:
         loaded = load(["--print-settings", "--formatter", "json", "--amqp.port", "0"], {})
-        assert isinstance(loaded, Loaded)
+        assert isinstance(loaded, LoadedSettings)
         found = {one["name"]: one for one in json.loads(settings_text(loaded))}
         assert list(found) == [row.name for row in rows()]
         assert found["amqp.port"] == {"name": "amqp.port", "value": 0, "source": "command line"}

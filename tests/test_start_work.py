@@ -12,7 +12,7 @@ import pytest
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.config import Settings, load
 from amqpd.server import Server
-from amqpd.storage.metadata.store import ExchangeRow, Metadata, MetadataState, QueueRow, VhostRow
+from amqpd.storage.metadata.store import ExchangeRow, MetadataState, QueueRow, SqlMetadataStore, VhostRow
 from amqpd.storage.storage import Storage
 
 
@@ -35,8 +35,8 @@ def settings(path: Path) -> Settings:
 
 def started(path: Path, vhosts: int, queues: int, exchanges: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many names a start has compared. Every queue has a directory; an exchange has another as its alternate."""
-    monkeypatch.setattr(Metadata, "open", lambda metadata, seed: state(vhosts, queues, exchanges))
-    monkeypatch.setattr(Metadata, "submit", lambda metadata, changes, done: done(None))
+    monkeypatch.setattr(SqlMetadataStore, "open", lambda metadata, seed: state(vhosts, queues, exchanges))
+    monkeypatch.setattr(SqlMetadataStore, "submit", lambda metadata, changes, done: done(None))
     for number in range(queues):
         (path / f"vhosts/v{number % vhosts}/queues/q{number}").mkdir(parents=True)
     loop = asyncio.new_event_loop()

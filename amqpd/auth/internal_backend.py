@@ -21,20 +21,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import copy_context
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from amqpd.auth.login_throttle import Attempts, Failures
+from amqpd.auth.login_throttle import FailureBackoff, LoginStats
 from amqpd.auth.passwords import (
     ALGORITHMS,
     ARGON2ID,
     RABBIT_SHA256,
     InvalidHash,
-    PasswordThreads,
-    VerifiedCache,
+    PasswordHasherPool,
+    VerifiedPasswordCache,
     check_hash,
     hash_password,
     renewed_at_login,
 )
 from amqpd.auth.permissions import Kind, Permissions, TopicKind
-from amqpd.storage.metadata.interface import MetadataKeeper
+from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.store import (
     Change,
     Delete,
@@ -63,7 +63,7 @@ class InvalidUser(AuthError):
     """A user name, tag or password hash that cannot be."""
 
 
-def bootstrap(
+def initial_rows(
     default_user: str,
     default_pass: str,
     default_vhost: str,
@@ -173,7 +173,7 @@ class AuthChange(NamedTuple):
 class BackendContext(NamedTuple):
     """What a backend is made from, after `Metadata.open`. password_hashing: the algorithm of new hashes."""
 
-    metadata: MetadataKeeper
+    metadata: MetadataStore
     state: MetadataState
     vhost_exists: Callable[[str], bool]
     loopback_users: Collection[str] = ("guest",)
@@ -195,12 +195,12 @@ class InternalBackend:
         self.listeners: list[Callable[[AuthChange], None]] = []
         self._users = {row.name: row for row in state.users}
         self._permissions = Permissions(state.permissions, state.topic_permissions)
-        self._verified = VerifiedCache(clock=clock)
-        self.failures = Failures(clock)
+        self._verified = VerifiedPasswordCache(clock=clock)
+        self.failures = FailureBackoff(clock)
         """How long the answer to a wrong password waits."""
-        self.attempts = Attempts()
+        self.attempts = LoginStats()
         """Counted by the front ends, which know the protocol."""
-        self._passwords = PasswordThreads()
+        self._passwords = PasswordHasherPool()
         self._hashing = context.password_hashing
         self.changing = asyncio.Lock()
         """Held from the checks of a change to its commit."""
@@ -252,7 +252,7 @@ class InternalBackend:
         self._verified.remember(username, password, now.password_hash)
         return User(now.name, now.tags)
 
-    def vouched(self, username: str, peer_is_loopback: bool) -> User:
+    def authenticate_external(self, username: str, peer_is_loopback: bool) -> User:
         """The user whom a TLS client's certificate names; no password is asked for. Raises: Refused, as above."""
         row = self._users.get(username)
         if row is None:
@@ -286,17 +286,17 @@ class InternalBackend:
         """A permission for the vhost, whatever its patterns."""
         return self._permissions.may_access_vhost(user.name, vhost)
 
-    def may(self, user: User, vhost: str, kind: Kind, name: str) -> bool:
+    def is_allowed(self, user: User, vhost: str, kind: Kind, name: str) -> bool:
         """Whether the pattern of `kind` matches. Cost: 0.3 us when asked before."""
         if name in self.closed_names and (kind != "read" or "administrator" not in user.tags):
             return False
         return self._permissions.may(user.name, vhost, kind, name)
 
-    def topic_limited(self, user: User, vhost: str, exchange: str) -> bool:
+    def has_topic_permissions(self, user: User, vhost: str, exchange: str) -> bool:
         """Whether the user has a topic permission for the exchange."""
         return self._permissions.topic_limited(user.name, vhost, exchange)
 
-    def may_topic(self, user: User, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
+    def is_topic_allowed(self, user: User, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
         """True without a topic permission for the exchange. Cost: 0.2 us, 2 us with one."""
         return self._permissions.may_topic(user.name, vhost, exchange, kind, routing_key)
 
@@ -407,7 +407,7 @@ class InternalBackend:
 
     # --- many at once -----------------------------------------------------------------------------------------------
 
-    def keep_all(self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]) -> None:
+    def save_all(self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]) -> None:
         """These rows, which the caller has checked and committed while it held `changing`: new ones, or instead of the
         former.
         """

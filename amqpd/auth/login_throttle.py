@@ -6,7 +6,7 @@ others by one check each round. And only an answer of no waits (0.1 s, doubling 
 address); a right password is never refused nor held back for what others got wrong, not even behind a proxy, where
 everybody has one address.
 
-`Attempts` counts them, for `amqpctl list_node_auth_attempt_stats` and the admin API.
+`LoginStats` counts them, for `amqpctl list_node_auth_attempt_stats` and the admin API.
 
 Nothing here grows beyond what is waiting, FAILURES_MAX names and SOURCES_MAX sources.
 """
@@ -41,7 +41,7 @@ def network(address: str) -> str:
     return f"{IPv6Address(int(parsed) >> 64 << 64)}/64"
 
 
-class Turns:
+class PasswordCheckQueue:
     """So many at once; who waits is taken round robin by network, then by user, then in order. Called on the loop."""
 
     def __init__(self, at_once: int = CHECKS_AT_ONCE) -> None:
@@ -97,7 +97,7 @@ class Turns:
                 del self._waiting[place]
 
 
-class Failures:
+class FailureBackoff:
     """How often a user's password was wrong from a network lately. Bounded; the oldest is forgotten first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, entries_max: int = FAILURES_MAX) -> None:
@@ -129,7 +129,7 @@ class AttemptSource(NamedTuple):
     protocol: str
 
 
-class Attempts:
+class LoginStats:
     """Logins that were tried since the start or the last `forget`: [right, wrong] by protocol, and by source where that
     was asked for. Bounded: beyond SOURCES_MAX sources the one heard of first goes. Cost: 0.3 us.
     """

@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from amqpd.auth.login_throttle import CHECKS_AT_ONCE, Turns
+from amqpd.auth.login_throttle import CHECKS_AT_ONCE, PasswordCheckQueue
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -173,7 +173,7 @@ def _rabbit_parts(stored: str, algorithm: str) -> tuple[bytes, bytes]:
     return salt, digest
 
 
-class VerifiedCache:
+class VerifiedPasswordCache:
     """Passwords verified lately: one per user, since a user has one. Bounded; the oldest goes first."""
 
     def __init__(
@@ -217,11 +217,11 @@ class VerifiedCache:
         return hmac.digest(self._key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
 
 
-class PasswordThreads:
-    """argon2's threads, made at the first use; who is next is `Turns`' business. Called on the loop."""
+class PasswordHasherPool:
+    """argon2's threads, made at the first use; who is next is `PasswordCheckQueue`' business. Called on the loop."""
 
     def __init__(self) -> None:
-        self._turns = Turns()
+        self._turns = PasswordCheckQueue()
         self._executor: ThreadPoolExecutor | None = None
 
     async def verify(

@@ -38,7 +38,7 @@ class InvalidPattern(ValueError):
     """A regular expression that RE2 does not take; the text says why."""
 
 
-class Pattern:
+class PermissionPattern:
     """A compiled pattern: search over the bytes of a name."""
 
     __slots__ = ("_search",)
@@ -51,7 +51,7 @@ class Pattern:
         return self._search(name.encode("utf-8", "surrogateescape")) is not None
 
 
-def compile_pattern(text: str) -> Pattern:
+def compile_pattern(text: str) -> PermissionPattern:
     """RabbitMQ's reading of `text`: unanchored, '' as '^$'. Also for policies. Cost: 25 us, then cached.
 
     Raises: InvalidPattern.
@@ -72,7 +72,7 @@ def _engine() -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=1024)
-def _compile(text: str) -> Pattern:
+def _compile(text: str) -> PermissionPattern:
     re2, options = _engine()
     try:
         raw = (text or "^$").encode()
@@ -81,14 +81,14 @@ def _compile(text: str) -> Pattern:
     if len(raw) > PATTERN_MAX:
         raise InvalidPattern(f"a pattern has at most {PATTERN_MAX} bytes, this one {len(raw)}")
     try:
-        return Pattern(re2.compile(raw, options).search)
+        return PermissionPattern(re2.compile(raw, options).search)
     except re2.error as error:
         reason = error.args[0] if error.args else b"unknown error"
         reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise InvalidPattern(f"{text!r} is not a regular expression of RE2: {reason}") from None
 
 
-def compile_topic_pattern(text: str, user: str, vhost: str) -> Pattern:
+def compile_topic_pattern(text: str, user: str, vhost: str) -> PermissionPattern:
     """`text` with {username} and {vhost} put in, escaped: a user called `.*` gains nothing. Raises: InvalidPattern."""
     re2, _ = _engine()
     for variable, value in (("{username}", user), ("{vhost}", vhost)):
@@ -97,15 +97,15 @@ def compile_topic_pattern(text: str, user: str, vhost: str) -> Pattern:
 
 
 class _Topic(NamedTuple):
-    write: Pattern
-    read: Pattern
+    write: PermissionPattern
+    read: PermissionPattern
 
 
 def _never(_: bytes) -> None:
     return None
 
 
-_NO_TOPIC: Final = _Topic(Pattern(_never), Pattern(_never))
+_NO_TOPIC: Final = _Topic(PermissionPattern(_never), PermissionPattern(_never))
 
 
 class Permissions:

@@ -53,9 +53,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.auth.login_throttle import network
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import INTERNAL, ORIGIN, Origin
-from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
 from amqpd.broker.system_queues import AUDIT, AUDIT_DIRECTORY, AUDIT_QUEUE_ID
@@ -64,9 +64,9 @@ from amqpd.protocol.field_table import Int64, Timestamp, encode_table
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 
 if TYPE_CHECKING:
-    from amqpd.broker.flow.loop_turn import Turn
+    from amqpd.broker.flow.loop_turn import LoopTurn
     from amqpd.broker.queue.queue import Queue
-    from amqpd.broker.queue.services import QueueHost
+    from amqpd.broker.queue.services import QueueServices
     from amqpd.config.schema import AuditSettings
     from amqpd.storage.storage import Storage
 
@@ -80,20 +80,22 @@ OK: Final = "ok"
 REFUSED: Final = "refused"
 
 
-class Rule(NamedTuple):
+class AuditRule(NamedTuple):
     """name: the event's field that says of what it is. details: those that are kept."""
 
     name: str
     details: tuple[str, ...] = ()
 
 
-_PERMISSION: Final = Rule("user", ("configure", "write", "read"))
-_TOPIC_PERMISSION: Final = Rule("user", ("exchange", "write", "read"))
-_BINDING: Final = Rule("destination_name", ("source_name", "destination_kind", "routing_key", "arguments"))
-_VHOST: Final = Rule("name", ("description", "tags", "default_queue_type"))
+_PERMISSION: Final = AuditRule("user", ("configure", "write", "read"))
+_TOPIC_PERMISSION: Final = AuditRule("user", ("exchange", "write", "read"))
+_BINDING: Final = AuditRule("destination_name", ("source_name", "destination_kind", "routing_key", "arguments"))
+_VHOST: Final = AuditRule("name", ("description", "tags", "default_queue_type"))
 _LIMITS: Final = ("max-connections", "max-queues", "max-channels")
-_POLICY: Final = Rule("name", ("pattern", "apply-to", "priority", "definition"))
-_LOGIN: Final = Rule("name", ("auth_mechanism", "users", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"))
+_POLICY: Final = AuditRule("name", ("pattern", "apply-to", "priority", "definition"))
+_LOGIN: Final = AuditRule(
+    "name", ("auth_mechanism", "users", "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
+)
 
 LOGIN: Final = "user.authentication.success"
 LOGIN_REFUSED: Final = "user.authentication.failure"
@@ -101,52 +103,52 @@ ACCESS_REFUSED: Final = "access.refused"
 REQUEST: Final = "admin.request"
 LOST: Final = "audit.lost"
 
-RULES: Final[dict[str, Rule]] = {
-    "queue.created": Rule("name", ("durable", "auto_delete", "arguments")),
-    "queue.deleted": Rule("name"),
-    "queue.purged": Rule("name", ("messages",)),
-    "queue.messages": Rule(
+RULES: Final[dict[str, AuditRule]] = {
+    "queue.created": AuditRule("name", ("durable", "auto_delete", "arguments")),
+    "queue.deleted": AuditRule("name"),
+    "queue.purged": AuditRule("name", ("messages",)),
+    "queue.messages": AuditRule(
         "name", ("action", "job", "to_queue", "to_exchange", "routing_key", "where", "limit", "dry_run")
     ),
-    "exchange.created": Rule("name", ("type", "durable", "auto_delete", "internal", "arguments")),
-    "exchange.deleted": Rule("name"),
+    "exchange.created": AuditRule("name", ("type", "durable", "auto_delete", "internal", "arguments")),
+    "exchange.deleted": AuditRule("name"),
     "binding.created": _BINDING,
     "binding.deleted": _BINDING,
     "vhost.created": _VHOST,
     "vhost.updated": _VHOST,
-    "vhost.deleted": Rule("name"),
-    "vhost.limits.set": Rule("vhost", _LIMITS),
-    "vhost.limits.cleared": Rule("vhost"),
-    "user.created": Rule("name"),
-    "user.deleted": Rule("name"),
-    "user.password.changed": Rule("name"),
-    "user.tags.set": Rule("name", ("tags",)),
-    "user.limits.set": Rule("username", _LIMITS),
-    "user.limits.cleared": Rule("username"),
+    "vhost.deleted": AuditRule("name"),
+    "vhost.limits.set": AuditRule("vhost", _LIMITS),
+    "vhost.limits.cleared": AuditRule("vhost"),
+    "user.created": AuditRule("name"),
+    "user.deleted": AuditRule("name"),
+    "user.password.changed": AuditRule("name"),
+    "user.tags.set": AuditRule("name", ("tags",)),
+    "user.limits.set": AuditRule("username", _LIMITS),
+    "user.limits.cleared": AuditRule("username"),
     "permission.created": _PERMISSION,
     "permission.deleted": _PERMISSION,
     "topic.permission.created": _TOPIC_PERMISSION,
     "topic.permission.deleted": _TOPIC_PERMISSION,
     "policy.set": _POLICY,
-    "policy.cleared": Rule("name"),
-    "operator.policy.cleared": Rule("name"),
-    "parameter.set": Rule("name", ("component",)),
-    "parameter.cleared": Rule("name", ("component",)),
-    "alarm.set": Rule("source"),
-    "alarm.cleared": Rule("source"),
-    "connection.force_closed": Rule("name", ("user", "why")),
-    "definitions.imported": Rule("name", ("items",)),
+    "policy.cleared": AuditRule("name"),
+    "operator.policy.cleared": AuditRule("name"),
+    "parameter.set": AuditRule("name", ("component",)),
+    "parameter.cleared": AuditRule("name", ("component",)),
+    "alarm.set": AuditRule("source"),
+    "alarm.cleared": AuditRule("source"),
+    "connection.force_closed": AuditRule("name", ("user", "why")),
+    "definitions.imported": AuditRule("name", ("items",)),
     LOGIN: _LOGIN,
     LOGIN_REFUSED: _LOGIN,
-    ACCESS_REFUSED: Rule("name"),
-    REQUEST: Rule("name"),
-    LOST: Rule("name"),
+    ACCESS_REFUSED: AuditRule("name"),
+    REQUEST: AuditRule("name"),
+    LOST: AuditRule("name"),
 }
 TOLD_APART: Final = frozenset({"vhost-limits", "operator_policy", "policy"})
 """Components of parameters whose changes have events of their own."""
 
 
-class Where(NamedTuple):
+class EventSource(NamedTuple):
     """From where it was done. peer: address and port, as text; empty: within the broker, or its unix socket."""
 
     front_end: str = "broker"
@@ -154,19 +156,19 @@ class Where(NamedTuple):
     connection: str = ""
 
 
-class Record(NamedTuple):
+class AuditRecord(NamedTuple):
     """about: fields of the event, of which its rule takes some; `vhost` and `reason` always. at_ms: since 1970."""
 
     event: str
     at_ms: int
     user: str
-    where: Where
+    where: EventSource
     about: Mapping[str, object]
     result: str = OK
     times: int = 1
 
 
-def fields_of(record: Record) -> dict[str, object]:
+def fields_of(record: AuditRecord) -> dict[str, object]:
     """What its body says."""
     rule = RULES[record.event]
     about = record.about
@@ -191,7 +193,7 @@ def fields_of(record: Record) -> dict[str, object]:
     return told
 
 
-def message_of(record: Record) -> Message:
+def message_of(record: AuditRecord) -> Message:
     """The message that is appended. Cost: 40 us."""
     fields = fields_of(record)
     headers: dict[str, object] = {
@@ -210,7 +212,7 @@ def message_of(record: Record) -> Message:
     )
     body = json.dumps(fields, default=_plain).encode()
     info = scan_properties(properties, 0, len(properties))
-    return make_message(Envelope("", record.event), properties, body, True, info)
+    return make_message(MessageRoute("", record.event), properties, body, True, info)
 
 
 def _text(value: object, most: int) -> str:
@@ -232,19 +234,19 @@ USERS_MAX: Final = 10
 class _Window:
     """since: monotonic seconds. users: names that were tried in it, the first USERS_MAX of them."""
 
-    def __init__(self, since: float, last: Record) -> None:
+    def __init__(self, since: float, last: AuditRecord) -> None:
         self.since = since
         self.last = last
         self.count = 0
         self.users: dict[str, None] = {}
 
 
-class Repeats:
+class EventThrottle:
     """write: appends a record. later: the loop's call_later; a timer runs while a window is open only."""
 
     def __init__(
         self,
-        write: Callable[[Record], object],
+        write: Callable[[AuditRecord], object],
         later: Callable[[float, Callable[[], None]], object],
         window_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -259,7 +261,7 @@ class Repeats:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, kind: Hashable, record: Record) -> None:
+    def add(self, kind: Hashable, record: AuditRecord) -> None:
         """It happened. kind: what counts as the same. Cost: 1 us where it is a repetition."""
         window = self._open.get(kind)
         if window is None and len(self._open) >= SOURCES_MAX:
@@ -327,7 +329,7 @@ SEGMENTS: Final = 16
 """How many files share the bytes it may have: files go as a whole."""
 
 
-class Request:
+class AuditedRequest:
     """One request to the admin API, as ORIGIN. name: `http`, or `amqpctl` for the unix socket. told_count: records that
     it has brought so far.
     """
@@ -338,7 +340,7 @@ class Request:
         self.told_count = 0
 
 
-def open_stream(storage: Storage, host: QueueHost, settings: AuditSettings) -> Queue:
+def open_stream(storage: Storage, host: QueueServices, settings: AuditSettings) -> Queue:
     """The stream; nothing is read, and nothing written before the first record."""
     share = settings.size_max_bytes // SEGMENTS
     arguments: dict[str, object] = {
@@ -363,7 +365,7 @@ class Audit:
     def __init__(
         self,
         queue: Queue,
-        turn: Turn,
+        turn: LoopTurn,
         call_soon: Callable[[Callable[[], None]], object],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
@@ -371,10 +373,10 @@ class Audit:
         self.lost_count = 0
         self._turn = turn
         self._call_soon = call_soon
-        self._refusals = Repeats(self._write, call_later, REFUSALS_S)
-        self._logins = Repeats(self._write, call_later, LOGINS_S)
-        self._requests = Repeats(self._write, call_later, REQUESTS_S)
-        self._waiting: deque[Record] = deque()
+        self._refusals = EventThrottle(self._write, call_later, REFUSALS_S)
+        self._logins = EventThrottle(self._write, call_later, LOGINS_S)
+        self._requests = EventThrottle(self._write, call_later, REQUESTS_S)
+        self._waiting: deque[AuditRecord] = deque()
         self._asked = False
         # Records that have come so far; who asks when those up to this number are safe, in that order.
         self._count = 0
@@ -394,28 +396,28 @@ class Audit:
         if key in (LOGIN, LOGIN_REFUSED):
             self._login_of(key, about, at_ms)
         elif not actor or actor == INTERNAL:
-            self._write(Record(key, at_ms, INTERNAL, Where(), about))
+            self._write(AuditRecord(key, at_ms, INTERNAL, EventSource(), about))
         else:
-            if isinstance(origin, Request):
+            if isinstance(origin, AuditedRequest):
                 origin.told_count += 1
-            self._write(Record(key, at_ms, actor, _where(origin), about))
+            self._write(AuditRecord(key, at_ms, actor, _where(origin), about))
 
     def _login_of(self, key: str, about: Mapping[str, object], at_ms: int) -> None:
         """A connection's, as its event tells it."""
         host, port = str(about.get("peer_host", "")), about.get("peer_port", 0)
-        where = Where("amqp", f"{host}:{port}", str(about.get("connection_name", "")))
+        where = EventSource("amqp", f"{host}:{port}", str(about.get("connection_name", "")))
         name, error = str(about.get("name", "")), str(about.get("error", ""))
         kept = {"name": name, "reason": error, **{key: about[key] for key in KEPT_OF_LOGIN if key in about}}
-        self._login(Record(key, at_ms, name, where, kept, REFUSED if error else OK), host)
+        self._login(AuditRecord(key, at_ms, name, where, kept, REFUSED if error else OK), host)
 
     def login(self, name: str, peer: str, error: str = "", certificate: Mapping[str, object] | None = None) -> None:
         """At the admin API. error: why not; "" for a success. certificate: that of a TLS client, as events tell it."""
         key = LOGIN_REFUSED if error else LOGIN
         at_ms = time.time_ns() // 1_000_000
         about = {"name": name, "reason": error, **(certificate or {})}
-        self._login(Record(key, at_ms, name, Where("http", peer), about, REFUSED if error else OK), peer)
+        self._login(AuditRecord(key, at_ms, name, EventSource("http", peer), about, REFUSED if error else OK), peer)
 
-    def _login(self, record: Record, host: str) -> None:
+    def _login(self, record: AuditRecord, host: str) -> None:
         """One source is an address where logins fail, whatever names it tries; a user's address where they succeed."""
         place = (record.where.front_end, network(host))
         if record.result == OK:
@@ -428,20 +430,20 @@ class Audit:
         where = _where(ORIGIN.get())
         at_ms = time.time_ns() // 1_000_000
         about = {"vhost": vhost, "name": command, "reason": text}
-        record = Record(ACCESS_REFUSED, at_ms, user, where, about, REFUSED)
+        record = AuditRecord(ACCESS_REFUSED, at_ms, user, where, about, REFUSED)
         self._refusals.add((where.front_end, where.peer.rpartition(":")[0], user, command), record)
 
     def message_request(self, user: str, request: str) -> None:
         """Count a request of the admin API that published or took messages. request: `POST /api/exchanges/...`."""
         where = _where(ORIGIN.get())
-        record = Record(REQUEST, time.time_ns() // 1_000_000, user, where, {"name": request})
+        record = AuditRecord(REQUEST, time.time_ns() // 1_000_000, user, where, {"name": request})
         self._requests.add((where.front_end, where.peer.rpartition(":")[0], user, request), record)
 
     # -- how it gets into the stream ---------------------------------------------------------------------------------
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: AuditRecord) -> None:
         if len(self._waiting) >= WAITING_MAX:
-            self._lose(1)
+            self._count_lost(1)
             return
         self._count += 1
         self._waiting.append(record)
@@ -468,13 +470,13 @@ class Audit:
         queue, waiting = self.queue, self._waiting
         try:
             queue.prepare()
-        except NotOpenYet as opening:
+        except LogNotOpen as opening:
             self._asked = True
             when_open(opening.destinations, self._go_on)
             return
         except ResourceError as error:
             log.error("audit log: %s", error.reply_text)
-            self._lose(len(waiting))
+            self._count_lost(len(waiting))
             waiting.clear()
             self._answer()
             return
@@ -485,7 +487,7 @@ class Audit:
                 self._ask()
                 break
         self._answer()
-        self._turn.want()
+        self._turn.schedule()
 
     def when_safe(self, done: Callable[[bool], None]) -> None:
         """`done(True)` when what has come so far is synced, `done(False)` when it cannot be; in here where it is known.
@@ -505,27 +507,27 @@ class Audit:
             else:
                 store.when_safe(store.next_offset - 1, done)
 
-    def _append(self, record: Record) -> None:
+    def _append(self, record: AuditRecord) -> None:
         if self.lost_count and not self._failed():
-            lost = Record(LOST, record.at_ms, INTERNAL, Where(), {"name": str(self.lost_count)})
-            if self.queue.offer(message_of(lost)):
+            lost = AuditRecord(LOST, record.at_ms, INTERNAL, EventSource(), {"name": str(self.lost_count)})
+            if self.queue.enqueue(message_of(lost)):
                 log.warning("audit log: records are taken again; %d are lost", self.lost_count)
                 self.lost_count = 0
-        if self._failed() or not self.queue.offer(message_of(record)):
-            self._lose(1)
+        if self._failed() or not self.queue.enqueue(message_of(record)):
+            self._count_lost(1)
 
     def _failed(self) -> bool:
         return self.queue.store is not None and self.queue.store.failed
 
-    def _lose(self, count: int) -> None:
+    def _count_lost(self, count: int) -> None:
         if not self.lost_count and count:
             log.error("audit log: it takes no records, and they are lost from now on; the broker goes on without them")
         self.lost_count += count
 
     def written_not(self, ranges: list[tuple[int, int]]) -> None:
         """A write has failed: these offsets of the stream are not there."""
-        self._lose(sum(last - first + 1 for first, last in ranges))
-        self.queue.unwritten(ranges)
+        self._count_lost(sum(last - first + 1 for first, last in ranges))
+        self.queue.on_write_failed(ranges)
 
     def trouble(self) -> str:
         """What the health check says; empty: nothing is amiss."""
@@ -543,9 +545,11 @@ class Audit:
         self._answer()
 
 
-def _where(origin: Origin | None) -> Where:
+def _where(origin: Origin | None) -> EventSource:
     if origin is None:
-        return Where()
+        return EventSource()
     host, port = origin.peer
     peer = f"{host}:{port}" if host else ""
-    return Where(origin.name, peer) if isinstance(origin, Request) else Where("amqp", peer, origin.name)
+    return (
+        EventSource(origin.name, peer) if isinstance(origin, AuditedRequest) else EventSource("amqp", peer, origin.name)
+    )

@@ -15,32 +15,32 @@ from typing import TYPE_CHECKING
 
 from amqpd.auth.internal_backend import BackendContext, InternalBackend
 from amqpd.broker.audit import Audit, open_stream
-from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.events import EVENT_EXCHANGE, by_itself, told_of
-from amqpd.broker.flow.alarms import Alarms, UnfinishedBodies
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.delayed.delayed_messages import DelayScheduler
+from amqpd.broker.events import EVENT_EXCHANGE, as_broker, auth_events
+from amqpd.broker.flow.alarms import Alarms, PartialBodyMemory
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Jobs
-from amqpd.broker.listeners import Clients
-from amqpd.broker.publish.dead_letter import DeadLetters
-from amqpd.broker.publish.exchange_state import KeptOnLoop
+from amqpd.broker.jobs.job import QueueJob
+from amqpd.broker.jobs.jobs import JobManager
+from amqpd.broker.listeners import BrokerListener
+from amqpd.broker.publish.dead_letter import DeadLetterPublisher
+from amqpd.broker.publish.exchange_state import ExchangeStates
 from amqpd.broker.publish.firehose import add_event_exchange, start_events
 from amqpd.broker.publish.republisher import Republisher
-from amqpd.broker.queue.log_opener import Opener, PumpRetries
+from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueHost, Windows
-from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.queue.services import QueueServices, Windows
+from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.stats import ChannelTotals
 from amqpd.broker.system_queues import AUDIT
 from amqpd.broker.vhost import declare, loader
-from amqpd.broker.vhost.limits import Admission, UserLimits
+from amqpd.broker.vhost.limits import ConnectionLimiter, UserLimits
 from amqpd.broker.vhost.loader import load
 from amqpd.broker.vhost.parameters import CLUSTER_NAME, GlobalParameters
-from amqpd.broker.vhost.recovery import Findings, Report
-from amqpd.broker.vhost.vhost import Catalogue, VHost
+from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
+from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.broker.vhost.vhosts import VHosts
-from amqpd.storage.metadata.interface import MetadataKeeper
+from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.store import MetadataState, VhostRow
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
@@ -56,24 +56,24 @@ class Broker:
     """One per process."""
 
     def __init__(
-        self, settings: Settings, storage: Storage, metadata: MetadataKeeper, loop: asyncio.AbstractEventLoop
+        self, settings: Settings, storage: Storage, metadata: MetadataStore, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.settings = settings
         self.storage = storage
         self.metadata = metadata
         self.loop = loop
         self.timers = Timers(loop.call_later, storage.clock_watch)
-        self.turn = Turn(storage, loop.call_soon, self.timers)
-        self.catalogue = Catalogue(storage, metadata, loop.call_soon, loop.call_later)
+        self.turn = LoopTurn(storage, loop.call_soon, self.timers)
+        self.catalogue = VhostServices(storage, metadata, loop.call_soon, loop.call_later)
         self.vhosts = VHosts(self.catalogue, self._host_queues, {}, self._vhost_ended)
-        self.start_report = Report()
-        self.opener = Opener(loop.call_soon)
+        self.start_report = RecoveryReport()
+        self.opener = LogOpener(loop.call_soon)
         self.republisher = Republisher(self.turn, self.timers, loop.call_soon)
-        self.dead_letters = DeadLetters(self.republisher, self.vhosts)
-        self.delays = Delays(storage, self.turn, self.timers, self.republisher, self.vhosts, loop.call_soon)
-        self.pump_retries = PumpRetries(loop.call_later)
+        self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
+        self.delays = DelayScheduler(storage, self.turn, self.timers, self.republisher, self.vhosts, loop.call_soon)
+        self.pump_retries = FailedQueueRetry(loop.call_later)
         self.windows = Windows()
-        self.kept = KeptOnLoop(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
+        self.kept = ExchangeStates(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
         self.catalogue.keeping = self.kept
         self.turn.log_failed = self._log_failed
         storage.commits.on_commit = self.turn.committed
@@ -81,7 +81,7 @@ class Broker:
         if settings.cluster.kafka:  # of transient queues too: where a message goes is known too late
             self.message_size_max_bytes = min(self.message_size_max_bytes, settings.cluster.max_message_bytes)
         self.channel_max = settings.amqp.channel_max  # what is proposed to the next connection; 0: no limit
-        self.clients: list[Clients] = []  # of each front end
+        self.clients: list[BrokerListener] = []  # of each front end
         self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
         self.alarm_reason = ""
         self.alarms = Alarms(
@@ -91,7 +91,7 @@ class Broker:
             self._alarm_changed,
         )
         # Of bodies alone the memory alarm must not come, for it would hold those that end them.
-        self.unfinished_bodies = UnfinishedBodies(
+        self.unfinished_bodies = PartialBodyMemory(
             max(
                 self.message_size_max_bytes,
                 min(settings.limits.unfinished_bodies_bytes, self.alarms.memory_limit_bytes // 4),
@@ -101,14 +101,14 @@ class Broker:
         self.global_parameters = GlobalParameters(self.catalogue)
         self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
-        self.admission = Admission(self.user_limits)
+        self.admission = ConnectionLimiter(self.user_limits)
         self.channels = ChannelTotals()  # see amqpd.process; of queues: the catalogue
-        self.jobs = Jobs(self.republisher, self.turn, loop.call_soon)
+        self.jobs = JobManager(self.republisher, self.turn, loop.call_soon)
         self.jobs.begun = self._tell_job
 
     # -- start -------------------------------------------------------------------------------------------------------
 
-    def load(self, findings: Findings) -> None:
+    def load(self, findings: RecoveryFindings) -> None:
         """Brings back what was durable, makes the metadata say so too, and goes on with deletions that a crash cut
         short. Queues' logs are opened, not read.
         """
@@ -138,14 +138,14 @@ class Broker:
                 log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EVENT_EXCHANGE)
         if self.settings.audit.enabled:
             # From here on: what a start brings back is nobody's doing.
-            events.recorder = self.audit.record
+            events.audit_hook = self.audit.record
 
     async def load_vhosts(self, state: MetadataState) -> list[VHost]:
         """Vhosts that come while it runs, whole; users and what is of the whole broker stay as they are. Returns when
         they are there. Raises: as `moving.bring`.
         """
         self.kept.load(state.seen_caches, state.seen)
-        return await loader.bring(self.vhosts, state)
+        return await loader.load_vhost(self.vhosts, state)
 
     def close_vhost(self, vhost: VHost, why: str) -> None:
         """Nobody finds it here any more, and its connections are closed with 320 and this text. Its queues and their
@@ -158,7 +158,7 @@ class Broker:
         if vhost.name == self.catalogue.events.vhost_name:
             self.catalogue.events.bind(False)
         for clients in self.clients:
-            clients.vhost_left(vhost.name, why)
+            clients.on_vhost_unloaded(vhost.name, why)
 
     async def unload_vhost(self, vhost: VHost, why: str) -> None:
         """It goes on elsewhere, and nothing of it is deleted. All that counts has happened before this first waits; it
@@ -166,7 +166,7 @@ class Broker:
         """
         self.close_vhost(vhost, why)
         if not vhost.unloaded:
-            await loader.take_away(self.vhosts, vhost)
+            await loader.unload_vhost(self.vhosts, vhost)
 
     def _begin_events(self) -> None:
         events = self.catalogue.events
@@ -196,9 +196,9 @@ class Broker:
 
     def _tell_alarm(self, kind: str, on: bool) -> None:
         about = {"source": kind, "node": self.node_name}
-        self.catalogue.events.tell("alarm.set" if on else "alarm.cleared", about, "")
+        self.catalogue.events.emit("alarm.set" if on else "alarm.cleared", about, "")
 
-    def _tell_job(self, job: Job) -> None:
+    def _tell_job(self, job: QueueJob) -> None:
         about = {"vhost": job.source.vhost_name, "name": job.source.name, "action": job.kind, "job": job.id}
         limit = {"limit": int(job.limit)} if job.limit else {}
         dry = {"dry_run": True} if job.counts_only else {}
@@ -222,9 +222,9 @@ class Broker:
             clients.vhost_deleted(vhost.name)
         self.auth.forget_vhost(vhost.name)
 
-    def _host_queues(self, row: VhostRow) -> QueueHost:
+    def _host_queues(self, row: VhostRow) -> QueueServices:
         """What the queues of this vhost need of the broker."""
-        return BrokerHost(
+        return BrokerQueueServices(
             row.name,
             row.id,
             self.turn,
@@ -243,9 +243,9 @@ class Broker:
         """x-expires: nobody has used it for long enough."""
         vhost = self.vhosts.get(queue.vhost_name)
         if vhost is None:  # it is about to come: its leases begin then
-            queue.used()
+            queue.touch()
             return
-        with by_itself():
+        with as_broker():
             declare.delete_queue(vhost, queue)
 
     def _log_failed(self, store: QueueLog) -> None:
@@ -265,9 +265,9 @@ class Broker:
                     extra={"vhost": vhost.name, "queue": queue.name},
                 )
                 if ranges:
-                    queue.unwritten(ranges)
+                    queue.on_write_failed(ranges)
                     for clients in self.clients:
-                        clients.forget_offsets(queue, ranges)
+                        clients.on_offsets_lost(queue, ranges)
         # A full disk raises the alarm now, not at the next look.
         self.alarms.look()
 
@@ -289,13 +289,13 @@ class Broker:
                 clients.alarm_ended()
 
     def _user_changed(self, change: AuthChange) -> None:
-        if self.catalogue.events.heard:
-            for key, about in told_of(self.auth, change):
-                self.catalogue.events.tell(key, about)
+        if self.catalogue.events.has_listeners:
+            for key, about in auth_events(self.auth, change):
+                self.catalogue.events.emit(key, about)
         if change.what == "user_deleted":
             self.user_limits.forget(change.user)
         for clients in self.clients:
-            clients.user_changed(change)
+            clients.on_user_changed(change)
 
     def wall_time(self) -> float:
         """Seconds since 1970, for people's eyes only."""

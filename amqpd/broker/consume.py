@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqpd.broker.events import by_itself
+from amqpd.broker.events import as_broker
 from amqpd.broker.queue.filtered import FILTERS_MAX
-from amqpd.broker.queue.queue import join, leave
+from amqpd.broker.queue.queue import attach_consumer, detach_consumer
 from amqpd.broker.queue.types import KINDS
-from amqpd.broker.session import check
+from amqpd.broker.session import check_permission
 from amqpd.broker.vhost import declare
 from amqpd.errors import AccessRefused, NotImplementedByBroker, PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumer import Consumer, ConsumerArguments, Source
+    from amqpd.broker.consumer import Consumer, ConsumerArguments, QueueBase
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.session import Session
 
 
-def queue_for(session: Session, name: str) -> Queue:
+def readable_queue(session: Session, name: str) -> Queue:
     """The queue, which this session may read. Raises: AccessRefused, NotFound, ResourceLocked, NotOpenYet, OnItsWay."""
-    check(session, "read", "queue", name)
-    return session.vhost.usable_queue(name, session)
+    check_permission(session, "read", "queue", name)
+    return session.vhost.accessible_queue(name, session)
 
 
-def check_free(queue: Queue, exclusive: bool) -> None:
+def check_exclusive(queue: Queue, exclusive: bool) -> None:
     """Whether there may be one more consumer, or one alone. Raises: AccessRefused."""
     if queue.round_robin.exclusive or (exclusive and (queue.consumers or queue.round_robin.single_active)):
         raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost_name}' in exclusive use")
@@ -57,7 +57,7 @@ def check_groups(queue: Queue, no_ack: bool, arguments: ConsumerArguments) -> No
         raise PreconditionFailed(text + "can have no x-filter")
 
 
-def refuse_of_streams(queue: Source, what: str, method: int = 0) -> None:
+def reject_on_stream(queue: QueueBase, what: str, method: int = 0) -> None:
     """Nothing is taken out of a stream. what: was asked for. Raises: NotImplementedByBroker where it is one."""
     if KINDS[queue.kind].stream:
         raise NotImplementedByBroker(
@@ -65,7 +65,9 @@ def refuse_of_streams(queue: Source, what: str, method: int = 0) -> None:
         )
 
 
-def check_reader(queue: Queue, prefetch_count: int, no_ack: bool, arguments: ConsumerArguments, method: int) -> None:
+def check_stream_consumer(
+    queue: Queue, prefetch_count: int, no_ack: bool, arguments: ConsumerArguments, method: int
+) -> None:
     """Whether a consumer that asks for this may read the stream, if it is one. prefetch_count: 0 for no limit.
 
     Raises: PreconditionFailed, NotImplementedByBroker.
@@ -77,7 +79,7 @@ def check_reader(queue: Queue, prefetch_count: int, no_ack: bool, arguments: Con
         text = f"consumer prefetch count is not set for 'queue '{queue.name}' in vhost '{queue.vhost_name}''"
         raise PreconditionFailed(text)
     if no_ack:
-        refuse_of_streams(queue, "automatic acknowledgement", method)
+        reject_on_stream(queue, "automatic acknowledgement", method)
     if arguments.consumer_name and not queue.host.admit_name(queue.id, arguments.consumer_name):
         raise PreconditionFailed(
             f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers, "
@@ -96,18 +98,18 @@ def timeout_ms(session: Session, own_ms: int, queue_ms: int) -> int:
     return queue_ms if queue_ms >= 0 else session.broker.settings.consumer_timeout_ms
 
 
-def begin(queue: Queue, consumer: Consumer) -> None:
+def start_consumer(queue: Queue, consumer: Consumer) -> None:
     """It is served from here on, in this very call where something is ready."""
-    join(queue, consumer)
-    queue.used()
-    queue.pump()
+    attach_consumer(queue, consumer)
+    queue.touch()
+    queue.dispatch()
 
 
-def end(session: Session, queue: Queue, consumer: Consumer) -> None:
+def stop_consumer(session: Session, queue: Queue, consumer: Consumer) -> None:
     """It leaves by itself, or is sent away. What it has unacked stays with its front end; an auto-delete queue may go
     with its last."""
-    leave(queue, consumer)
-    queue.used()
+    detach_consumer(queue, consumer)
+    queue.touch()
     if queue.auto_delete and not queue.consumers and not queue.deleted and not session.vhost.deleted:
-        with by_itself():  # rabbit: also where its last consumer was cancelled by a client
+        with as_broker():  # rabbit: also where its last consumer was cancelled by a client
             declare.delete_queue(session.vhost, queue)

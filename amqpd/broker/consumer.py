@@ -1,8 +1,9 @@
 """What one delivery is made of: an entry, the consumer that has it, whose turn it is, and the queue it came from.
 
-They name each other by nature, so they live together. An `Entry` is a message's place in one queue: it goes from the
-queue to the channel's unacked list and, when it is requeued, back. A `Consumer` takes entries; a channel's derives from
-it. A `Source` is what an entry came from and is settled with: a `Queue`, which those below and beside it do not name.
+They name each other by nature, so they live together. An `QueueEntry` is a message's place in one queue: it goes from
+the queue to the channel's unacked list and, when it is requeued, back. A `Consumer` takes entries; a channel's derives
+from it. A `QueueBase` is what an entry came from and is settled with: a `Queue`, which those below and beside it do not
+name.
 
 Invariant: an entry is settled, rejected or requeued exactly once, with the source it came from.
 
@@ -23,16 +24,16 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.message import Message
-from amqpd.broker.stream_message import Dresser, StreamStart
+from amqpd.broker.stream_message import StreamDeliveryEncoder, StreamStart
 from amqpd.routing.selector import Selector
-from amqpd.storage.log.record import Places
+from amqpd.storage.log.record import RecordViews
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
-    from amqpd.storage.log.prepared import Prepared
+    from amqpd.storage.log.prepared import PreparedTransaction
 
 
-class NotOpenYet(Exception):
+class LogNotOpen(Exception):
     """These queues' logs are being opened: what needs them is tried again when they are (opening.when_open)."""
 
     def __init__(self, destinations: list[Destination]) -> None:
@@ -58,9 +59,9 @@ class Destination(Versioned):
         self.keeps_all = False
         # Whether a message that ends here has been routed. False: an exchange keeps something of it for itself
         # (publishing/seen.py, deduplication.py); such a destination is offered each message after the others.
-        self.routed = True
+        self.is_queue = True
         # Likewise, and only what all of them have taken.
-        self.needs_all = False
+        self.requires_all_accepted = False
 
     def prepare(self) -> None:
         """Called before the first use: a queue that was there before the start reads its log now.
@@ -82,16 +83,16 @@ class Destination(Versioned):
         """The synced log that a persistent message to here ends in, if any."""
         return None
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         """Whether it takes nothing any more: the queue is deleted, the consumer cancelled."""
         return False
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
         nacked."""
         raise NotImplementedError
 
-    def goes_with(self, targets: list[Destination]) -> bool:
+    def accepts_with(self, targets: list[Destination]) -> bool:
         """Of one that is not `routed`: where else the message goes. Whether it is to go here, too."""
         return True
 
@@ -114,13 +115,13 @@ class Destination(Versioned):
         """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
         return False
 
-    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
+    def enqueue_prepared(self, prepared: PreparedTransaction, first: list[Message]) -> None:
         """Takes all messages of a transaction at once. first: the oldest of them, for the window."""
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Tap:
+class TraceHook:
     """Of one vhost. connection, user: whose the channel of this number is."""
 
     def published(
@@ -147,14 +148,14 @@ class Tap:
 
 
 @final
-class Entry:
+class QueueEntry:
     """A message's place in one queue: (queue, offset), and what has happened to it there.
 
     message: None when only the log holds it; the queue reads it back when it is delivered again.
     delivery_count: how often it was returned, as far as known.
     """
 
-    def __init__(self, queue: Source, offset: i64, message: Message | None, redelivered: bool) -> None:
+    def __init__(self, queue: QueueBase, offset: i64, message: Message | None, redelivered: bool) -> None:
         self.queue = queue
         self.offset = offset
         self.message = message
@@ -174,7 +175,7 @@ class Entry:
             self.consumer.given_back_count += 1
             self.consumer = None
 
-    def __lt__(self, other: Entry) -> bool:
+    def __lt__(self, other: QueueEntry) -> bool:
         return self.offset < other.offset
 
     def __hash__(self) -> int:
@@ -217,7 +218,7 @@ NO_ARGUMENTS: Final = ConsumerArguments({}, b"")
 class Consumer:
     """Who takes messages from a queue: each front end has its own kind (a channel's is `ChannelConsumer`)."""
 
-    def __init__(self, queue: Source, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments) -> None:
+    def __init__(self, queue: QueueBase, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments) -> None:
         self.queue = queue
         self.tag = tag
         self.no_ack = no_ack
@@ -235,15 +236,15 @@ class Consumer:
         # Where there are filters: when it was served last, by the queue's count of such deliveries.
         self.served: i64 = 0
         # Of a stream: its place, and the source of what it gets.
-        self.reader: Source | None = None
+        self.reader: QueueBase | None = None
         # Of a stream: stands for each of its deliveries, where nobody wants to know which is settled.
-        self.entry_for_all: Entry | None = None
+        self.entry_for_all: QueueEntry | None = None
 
     def can_take(self) -> bool:
-        """Whether there is credit and room to write. A parked consumer is asked again only after `Source.activate`."""
+        """Whether there is credit and room to write. A parked consumer waits for `QueueBase.activate`."""
         raise NotImplementedError
 
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+    def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         """Writes one delivery. entry: what the consumer will settle; None where no answer is expected."""
         raise NotImplementedError
 
@@ -251,7 +252,13 @@ class Consumer:
         """The queue's x-consumer-timeout is this from now on; -1: it has none. Of interest to who counts the time."""
 
     def deliver_places(
-        self, dresser: Dresser, places: Places, start: i64, stop: i64, source: Source, tracked: bool
+        self,
+        dresser: StreamDeliveryEncoder,
+        places: RecordViews,
+        start: i64,
+        stop: i64,
+        source: QueueBase,
+        tracked: bool,
     ) -> i64:
         """Writes deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it,
         while it can take more. Returns where it stopped. tracked: `source` wants to know which one is settled; else
@@ -259,7 +266,7 @@ class Consumer:
         number = places.alike_number(start)
         while True:
             message = dresser.message(places, start)
-            self.deliver(message, Entry(source, places.offset(start), message, False), False)
+            self.deliver(message, QueueEntry(source, places.offset(start), message, False), False)
             start += 1
             if start >= stop or places.alike_number(start) != number or not self.can_take():
                 return start
@@ -267,7 +274,7 @@ class Consumer:
     def share_ended(self) -> None:
         """Of a stream: it has its share of this turn, and others have theirs before it gets more."""
 
-    def trace(self, tap: Tap | None) -> None:
+    def trace(self, tap: TraceHook | None) -> None:
         """Its deliveries are told to the tap from now on; None: to nobody. Of interest to a front end's consumers."""
 
     def cancel(self) -> None:
@@ -294,15 +301,15 @@ class RoundRobin:
         self.filtered = self.halted = False
         self._restricted = False  # one of these
 
-    def restrict(self, single_active: bool, filtered: bool) -> None:
+    def set_restrictions(self, single_active: bool, filtered: bool) -> None:
         """Not everybody who can take is served, or everybody again."""
         self.single_active, self.filtered = single_active, filtered
         self._restricted = single_active or filtered or self.halted
 
-    def halt(self, on: bool) -> None:
+    def suspend(self, on: bool) -> None:
         """Nobody is served, until it is over."""
         self.halted = on
-        self.restrict(self.single_active, self.filtered)
+        self.set_restrictions(self.single_active, self.filtered)
 
     @property
     def exclusive(self) -> bool:
@@ -324,7 +331,7 @@ class RoundRobin:
         self._leave(consumer)
         return self.single_active and first is consumer and len(self.consumers) > 0
 
-    def back(self, consumer: Consumer) -> bool:
+    def unpark(self, consumer: Consumer) -> bool:
         """A parked consumer may have credit or room again. False: it was not parked."""
         if not consumer.parked or consumer.cancelled:
             return False
@@ -332,7 +339,7 @@ class RoundRobin:
         self.enter(consumer)
         return True
 
-    def rest(self, consumer: Consumer) -> None:
+    def park(self, consumer: Consumer) -> None:
         """It is parked until `back`, though it might take: there is nothing for it just now. Cost: O(1) for the one
         that was picked last."""
         for group in self._groups:
@@ -388,7 +395,7 @@ class RoundRobin:
         if self._alone is not None and self._alone is first and first.can_take():
             return first
         active: Consumer | None = None
-        for consumer in self.take_ready():
+        for consumer in self.pop_ready():
             if consumer is first and consumer.can_take():
                 active = consumer
             else:
@@ -396,7 +403,7 @@ class RoundRobin:
         self._alone = active
         return active
 
-    def take_ready(self) -> list[Consumer]:
+    def pop_ready(self) -> list[Consumer]:
         """Those that are not parked, the highest priority first: none is from now on, until it enters again."""
         ready: list[Consumer] = []
         if self._alone is not None:
@@ -446,9 +453,9 @@ class RoundRobin:
                 return
 
 
-class Source(Destination):
+class QueueBase(Destination):
     """What entries come from, and what they are settled with: a queue as those below and beside it see it. Counts are
-    read by metrics and the admin API. A bare `Source` holds nothing and is in no vhost: that of direct replies.
+    read by metrics and the admin API. A bare `QueueBase` holds nothing and is in no vhost: that of direct replies.
     """
 
     def __init__(self, name: str, vhost_name: str) -> None:
@@ -484,17 +491,17 @@ class Source(Destination):
         self.get_empty_count: i64 = 0
         self.acked_count: i64 = 0
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.deleted
 
     # -- what is unacked
 
-    def hold(self, body_size: i64) -> None:
+    def count_unacked(self, body_size: i64) -> None:
         """A message of that size is with a consumer."""
         self.unacked_count += 1
         self.unacked_bytes += body_size
 
-    def let_go(self, body_size: i64) -> None:
+    def uncount_unacked(self, body_size: i64) -> None:
         """It is no more."""
         self.unacked_count -= 1
         self.unacked_bytes -= body_size
@@ -517,25 +524,25 @@ class Source(Destination):
 
     def activate(self, consumer: Consumer) -> None:
         """A parked consumer may have credit or room again."""
-        if self.round_robin.back(consumer) and self.ready_count > 0 and not self.pump_wanted:
-            self.pump_later()
+        if self.round_robin.unpark(consumer) and self.ready_count > 0 and not self.pump_wanted:
+            self.schedule_dispatch()
 
     # -- what channels ask
 
-    def settle(self, entry: Entry) -> None:
+    def ack(self, entry: QueueEntry) -> None:
         """The entry is done with: acked, or rejected without requeue."""
         raise NotImplementedError
 
-    def settle_times(self, entry: Entry, count: i64) -> None:
+    def settle_times(self, entry: QueueEntry, count: i64) -> None:
         """So many deliveries for which the entry stands are done with."""
         for _ in range(count):
-            self.settle(entry)
+            self.ack(entry)
 
-    def reject(self, entry: Entry) -> None:
+    def reject(self, entry: QueueEntry) -> None:
         """The entry is refused for good; it may be dead-lettered."""
         raise NotImplementedError
 
-    def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
+    def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
         """Back to its place, marked redelivered, or to wait for its next try. counts: whether this return counts as a
         delivery attempt. failed: it was rejected, or whoever had it is gone; else it was given back.
 
@@ -545,11 +552,11 @@ class Source(Destination):
 
     # -- what its filters ask
 
-    def hand_over(self, consumer: Consumer, entry: Entry) -> None:
+    def deliver_to(self, consumer: Consumer, entry: QueueEntry) -> None:
         """A ready entry that was taken goes to the consumer."""
         raise NotImplementedError
 
-    def ended(self, entry: Entry) -> bool:
+    def ended(self, entry: QueueEntry) -> bool:
         """Whether the time to live of an entry that was taken is over; then it has ended here."""
         raise NotImplementedError
 
@@ -567,11 +574,11 @@ class Source(Destination):
         """The disk has answered what was read ahead."""
         raise NotImplementedError
 
-    def pump(self) -> None:
+    def dispatch(self) -> None:
         """Delivers what is ready to whoever can take it."""
         raise NotImplementedError
 
-    def pump_later(self) -> None:
+    def schedule_dispatch(self) -> None:
         """`pump` is called at the end of this turn, once however often it is asked for."""
         raise NotImplementedError
 
@@ -581,27 +588,27 @@ class Source(Destination):
 
     # -- what its ready order and its clocks ask
 
-    def ready_again(self, entry: Entry) -> None:
+    def make_ready(self, entry: QueueEntry) -> None:
         """An entry that has waited for its next try is ready, at its place. Raises: OSError, and nothing changes."""
         raise NotImplementedError
 
-    def watch(self, message: Message) -> None:
+    def track_expiration(self, message: Message) -> None:
         """The message has a time to live. It begins now, if it is not known when it began."""
         raise NotImplementedError
 
-    def head(self) -> Entry | None:
+    def head(self) -> QueueEntry | None:
         """The entry that `take` would return, with its message; it stays where it is. None also while the disk is asked
         for it: `pump` is called when it has answered."""
         raise NotImplementedError
 
-    def take(self) -> Entry | None:
+    def take(self) -> QueueEntry | None:
         """The next ready entry, with its message; the caller settles it or counts it as unacked. None: none is ready.
 
         Raises: OSError where its log cannot be read; the entry stays in its place then.
         """
         raise NotImplementedError
 
-    def discard(self, entry: Entry, reason: str) -> None:
+    def discard(self, entry: QueueEntry, reason: str) -> None:
         """A ready entry that was taken ends here. reason: expired, maxlen, as a dead letter says it."""
         raise NotImplementedError
 

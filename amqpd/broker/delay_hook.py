@@ -16,7 +16,7 @@ from amqpd.broker.consumer import Destination
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Delaying:
+class DelayHook:
     """The delayed messages of one exchange."""
 
     def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:

@@ -49,7 +49,7 @@ SLICE_S: Final = 0.003
 
 
 @contextmanager
-def by_itself() -> Iterator[None]:
+def as_broker() -> Iterator[None]:
     """Nobody has asked for what happens in this, whoever has set ACTOR before."""
     token = ACTOR.set(INTERNAL)
     try:
@@ -77,7 +77,7 @@ class Event(NamedTuple):
     at_ms: int
 
 
-class Watcher(Protocol):
+class EventListener(Protocol):
     """Hears every event beside the exchange."""
 
     def heard(self, event: Event) -> None:
@@ -90,13 +90,13 @@ class Events:
     """
 
     def __init__(self, call_soon: Callable[..., object]) -> None:
-        self.wanted = False
+        self.exchange_bound = False
         # The audit log: key, headers, who did it.
-        self.recorder: Recorder | None = None
+        self.audit_hook: Recorder | None = None
         # The vhost whose exchange it is; "" for none.
         self.vhost_name = ""
         self.publish: Callable[[Event], None] = _nobody
-        self.watcher: Watcher | None = None
+        self.watcher: EventListener | None = None
         self._bound = False
         self.alarmed: Callable[[], bool] = _never
         self.node = ""
@@ -107,34 +107,34 @@ class Events:
         self.lost_count = 0
 
     @property
-    def heard(self) -> bool:
+    def has_listeners(self) -> bool:
         """Whether anybody is told: for what is recorded, too."""
-        return self.wanted or self.recorder is not None
+        return self.exchange_bound or self.audit_hook is not None
 
     def bind(self, there: bool) -> None:
         """Whether anything is bound to the exchange."""
         self._bound = there
-        self.wanted = there or self.watcher is not None
+        self.exchange_bound = there or self.watcher is not None
 
-    def watch(self, watcher: Watcher | None) -> None:
+    def watch(self, watcher: EventListener | None) -> None:
         """From now on it hears what happens, in the place of whoever did; None: nobody does."""
         self.watcher = watcher
-        self.wanted = self._bound or watcher is not None
+        self.exchange_bound = self._bound or watcher is not None
 
     def record(self, key: str, about: Mapping[str, object]) -> None:
         """It happened, and is for the audit log alone: RabbitMQ has no such event."""
-        if self.recorder is not None:
-            self.recorder(key, about, ACTOR.get())
+        if self.audit_hook is not None:
+            self.audit_hook(key, about, ACTOR.get())
 
-    def tell(self, key: str, headers: Mapping[str, object], actor: str | None = None, *, recorded: bool = True) -> None:
+    def emit(self, key: str, headers: Mapping[str, object], actor: str | None = None, *, recorded: bool = True) -> None:
         """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who. recorded: whether it is for
         the audit log, too, which takes what its rules name.
 
         Cost: some us, and as much as a publish later.
         """
-        if recorded and self.recorder is not None:
-            self.recorder(key, headers, ACTOR.get() if actor is None else actor)
-        if not self.wanted:
+        if recorded and self.audit_hook is not None:
+            self.audit_hook(key, headers, ACTOR.get() if actor is None else actor)
+        if not self.exchange_bound:
             return
         if len(self._waiting) >= COUNT_MAX or (self.alarmed() and not key.startswith("alarm.")):
             self.lost_count += 1
@@ -187,7 +187,7 @@ def _never() -> bool:
 RowT = TypeVar("RowT")
 
 
-def told_of(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str, dict[str, object]]]:
+def auth_events(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str, dict[str, object]]]:
     """Key and headers of each event that the change is. auth: as it is after it."""
     what, name = change.what, change.user
     if what == "user_added":

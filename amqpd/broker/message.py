@@ -9,7 +9,7 @@ A large body (frames.LARGE_BODY_BYTES) is never joined: `content` is the header 
 body in pieces without frames, which the log and the sockets take as they are. Nor is one that came out of a log: it is
 the only part, and behind the header frame `content` has the head of its one body frame, if one will do (`started`).
 
-`Envelope` is what all messages of one route share: exchange, routing key, and both in the encoded form that
+`MessageRoute` is what all messages of one route share: exchange, routing key, and both in the encoded form that
 basic.deliver ends with.
 
 A message as selectors see it, and exchanges that look at more than routing keys: its headers and properties, decoded
@@ -55,7 +55,7 @@ _CONTENT_HEADER_START: Final = b"\x00\x3c\x00\x00"
 
 
 @final
-class Envelope:
+class MessageRoute:
     """Exchange and routing key of a message, as text for the rules and as bytes for the wire and the log.
 
     suffix: their encoded form, where it is at hand.
@@ -85,11 +85,11 @@ class Envelope:
 @mypyc_attr(free_list_len=1)  # one that goes straight to its consumer is where the one before it was
 @final
 class Message:
-    """One published message. Immutable but for what a queue keeps in `Entry`."""
+    """One published message. Immutable but for what a queue keeps in `QueueEntry`."""
 
     def __init__(
         self,
-        envelope: Envelope,
+        envelope: MessageRoute,
         content: bytes,
         header_size: i64,
         body_size: i64,
@@ -264,7 +264,7 @@ def write_content(out: BytesWriter, channel: int, properties: bytes, body: bytes
 
 
 def make_message(
-    envelope: Envelope, properties: bytes, body: bytes, persistent: bool, info: PropertyInfo | None
+    envelope: MessageRoute, properties: bytes, body: bytes, persistent: bool, info: PropertyInfo | None
 ) -> Message:
     """A message from parts: read back from a log, or made by the broker. Its frames carry channel number 1."""
     out = BytesWriter()
@@ -284,7 +284,7 @@ def make_message(
     )
 
 
-def with_properties(message: Message, envelope: Envelope, properties: bytes, info: PropertyInfo | None) -> Message:
+def with_properties(message: Message, envelope: MessageRoute, properties: bytes, info: PropertyInfo | None) -> Message:
     """The same body under another route and other properties. Cost: one copy of a body that is not in parts."""
     content = message.content
     out = BytesWriter()
@@ -300,18 +300,18 @@ def with_properties(message: Message, envelope: Envelope, properties: bytes, inf
 
 
 @final
-class FromLog:
+class LogMessageFactory:
     """Makes messages of what the log of one queue gives back. Those that follow each other with the same route,
     properties and size share all but the body (the log's reader gives them the same objects: `RecordDecoder`).
     """
 
     def __init__(self) -> None:
-        self._envelopes: dict[bytes, Envelope] = {}
+        self._envelopes: dict[bytes, MessageRoute] = {}
         # Of the record before.
         self._exchange: bytes = _NONE
         self._routing_key: bytes = _NONE
         self._properties: bytes = _NONE
-        self._envelope: Envelope | None = None
+        self._envelope: MessageRoute | None = None
         self._info: PropertyInfo | None = None
         # What stands before a body of this size: the header frame, and the head of the body's.
         self._size: i64 = -1
@@ -353,12 +353,12 @@ class FromLog:
         message.logged_ms = record.timestamp_ms
         return message
 
-    def envelope(self, exchange: bytes, routing_key: bytes) -> Envelope:
+    def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """What messages of this route share."""
         key = exchange + b"\0" + routing_key
         envelope = self._envelopes.get(key)
         if envelope is None:
-            envelope = Envelope(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
+            envelope = MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
             if len(self._envelopes) >= ENVELOPES_MAX:
                 self._envelopes.clear()
             self._envelopes[key] = envelope
@@ -371,7 +371,7 @@ def write_begun(out: BytesWriter, properties: bytes, body_size: i64) -> None:
     _begin_body_frame(out, 1, body_size)
 
 
-def begun(envelope: Envelope, start: bytes, body: bytes, body_size: i64) -> Message:
+def begun(envelope: MessageRoute, start: bytes, body: bytes, body_size: i64) -> Message:
     """A persistent message of which nobody asks the properties. start: as `write_begun` makes it for this body, of 1 to
     FRAME_PAYLOAD_BYTES."""
     message = Message(envelope, start, len(start) - 7, body_size, _IN_PARTS, True, None)
@@ -381,7 +381,12 @@ def begun(envelope: Envelope, start: bytes, body: bytes, body_size: i64) -> Mess
 
 
 def message_in_parts(
-    envelope: Envelope, header: bytes, parts: list[bytes], body_size: i64, persistent: bool, info: PropertyInfo | None
+    envelope: MessageRoute,
+    header: bytes,
+    parts: list[bytes],
+    body_size: i64,
+    persistent: bool,
+    info: PropertyInfo | None,
 ) -> Message:
     """A message with a large body. header: its header frame; parts: the body without frames."""
     message = Message(envelope, header, len(header), body_size, _IN_PARTS, persistent, info)
@@ -432,7 +437,7 @@ class MessageView(Selectable):
 class PropertiesView(Selectable):
     """Of a message that is not made yet: where it goes, and its properties. What it gives out is not to be changed."""
 
-    def __init__(self, envelope: Envelope, properties: bytes) -> None:
+    def __init__(self, envelope: MessageRoute, properties: bytes) -> None:
         self._envelope = envelope
         self._properties = properties
         self._headers: dict[str, object] | None = None
@@ -455,5 +460,5 @@ class PropertiesView(Selectable):
         return decode_property(self._properties, flag)
 
 
-NO_MESSAGE: Final = PropertiesView(Envelope("", ""), NO_PROPERTIES)
+NO_MESSAGE: Final = PropertiesView(MessageRoute("", ""), NO_PROPERTIES)
 """For who asks exchanges that look at the routing key alone."""

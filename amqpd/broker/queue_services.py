@@ -7,19 +7,19 @@ from typing import final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source
-from amqpd.broker.delay_hook import Delaying
-from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.consumer import QueueBase, QueueEntry
+from amqpd.broker.delay_hook import DelayHook
+from amqpd.broker.delayed.delayed_messages import DelayScheduler
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
-from amqpd.broker.publish.dead_letter import DeadLetters
-from amqpd.broker.queue.log_opener import Opener, PumpRetries
-from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.publish.dead_letter import DeadLetterPublisher
+from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
+from amqpd.broker.queue.log_opening import LogOpening
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueHost, Windows
-from amqpd.broker.vhost.consumer_offsets import StoredOffsets
-from amqpd.storage.acks.replay import Rewind
+from amqpd.broker.queue.services import QueueServices, Windows
+from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
+from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.retention_policy import RetentionPolicy
@@ -27,23 +27,23 @@ from amqpd.storage.storage import Storage
 
 
 @final
-class BrokerHost(QueueHost):
+class BrokerQueueServices(QueueServices):
     """expire: deletes a queue that nobody has used for long enough."""
 
     def __init__(
         self,
         vhost_name: str,
         vhost_id: str,
-        turn: Turn,
+        turn: LoopTurn,
         timers: Timers,
         windows: Windows,
         storage: Storage,
-        opener: Opener,
-        pump_retries: PumpRetries,
-        dead_letters: DeadLetters,
-        stored_offsets: StoredOffsets,
+        opener: LogOpener,
+        pump_retries: FailedQueueRetry,
+        dead_letters: DeadLetterPublisher,
+        stored_offsets: ConsumerOffsets,
         expire: Callable[[Queue], object],
-        delays: Delays,
+        delays: DelayScheduler,
     ) -> None:
         super().__init__(vhost_name, vhost_id, turn, timers, windows)
         self._storage = storage
@@ -54,10 +54,10 @@ class BrokerHost(QueueHost):
         self._expire = expire
         self._delays = delays
 
-    def open_soon(self, opening: Opening) -> bool:
+    def open_soon(self, opening: LogOpening) -> bool:
         return self._opener.open(opening)
 
-    def pump_failed(self, queue: Source, error: Exception) -> None:
+    def pump_failed(self, queue: QueueBase, error: Exception) -> None:
         self._pump_retries.failed(queue, error)
 
     def temporary_log(self, start_offset: i64) -> QueueLog:
@@ -70,7 +70,7 @@ class BrokerHost(QueueHost):
         if isinstance(log, LocalLog):
             self._storage.retain(log, max_age_ms, max_bytes)
 
-    def rewind(self, log: QueueLog) -> Rewind:
+    def rewind(self, log: QueueLog) -> AckedReplay:
         assert isinstance(log, LocalLog)  # who asks has looked
         return self._storage.rewind(log)
 
@@ -91,21 +91,21 @@ class BrokerHost(QueueHost):
     def settle_offset(self, queue_id: str, name: str) -> None:
         self._stored_offsets.settle(queue_id, name)
 
-    def delaying(self, exchange: str) -> Delaying:
+    def delaying(self, exchange: str) -> DelayHook:
         return self._delays.wheel(self.vhost_name, self.vhost_id, exchange)
 
     def end_delays(self) -> list[QueueLog]:
         return self._delays.end_vhost(self.vhost_name)
 
-    def expire(self, queue: Source) -> None:
+    def expire(self, queue: QueueBase) -> None:
         assert isinstance(queue, Queue)  # no other source has a lease
         self._expire(queue)
 
-    def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
+    def dead_letter(self, queue: QueueBase, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
         assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
         self._dead_letters.add(queue, entry, message, reason)
 
-    def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
+    def dead_letter_range(self, queue: QueueBase, first: i64, last: i64, reason: str) -> None:
         assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
         self._dead_letters.add_range(queue, first, last, reason)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from amqpd.auth.internal_backend import AuthChange, User
     from amqpd.auth.permissions import Kind, TopicKind
     from amqpd.broker.broker import Broker
-    from amqpd.broker.flow.loop_turn import Turn
+    from amqpd.broker.flow.loop_turn import LoopTurn
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
 
@@ -46,7 +46,7 @@ class Session:
         # Above permissions: whoever the operating system lets in as the operator.
         self.operator = False
         self.broker = broker
-        self.turn: Turn = broker.turn
+        self.turn: LoopTurn = broker.turn
         self.vhost = vhost
         self.user = user
         self.name = name
@@ -54,10 +54,10 @@ class Session:
         self.capabilities: Mapping[str, object] = {} if capabilities is None else capabilities
         self.serial: int = next(_serials)
 
-    def must_go(self, change: AuthChange) -> str:
+    def revocation_reason(self, change: AuthChange) -> str:
         """Why it cannot last beyond this change of rights; empty where it can, with routes and answers asked anew.
 
-        A front end is told of changes by `Clients.user_changed`.
+        A front end is told of changes by `BrokerListener.user_changed`.
         """
         if self.user.name != change.user:
             return ""
@@ -67,18 +67,18 @@ class Session:
             return f"access to vhost '{self.vhost.name}' was revoked"
         return ""
 
-    def can(self, capability: str) -> bool:
+    def has_capability(self, capability: str) -> bool:
         """Whether the client has announced it."""
         return self.capabilities.get(capability) is True
 
 
-def check(session: Session, kind: Kind, thing: str, name: str) -> None:
+def check_permission(session: Session, kind: Kind, thing: str, name: str) -> None:
     """May the session's user configure, write to or read this queue or exchange (`thing`)?
 
     Cost: a dict look-up after the first time. Raises: AccessRefused.
     """
     shown = name or "amq.default"
-    if not session.operator and not session.broker.auth.may(session.user, session.vhost.name, kind, shown):
+    if not session.operator and not session.broker.auth.is_allowed(session.user, session.vhost.name, kind, shown):
         raise AccessRefused(
             f"access to {thing} '{shown}' in vhost '{session.vhost.name}' refused for user '{session.user.name}'"
         )
@@ -92,7 +92,7 @@ def check_topic_keys(session: Session, exchange: Exchange, keys: Sequence[str], 
     if session.operator or exchange.kind != "topic":
         return
     for key in keys:
-        if not session.broker.auth.may_topic(session.user, session.vhost.name, exchange.name, kind, key):
+        if not session.broker.auth.is_topic_allowed(session.user, session.vhost.name, exchange.name, kind, key):
             raise AccessRefused(
                 f"access to topic '{key}' in exchange '{exchange.name}' in vhost '{session.vhost.name}' "
                 f"refused for user '{session.user.name}'"
@@ -103,4 +103,4 @@ def is_topic_limited(session: Session, exchange: Exchange) -> bool:
     """Whether some keys of this exchange may be closed to the user: each new one has to be asked for."""
     if session.operator or exchange.kind != "topic":
         return False
-    return session.broker.auth.topic_limited(session.user, session.vhost.name, exchange.name)
+    return session.broker.auth.has_topic_permissions(session.user, session.vhost.name, exchange.name)

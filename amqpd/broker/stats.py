@@ -3,8 +3,8 @@
 What went through exchanges, counted where it is sent: nothing is added up per message.
 
 A publisher counts its messages; when its route changes, those of the route that was come to what it has sent through
-that exchange (`Sent`), and to the exchange's own counts (`Passed`). What has come since stands in no count yet: who
-reads has each publisher of the vhost asked first (`Publisher.settle_counts`).
+that exchange (`Sent`), and to the exchange's own counts (`ExchangeStats`). What has come since stands in no count yet:
+who reads has each publisher of the vhost asked first (`Publisher.settle_counts`).
 
 rabbit: `publish_in` and `publish_out` of an exchange are of what clients publish to it, not of what comes to it from
 another exchange or as a dead letter.
@@ -17,12 +17,12 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Source
+from amqpd.broker.consumer import QueueBase
 
 QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_ack", "redeliver", "ack", "get_empty")
 
 
-def queue_counts(queue: Source) -> tuple[int, ...]:
+def queue_counts(queue: QueueBase) -> tuple[int, ...]:
     """In the order of QUEUE_COUNTERS."""
     return (
         queue.published_count,
@@ -36,7 +36,7 @@ def queue_counts(queue: Source) -> tuple[int, ...]:
     )
 
 
-class Ended:
+class EndedTotals:
     """Sums of what objects had counted when they ended, so that totals never fall."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Ended:
             self.counts[index] += count
 
 
-class EndedUnroutable:
+class EndedUnroutableTotals:
     """What publishers of vhosts that are deleted had sent to no queue: returned to them, and both that and dropped."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class VhostCounts:
 
     def __init__(self) -> None:
         self.returned_count = 0
-        self.ended_queues = Ended()
-        self.ended_channels = Ended()
+        self.ended_queues = EndedTotals()
+        self.ended_channels = EndedTotals()
 
 
 class ChannelTotals:
@@ -75,12 +75,12 @@ class ChannelTotals:
     def __init__(self) -> None:
         self.opened_count = 0
         self.closed_count = 0
-        self.ended = Ended()
+        self.ended = EndedTotals()
         self.ended_confirm_count = 0
 
 
 @final
-class Passed:
+class ExchangeStats:
     """Through one exchange. in_count: messages published to it. out_count: queues they went to, once for each."""
 
     def __init__(self) -> None:
@@ -89,10 +89,10 @@ class Passed:
 
 
 @final
-class Sent:
+class PublisherStats:
     """By one publisher through one exchange. whole: of the exchange, all publishers together."""
 
-    def __init__(self, exchange: str, whole: Passed) -> None:
+    def __init__(self, exchange: str, whole: ExchangeStats) -> None:
         self.exchange = exchange
         self.whole = whole
         self.in_count: i64 = 0
@@ -106,5 +106,5 @@ class Sent:
         self.whole.out_count += count * queue_count
 
 
-NOT_SENT: Final = Sent("", Passed())
+UNCOUNTED: Final = PublisherStats("", ExchangeStats())
 """Of a route that nobody publishes by."""

@@ -15,11 +15,11 @@ from typing import Final, final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, FromLog, Message, begun, make_message
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, LogMessageFactory, Message, MessageRoute, begun, make_message
 from amqpd.protocol.field_table import CodecError, Int64, encode_entry
 from amqpd.protocol.frame import HEADER_FIXED_BYTES
 from amqpd.protocol.properties import headers_span, with_encoded_headers, with_headers
-from amqpd.storage.log.record import Alike, Places
+from amqpd.storage.log.record import RecordViews, SharedFields
 
 OFFSET_HEADER: Final = "x-stream-offset"
 _NAME: Final = OFFSET_HEADER.encode()
@@ -32,13 +32,13 @@ _HEADER_START: Final = b"\x00\x3c\x00\x00"
 
 
 @final
-class Dresser:
+class StreamDeliveryEncoder:
     """One per stream. Of the records that `dress` was called for last: suffix, what a basic.deliver ends with (as an
     envelope has it); head, that and the header frame behind it, up to the size of the body; before, from there to the
     offset; behind, from there to the size in the head of the body's frame. header_payload_size: of the header frame.
     """
 
-    def __init__(self, from_log: FromLog) -> None:
+    def __init__(self, from_log: LogMessageFactory) -> None:
         self.suffix: bytes = _NONE
         self.head: bytes = _NONE
         self.before: bytes = _NONE
@@ -54,9 +54,9 @@ class Dresser:
         self._exchange: bytes = _NONE
         self._routing_key: bytes = _NONE
         self._properties: bytes = _NONE
-        self._envelope: Envelope | None = None
+        self._envelope: MessageRoute | None = None
 
-    def dress(self, alike: Alike, number: i64) -> None:
+    def dress(self, alike: SharedFields, number: i64) -> None:
         """Makes ready what records that are `alike` have before and behind offset and sizes, for channel `number`.
 
         Cost: 5 ns where it is what was made last, under 1 us else; 5 where a publisher has set the header himself.
@@ -104,7 +104,7 @@ class Dresser:
             at = stop - _OFFSET_SIZE
         return dressed, at
 
-    def message(self, places: Places, index: i64) -> Message:
+    def message(self, places: RecordViews, index: i64) -> Message:
         """The record there. Cost: some 250 ns where it is like the one before, and a copy of the body."""
         alike = places.alikes[places.alike_number(index)]
         self.dress(alike, 1)

@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqpd.broker import consume
-from amqpd.broker.consumer import NO_ARGUMENTS, Entry, Source
+from amqpd.broker.consumer import NO_ARGUMENTS, QueueBase, QueueEntry
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
-from amqpd.broker.queue.queue import Queue, outgoing
+from amqpd.broker.queue.queue import Queue, for_consumer
 from amqpd.broker.queue.types import KINDS
 from amqpd.channel.consumer import REPLY_TO, ReplyConsumer
 from amqpd.channel.events import consumer_created, consumer_deleted
-from amqpd.channel.replies import queue_name, wait_for_share
+from amqpd.channel.replies import defer_for_selector_budget, queue_name
 from amqpd.errors import NotAllowed, NotImplementedByBroker, PreconditionFailed
 from amqpd.protocol import methods
 from amqpd.protocol.field_table import encode_table
@@ -75,10 +75,10 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
     if command.queue == REPLY_TO:
         _consume_replies(channel, command)
         return
-    if command.arguments and wait_for_share(channel, command, command.arguments):
+    if command.arguments and defer_for_selector_budget(channel, command, command.arguments):
         return
     name = queue_name(channel, command.queue)
-    queue = consume.queue_for(session, name)
+    queue = consume.readable_queue(session, name)
     tag = _new_tag(channel, command.consumer_tag)
     arguments = consumer_arguments(
         name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
@@ -86,12 +86,12 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
     deliveries = channel.deliveries
     wide = channel.owner.channel_wide_qos  # then the window is what this client's basic.qos has set
     prefetch_count = deliveries.window_size if wide else deliveries.prefetch_count
-    consume.check_reader(queue, prefetch_count, command.no_ack, arguments, methods.BASIC_CONSUME)
+    consume.check_stream_consumer(queue, prefetch_count, command.no_ack, arguments, methods.BASIC_CONSUME)
     if deliveries.window_size > 0 and not wide and not KINDS[queue.kind].global_qos:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", methods.BASIC_CONSUME
         )
-    consume.check_free(queue, command.exclusive)
+    consume.check_exclusive(queue, command.exclusive)
     consume.check_filter(queue, arguments)
     consume.check_groups(queue, command.no_ack, arguments)
     consumer = channel.deliveries.make_consumer(queue, tag, command.no_ack, command.exclusive, arguments)
@@ -101,7 +101,7 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
     consumer.trace(vhost.tap)
     consumer.obey_timeout(queue.rules.consumer_timeout_ms)
     consumer_created(session, channel.number, consumer, consumer.prefetch_count)
-    consume.begin(queue, consumer)
+    consume.start_consumer(queue, consumer)
 
 
 def _new_tag(channel: Channel, tag: str) -> str:
@@ -121,7 +121,7 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
     if not command.no_ack:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
-    nowhere = Source(REPLY_TO, session.vhost.name)
+    nowhere = QueueBase(REPLY_TO, session.vhost.name)
     reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, NO_ARGUMENTS))
     channel.reply_consumer = reply
     channel.publisher.reply_key = reply.key.encode()
@@ -135,7 +135,7 @@ def basic_cancel(channel: Channel, command: BasicCancel) -> None:
     if consumer is not None:
         if consumer.queue.pump_wanted:
             # rabbit: what acks just before have made room for still goes to it
-            consumer.queue.pump()
+            consumer.queue.dispatch()
         remove_consumer(channel, consumer)
     elif channel.reply_consumer is not None and channel.reply_consumer.tag == command.consumer_tag:
         end_replies(channel)
@@ -159,17 +159,17 @@ def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
     channel.deliveries.consumers.pop(consumer.tag, None)
     queue = consumer.queue
     assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
-    consume.end(channel.session, queue, consumer)
-    channel.deliveries.left(consumer)
+    consume.stop_consumer(channel.session, queue, consumer)
+    channel.deliveries.on_consumer_ended(consumer)
     consumer_deleted(channel.session, channel.number, consumer)
 
 
 def basic_get(channel: Channel, command: BasicGet) -> None:
     session = channel.session
     name = queue_name(channel, command.queue)
-    queue = consume.queue_for(session, name)
-    consume.refuse_of_streams(queue, "basic.get", methods.BASIC_GET)
-    queue.used()
+    queue = consume.readable_queue(session, name)
+    consume.reject_on_stream(queue, "basic.get", methods.BASIC_GET)
+    queue.touch()
     entry = queue.get(command.no_ack)
     if entry is None:
         if queue.waits():
@@ -179,7 +179,7 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
             channel.deliveries.had().got_nothing(queue)
             channel.output.send(channel.number, BasicGetEmpty())
         return
-    message = outgoing(entry, queue.rules.counts_shown)
+    message = for_consumer(entry, queue.rules.counts_shown)
     assert message is not None  # get() has read it
     tag = channel.deliveries.next_tag
     channel.deliveries.next_tag = tag + 1
@@ -188,7 +188,7 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
         channel.deliveries.unacked.skip()
     else:
         channel.deliveries.unacked.add(tag, entry)
-        channel.deliveries.got(queue, queue.rules.consumer_timeout_ms)
+        channel.deliveries.on_get(queue, queue.rules.consumer_timeout_ms)
     tap = session.vhost.tap
     if tap is not None:
         tap.delivered(message, name, entry.redelivered, session.name, session.user.name, channel.number)
@@ -196,7 +196,7 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
     ok = BasicGetOk(tag, entry.redelivered, envelope.exchange, envelope.routing_key, queue.ready_count)
     channel.output.send(channel.number, ok)
     channel.output.write_content(channel.number, message)
-    session.turn.want()
+    session.turn.schedule()
 
 
 def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
@@ -204,15 +204,15 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
     behind it, everybody else goes on.
     """
     channel.busy = True
-    again = partial(channel.owner.try_again, channel, encode(command))
+    again = partial(channel.owner.retry_command, channel, encode(command))
     # In a turn of the loop by itself: whoever calls the getters is in the midst of something.
-    queue.when_ready(partial(channel.owner.soon, again))
+    queue.when_ready(partial(channel.owner.call_soon, again))
 
 
 def basic_ack(channel: Channel, command: BasicAck) -> None:
     """The slow path's ack: while another channel's content is on its way."""
     channel.ack(_tag(command.delivery_tag), command.multiple)
-    channel.session.turn.want()
+    channel.session.turn.schedule()
 
 
 def basic_reject(channel: Channel, command: BasicReject) -> None:
@@ -226,7 +226,7 @@ def basic_nack(channel: Channel, command: BasicNack) -> None:
 def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
     unacked = channel.deliveries.unacked
     for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
-        consume.refuse_of_streams(entry.queue, "basic.nack and basic.reject", method)
+        consume.reject_on_stream(entry.queue, "basic.nack and basic.reject", method)
     # rabbit: from 4.3 on, a nack gives a message back, and a reject says that its consumer has failed
     failed = method == methods.BASIC_REJECT
     if channel.transaction is not None:
@@ -237,7 +237,7 @@ def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method:
     if requeue:
         requeue_all(channel, entries, failed)
     else:
-        reject_entries(channel, entries)
+        reject_all(channel, entries)
 
 
 def _tag(tag: int) -> int:
@@ -245,26 +245,26 @@ def _tag(tag: int) -> int:
     return tag if tag < 2**63 else tag - 2**64
 
 
-def settle_collected(channel: Channel, entry: Entry, action: int) -> None:
+def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
     """Does what a transaction collected; the tag has been taken."""
     if action == ACK:
         channel.deliveries.settle(entry)
     elif action == DISCARD:
-        reject_entries(channel, [entry])
+        reject_all(channel, [entry])
     else:
         requeue_all(channel, [entry], action == REQUEUE)
 
 
-def reject_entries(channel: Channel, entries: Sequence[Entry]) -> None:
+def reject_all(channel: Channel, entries: Sequence[QueueEntry]) -> None:
     for entry in entries:
         channel.deliveries.returned_credit(entry)
         entry.give_back()  # as a dead letter it may wait for long
         entry.queue.reject(entry)
-    channel.session.turn.want()
+    channel.session.turn.schedule()
 
 
-def requeue_all(channel: Channel, entries: Sequence[Entry], failed: bool = True) -> None:
-    """Back to their places; whoever can take them gets them in the same turn. failed: as `Source.requeue`."""
+def requeue_all(channel: Channel, entries: Sequence[QueueEntry], failed: bool = True) -> None:
+    """Back to their places; whoever can take them gets them in the same turn. failed: as `QueueBase.requeue`."""
     channel.deliveries.requeue(entries, failed)
 
 
@@ -281,7 +281,7 @@ def _recover(channel: Channel, requeue: bool, method: int) -> None:
     if not requeue:
         raise NotImplementedByBroker("requeue=false", method)
     for entry in channel.deliveries.unacked.entries():
-        consume.refuse_of_streams(entry.queue, "basic.recover", method)  # rabbit: 541
+        consume.reject_on_stream(entry.queue, "basic.recover", method)  # rabbit: 541
     requeue_all(channel, channel.deliveries.unacked.take_outstanding(), False)
 
 

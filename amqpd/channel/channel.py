@@ -1,8 +1,8 @@
 """A channel: one conversation on a connection, and the hot half of basic.
 
 Each of its parts is an object of its own: what it publishes (broker/publish/publisher.py), what is to be confirmed
-of that (`Confirms`), its open transaction (`Transaction`), and what it delivers (`Deliveries`). The rest of each AMQP
-class lives in the `on_*` module named after it; those are handed a channel and a command.
+of that (`PublisherConfirms`), its open transaction (`Transaction`), and what it delivers (`ChannelConsumers`). The rest
+of each AMQP class lives in the `on_*` module named after it; those are handed a channel and a command.
 
 A publish: `publish` has the publisher find the message's route and count it, offers it to the queues and notes it for
 its confirm. It makes no task, decodes no table and formats no string.
@@ -30,28 +30,28 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.message import Message
-from amqpd.broker.publish.confirms import Unconfirmed
-from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.confirms import ConfirmTracker
+from amqpd.broker.publish.fanout import WIDE_COUNT, SlicedFanout
 from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.publish.route import Route, refuse, reserve
-from amqpd.channel.consumer import Deliveries
+from amqpd.channel.consumer import ChannelConsumers
 from amqpd.channel.frame_writer import Output
-from amqpd.channel.interfaces import ChannelOwner, ChannelState
-from amqpd.channel.stats import Had
+from amqpd.channel.interfaces import ChannelState, ConnectionInterface
+from amqpd.channel.stats import QueueDeliveryStats
 from amqpd.errors import AmqpError, PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumer import Entry, Source
-    from amqpd.broker.flow.loop_turn import Turn
+    from amqpd.broker.consumer import QueueBase, QueueEntry
+    from amqpd.broker.flow.loop_turn import LoopTurn
     from amqpd.broker.session import Session
     from amqpd.channel.consumer import ReplyConsumer
 
 
 @final
-class Confirms(Unconfirmed):
+class PublisherConfirms(ConfirmTracker):
     """Of one channel, from its confirm.select on. Its sequences are the client's: the first publish is 1."""
 
-    def __init__(self, turn: Turn, output: Output, number: i64) -> None:
+    def __init__(self, turn: LoopTurn, output: Output, number: i64) -> None:
         super().__init__(turn)
         self._output = output
         self._number = number
@@ -95,7 +95,7 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
     """In the order of CHANNEL_COUNTERS. Cost: its consumers."""
     confirmed = channel.confirms.confirmed_sequence if channel.confirms is not None else 0
     deliveries = channel.deliveries
-    had = Had()
+    had = QueueDeliveryStats()
     if deliveries.served is not None:
         had.add(deliveries.served.whole)
     for consumer in deliveries.consumers.values():
@@ -110,17 +110,17 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
     )
 
 
-def had_by_queue(deliveries: Deliveries) -> dict[Source, Had]:
+def had_by_queue(deliveries: ChannelConsumers) -> dict[QueueBase, QueueDeliveryStats]:
     """What a channel has had from each queue. Cost: its consumers and such queues."""
-    found: dict[Source, Had] = {}
+    found: dict[QueueBase, QueueDeliveryStats] = {}
     served = deliveries.served
     if served is not None:
         for queue, had in served.queues.items():
             if not queue.deleted:
-                found[queue] = Had()
+                found[queue] = QueueDeliveryStats()
                 found[queue].add(had)
     for consumer in deliveries.consumers.values():
-        found.setdefault(consumer.queue, Had()).add_consumer(consumer)
+        found.setdefault(consumer.queue, QueueDeliveryStats()).add_consumer(consumer)
     return found
 
 
@@ -137,13 +137,13 @@ class Transaction:
         self.publishes: list[tuple[Route, Message]] = []
         # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard, 3 give
         # back (basic.py).
-        self.settlements: list[tuple[i64, Entry, i64]] = []
+        self.settlements: list[tuple[i64, QueueEntry, i64]] = []
         self._bytes: i64 = 0
         self._replicated_bytes: i64 = 0  # of the records of those for queues that Kafka keeps
         # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.
         self.committing = False
 
-    def keep(self, route: Route, message: Message) -> None:
+    def add_publish(self, route: Route, message: Message) -> None:
         """Raises: PreconditionFailed where it is too much, or numbered by its producer (publishing/once.py)."""
         if message.info is not None and message.info.has_producer_id:
             raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
@@ -161,7 +161,7 @@ class Transaction:
         if route.kept:
             reserve(route.destinations)
 
-    def collect(self, settled: list[tuple[i64, Entry]], action: i64) -> None:
+    def add_ack(self, settled: list[tuple[i64, QueueEntry]], action: i64) -> None:
         """Notes how these are settled at the commit."""
         for tag, entry in settled:
             entry.in_transaction = True
@@ -185,7 +185,7 @@ class Transaction:
 class Channel(ChannelState):
     """One open channel."""
 
-    def __init__(self, session: Session, output: Output, owner: ChannelOwner, number: i64) -> None:
+    def __init__(self, session: Session, output: Output, owner: ConnectionInterface, number: i64) -> None:
         super().__init__(number)
         self.session = session
         self.output = output
@@ -195,9 +195,9 @@ class Channel(ChannelState):
         self.returned_count: i64 = 0
         self.dropped_count: i64 = 0
         # From confirm.select or tx.select on; never both.
-        self.confirms: Confirms | None = None
+        self.confirms: PublisherConfirms | None = None
         self.transaction: Transaction | None = None
-        self.deliveries = Deliveries(session, output, owner, number)
+        self.deliveries = ChannelConsumers(session, output, owner, number)
         self.reply_consumer: ReplyConsumer | None = None
         # What an empty queue name means: the queue that was declared last.
         self.last_queue = ""
@@ -222,23 +222,23 @@ class Channel(ChannelState):
         )
         if publisher.crowded:
             publisher.crowded = False
-            self.owner.want_share()
+            self.owner.yield_to_others()
         route = publisher.route
         transaction = self.transaction
         if transaction is not None:
             if route.tap is not None:  # rabbit: a publish is traced when it is made, not when it is committed
                 publisher.tapped(route.tap, route, message, self.number)
-            transaction.keep(route, message)
+            transaction.add_publish(route, message)
             return
         only = route.only
         if only is not None:
-            accepted = only.offer(message)  # as `Publisher.offer`, and a call less
+            accepted = only.enqueue(message)  # as `Publisher.offer`, and a call less
         else:
             if route.tap is not None:
                 publisher.tapped(route.tap, route, message, self.number)
             if len(route.destinations) > WIDE_COUNT:
                 self.owner.begin_waiting(self)
-                Spread(self.session, route, message, self.confirms is not None, self._spread_ended).step()
+                SlicedFanout(self.session, route, message, self.confirms is not None, self._spread_ended).step()
                 return
             accepted = publisher.offer(route, message)
             self.offered(route, message)
@@ -255,9 +255,9 @@ class Channel(ChannelState):
     def offered(self, route: Route, message: Message) -> None:
         """A publish went to several queues, or to none: then it is returned if it must be."""
         count: i64 = len(route.destinations)
-        self.owner.wants_look = True
+        self.owner.needs_output_check = True
         if count > 1 and route.routed:
-            self.owner.offers += count
+            self.owner.fanout_count += count
         elif not route.routed and not route.mandatory:
             self.dropped_count += 1
         elif not route.routed:
@@ -292,4 +292,4 @@ class Channel(ChannelState):
     def collect(self, transaction: Transaction, tag: i64, multiple: bool, action: i64) -> None:
         """Settles within the open transaction: noted, done at commit. Raises: as `ack`. action: see Transaction."""
         unacked = self.deliveries.unacked
-        transaction.collect(unacked.up_to(tag) if multiple else unacked.at(tag), action)
+        transaction.add_ack(unacked.up_to(tag) if multiple else unacked.at(tag), action)

@@ -35,22 +35,22 @@ from librt.strings import write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker import consume
-from amqpd.broker.consumer import Consumer, ConsumerArguments, Destination, Entry, Source, Tap, within
+from amqpd.broker.consumer import Consumer, ConsumerArguments, Destination, QueueBase, QueueEntry, TraceHook, within
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.stream_message import Dresser
+from amqpd.broker.stream_message import StreamDeliveryEncoder
 from amqpd.channel.events import consumer_deleted
 from amqpd.channel.frame_writer import CUT_BYTES, OUT_BYTES_MAX, Output
-from amqpd.channel.interfaces import ChannelOwner
-from amqpd.channel.stats import DeliveryCounts
-from amqpd.channel.unacked import Unacked, stand_in
+from amqpd.channel.interfaces import ConnectionInterface
+from amqpd.channel.stats import DeliveryStatsMixin
+from amqpd.channel.unacked import Unacked, shared_entry
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol import methods
 from amqpd.protocol.field_table import shortstr
 from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.protocol.properties import DIRECT_REPLY_TO
-from amqpd.storage.log.record import Places
+from amqpd.storage.log.record import RecordViews
 
 if TYPE_CHECKING:
     from amqpd.broker.session import Session
@@ -62,7 +62,7 @@ TICKS: Final = 8
 
 
 @final
-class Overdue(Timer):
+class DeliveryTimeout(Timer):
     """The clock of one consumer, or of one queue's basic.gets: consumer is None then.
 
     over: called when something is unacked for `timeout_ms` and more; the clock stands then.
@@ -72,10 +72,10 @@ class Overdue(Timer):
         self,
         timers: Timers,
         unacked: Unacked,
-        queue: Source,
+        queue: QueueBase,
         consumer: Consumer | None,
         timeout_ms: i64,
-        over: Callable[[Overdue], object],
+        over: Callable[[DeliveryTimeout], object],
     ) -> None:
         super().__init__()
         self._over = over
@@ -156,8 +156,8 @@ class ChannelConsumer(Consumer):
 
     def __init__(
         self,
-        deliveries: Deliveries,
-        queue: Source,
+        deliveries: ChannelConsumers,
+        queue: QueueBase,
         tag: str,
         no_ack: bool,
         exclusive: bool,
@@ -179,9 +179,9 @@ class ChannelConsumer(Consumer):
         self._start = b""
         self._starts: dict[int, bytes] = {}
         # While its vhost is traced.
-        self._tap: Tap | None = None
+        self._tap: TraceHook | None = None
         # None: it has no timeout.
-        self.clock: Overdue | None = None
+        self.clock: DeliveryTimeout | None = None
 
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
         """queue_timeout_ms: what its queue says, -1: nothing. Its own argument comes first, the setting last."""
@@ -212,7 +212,7 @@ class ChannelConsumer(Consumer):
         output = self.deliveries.output
         return not output.write_paused and output.cut_bytes < OUT_BYTES_MAX
 
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+    def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         deliveries = self.deliveries
         output = deliveries.output
         tag = deliveries.next_tag
@@ -265,7 +265,13 @@ class ChannelConsumer(Consumer):
             output.want_flush()
 
     def deliver_places(
-        self, dresser: Dresser, places: Places, start: i64, stop: i64, source: Source, tracked: bool
+        self,
+        dresser: StreamDeliveryEncoder,
+        places: RecordViews,
+        start: i64,
+        stop: i64,
+        source: QueueBase,
+        tracked: bool,
     ) -> i64:
         """As `deliver`, of what lies in a stream's log: header and body go from there into the output."""
         deliveries = self.deliveries
@@ -276,11 +282,11 @@ class ChannelConsumer(Consumer):
         size_max = min(output.frame_payload_max, LARGE_BODY_BYTES)  # of what goes out as frames of one piece
         if dresser.header_payload_size > output.frame_payload_max or self._tap is not None:
             size_max = 0
-        entry = None if tracked or deliveries.transactional else stand_in(self, source)
+        entry = None if tracked or deliveries.transactional else shared_entry(self, source)
         index = start
         while True:
             body_size = places.body_size(index)
-            each = entry if entry is not None else Entry(source, places.offset(index), None, False)
+            each = entry if entry is not None else QueueEntry(source, places.offset(index), None, False)
             if 0 < body_size <= size_max:
                 index = self._deliver_run(dresser, places, index, index + 1 if entry is None else stop, each, size_max)
             else:
@@ -290,7 +296,15 @@ class ChannelConsumer(Consumer):
             if index >= stop or places.alike_number(index) != number or not self.can_take():
                 return index
 
-    def _deliver_run(self, dresser: Dresser, places: Places, start: i64, stop: i64, entry: Entry, size_max: i64) -> i64:
+    def _deliver_run(
+        self,
+        dresser: StreamDeliveryEncoder,
+        places: RecordViews,
+        start: i64,
+        stop: i64,
+        entry: QueueEntry,
+        size_max: i64,
+    ) -> i64:
         """The record at `start`, for which there is room, and those behind it that are like it and no larger than
         `size_max`, as long as there is. All are `entry` to who acks them. Returns where it stopped.
         """
@@ -316,7 +330,7 @@ class ChannelConsumer(Consumer):
     def share_ended(self) -> None:
         self.deliveries.output.write_out()
 
-    def trace(self, tap: Tap | None) -> None:
+    def trace(self, tap: TraceHook | None) -> None:
         self._tap = tap
         self._suffix_size = -1
 
@@ -331,7 +345,7 @@ class ChannelConsumer(Consumer):
         if self._tap is None:
             self._suffix_size = suffix_size
 
-    def _tell(self, tap: Tap, message: Message, redelivered: bool) -> None:
+    def _tell(self, tap: TraceHook, message: Message, redelivered: bool) -> None:
         session = self.deliveries.session
         tap.delivered(message, self.queue.name, redelivered, session.name, session.user.name, self.deliveries.number)
 
@@ -340,10 +354,10 @@ class ChannelConsumer(Consumer):
 
 
 @final
-class Deliveries(DeliveryCounts):
+class ChannelConsumers(DeliveryStatsMixin):
     """Of one channel."""
 
-    def __init__(self, session: Session, output: Output, owner: ChannelOwner, number: i64) -> None:
+    def __init__(self, session: Session, output: Output, owner: ConnectionInterface, number: i64) -> None:
         super().__init__()
         self.session = session
         self.output = output
@@ -361,11 +375,11 @@ class Deliveries(DeliveryCounts):
         # What is settled waits for a commit, one by one.
         self.transactional = False
         # While the channel itself deletes a queue: tags of its consumers there, told after delete-ok.
-        self.cancelled_here: list[str] | None = None
+        self.self_cancelled_tags: list[str] | None = None
         # Of all that has a timeout; those of consumers that are gone as long as they have something unacked.
-        self.clocks: dict[Overdue, None] = {}
+        self.clocks: dict[DeliveryTimeout, None] = {}
         # Those of basic.get among them. When so many are there, those that stand are thrown away.
-        self._get_clocks: dict[Source, Overdue] = {}
+        self._get_clocks: dict[QueueBase, DeliveryTimeout] = {}
         self._clocks_most: i64 = CLOCKS_KEPT
 
     # -- unacked -----------------------------------------------------------------------------------------------------
@@ -381,17 +395,17 @@ class Deliveries(DeliveryCounts):
             try:
                 entry = self.unacked.take_one(tag)
             except PreconditionFailed:
-                if not self.unacked.was_late(tag):
+                if not self.unacked.timed_out(tag):
                     raise
                 return
             self.settle(entry)
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: QueueEntry) -> None:
         self.acked_count += 1
         self.returned_credit(entry)
-        entry.queue.settle(entry)
+        entry.queue.ack(entry)
 
-    def settle_all(self, entries: list[Entry]) -> None:
+    def settle_all(self, entries: list[QueueEntry]) -> None:
         """`settle` for each, with one look at the channel's window."""
         count: i64 = len(entries)
         self.acked_count += count
@@ -403,7 +417,7 @@ class Deliveries(DeliveryCounts):
                 self.window_used -= 1
                 if consumer.parked and not was_full:
                     consumer.queue.activate(consumer)
-            entry.queue.settle(entry)
+            entry.queue.ack(entry)
         if was_full:
             self.activate_all()
 
@@ -418,7 +432,7 @@ class Deliveries(DeliveryCounts):
                 self.window_used -= count - 1
             entry.queue.settle_times(entry, count)
 
-    def returned_credit(self, entry: Entry) -> None:
+    def returned_credit(self, entry: QueueEntry) -> None:
         """An entry leaves the unacked list: its consumer and the channel's window have room for another."""
         consumer = entry.consumer
         if consumer is None:
@@ -450,9 +464,9 @@ class Deliveries(DeliveryCounts):
     def begin_transactions(self) -> None:
         """tx.select: a transaction marks entries, so that none stands for many any more."""
         self.transactional = True
-        self.unacked.part()
+        self.unacked.split_shared()
 
-    def take_all(self, committing: bool) -> list[Entry]:
+    def take_all(self, committing: bool) -> list[QueueEntry]:
         """Everything unacked, in the order of delivery: the channel ends, and an open transaction with it. committing:
         not what a commit has begun to settle.
         """
@@ -462,17 +476,17 @@ class Deliveries(DeliveryCounts):
         self.unacked.clear()
         return entries
 
-    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+    def forget_offsets(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """The queue's log could not take these offsets: what is unacked here has no place in it any more."""
         for entry in self.unacked.entries():
             if entry.queue is queue and within(entry.offset, ranges):
                 entry.offset = -1
 
-    def requeue(self, entries: Sequence[Entry], failed: bool) -> None:
+    def requeue(self, entries: Sequence[QueueEntry], failed: bool) -> None:
         """Back to their places; whoever can take them gets them in the same turn. Their tags have been taken. failed:
-        as `Source.requeue`.
+        as `QueueBase.requeue`.
         """
-        queues: dict[Source, None] = {}
+        queues: dict[QueueBase, None] = {}
         for entry in entries:
             queue = entry.queue
             queues[queue] = None
@@ -482,12 +496,12 @@ class Deliveries(DeliveryCounts):
             queue.requeue(entry, True, failed)
         for queue in queues:
             if not queue.deleted:
-                queue.pump_later()
+                queue.schedule_dispatch()
 
     # -- timeouts ----------------------------------------------------------------------------------------------------
 
-    def start_clock(self, queue: Source, consumer: ChannelConsumer | None, timeout_ms: i64) -> Overdue:
-        clock = Overdue(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.timed_out)
+    def start_clock(self, queue: QueueBase, consumer: ChannelConsumer | None, timeout_ms: i64) -> DeliveryTimeout:
+        clock = DeliveryTimeout(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.timed_out)
         if len(self.clocks) >= self._clocks_most:
             for each in list(self.clocks):
                 if each.tick < 0:  # all of it was settled, and nothing more comes
@@ -498,7 +512,7 @@ class Deliveries(DeliveryCounts):
         clock.start()
         return clock
 
-    def got(self, queue: Source, queue_timeout_ms: i64) -> None:
+    def on_get(self, queue: QueueBase, queue_timeout_ms: i64) -> None:
         """basic.get has taken something of the queue, which is to be acked."""
         timeout_ms: i64 = consume.timeout_ms(self.session, -1, queue_timeout_ms)
         if timeout_ms <= 0:
@@ -510,7 +524,7 @@ class Deliveries(DeliveryCounts):
             clock.timeout_ms = timeout_ms
             clock.start()
 
-    def timed_out(self, clock: Overdue) -> None:
+    def timed_out(self, clock: DeliveryTimeout) -> None:
         """What this clock looks after is unacked for too long.
 
         A consumer whose client can be told is cancelled, and all that it has goes back; answers to it are ignored. For
@@ -532,13 +546,13 @@ class Deliveries(DeliveryCounts):
             extra=about,
         )
         response: str = session.broker.settings.consumer_timeout_response
-        if consumer is None or response == "close_channel" or not session.can("consumer_cancel_notify"):
+        if consumer is None or response == "close_channel" or not session.has_capability("consumer_cancel_notify"):
             # rabbit: the text of 3.8 and later
             error = PreconditionFailed(
                 f"delivery acknowledgement on channel {self.number} timed out. Timeout value used: {clock.timeout_ms} "
                 "ms. This timeout value can be configured, see consumers doc guide to learn more"
             )
-            self.owner.fail_number(self.number, error)
+            self.owner.fail_channel_number(self.number, error)
             return
         assert isinstance(consumer, ChannelConsumer)  # start_clock gets no other
         had_left = consumer.cancelled
@@ -546,13 +560,13 @@ class Deliveries(DeliveryCounts):
             self.consumers.pop(consumer.tag, None)
             self.output.write(self.cancel_frame(consumer.tag))
             assert isinstance(queue, Queue)  # who takes direct replies acks nothing
-            consume.end(session, queue, consumer)
+            consume.stop_consumer(session, queue, consumer)
             consumer_deleted(session, self.number, consumer)
         self.requeue(self.unacked.take_late(queue, consumer), False)
-        self.left(consumer, had_left)
-        session.turn.want()
+        self.on_consumer_ended(consumer, had_left)
+        session.turn.schedule()
 
-    def left(self, consumer: ChannelConsumer, again: bool = False) -> None:
+    def on_consumer_ended(self, consumer: ChannelConsumer, again: bool = False) -> None:
         """It takes nothing more. Its clock goes on while something of it is unacked. again: this was known."""
         if not again:
             self.had().end(consumer)
@@ -564,7 +578,7 @@ class Deliveries(DeliveryCounts):
         else:
             clock.start()
 
-    def stop_clock(self, clock: Overdue) -> None:
+    def stop_clock(self, clock: DeliveryTimeout) -> None:
         clock.stop()
         self.clocks.pop(clock, None)
         consumer = clock.consumer
@@ -581,7 +595,7 @@ class Deliveries(DeliveryCounts):
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def make_consumer(
-        self, queue: Source, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments
+        self, queue: QueueBase, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments
     ) -> ChannelConsumer:
         """A consumer with the prefetch that the last basic.qos set; the caller adds it to the queue."""
         consumer = ChannelConsumer(self, queue, tag, no_ack, exclusive, arguments)
@@ -591,17 +605,17 @@ class Deliveries(DeliveryCounts):
     def cancel_from_queue(self, consumer: ChannelConsumer) -> None:
         """The queue is gone."""
         self.consumers.pop(consumer.tag, None)
-        self.left(consumer)
+        self.on_consumer_ended(consumer)
         consumer_deleted(self.session, self.number, consumer)
-        if self.cancelled_here is None:
+        if self.self_cancelled_tags is None:
             if not self.output.closing:
                 self.output.write(self.cancel_frame(consumer.tag))
         else:
-            self.cancelled_here.append(consumer.tag)
+            self.self_cancelled_tags.append(consumer.tag)
 
     def cancel_frame(self, tag: str) -> bytes:
         """basic.cancel from the broker; empty for a client that has not asked for it."""
-        if not self.session.can("consumer_cancel_notify"):
+        if not self.session.has_capability("consumer_cancel_notify"):
             return b""
         return methods.frame(self.number, methods.BasicCancel(tag, True))
 
@@ -619,7 +633,7 @@ class ReplyConsumer(Destination):
         # rabbit: where, a dot, and a key of 16 octets with its padding; php-amqp's suite knows the shape
         self.key = f"{REPLY_TO}.{secrets.token_urlsafe(6)}.{secrets.token_urlsafe(16)}=="
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self._consumer is None
 
     def end(self) -> None:
@@ -627,7 +641,7 @@ class ReplyConsumer(Destination):
         self.version += 1
         self._consumer = None
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         """Delivers at once. A requester that does not read loses replies beyond its output's bound, as the at-most-once
         promise allows; the broker's memory is not its buffer."""
         consumer = self._consumer

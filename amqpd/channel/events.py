@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def channel_created(session: Session, number: int) -> None:
     events = session.broker.catalogue.events
-    if events.wanted:
-        events.tell(
+    if events.exchange_bound:
+        events.emit(
             "channel.created",
             {
                 "pid": events.pid(session.serial, number),
@@ -32,21 +32,21 @@ def channel_created(session: Session, number: int) -> None:
 
 def channel_closed(session: Session, number: int) -> None:
     events = session.broker.catalogue.events
-    if events.wanted:
-        events.tell("channel.closed", {"pid": events.pid(session.serial, number)}, session.user.name)
+    if events.exchange_bound:
+        events.emit("channel.closed", {"pid": events.pid(session.serial, number)}, session.user.name)
 
 
 def refused(session: Session, error: AmqpError) -> None:
     """For the audit log: the user may not do what his command asks for."""
-    if session.broker.catalogue.events.recorder is not None:
+    if session.broker.catalogue.events.audit_hook is not None:
         session.broker.audit.refused(session.user.name, method_name(error.method), error.text, session.vhost.name)
 
 
 def consumer_created(session: Session, number: int, consumer: Consumer, prefetch_count: int) -> None:
     events = session.broker.catalogue.events
-    if events.wanted:
+    if events.exchange_bound:
         table = consumer.arguments.table
-        events.tell(
+        events.emit(
             "consumer.created",
             {
                 **_about(session, number, consumer),
@@ -61,8 +61,8 @@ def consumer_created(session: Session, number: int, consumer: Consumer, prefetch
 
 def consumer_deleted(session: Session, number: int, consumer: Consumer) -> None:
     events = session.broker.catalogue.events
-    if events.wanted:
-        events.tell("consumer.deleted", _about(session, number, consumer), session.user.name)
+    if events.exchange_bound:
+        events.emit("consumer.deleted", _about(session, number, consumer), session.user.name)
 
 
 def _about(session: Session, number: int, consumer: Consumer) -> dict[str, object]:

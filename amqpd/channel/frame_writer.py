@@ -14,11 +14,11 @@ from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.consumer import Consumer
 from amqpd.broker.message import Message
-from amqpd.broker.stream_message import Dresser
+from amqpd.broker.stream_message import StreamDeliveryEncoder
 from amqpd.errors import NO_ROUTE
 from amqpd.protocol import methods
 from amqpd.protocol.frame import LARGE_BODY_BYTES
-from amqpd.storage.log.record import Places
+from amqpd.storage.log.record import RecordViews
 
 # Output is set aside in pieces of this size: what is copied into one, and out of it again, stays in the nearer caches.
 CUT_BYTES: Final = 64 * 1024
@@ -100,7 +100,14 @@ class Output:
             self.want_flush()
 
     def write_records(
-        self, dresser: Dresser, places: Places, start: i64, stop: i64, size_max: i64, begin: bytes, tag: i64
+        self,
+        dresser: StreamDeliveryEncoder,
+        places: RecordViews,
+        start: i64,
+        stop: i64,
+        size_max: i64,
+        begin: bytes,
+        tag: i64,
     ) -> i64:
         """Adds deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it
         and have a body, of `size_max` bytes at most, until too much waits. Returns where it stopped.

@@ -28,20 +28,27 @@ from collections.abc import Callable
 from contextvars import Token
 from typing import TYPE_CHECKING, Any
 
-from amqpd.broker.consume import refuse_of_streams
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consume import reject_on_stream
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, ORIGIN, Origin
-from amqpd.broker.session import check, check_topic_keys
+from amqpd.broker.session import check_permission, check_topic_keys
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.channel import basic
-from amqpd.channel.basic import settle_collected
-from amqpd.channel.channel import Channel, Confirms, Transaction, channel_counts
+from amqpd.channel.basic import apply_tx_ack
+from amqpd.channel.channel import Channel, PublisherConfirms, Transaction, channel_counts
 from amqpd.channel.consumer import REPLY_TO
 from amqpd.channel.events import channel_closed, refused
-from amqpd.channel.replies import NOT_DELETED, Answer, clean, queue_name, wait_for, wait_for_share
-from amqpd.channel.tx_commit import SMALL_COUNT, Commit, answer, partial
+from amqpd.channel.replies import (
+    NOT_DELETED,
+    DeferredReply,
+    defer_for_selector_budget,
+    normalize_name,
+    queue_name,
+    retry_when_settled,
+)
+from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, answer, needs_slices
 from amqpd.errors import (
     AccessRefused,
     AmqpError,
@@ -101,33 +108,33 @@ def queue_declare(channel: Channel, command: QueueDeclare) -> None:
     broker = session.broker
     if command.passive:
         # rabbit: an empty name means no queue here, not the one last declared
-        name = clean(command.queue)
+        name = normalize_name(command.queue)
         if name.startswith(REPLY_TO):
             _declare_reply_to(channel, name, command.no_wait)
             return
-        queue = vhost.usable_queue(name, session)
-        queue.used()
+        queue = vhost.accessible_queue(name, session)
+        queue.touch()
         channel.last_queue = name
         if not command.no_wait:
             channel.output.send(channel.number, QueueDeclareOk(name, queue.ready_count, len(queue.consumers)))
         return
-    name = clean(command.queue)
+    name = normalize_name(command.queue)
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     if not name:
         name = vhost.server_name()
     arguments = dict(command.arguments)
-    check(session, "configure", "queue", name)
+    check_permission(session, "configure", "queue", name)
     _check_dead_letter(channel, name, arguments)
     asked = QueueDeclaration(name, command.durable, command.exclusive, command.auto_delete, arguments, session)
-    answer = Answer(channel, command)
+    answer = DeferredReply(channel, command)
     new = declare.declare_queue(vhost, asked, answer.done)
     broker.catalogue.queue_declared_count += 1
     channel.last_queue = name
     ok = QueueDeclareOk(name, 0, 0)
     if not new:
         found = vhost.queues[name]
-        found.used()
+        found.touch()
         ok = QueueDeclareOk(name, found.ready_count, len(found.consumers))
     answer.reply(b"" if command.no_wait else methods.frame(channel.number, ok))
 
@@ -137,8 +144,8 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
     target = arguments.get("x-dead-letter-exchange")
     if isinstance(target, str):
         session = channel.session
-        check(session, "read", "queue", name)
-        check(session, "write", "exchange", target)
+        check_permission(session, "read", "queue", name)
+        check_permission(session, "write", "exchange", target)
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
@@ -151,15 +158,15 @@ def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
 
 
 def queue_bind(channel: Channel, command: QueueBind) -> None:
-    if command.arguments and wait_for_share(channel, command, command.arguments):
+    if command.arguments and defer_for_selector_budget(channel, command, command.arguments):
         return
     session = channel.session
     vhost = session.vhost
     name, exchange_name, key = _ends(channel, command)
-    queue = vhost.usable_queue(name, session)
-    exchange = vhost.settled_exchange(exchange_name)
+    queue = vhost.accessible_queue(name, session)
+    exchange = vhost.exchange_or_wait(exchange_name)
     check_topic_keys(session, exchange, (key,), "read")
-    answer = Answer(channel, command)
+    answer = DeferredReply(channel, command)
     declare.bind(vhost, exchange, queue, key, dict(command.arguments), answer.done)
     answer.reply(b"" if command.no_wait else methods.frame(channel.number, QueueBindOk()))
 
@@ -170,7 +177,7 @@ def queue_unbind(channel: Channel, command: QueueUnbind) -> None:
     name, exchange_name, key = _ends(channel, command)
     queue = vhost.find_queue(name)
     exchange = vhost.find_exchange(exchange_name)
-    answer = Answer(channel, command)
+    answer = DeferredReply(channel, command)
     if queue is not None:
         vhost.check_exclusive(queue, session)
     if queue is None or exchange is None:
@@ -188,24 +195,24 @@ def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str,
     name = queue_name(channel, command.queue)
     # spec: 1.7.2.3 no queue name and no key: both are the queue last declared
     key = name if not command.queue and not command.routing_key else command.routing_key
-    exchange_name = clean(command.exchange)
+    exchange_name = normalize_name(command.exchange)
     session.vhost.check_not_default(exchange_name)
-    check(session, "write", "queue", name)
-    check(session, "read", "exchange", exchange_name)
+    check_permission(session, "write", "queue", name)
+    check_permission(session, "read", "exchange", exchange_name)
     return name, exchange_name, key
 
 
 def queue_purge(channel: Channel, command: QueuePurge) -> None:
     session = channel.session
     name = queue_name(channel, command.queue)
-    check(session, "read", "queue", name)
-    queue = session.vhost.usable_queue(name, session)
-    session.vhost.check_not_own(name)
-    refuse_of_streams(queue, "queue.purge", methods.QUEUE_PURGE)
+    check_permission(session, "read", "queue", name)
+    queue = session.vhost.accessible_queue(name, session)
+    session.vhost.check_not_system(name)
+    reject_on_stream(queue, "queue.purge", methods.QUEUE_PURGE)
     count = queue.purge()
     about = {"vhost": session.vhost.name, "name": name, "messages": count}
     session.broker.catalogue.events.record("queue.purged", about)
-    session.turn.want()
+    session.turn.schedule()
     if not command.no_wait:
         channel.output.send(channel.number, QueuePurgeOk(count))
 
@@ -214,7 +221,7 @@ def queue_delete(channel: Channel, command: QueueDelete) -> None:
     session = channel.session
     vhost = session.vhost
     name = queue_name(channel, command.queue)
-    check(session, "configure", "queue", name)
+    check_permission(session, "configure", "queue", name)
     queue = vhost.find_queue(name)
     if queue is None:
         # rabbit: deleting what is not there succeeds
@@ -229,13 +236,13 @@ def queue_delete(channel: Channel, command: QueueDelete) -> None:
             raise
         log.warning("%s; it is deleted all the same", error.reply_text)
     declare.check_queue_deletable(vhost, queue, command.if_unused, command.if_empty)
-    answer = Answer(channel, command, NOT_DELETED)
+    answer = DeferredReply(channel, command, NOT_DELETED)
     tags: list[str] = []
-    channel.deliveries.cancelled_here = tags
+    channel.deliveries.self_cancelled_tags = tags
     try:
         count = declare.delete_queue(vhost, queue, answer.done)
     finally:
-        channel.deliveries.cancelled_here = None
+        channel.deliveries.self_cancelled_tags = None
     reply = b"" if command.no_wait else methods.frame(channel.number, QueueDeleteOk(count))
     # rabbit: a client that deletes what it consumes has its answer before the notification
     reply += b"".join([channel.deliveries.cancel_frame(tag) for tag in tags])
@@ -307,7 +314,7 @@ def confirm_select(channel: Channel, command: ConfirmSelect) -> None:
     if channel.transaction is not None:
         raise PreconditionFailed("cannot switch from tx to confirm mode")
     if channel.confirms is None:
-        channel.confirms = Confirms(channel.session.turn, channel.output, channel.number)
+        channel.confirms = PublisherConfirms(channel.session.turn, channel.output, channel.number)
     if not command.no_wait:
         channel.output.send(channel.number, ConfirmSelectOk())
 
@@ -318,21 +325,21 @@ CONFIRM_HANDLERS: dict[int, Any] = {methods.CONFIRM_SELECT: confirm_select}
 def exchange_declare(channel: Channel, command: ExchangeDeclare) -> None:
     session = channel.session
     vhost = session.vhost
-    name = clean(command.exchange)
+    name = normalize_name(command.exchange)
     vhost.check_not_default(name)
     if command.passive:
-        vhost.settled_exchange(name)
+        vhost.exchange_or_wait(name)
         if not command.no_wait:
             channel.output.send(channel.number, ExchangeDeclareOk())
         return
-    check(session, "configure", "exchange", name)
+    check_permission(session, "configure", "exchange", name)
     alternate = command.arguments.get("alternate-exchange")
     if isinstance(alternate, str):
         # rabbit: whoever names an alternate must be able to read here and to write there
-        check(session, "read", "exchange", name)
-        check(session, "write", "exchange", alternate)
+        check_permission(session, "read", "exchange", name)
+        check_permission(session, "write", "exchange", alternate)
     flags = (command.durable, command.auto_delete, command.internal)
-    answer = Answer(channel, command)
+    answer = DeferredReply(channel, command)
     declare.declare_exchange(
         vhost, ExchangeDeclaration(name, command.type, *flags, dict(command.arguments)), answer.done
     )
@@ -342,11 +349,11 @@ def exchange_declare(channel: Channel, command: ExchangeDeclare) -> None:
 def exchange_delete(channel: Channel, command: ExchangeDelete) -> None:
     session = channel.session
     vhost = session.vhost
-    name = clean(command.exchange)
+    name = normalize_name(command.exchange)
     vhost.check_not_default(name)
-    check(session, "configure", "exchange", name)
+    check_permission(session, "configure", "exchange", name)
     exchange = vhost.find_exchange(name)
-    answer = Answer(channel, command, NOT_DELETED)
+    answer = DeferredReply(channel, command, NOT_DELETED)
     if exchange is None:
         # rabbit: deleting what is not there succeeds
         answer.done(None)
@@ -356,19 +363,19 @@ def exchange_delete(channel: Channel, command: ExchangeDelete) -> None:
 
 
 def exchange_bind(channel: Channel, command: ExchangeBind) -> None:
-    if command.arguments and wait_for_share(channel, command, command.arguments):
+    if command.arguments and defer_for_selector_budget(channel, command, command.arguments):
         return
     session = channel.session
     vhost = session.vhost
-    destination_name, source_name = clean(command.destination), clean(command.source)
+    destination_name, source_name = normalize_name(command.destination), normalize_name(command.source)
     vhost.check_not_default(destination_name)
     vhost.check_not_default(source_name)
-    check(session, "write", "exchange", destination_name)
-    check(session, "read", "exchange", source_name)
-    source = vhost.settled_exchange(source_name)
-    destination = vhost.settled_exchange(destination_name)
+    check_permission(session, "write", "exchange", destination_name)
+    check_permission(session, "read", "exchange", source_name)
+    source = vhost.exchange_or_wait(source_name)
+    destination = vhost.exchange_or_wait(destination_name)
     check_topic_keys(session, source, (command.routing_key,), "read")
-    answer = Answer(channel, command)
+    answer = DeferredReply(channel, command)
     declare.bind(vhost, source, destination, command.routing_key, dict(command.arguments), answer.done)
     answer.reply(b"" if command.no_wait else methods.frame(channel.number, ExchangeBindOk()))
 
@@ -376,14 +383,14 @@ def exchange_bind(channel: Channel, command: ExchangeBind) -> None:
 def exchange_unbind(channel: Channel, command: ExchangeUnbind) -> None:
     session = channel.session
     vhost = session.vhost
-    destination_name, source_name = clean(command.destination), clean(command.source)
+    destination_name, source_name = normalize_name(command.destination), normalize_name(command.source)
     vhost.check_not_default(destination_name)
     vhost.check_not_default(source_name)
-    check(session, "write", "exchange", destination_name)
-    check(session, "read", "exchange", source_name)
+    check_permission(session, "write", "exchange", destination_name)
+    check_permission(session, "read", "exchange", source_name)
     source = vhost.find_exchange(source_name)
     destination = vhost.find_exchange(destination_name)
-    answer = Answer(channel, command)
+    answer = DeferredReply(channel, command)
     if source is None or destination is None:
         # rabbit: unbinding what is not there succeeds
         answer.done(None)
@@ -416,7 +423,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
     count = len(settlements) + len(kept)
     if count > SMALL_COUNT or sum(len(route.destinations) for route, _ in kept) > SMALL_COUNT:
         transaction.clear()
-        Commit(channel, transaction, kept, settlements).start()
+        TransactionCommit(channel, transaction, kept, settlements).start()
         return
     publishes = [(route.still_there(), message) for route, message in kept]
     whole: dict[Destination, QueueLog] = {}  # with a log that gets something persistent
@@ -445,14 +452,14 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
         for destination in whole:
             destination.end_transaction()
     if not accepted:
-        raise partial()
+        raise needs_slices()
     if whole and settlements:
-        Commit(channel, transaction, [], settlements).settle_behind(whole.values())
+        TransactionCommit(channel, transaction, [], settlements).settle_behind(whole.values())
         return
     for tag, entry, action in settlements:
         entry.in_transaction = False
         channel.deliveries.unacked.take_one(tag)
-        settle_collected(channel, entry, action)
+        apply_tx_ack(channel, entry, action)
     channel.busy = True
     answer(channel, whole.values(), settled)
 
@@ -508,14 +515,14 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
         raise FrameError(error.text, method) from None
     session = channel.session
     tokens: tuple[Token[str], Token[Origin | None]] | None = None
-    if session.broker.catalogue.events.heard:
+    if session.broker.catalogue.events.has_listeners:
         tokens = ACTOR.set(session.user.name), ORIGIN.set(session)
     try:
         handler(channel, command)
-    except OnItsWay as name:
-        wait_for(channel, payload, name)
-    except NotOpenYet as logs:  # handlers look for their queue before they do anything
-        channel.owner.wait_for_logs(channel, logs.destinations, payload)
+    except DeclarationPending as name:
+        retry_when_settled(channel, payload, name)
+    except LogNotOpen as logs:  # handlers look for their queue before they do anything
+        channel.owner.retry_when_open(channel, logs.destinations, payload)
     except AmqpError as error:
         if not error.method:
             error.method = method

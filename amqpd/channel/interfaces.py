@@ -31,24 +31,24 @@ class ChannelState:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class ChannelOwner:
+class ConnectionInterface:
     """Of all channels of one connection. Of a channel that has been closed meanwhile nothing is done any more."""
 
     def __init__(self) -> None:
         # The body of the large publish that is being handed on.
         self.parts: list[bytes] | None = None
         # Queues that publishes reached beyond one each since this connection last had the loop to itself.
-        self.offers: i64 = 0
+        self.fanout_count: i64 = 0
         # A publish came back or reached several queues: its connection looks at its output and at `offers` behind it.
-        self.wants_look = False
+        self.needs_output_check = False
         # basic.qos global=false means one window per channel, as the specification has it.
         self.channel_wide_qos = False
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         """Calls it in the next turn of the loop."""
         raise NotImplementedError
 
-    def want_share(self) -> None:
+    def yield_to_others(self) -> None:
         """The others have their turn behind the publish at work."""
         raise NotImplementedError
 
@@ -64,15 +64,15 @@ class ChannelOwner:
         """What the channel waited for is done: sends `reply`, then works off what came meanwhile."""
         raise NotImplementedError
 
-    def try_again(self, channel: ChannelState, payload: bytes) -> None:
+    def retry_command(self, channel: ChannelState, payload: bytes) -> None:
         """The command that made the channel busy is given once more, before those that came behind it."""
         raise NotImplementedError
 
-    def try_later(self, channel: ChannelState, payload: bytes) -> None:
+    def retry_next_turn(self, channel: ChannelState, payload: bytes) -> None:
         """The command is given once more in the next turn of the loop. Until then as `begin_waiting` has it."""
         raise NotImplementedError
 
-    def wait_for_logs(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
+    def retry_when_open(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
         """The command needs queues whose logs are being opened: it is given once more when they are. Until then as
         `begin_waiting` has it: what came before a close is done before it.
         """
@@ -82,7 +82,7 @@ class ChannelOwner:
         """Closes the channel, which is busy no more."""
         raise NotImplementedError
 
-    def fail_number(self, number: i64, error: SoftError) -> None:
+    def fail_channel_number(self, number: i64, error: SoftError) -> None:
         """Closes the channel of this number, out of the blue."""
         raise NotImplementedError
 

@@ -22,24 +22,24 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from amqpd.broker.vhost.pending import CallbackFailed, OnItsWay
+from amqpd.broker.vhost.pending import CallbackFailed, DeclarationPending
 from amqpd.channel.channel import Channel
 from amqpd.errors import HardError, InternalError, NotFound, PreconditionFailed, ResourceError
 from amqpd.protocol.methods import Command, encode
 from amqpd.routing.jms_topic import ERLANG_ARGUMENT, TEXT_ARGUMENTS
 from amqpd.routing.selector import is_cached
 
-NOT_MADE: Final = "metadata could not be written"
+COMMIT_FAILED: Final = "metadata could not be written"
 NOT_DELETED: Final = "the deletion is not written yet and will be tried until it is"
 
 
-class Answer:
+class DeferredReply:
     """What a command is answered once it is done: `done` goes to the catalogue, `reply` ends the handler.
 
     failure: what a client is told when it could not be written.
     """
 
-    def __init__(self, channel: Channel, command: Command, failure: str = NOT_MADE) -> None:
+    def __init__(self, channel: Channel, command: Command, failure: str = COMMIT_FAILED) -> None:
         self._channel = channel
         self._command = command
         self._failure = failure
@@ -53,9 +53,9 @@ class Answer:
             self._is_done, self._error = True, error
         elif error is None:
             self._channel.owner.finish_busy(self._channel, self._reply)
-        elif isinstance(error, OnItsWay):
+        elif isinstance(error, DeclarationPending):
             # What it leads to has gone meanwhile: the command finds that out.
-            self._channel.owner.try_again(self._channel, encode(self._command))
+            self._channel.owner.retry_command(self._channel, encode(self._command))
         elif isinstance(error, CallbackFailed):
             _fail(self._channel, InternalError(str(error)))
         else:
@@ -74,7 +74,7 @@ class Answer:
             self._channel.output.write(reply)
 
 
-def wait_for(channel: Channel, payload: bytes, name: OnItsWay) -> None:
+def retry_when_settled(channel: Channel, payload: bytes, name: DeclarationPending) -> None:
     """The command of this payload is given once more when the name is there, or gone."""
     channel.busy = True
     name.wait(partial(_over, channel, payload))
@@ -82,7 +82,7 @@ def wait_for(channel: Channel, payload: bytes, name: OnItsWay) -> None:
 
 def _over(channel: Channel, payload: bytes, error: BaseException | None) -> None:
     if error is None:
-        channel.owner.try_again(channel, payload)
+        channel.owner.retry_command(channel, payload)
     else:
         _fail(channel, ResourceError(f"an earlier deletion of that name is not written yet: {error}"))
 
@@ -92,7 +92,7 @@ def _fail(channel: Channel, error: HardError) -> None:
     channel.owner.fail(error)
 
 
-def clean(name: str) -> str:
+def normalize_name(name: str) -> str:
     """The name as it is used. rabbit: CR and LF are stripped. Raises: PreconditionFailed for a NUL."""
     if "\r" in name or "\n" in name:
         name = name.replace("\r", "").replace("\n", "")
@@ -104,7 +104,7 @@ def clean(name: str) -> str:
 
 def queue_name(channel: Channel, name: str) -> str:
     """An empty name means the queue last declared on this channel. Raises: NotFound when there is none."""
-    name = clean(name)
+    name = normalize_name(name)
     if name:
         return name
     if not channel.last_queue:
@@ -115,7 +115,7 @@ def queue_name(channel: Channel, name: str) -> str:
 ARGUMENTS: Final = ["x-filter", *TEXT_ARGUMENTS, ERLANG_ARGUMENT]
 
 
-def wait_for_share(channel: Channel, command: Command, arguments: Mapping[str, object]) -> bool:
+def defer_for_selector_budget(channel: Channel, command: Command, arguments: Mapping[str, object]) -> bool:
     """True: the command waits for the next turn, and is to do nothing now. For handlers, before they do anything."""
     size = 0
     for name in ARGUMENTS:
@@ -125,5 +125,5 @@ def wait_for_share(channel: Channel, command: Command, arguments: Mapping[str, o
     turn = channel.session.turn
     if size == 0 or turn.scans.may_parse(turn.number, size):
         return False
-    channel.owner.try_later(channel, encode(command))
+    channel.owner.retry_next_turn(channel, encode(command))
     return True

@@ -8,7 +8,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, Source
+from amqpd.broker.consumer import Consumer, QueueBase
 
 QUEUES_MAX: Final = 1024
 """Queues that a channel counts apart. When there are more it begins anew with them; its sums stay."""
@@ -18,7 +18,7 @@ QUEUES_KEPT: Final = 16
 
 
 @final
-class Had:
+class QueueDeliveryStats:
     """From one queue, or from all of them: messages, but for get_empty, which counts asking in vain. ack: as far as a
     consumer got them.
     """
@@ -41,7 +41,7 @@ class Had:
             self.deliver += consumer.delivered_count
             self.ack += consumer.delivered_count - consumer.in_flight - consumer.given_back_count
 
-    def add(self, other: Had) -> None:
+    def add(self, other: QueueDeliveryStats) -> None:
         self.deliver += other.deliver
         self.deliver_no_ack += other.deliver_no_ack
         self.get += other.get
@@ -52,12 +52,12 @@ class Had:
 
 
 @final
-class Served:
+class DeliveryStats:
     """Of one channel. whole: of all queues; queues: of each that is there."""
 
     def __init__(self) -> None:
-        self.whole = Had()
-        self.queues: dict[Source, Had] = {}
+        self.whole = QueueDeliveryStats()
+        self.queues: dict[QueueBase, QueueDeliveryStats] = {}
         self._look_at: i64 = QUEUES_KEPT
 
     def end(self, consumer: Consumer) -> None:
@@ -66,7 +66,7 @@ class Served:
         if not consumer.queue.deleted:
             self._of(consumer.queue).add_consumer(consumer)
 
-    def got(self, queue: Source, no_ack: bool, redelivered: bool) -> None:
+    def got(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
         """basic.get."""
         for had in (self.whole, self._of(queue)):
             if no_ack:
@@ -76,16 +76,16 @@ class Served:
             if redelivered:
                 had.redeliver += 1
 
-    def got_nothing(self, queue: Source) -> None:
+    def got_nothing(self, queue: QueueBase) -> None:
         self.whole.get_empty += 1
         self._of(queue).get_empty += 1
 
-    def _of(self, queue: Source) -> Had:
+    def _of(self, queue: QueueBase) -> QueueDeliveryStats:
         had = self.queues.get(queue)
         if had is None:
             if len(self.queues) >= self._look_at:
                 self._forget_deleted()
-            had = self.queues[queue] = Had()
+            had = self.queues[queue] = QueueDeliveryStats()
         return had
 
     def _forget_deleted(self) -> None:
@@ -99,15 +99,15 @@ class Served:
         self._look_at = min(max(2 * count, QUEUES_KEPT), QUEUES_MAX)
 
 
-class DeliveryCounts:
+class DeliveryStatsMixin:
     """What a channel counts of its deliveries."""
 
     def __init__(self) -> None:
         self.acked_count: i64 = 0
         # Made when something has to be counted here.
-        self.served: Served | None = None
+        self.served: DeliveryStats | None = None
 
-    def had(self) -> Served:
+    def had(self) -> DeliveryStats:
         if self.served is None:
-            self.served = Served()
+            self.served = DeliveryStats()
         return self.served

@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination, Entry
+from amqpd.broker.consumer import Destination, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.broker.publish.confirms import when_safe
 from amqpd.broker.publish.route import refuse
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.ready_order import HOT_COUNT_MAX
-from amqpd.channel.basic import requeue_all, settle_collected
+from amqpd.channel.basic import apply_tx_ack, requeue_all
 from amqpd.errors import InternalError, PreconditionFailed
 from amqpd.protocol import methods
 from amqpd.protocol.methods import TxCommitOk
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.queue_log import LogFailed, QueueLog
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
         elif not store.local:
             remote.append(store)
     if safe and remote:
-        Elsewhere(channel, len(remote)).ask(remote)
+        RemoteLogWait(channel, len(remote)).ask(remote)
     else:
         _say(channel, safe)
 
 
 @final
-class Elsewhere:
+class RemoteLogWait:
     """Waits until settlements are safe that are not written on this node's disk: `count` logs have to say so."""
 
     def __init__(self, channel: Channel, count: i64) -> None:
@@ -114,20 +114,22 @@ def _say(channel: Channel, safe: bool) -> None:
         fail(channel)
 
 
-def partial() -> PreconditionFailed:
+def needs_slices() -> PreconditionFailed:
     """A log failed under a transaction, or a queue refused: nothing of it is promised. rabbit: 406, in these words."""
     return PreconditionFailed("partial tx completion", methods.TX_COMMIT)
 
 
 def fail(channel: Channel) -> None:
-    channel.owner.fail_channel(channel, partial())
+    channel.owner.fail_channel(channel, needs_slices())
 
 
 @final
-class Part:
+class QueuePart:
     """What one queue gets. messages: all of them, or the first of those that are prepared."""
 
-    def __init__(self, destination: Destination, prepared: Prepared | None, synced_log: QueueLog | None) -> None:
+    def __init__(
+        self, destination: Destination, prepared: PreparedTransaction | None, synced_log: QueueLog | None
+    ) -> None:
         self.destination = destination
         self.prepared = prepared
         self.synced_log = synced_log
@@ -143,13 +145,13 @@ class Part:
             return
         destination = self.destination
         if message.info is not None and message.info.expiration is not None and isinstance(destination, Queue):
-            destination.watch(message)
+            destination.track_expiration(message)
         _prepare(prepared, message)
         if len(self.messages) < HOT_COUNT_MAX:
             self.messages.append(message)
 
 
-def _prepare(prepared: Prepared, message: Message) -> None:
+def _prepare(prepared: PreparedTransaction, message: Message) -> None:
     route = message.envelope.record_route()
     if message.body_size == message.frame_payload_max:
         content = message.content
@@ -165,7 +167,7 @@ def _prepare(prepared: Prepared, message: Message) -> None:
 
 
 @final
-class Commit:
+class TransactionCommit:
     """One tx.commit on its way through the stages. `start` begins it; the rest calls itself."""
 
     def __init__(
@@ -173,7 +175,7 @@ class Commit:
         channel: Channel,
         transaction: Transaction,
         publishes: list[tuple[Route, Message]],
-        settlements: list[tuple[i64, Entry, i64]],
+        settlements: list[tuple[i64, QueueEntry, i64]],
     ) -> None:
         self.channel = channel
         self.transaction = transaction
@@ -183,8 +185,8 @@ class Commit:
         settlements.reverse()
         self._publishes = publishes
         self._settlements = settlements
-        self._parts: dict[Destination, Part] = {}
-        self._waiting: list[Part] = []
+        self._parts: dict[Destination, QueuePart] = {}
+        self._waiting: list[QueuePart] = []
         self._logs: set[QueueLog] = set()
         self._settled_logs: set[QueueLog] = set()
         # What exchanges keep of its messages.
@@ -197,7 +199,7 @@ class Commit:
     def start(self) -> None:
         self.channel.busy = True
         self.transaction.committing = True
-        self.channel.owner.soon(self.step)
+        self.channel.owner.call_soon(self.step)
 
     def settle_behind(self, logs: Collection[QueueLog]) -> None:
         """The publishes are few and have been offered, to these logs, in this turn: the rest when they are safe."""
@@ -243,7 +245,7 @@ class Commit:
         if self._stage == _SETTLE and self._settle(deadline):
             self._answer()
             return
-        self.channel.owner.soon(self.step)
+        self.channel.owner.call_soon(self.step)
 
     def _look(self, deadline: float) -> bool:
         """Whether it is through."""
@@ -282,9 +284,9 @@ class Commit:
                     channel.returned_count += 1
                     channel.session.vhost.counts.returned_count += 1
                     channel.output.send_return(channel.number, message)
-                    channel.owner.wants_look = True
+                    channel.owner.needs_output_check = True
             for destination in route.destinations:
-                if not destination.routed:
+                if not destination.is_queue:
                     self._kept.append(destination)
                 part = self._parts.get(destination)
                 if part is None:
@@ -297,15 +299,15 @@ class Commit:
                     return False
         return True
 
-    def _part(self, destination: Destination) -> Part:
+    def _part(self, destination: Destination) -> QueuePart:
         store = destination.log()
         if store is not None:
             self._logs.add(store)
             self._check(store)
-        prepared: Prepared | None = None
+        prepared: PreparedTransaction | None = None
         if destination.takes_prepared():
-            prepared = Prepared(store is not None and not store.local)
-        part = Part(destination, prepared, store)
+            prepared = PreparedTransaction(store is not None and not store.local)
+        part = QueuePart(destination, prepared, store)
         self._parts[destination] = part
         return part
 
@@ -314,7 +316,7 @@ class Commit:
         while self._waiting:
             part = self._waiting[len(self._waiting) - 1]
             wrote = wrote or part.synced_log is not None
-            if part.destination.gone() or self._append_part(part, deadline):
+            if part.destination.is_deleted() or self._append_part(part, deadline):
                 self._waiting.pop()
             if time.monotonic() >= deadline:
                 break
@@ -324,7 +326,7 @@ class Commit:
             when_safe(self.channel.session.turn, self._logs, self._synced)
         return not self._waiting
 
-    def _append_part(self, part: Part, deadline: float) -> bool:
+    def _append_part(self, part: QueuePart, deadline: float) -> bool:
         """Whether it is all there."""
         destination = part.destination
         prepared = part.prepared
@@ -353,7 +355,7 @@ class Commit:
         return not messages
 
     def _offer(self, destination: Destination, message: Message) -> None:
-        if not destination.offer(message):
+        if not destination.enqueue(message):
             self._refused = True
 
     def _synced(self, safe: bool) -> None:
@@ -361,7 +363,7 @@ class Commit:
         if not safe:
             self._failed = True
         if self._syncs == 0 and self._stage == _SYNC:
-            self.channel.owner.soon(self.step)
+            self.channel.owner.call_soon(self.step)
 
     def _settle(self, deadline: float) -> bool:
         channel = self.channel
@@ -372,11 +374,11 @@ class Commit:
             entry.in_transaction = False
             if not channel.closing:
                 channel.deliveries.unacked.take_one(tag)
-            settle_collected(channel, entry, action)
+            apply_tx_ack(channel, entry, action)
             count += 1
             if count % _STEP == 0 and time.monotonic() >= deadline:
                 # Written now and then: one turn's worth of them is not the whole transaction's.
-                channel.session.turn.want()
+                channel.session.turn.schedule()
                 return False
         return True
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry
+from amqpd.broker.consumer import QueueEntry
 from amqpd.errors import PreconditionFailed
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumer import Consumer, Source
+    from amqpd.broker.consumer import Consumer, QueueBase
 
 # Settled places at the front that may stand before the list is moved up.
 _SETTLED_MAX: Final = 1024
@@ -30,21 +30,21 @@ class Unacked:
     """One channel's. Who raises PreconditionFailed here does so for a tag that is not outstanding."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry | None] = []
+        self._entries: list[QueueEntry | None] = []
         self._head: i64 = 0
         self._base_tag: i64 = 1
         self._late: dict[i64, None] = {}
         # An entry has come several times: of a stream one stands for many deliveries.
         self.repeats = False
 
-    def add(self, tag: i64, entry: Entry) -> None:
+    def add(self, tag: i64, entry: QueueEntry) -> None:
         """The delivery of this tag, the highest so far, waits for its answer."""
         entries = self._entries
         if not entries:
             self._base_tag = tag
         entries.append(entry)
 
-    def add_times(self, tag: i64, entry: Entry, count: i64) -> None:
+    def add_times(self, tag: i64, entry: QueueEntry, count: i64) -> None:
         """As `add`, for so many deliveries from this tag on."""
         if not self._entries:
             self._base_tag = tag
@@ -60,24 +60,24 @@ class Unacked:
         if self._entries:
             self._entries.append(None)
 
-    def part(self) -> None:
+    def split_shared(self) -> None:
         """Each delivery has an entry of its own from here on, also where one stood for many of a stream. Cost: all of
         them.
         """
         entries = self._entries
-        seen: dict[Entry, None] = {}
+        seen: dict[QueueEntry, None] = {}
         for position in range(len(entries)):
             entry = entries[position]
             if entry is None:
                 continue
             if entry in seen:
-                own = Entry(entry.queue, entry.offset, entry.message, entry.redelivered)
+                own = QueueEntry(entry.queue, entry.offset, entry.message, entry.redelivered)
                 own.consumer = entry.consumer
                 entries[position] = own
             else:
                 seen[entry] = None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[QueueEntry]:
         """All of them, in the order of delivery."""
         return [entry for entry in self._entries if entry is not None]
 
@@ -95,7 +95,7 @@ class Unacked:
         count: i64 = len(self._entries)
         return self._base_tag + count
 
-    def first_of(self, tag: i64, queue: Source, consumer: Consumer | None, in_transaction: bool) -> i64:
+    def first_of(self, tag: i64, queue: QueueBase, consumer: Consumer | None, in_transaction: bool) -> i64:
         """The first tag, from this one on, of what this consumer has of the queue, or basic.get (None); -1: none.
 
         in_transaction: what an open transaction has settled counts, too. Cost: the places passed.
@@ -117,9 +117,9 @@ class Unacked:
             position += 1
         return -1
 
-    def take_late(self, queue: Source, consumer: Consumer | None) -> list[Entry]:
+    def take_late(self, queue: QueueBase, consumer: Consumer | None) -> list[QueueEntry]:
         """Removes what `first_of` counts but for what a transaction has settled; answers to it are late from now on."""
-        taken: list[Entry] = []
+        taken: list[QueueEntry] = []
         late = self._late
         tag = self.first_of(0, queue, consumer, False)
         while tag >= 0:
@@ -134,34 +134,34 @@ class Unacked:
         self._advance(self._head)
         return taken
 
-    def was_late(self, tag: i64) -> bool:
+    def timed_out(self, tag: i64) -> bool:
         """Whether this is the answer to what a timeout has taken. It is said once: a second answer is one too many."""
         if tag not in self._late:
             return False
         del self._late[tag]
         return True
 
-    def at(self, tag: i64) -> list[tuple[i64, Entry]]:
+    def at(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
         """The entry of this tag, with the tag. It stays; none if it is late. Raises: PreconditionFailed."""
         if tag in self._late:
             return []
         index = self._index(tag)
         return self._between(index, index)
 
-    def up_to(self, tag: i64) -> list[tuple[i64, Entry]]:
+    def up_to(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
         """Those up to this tag (0: all) that no transaction has settled, with their tags. They stay.
 
         Raises: PreconditionFailed.
         """
         return self._between(self._head, self._last_index(tag))
 
-    def take(self, tag: i64, multiple: bool) -> list[Entry]:
+    def take(self, tag: i64, multiple: bool) -> list[QueueEntry]:
         """Removes one (none if it is late), or all up to the tag (0: all). Raises: PreconditionFailed."""
         if multiple:
             return self.take_multiple(tag)
-        return [] if self.was_late(tag) else [self.take_one(tag)]
+        return [] if self.timed_out(tag) else [self.take_one(tag)]
 
-    def take_one(self, tag: i64) -> Entry:
+    def take_one(self, tag: i64) -> QueueEntry:
         """Raises: PreconditionFailed."""
         index = self._index(tag)
         entry = self._entries[index]
@@ -171,11 +171,11 @@ class Unacked:
             self._advance(index + 1)
         return entry
 
-    def take_multiple(self, tag: i64) -> list[Entry]:
+    def take_multiple(self, tag: i64) -> list[QueueEntry]:
         """Removes all up to the tag (0: all). Raises: PreconditionFailed."""
         index = self._last_index(tag)
         entries = self._entries
-        taken: list[Entry] = []
+        taken: list[QueueEntry] = []
         position = self._head
         while position <= index:
             entry = entries[position]
@@ -186,14 +186,14 @@ class Unacked:
         self._advance(index + 1)
         return taken
 
-    def take_runs(self, tag: i64) -> list[tuple[Entry, i64]]:
+    def take_runs(self, tag: i64) -> list[tuple[QueueEntry, i64]]:
         """As `take_multiple`: each entry with how many deliveries of it stood behind each other. Cost: some 5 ns each.
 
         Raises: PreconditionFailed.
         """
         index = self._last_index(tag)
         entries = self._entries
-        taken: list[tuple[Entry, i64]] = []
+        taken: list[tuple[QueueEntry, i64]] = []
         position = self._head
         while position <= index:
             entry = entries[position]
@@ -211,9 +211,9 @@ class Unacked:
         self._advance(0)
         return taken
 
-    def take_outstanding(self) -> list[Entry]:
+    def take_outstanding(self) -> list[QueueEntry]:
         """Removes what no open transaction has settled, in the order of delivery: for basic.recover."""
-        taken: list[Entry] = []
+        taken: list[QueueEntry] = []
         entries = self._entries
         size: i64 = len(entries)
         position = self._head
@@ -226,8 +226,8 @@ class Unacked:
         self._advance(self._head)
         return taken
 
-    def _between(self, position: i64, last: i64) -> list[tuple[i64, Entry]]:
-        found: list[tuple[i64, Entry]] = []
+    def _between(self, position: i64, last: i64) -> list[tuple[i64, QueueEntry]]:
+        found: list[tuple[i64, QueueEntry]] = []
         while position <= last:
             entry = self._entries[position]
             if entry is not None and not entry.in_transaction:
@@ -271,11 +271,11 @@ class Unacked:
         self._head = head
 
 
-def stand_in(consumer: Consumer, source: Source) -> Entry:
+def shared_entry(consumer: Consumer, source: QueueBase) -> QueueEntry:
     """The entry for all that a consumer has of a stream whose reader keeps no account of offsets."""
     entry = consumer.entry_for_all
     if entry is None or entry.queue is not source:
-        entry = consumer.entry_for_all = Entry(source, -1, None, False)
+        entry = consumer.entry_for_all = QueueEntry(source, -1, None, False)
     return entry
 
 

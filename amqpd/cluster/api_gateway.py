@@ -36,29 +36,46 @@ from urllib.parse import quote, urlencode
 
 from amqpd.auth.internal_backend import User
 from amqpd.broker.vhost import vhosts
-from amqpd.broker.vhost.pending import finished
-from amqpd.cluster.peer_http import PART_SILENT_S, InnerHttp, Silent, encoded, parsed, written
-from amqpd.cluster.view import Node
-from amqpd.management.cluster_gateway import MISSING, PART, POSITION, SESSION_DIGEST, SESSION_PATH, Asked, Whole
+from amqpd.broker.vhost.pending import wait_done
+from amqpd.cluster.peer_http import PART_SILENT_S, PeerHttpClient, PeerTimeout, encoded, parsed, written
+from amqpd.cluster.view import NodeState
+from amqpd.management.cluster_gateway import (
+    MISSING,
+    PART,
+    POSITION,
+    SESSION_DIGEST,
+    SESSION_PATH,
+    ClusterApi,
+    ForwardedRequest,
+)
 from amqpd.management.listing import Body, page_head, page_of
-from amqpd.management.request import BadRequest, Call, Caller, NotThere, Reply, Unavailable, reply, to_json
-from amqpd.management.time_slice import Slices, release
+from amqpd.management.request import (
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    NotThere,
+    Principal,
+    Unavailable,
+    reply,
+    to_json,
+)
+from amqpd.management.time_slice import TimeSlice, release
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from amqpd.broker.broker import Broker
-    from amqpd.cluster.peer_link import Connector
+    from amqpd.cluster.peer_link import PeerConnector
     from amqpd.cluster.view import View
     from amqpd.management.request import ClusterControl, Handler
-    from amqpd.management.router import Route
+    from amqpd.management.router import ApiRoute
 
 
 CLUSTER_LISTS: Final = ("users", "global_parameters")
 Document = dict[str, Any]
 
 
-def parts(document: Mapping[str, Any]) -> tuple[Document, dict[str, Document]]:
+def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, Document]]:
     """What is the cluster's, with all that is no list; and by vhost what belongs to it. Raises: BadRequest."""
     own: Document = {}
     by_vhost: dict[str, Document] = {}
@@ -85,7 +102,7 @@ async def make_vhost(broker: Broker, part: Document, name: str) -> None:
     if not isinstance(description, str) or not isinstance(kind, str) or not isinstance(tags, list):
         raise BadRequest(f"vhost '{name}' is not as it has to be")
     kind = "classic" if kind == "undefined" else kind
-    await finished(partial(vhosts.declare, broker.vhosts, name, description, [str(tag) for tag in tags], kind))
+    await wait_done(partial(vhosts.declare, broker.vhosts, name, description, [str(tag) for tag in tags], kind))
 
 
 def together(documents: list[Document]) -> Document:
@@ -124,7 +141,7 @@ def encode_document(document: Document) -> bytes:
     return to_json(document).encode()
 
 
-def with_body(call: Call, document: Document) -> Call:
+def with_body(call: ApiRequest, document: Document) -> ApiRequest:
     """The same request, with this document."""
     other = call.for_part()
     other.part = False
@@ -172,15 +189,17 @@ class _Part(NamedTuple):
     lines: list[bytes]
 
 
-class Gather(Whole):
+class ApiGateway(ClusterApi):
     """Of one node. view: who runs what."""
 
-    def __init__(self, broker: Broker, view: View, connector: Connector, control: ClusterControl | None = None) -> None:
+    def __init__(
+        self, broker: Broker, view: View, connector: PeerConnector, control: ClusterControl | None = None
+    ) -> None:
         self.control = control
         self.name = view.me
         self._broker = broker
         self._view = view
-        self._inner = InnerHttp(connector, view.position)
+        self._inner = PeerHttpClient(connector, view.position)
 
     def close(self) -> None:
         self._inner.close()
@@ -189,11 +208,11 @@ class Gather(Whole):
         keeper = self._named(node)
         if keeper is None:
             return ""
-        nobody, told = Asked(Caller(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
+        nobody, told = ForwardedRequest(Principal(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
         method = "DELETE" if end else "GET"
         try:
             answer = await self._inner.ask(keeper, method, SESSION_PATH, nobody, told, silent_s=PART_SILENT_S)
-        except Silent as silent:
+        except PeerTimeout as silent:
             log.warning("whose login it is cannot be asked: %s", silent)
             return ""
         return str(json.loads(answer.body)["user"]) if answer.status == 200 else ""
@@ -201,12 +220,12 @@ class Gather(Whole):
     # -- whose matter it is ------------------------------------------------------------------------------------------
 
     async def pass_on(
-        self, request: web.BaseRequest, route: Route, params: Mapping[str, str], by: Asked
+        self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], by: ForwardedRequest
     ) -> web.StreamResponse | None:
         node = await self._node_for(params)
         return None if node is None else await self._inner.pass_on(node, request, by)
 
-    async def _node_for(self, params: Mapping[str, str]) -> Node | None:
+    async def _node_for(self, params: Mapping[str, str]) -> NodeState | None:
         """None: this one. Raises: Unavailable."""
         if "node" in params and "vhost" not in params:
             return self._named(params["node"])
@@ -214,11 +233,11 @@ class Gather(Whole):
             return await self._owner(params["vhost"])  # one that is new is declared here, whoever is to run it
         return None
 
-    def _named(self, name: str) -> Node | None:
+    def _named(self, name: str) -> NodeState | None:
         """Another node of that name; None: this one, or none, which it says itself."""
         return next((node for node in self._others() if node.name == name), None)
 
-    async def _owner(self, vhost: str) -> Node | None:
+    async def _owner(self, vhost: str) -> NodeState | None:
         """Who runs it; None: this node, or there is no such vhost, which it says itself. Raises: Unavailable."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OWNER_S
@@ -238,22 +257,22 @@ class Gather(Whole):
         while self._view.position() < wanted and loop.time() < deadline:
             await self._view.changed(BEHIND_LOOK_S)
 
-    async def here(self, route: Route, params: Mapping[str, str], body: object) -> None:
+    async def here(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
         vhost: object = params.get("vhost")
         if route.path in IN_BODY:
             vhost = body.get("vhost", "/") if isinstance(body, dict) else "/"
         if isinstance(vhost, str) and await self._owner(vhost) is not None:
             raise Unavailable(f"vhost '{vhost}' is moving")
 
-    def _others(self) -> list[Node]:
+    def _others(self) -> list[NodeState]:
         return [node for node in self._view.nodes() if node.name != self._view.me]
 
     # -- what is of all ----------------------------------------------------------------------------------------------
 
-    def handler(self, route: Route) -> Handler:
+    def handler(self, route: ApiRoute) -> Handler:
         path, method = route.path, route.method
         if method == "GET":
-            kinds: tuple[tuple[frozenset[str], Callable[[Route, Call], Awaitable[Reply]]], ...] = (
+            kinds: tuple[tuple[frozenset[str], Callable[[ApiRoute, ApiRequest], Awaitable[ApiResponse]]], ...] = (
                 (LISTS, self._list),
                 (SUMS, self._sum),
                 (DOCUMENTS, self._document),
@@ -274,7 +293,7 @@ class Gather(Whole):
                 return _Bound(answer, route)
         return route.handler
 
-    def _path(self, route: Route, call: Call) -> str:
+    def _path(self, route: ApiRoute, call: ApiRequest) -> str:
         """As it was asked for."""
         path = "/" + "/".join(
             quote(call.params[each[1:-1]], safe="") if each.startswith("{") else each for each in route.path.split("/")
@@ -282,23 +301,23 @@ class Gather(Whole):
         return f"{path}?{urlencode(call.query_pairs)}" if call.query_pairs else path
 
     async def _ask_all(
-        self, route: Route, call: Call, headers: Mapping[str, str]
-    ) -> tuple[list[tuple[Node, Any]], list[str]]:
+        self, route: ApiRoute, call: ApiRequest, headers: Mapping[str, str]
+    ) -> tuple[list[tuple[NodeState, Any]], list[str]]:
         """Answers of the other nodes, and the names of those that did not give one. Raises: ApiError, what any of them
         says of the request.
         """
         nodes = self._others()
-        path, by = self._path(route, call), Asked(call.caller, ("", 0))
+        path, by = self._path(route, call), ForwardedRequest(call.caller, ("", 0))
         body = await encoded(call.body)
         asked = (
             self._inner.ask(node, route.method, path, by, {**headers, **_kept(call)}, body, PART_SILENT_S)
             for node in nodes
         )
         answers = await asyncio.gather(*asked, return_exceptions=True)
-        found: list[tuple[Node, Any]] = []
+        found: list[tuple[NodeState, Any]] = []
         missing: list[str] = []
         for node, answer in zip(nodes, answers, strict=True):
-            if isinstance(answer, Silent):
+            if isinstance(answer, PeerTimeout):
                 log.warning("a list lacks its part: %s", answer)
                 missing.append(node.name)
             elif isinstance(answer, BaseException):
@@ -309,7 +328,7 @@ class Gather(Whole):
 
     # -- lists
 
-    async def _list(self, route: Route, call: Call) -> Reply:
+    async def _list(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         page, size = page_of(call.query) if "page" in call.query else (0, 0)
         others, own = await asyncio.gather(
             self._ask_all(route, call, {PART: "1"}), self._own(route, call), return_exceptions=True
@@ -319,7 +338,7 @@ class Gather(Whole):
         if isinstance(others, BaseException):
             raise others
         answers, missing = others
-        slices = Slices()
+        slices = TimeSlice()
         parts = {self._view.me: await _cut(own, slices)}
         for node, answer in answers:
             if answer.status == 200:
@@ -331,7 +350,7 @@ class Gather(Whole):
             parts["~"] = _Part(len(gone), len(gone), gone)
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
-    async def _own(self, route: Route, call: Call) -> list[bytes]:
+    async def _own(self, route: ApiRoute, call: ApiRequest) -> list[bytes]:
         """This node's part."""
         mine = call.for_part()
         found = await route.handler(mine)
@@ -340,7 +359,7 @@ class Gather(Whole):
 
     # -- documents
 
-    async def _sum(self, route: Route, call: Call) -> Reply:
+    async def _sum(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
         found = await parsed(_whole(await route.handler(call)))
         for node, answer in answers:
@@ -351,7 +370,7 @@ class Gather(Whole):
         found["missing_nodes"] = missing
         return await written(found, {MISSING: ",".join(missing)} if missing else {})
 
-    async def _document(self, route: Route, call: Call) -> Reply:
+    async def _document(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
         if missing:
             # Who keeps it for a copy of all there is must not find out later.
@@ -369,7 +388,7 @@ class Gather(Whole):
 
     # -- whoever has it, and everybody
 
-    async def _any(self, route: Route, call: Call) -> Reply:
+    async def _any(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         try:
             return await route.handler(call)
         except NotThere:
@@ -381,7 +400,7 @@ class Gather(Whole):
                 raise Unavailable(f"not found, and nodes that do not answer: {', '.join(missing)}") from None
             raise
 
-    async def _all(self, route: Route, call: Call) -> Reply:
+    async def _all(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
         try:
             found = await route.handler(call)
@@ -398,9 +417,9 @@ class Gather(Whole):
                 missing.append(_troubled(node, answer))
         headers = {MISSING: ",".join(missing)} if missing else {}
         body = None if total is None else to_json(total).encode()
-        return Reply(found.status, body, headers={**found.headers, **headers})
+        return ApiResponse(found.status, body, headers={**found.headers, **headers})
 
-    async def _make_vhost(self, route: Route, call: Call) -> Reply:
+    async def _make_vhost(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """Declared here; what it is to be beyond that is its owner's to do, once there is one."""
         found = await route.handler(call)
         if found.status == 201 and any(call.fields().get(name) for name in ("tracing", "protected_from_deletion")):
@@ -411,18 +430,18 @@ class Gather(Whole):
                     return answer
         return found
 
-    async def _in_body(self, route: Route, call: Call) -> Reply:
+    async def _in_body(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         node = await self._owner(call.text("vhost", "/"))
         if node is None:
             return await route.handler(call)
         return await self._ask(node, route, call)
 
-    async def _import(self, route: Route, call: Call) -> Reply:
+    async def _import(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """See api_gateway.py."""
-        own, by_vhost = parts(call.fields())
+        own, by_vhost = split_definitions(call.fields())
         found = await route.handler(with_body(call, own))
         total = await parsed(_whole(found)) if found.body else None
-        by_node: dict[Node | None, list[Document]] = {}
+        by_node: dict[NodeState | None, list[Document]] = {}
         for name, part in by_vhost.items():
             await make_vhost(self._broker, part, name)
             by_node.setdefault(await self._owner(name), []).append(part)
@@ -435,10 +454,10 @@ class Gather(Whole):
                 _add(total, json.loads(_whole(answer)))
         return found if total is None else reply(total)
 
-    async def _difference(self, route: Route, call: Call) -> Reply:
+    async def _difference(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """The dry run of `_import`, which makes nothing: of each part by who would do it."""
-        own, by_vhost = parts(call.fields())
-        by_node: dict[Node | None, list[Document]] = {}
+        own, by_vhost = split_definitions(call.fields())
+        by_node: dict[NodeState | None, list[Document]] = {}
         for name, part in by_vhost.items():
             by_node.setdefault(await self._owner(name), []).append(part)
         mine = {**own, **together(by_node.pop(None, []))}
@@ -453,44 +472,44 @@ class Gather(Whole):
             add_difference(total, json.loads(_whole(answer)), node.name)
         return reply(total)
 
-    async def _ask(self, node: Node, route: Route, call: Call) -> Reply:
+    async def _ask(self, node: NodeState, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """The same of that node. Raises: Unavailable."""
-        body, by = await encoded(call.body), Asked(call.caller, ("", 0))
+        body, by = await encoded(call.body), ForwardedRequest(call.caller, ("", 0))
         try:
             return _passed(await self._inner.ask(node, route.method, self._path(route, call), by, _kept(call), body))
-        except Silent as error:
+        except PeerTimeout as error:
             raise Unavailable(str(error)) from error
 
 
 class _Bound:
     """A way to answer, for one route."""
 
-    def __init__(self, answer: Callable[[Route, Call], Awaitable[Reply]], route: Route) -> None:
+    def __init__(self, answer: Callable[[ApiRoute, ApiRequest], Awaitable[ApiResponse]], route: ApiRoute) -> None:
         self._answer = answer
         self._route = route
 
-    def __call__(self, call: Call) -> Awaitable[Reply]:
+    def __call__(self, call: ApiRequest) -> Awaitable[ApiResponse]:
         return self._answer(self._route, call)
 
 
-def _kept(call: Call) -> dict[str, str]:
+def _kept(call: ApiRequest) -> dict[str, str]:
     """Headers that handlers look at."""
     kept = {name: call.headers[name] for name in ("X-Reason", "If-Match", "Content-Type") if name in call.headers}
     return kept if call.body is None else {"Content-Type": "application/json", **kept}
 
 
-def _passed(answer: Any) -> Reply:
+def _passed(answer: Any) -> ApiResponse:
     kind = answer.headers.get("Content-Type", "application/json")
-    return Reply(answer.status, answer.body or None, kind)
+    return ApiResponse(answer.status, answer.body or None, kind)
 
 
-def _troubled(node: Node, answer: Any) -> str:
+def _troubled(node: NodeState, answer: Any) -> str:
     """The name of a node that has answered, and not with its part: it counts as one that is away."""
     log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
     return node.name
 
 
-def _whole(found: Reply) -> bytes:
+def _whole(found: ApiResponse) -> bytes:
     body = found.body or b""
     return b"".join(body) if isinstance(body, list) else body
 
@@ -522,7 +541,7 @@ def _samples(mine: list[Any], theirs: list[Any]) -> list[Any]:
     return [{**each, "sample": each["sample"] + at[each["timestamp"]]} for each in mine if each["timestamp"] in at]
 
 
-async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:
+async def _cut(chunks: Iterable[bytes], slices: TimeSlice) -> _Part:
     """A part, of what a node has sent: lines, or a short list as a whole. Raises: BadRequest, no such thing."""
     chunks = list(chunks)
     if chunks and chunks[0].startswith(b"["):
@@ -534,8 +553,8 @@ async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:
         pieces = (rest + chunk).split(b"\n")
         rest = pieces.pop()
         lines += pieces
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     try:
         head = json.loads(lines[0])
         return _Part(head["total"], head["filtered"], lines[1:])
@@ -543,7 +562,9 @@ async def _cut(chunks: Iterable[bytes], slices: Slices) -> _Part:
         raise BadRequest(f"a node's part of the list is none: {error!r}") from None
 
 
-async def _merged(call: Call, parts: list[_Part], missing: list[str], asked: tuple[int, int], slices: Slices) -> Reply:
+async def _merged(
+    call: ApiRequest, parts: list[_Part], missing: list[str], asked: tuple[int, int], slices: TimeSlice
+) -> ApiResponse:
     page, size = asked
     total, filtered = sum(part.total for part in parts), sum(part.filtered for part in parts)
     lines: Iterator[bytes]
@@ -569,10 +590,10 @@ async def _merged(call: Call, parts: list[_Part], missing: list[str], asked: tup
         if index >= first:
             body.add(comma + line.partition(b"\t")[2].decode())
             comma = ","
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     body.add("]}" if page else "]")
-    return Reply(200, body.finished(), headers={MISSING: ",".join(missing)} if missing else {})
+    return ApiResponse(200, body.finished(), headers={MISSING: ",".join(missing)} if missing else {})
 
 
 def _key(line: bytes) -> tuple[int, Any]:

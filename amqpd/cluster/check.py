@@ -22,9 +22,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.config import SettingsError, load
-from amqpd.kafka.admin import ClusterOptions, Topics, TopicUnfit, options_of
-from amqpd.kafka.config import BadAccess, KafkaAccess
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit, open_connection
+from amqpd.kafka.admin import ClusterOptions, TopicAdmin, UnsafeTopic, options_of
+from amqpd.kafka.config import InvalidKafkaConfig, KafkaAccess
+from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible, open_connection
 from amqpd.kafka.consumer import KafkaReader
 from amqpd.kafka.outages import AiokafkaLog
 from amqpd.kafka.partition import UNKNOWN
@@ -43,7 +43,7 @@ PAUSE_S: Final = 1.0
 CHECK: Final = "check"
 """Instead of a vhost's id, which has 32 digits."""
 _GROUP_UNAUTHORIZED: Final = 30
-_TROUBLE: Final = (KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit, OSError)
+_TROUBLE: Final = (KafkaDisconnected, KafkaRefused, KafkaIncompatible, UnsafeTopic, OSError)
 
 
 # -- at a start --------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ async def wait_for_kafka(access: KafkaAccess, timeout_s: float) -> None:
                 except OSError:
                     await asyncio.sleep(PAUSE_S)
     except TimeoutError:
-        raise KafkaLost(f"no broker has answered for {timeout_s:g} s: {_tried(access)}") from None
+        raise KafkaDisconnected(f"no broker has answered for {timeout_s:g} s: {_tried(access)}") from None
     finally:
         lines.cancel()
         await asyncio.gather(lines, return_exceptions=True)
@@ -106,7 +106,7 @@ class Checks:
             return
         count, wanted = len(metadata.brokers), self.options.replication_factor
         self._tell(count >= wanted, f"{count} brokers for the {wanted} copies of cluster.replication_factor")
-        async with Topics(self.options) as topics:
+        async with TopicAdmin(self.options) as topics:
             await self._own_topics(topics)
             await self._rights(topics)
             await self._try(f"the group {self.options.group} may be joined", self._group(topics))
@@ -147,7 +147,7 @@ class Checks:
         resolved = asyncio.get_running_loop().getaddrinfo(host, port or None, type=socket.SOCK_STREAM)
         await self._try(f"cluster.address: the name {host} has an address", resolved)
 
-    async def _own_topics(self, topics: Topics) -> None:
+    async def _own_topics(self, topics: TopicAdmin) -> None:
         """Check the topics of a cluster that has run before, if there are any."""
         names = (self.options.meta_topic, self.options.settled_topic)
         try:
@@ -162,10 +162,10 @@ class Checks:
             try:
                 topics.check_slots(found[name])
                 self._tell(True, f"topic {name} has the settings that a confirm needs")
-            except TopicUnfit as error:
+            except UnsafeTopic as error:
                 self._tell(False, f"topic {name}", error)
 
-    async def _rights(self, topics: Topics) -> None:
+    async def _rights(self, topics: TopicAdmin) -> None:
         """A topic as a vhost's, from its beginning to its end; without one nothing else can be tried."""
         options = self.options
         name = options.queues_topic(CHECK)
@@ -188,7 +188,7 @@ class Checks:
             await reader.close()
             await self._try("it can be deleted", topics.delete(name))
 
-    async def _group(self, topics: Topics) -> None:
+    async def _group(self, topics: TopicAdmin) -> None:
         """Send a heartbeat without a member: Kafka checks the right to send it before it checks the member."""
         from aiokafka.protocol.group import HeartbeatRequest
 
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str]) -> int:
     except SettingsError as error:
         print(*error.problems, sep="\n", file=sys.stderr)
         return EXIT_USAGE
-    except (BadAccess, OSError, ValueError) as error:
+    except (InvalidKafkaConfig, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return EXIT_USAGE
     failed = asyncio.run(_checked(options))

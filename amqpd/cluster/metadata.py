@@ -28,10 +28,10 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.cluster.row_codec import VHOST_SLOT, PutNote, SlotChange, key_of
+from amqpd.cluster.row_codec import VHOST_SLOT, PutAnnotation, SlotChange, key_of
 from amqpd.cluster.row_table import CLUSTER_TABLES, RowTable
 from amqpd.cluster.state import ClusterState, free_slot
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.storage.metadata.rows import (
     Change,
     Delete,
@@ -48,7 +48,7 @@ from amqpd.storage.metadata.schema import TABLE_OF
 from amqpd.storage.metadata.store import MetadataClosed, MetadataError, WriteFailed
 
 if TYPE_CHECKING:
-    from amqpd.cluster.slot_rows import SlotRows
+    from amqpd.cluster.slot_rows import RowWriter
     from amqpd.storage.metadata.store import Done, MetadataState
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class _Waiting(NamedTuple):
 
 
 def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], Sequence[SlotChange]]:
-    """For slot 0's `SlotRows`: a new vhost gets its slot with its row; see above for vhosts of one name."""
+    """For slot 0's `RowWriter`: a new vhost gets its slot with its row; see above for vhosts of one name."""
 
     def prepare(changes: Sequence[SlotChange]) -> Sequence[SlotChange]:
         rows = [each.row for each in changes if isinstance(each, Put | Delete)]
@@ -95,7 +95,7 @@ def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], S
             if isinstance(change, Delete):
                 if now is not None and row.id and now.id != row.id:
                     continue  # it was made anew since
-                prepared += (change, PutNote((VHOST_SLOT, row.name), None))
+                prepared += (change, PutAnnotation((VHOST_SLOT, row.name), None))
                 continue
             if now is not None and now.id != row.id:
                 state = "is being deleted" if now.state == "deleting" else "exists already"
@@ -103,7 +103,7 @@ def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], S
             prepared.append(change)
             if (VHOST_SLOT, row.name) not in table.notes:
                 taken.append(free_slot(slots, taken))
-                prepared.append(PutNote((VHOST_SLOT, row.name), {"slot": taken[-1]}))
+                prepared.append(PutAnnotation((VHOST_SLOT, row.name), {"slot": taken[-1]}))
         return prepared
 
     return prepare
@@ -116,7 +116,7 @@ class ClusterMetadata:
         """node: this one's name. forward: see `Forward`; asked where another node owns slot 0."""
         self.state = state
         self.node = node
-        self.slots: dict[int, SlotRows] = {}
+        self.slots: dict[int, RowWriter] = {}
         self._forward = forward
         self._closed = False
         self._loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class ClusterMetadata:
         self._working: asyncio.Task[None] | None = None
         self._mixed: set[asyncio.Task[None]] = set()
 
-    def own(self, slot: int, rows: SlotRows) -> None:
+    def own(self, slot: int, rows: RowWriter) -> None:
         """This node has taken that slot over."""
         self.slots[slot] = rows
 
@@ -312,7 +312,7 @@ class ClusterMetadata:
         try:
             async with asyncio.timeout(SEEN_TIMEOUT_S):
                 await self.state.written(offset)
-        except (TimeoutError, KafkaLost) as error:
+        except (TimeoutError, KafkaDisconnected) as error:
             raise WriteFailed(f"the metadata is written, and slot 0 cannot be read: {error}") from error
 
     # -- mixed submissions ---------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ has written itself comes back the same way, and is found to be so already.
 
 Whether Kafka keeps up with publishers: what raises the alarm `store`.
 
-Publishers are held while too many bytes are unsynced (`Turn.unsynced_bytes_max`), as for a slow disk. Where that lasts
-from one look of the alarms to the next, the alarm is raised, and clients are told by connection.blocked; it ends when
-half of the bound is free again.
+Publishers are held while too many bytes are unsynced (`LoopTurn.unsynced_bytes_max`), as for a slow disk. Where that
+lasts from one look of the alarms to the next, the alarm is raised, and clients are told by connection.blocked; it ends
+when half of the bound is free again.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.vhost import vhosts
-from amqpd.broker.vhost.recovery import Findings, Report
+from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.cluster import peer_link as words
 from amqpd.cluster.check import wait_for_kafka
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
-from amqpd.cluster.operations import Control
-from amqpd.cluster.ownership import Leases, OwnedSlot, Takeovers
-from amqpd.cluster.peer_server import Hearsay, InnerFrontEnd
-from amqpd.cluster.placement import NodeTopics
-from amqpd.cluster.row_codec import WISH, PutNote, SlotChange
+from amqpd.cluster.operations import ClusterOperations
+from amqpd.cluster.ownership import LeaseMonitor, OwnedSlot, SlotOwnership
+from amqpd.cluster.peer_server import PeerServer, PeerStatusMonitor
+from amqpd.cluster.placement import NodeTopicPolicy
+from amqpd.cluster.row_codec import WISH, PutAnnotation, SlotChange
 from amqpd.cluster.slots import Slots
 from amqpd.cluster.state import ClusterState
 from amqpd.cluster.storage import ClusterStorage
-from amqpd.cluster.view import Node, View
-from amqpd.kafka.admin import PATIENCE_S, ClusterOptions, Topics, TopicUnfit, options_of
+from amqpd.cluster.view import NodeState, View
+from amqpd.kafka.admin import PATIENCE_S, ClusterOptions, TopicAdmin, UnsafeTopic, options_of
 from amqpd.kafka.config import split
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.consumer import KafkaReader
-from amqpd.kafka.group import Assignor, Member, Members, Peer
+from amqpd.kafka.group import Assignor, GroupMembership, Member, Peer
 from amqpd.kafka.outages import AiokafkaLog
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.metadata.rows import DeleteBindings, Put, VhostRow
@@ -81,10 +81,10 @@ def follow(state: ClusterState, broker: Broker) -> None:
     state.on_row.append(changed)
 
 
-class StoreWaits:
+class ReplicationAlarm:
     """Asked once at each look (`Alarms.store_waits`)."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: LoopTurn) -> None:
         self._turn = turn
         self._full = False
         self._raised = False
@@ -137,23 +137,23 @@ class ClusterView(View):
     def vhosts(self) -> list[str]:
         return [row.name for row in self._state.vhosts() if row.state != "deleting"]
 
-    def owner_of(self, vhost: str) -> Node | None:
+    def owner_of(self, vhost: str) -> NodeState | None:
         slot = self._state.slot_of(vhost)
         return None if slot is None else self.owner_of_slot(slot)
 
-    def owner_of_slot(self, slot: int) -> Node | None:
+    def owner_of_slot(self, slot: int) -> NodeState | None:
         """Who has said so last, unless he is not in the group any more, or does not serve it any more."""
         owner = self._state.owner_of(slot)
         if owner is None or (owner.node == self.me and not self._held(slot)):
             return None
         if not any(peer.node == owner.node and peer.fingerprint == owner.fingerprint for peer in self._assignor.peers):
             return None
-        return Node(owner.node, *split(owner.address), owner.fingerprint)
+        return NodeState(owner.node, *split(owner.address), owner.fingerprint)
 
-    def nodes(self) -> list[Node]:
-        return [Node(peer.node, *split(peer.address), peer.fingerprint) for peer in self._assignor.peers]
+    def nodes(self) -> list[NodeState]:
+        return [NodeState(peer.node, *split(peer.address), peer.fingerprint) for peer in self._assignor.peers]
 
-    def keeper(self) -> Node | None:
+    def controller(self) -> NodeState | None:
         return self.owner_of_slot(0)
 
     def position(self) -> int:
@@ -176,12 +176,12 @@ class ClusterNode:
         self.storage = ClusterStorage(settings.data_dir, **storage_options)
         self.state = ClusterState(options.access, options.meta_topic, options.slots)
         self.metadata = ClusterMetadata(self.state, options.node, self._forward)
-        self.topics = Topics(options)
+        self.topics = TopicAdmin(options)
         self.reader = KafkaReader(options.access)
         self.draining = False
         self.joined = asyncio.Event()
         self._assignor = Assignor(options.settled_topic, options.slots, self._said, self._wishes, False)
-        self._members = Members(
+        self._members = GroupMembership(
             options.access,
             options.group,
             self._assignor,
@@ -208,7 +208,7 @@ class ClusterNode:
         admin: AdminFrontEnd,
         first_rows: Callable[[], Sequence[Row]],
         fail: Callable[[str], None],
-    ) -> InnerFrontEnd:
+    ) -> PeerServer:
         """The broker is made. fail: the process is to stop, and its exit code to say that it did not want to. Returns
         the inner port, which is to start before clients are let in.
         """
@@ -219,15 +219,15 @@ class ClusterNode:
         broker.vhosts.elsewhere = self.view.knows
         broker.catalogue.events.node = options.node
         broker.vhosts.when_served = self._when_served
-        broker.catalogue.own_topics = NodeTopics(self.topics, options.kafka_topics, self.storage.places)
-        broker.alarms.store_waits = StoreWaits(broker.turn)
-        self.takeovers = Takeovers(
+        broker.catalogue.own_topics = NodeTopicPolicy(self.topics, options.kafka_topics, self.storage.places)
+        broker.alarms.store_waits = ReplicationAlarm(broker.turn)
+        self.takeovers = SlotOwnership(
             options, broker, self.storage, self.metadata, self.reader, self.topics, self._announced, first_rows
         )
         self.slots = Slots(self.takeovers, self._members.known, self._members.rejoin, self._wanted_here, self._outages)
-        self.leases = Leases(self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s)
+        self.leases = LeaseMonitor(self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s)
         self.inner = NodeFrontEnd(self, amqp, admin)
-        broker.alarms.store_waits = StoreWaits(broker.turn)
+        broker.alarms.store_waits = ReplicationAlarm(broker.turn)
         return self.inner
 
     @property
@@ -266,10 +266,10 @@ class ClusterNode:
         try:
             await wait_for_kafka(options.access, PATIENCE_S)
             await self.topics.prepare()
-        except (TopicUnfit, KafkaLost, KafkaRefused, KafkaUnfit) as error:
+        except (UnsafeTopic, KafkaDisconnected, KafkaRefused, KafkaIncompatible) as error:
             raise MetadataError(f"Kafka cannot be used: {error}") from error
         await self.state.open()
-        self.broker.load(Findings(self.metadata.open(), [], [], [], Report()))
+        self.broker.load(RecoveryFindings(self.metadata.open(), [], [], [], RecoveryReport()))
         follow(self.state, self.broker)
         self.state.on_vhost.append(self._vhost_changed)
         self.state.on_note.append(self._note_changed)
@@ -399,7 +399,7 @@ class ClusterNode:
             self.slots.look(slot)
         self.takeovers.vhost_changed(name)
 
-    def _note_changed(self, note: PutNote) -> None:
+    def _note_changed(self, note: PutAnnotation) -> None:
         if note.key[0] == WISH and int(note.key[1]) in self.slots.said() and note.value is not None:
             self._members.rejoin()  # who has the slot, or is about to, asks for the round in which it goes
 
@@ -417,7 +417,7 @@ class ClusterNode:
             # As it stands in what is being written: here a later wish may not be known yet.
             wish = rows.table.notes.get((WISH, slot))
             if wish is not None and wish.get("node") == owner.node:
-                rows.submit([PutNote((WISH, slot), None)], _logged)
+                rows.submit([PutAnnotation((WISH, slot), None)], _logged)
 
     def _when_served(self, vhost: str, done: Callable[[BaseException | None], None]) -> None:
         """A vhost was declared: whoever did goes on once somebody serves it, or after SERVED_S."""
@@ -438,11 +438,11 @@ class ClusterNode:
     async def wish(self, slot: int, node: str | None) -> None:
         """An operator wants the slot to be there; None: no matter. Raises: MetadataError."""
         value = None if node is None else {"node": node}
-        await self.metadata.write_cluster([PutNote((WISH, slot), value)])
+        await self.metadata.write_cluster([PutAnnotation((WISH, slot), value)])
 
     async def _forward(self, changes: Sequence[SlotChange]) -> int:
         """Slot 0's owner writes them."""
-        keeper = self.view.keeper()
+        keeper = self.view.controller()
         if keeper is None:
             raise NotOwner("cannot write the metadata: no node serves slot 0 just now")
         return await self.inner.forward(keeper, changes)
@@ -458,7 +458,7 @@ class ClusterNode:
             for slot, owned in list(self.owned.items()):
                 try:
                     await self._keep(owned, now)
-                except (KafkaLost, KafkaRefused, MetadataError, OSError) as error:
+                except (KafkaDisconnected, KafkaRefused, MetadataError, OSError) as error:
                     self._outages.failed(f"slot {slot} is not renewed just now", error)
                 except Exception:
                     logger.exception("slot %d: a bug of the broker", slot)
@@ -479,18 +479,18 @@ class ClusterNode:
         for slot, owned in list(self.owned.items()):
             try:
                 await owned.logs.free_fronts(self.topics.delete_records)
-            except (KafkaLost, KafkaRefused, KafkaUnfit, OSError) as error:
+            except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, OSError) as error:
                 self._outages.failed(f"slot {slot}: nothing is freed just now", error)
 
 
-class NodeFrontEnd(InnerFrontEnd):
+class NodeFrontEnd(PeerServer):
     """The inner port; once it listens the node joins."""
 
     def __init__(self, node: ClusterNode, amqp: AmqpFrontEnd, admin: AdminFrontEnd) -> None:
         options, write = node.options, node.metadata.write_own
         super().__init__(node.broker, amqp, admin, node.view, options.secret, options.listen, write)
-        self.control = Control(node)
-        self.hearsay = Hearsay(
+        self.control = ClusterOperations(node)
+        self.hearsay = PeerStatusMonitor(
             self.connector,
             node.view,
             node.state,

@@ -17,7 +17,7 @@ from amqpd.auth.internal_backend import NoSuchVhost
 from amqpd.management.request import ClusterControl, NoSuchNode, NotMoved
 
 if TYPE_CHECKING:
-    from amqpd.cluster.peer_server import InnerFrontEnd
+    from amqpd.cluster.peer_server import PeerServer
     from amqpd.cluster.state import ClusterState
     from amqpd.cluster.view import View
     from amqpd.kafka.admin import ClusterOptions
@@ -39,7 +39,7 @@ class Controlled(Protocol):
     def view(self) -> View: ...
 
     @property
-    def inner(self) -> InnerFrontEnd: ...
+    def inner(self) -> PeerServer: ...
 
     @property
     def kafka_answers(self) -> bool: ...
@@ -57,7 +57,7 @@ class Controlled(Protocol):
     def undrain(self) -> None: ...
 
 
-class Control(ClusterControl):
+class ClusterOperations(ClusterControl):
     """Of one node."""
 
     def __init__(self, node: Controlled) -> None:
@@ -66,7 +66,7 @@ class Control(ClusterControl):
     def status(self) -> dict[str, Any]:
         node, options = self._node, self._node.options
         view, state = node.view, node.state
-        keeper = view.keeper()
+        keeper = view.controller()
         vhosts = []
         for name in view.vhosts():
             owner = view.owner_of(name)

@@ -38,14 +38,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.vhost import vhosts as vhost_calls
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.cluster.metadata import ClusterMetadata, assigning
-from amqpd.cluster.placement import Placement, marks_of
+from amqpd.cluster.placement import QueuePlacement, fences_of
 from amqpd.cluster.proxy import moving
 from amqpd.cluster.row_codec import Newer, Note, NoteKey
 from amqpd.cluster.row_table import ALL_TABLES, SLOT_TABLES, RowTable
-from amqpd.cluster.slot_logs import Place, SlotLogs
-from amqpd.cluster.slot_rows import SlotRows
+from amqpd.cluster.slot_logs import LogPosition, SlotLogs
+from amqpd.cluster.slot_rows import RowWriter
 from amqpd.cluster.state import ClusterState, Owner
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.kafka.consumer import SLICE_S
@@ -59,7 +59,7 @@ from amqpd.storage.metadata.store import Delete, MetadataClosed, MetadataError, 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.kafka.admin import ClusterOptions, Topics
+    from amqpd.kafka.admin import ClusterOptions, TopicAdmin
     from amqpd.kafka.consumer import KafkaReader
     from amqpd.storage.queue_log import QueueLog
 
@@ -113,8 +113,8 @@ class OwnedSlot:
         self.meta = meta
         self.logs = logs
         self.vhosts: dict[str, VHost] = {}
-        self.rows: SlotRows | None = None
-        self.placement: Placement | None = None
+        self.rows: RowWriter | None = None
+        self.placement: QueuePlacement | None = None
         self.ended = ""
         self.over = asyncio.Event()
         self.halted = False
@@ -135,7 +135,7 @@ class OwnedSlot:
         return any(vhost.connected for vhost in self.vhosts.values())
 
 
-class Takeovers:
+class SlotOwnership:
     """As `slots.Taker`. announced: what other nodes are told of this one: name, address, fingerprint. first_rows: what
     the first owner of slot 0 of a new cluster writes there.
     """
@@ -147,7 +147,7 @@ class Takeovers:
         storage: ClusterStorage,
         metadata: ClusterMetadata,
         reader: KafkaReader,
-        topics: Topics,
+        topics: TopicAdmin,
         announced: Callable[[], tuple[str, str, str]],
         first_rows: Callable[[], Sequence[Row]],
     ) -> None:
@@ -277,7 +277,7 @@ class Takeovers:
         those are lost, and why. Where
         the producer id is another one than before, the old one's comes first, with the epoch behind his.
         """
-        marks = marks_of(notes)
+        marks = fences_of(notes)
         lost = await self._topics.lost_own(marks) if marks else {}
         own = marks.keys() - lost.keys()
         of_vhosts = {self.options.queues_topic(row.id) for row in vhosts}
@@ -302,27 +302,27 @@ class Takeovers:
         vhosts: Sequence[VhostRow],
         lost: Mapping[str, str],
     ) -> None:
-        """lost: see `Placement.begin`. Raises: MetadataError."""
+        """lost: see `QueuePlacement.begin`. Raises: MetadataError."""
         slot, logs, options = owned.slot, owned.logs, self.options
 
         def vhost_id(name: str) -> str | None:
             row = self.state.vhost(name)
             return row.id if row is not None and self.state.slot_of(name) == slot else None
 
-        def placed(queue_id: str, place: Place) -> None:
+        def placed(queue_id: str, place: LogPosition) -> None:
             self._storage.places[queue_id] = Placed(logs, place)
 
         def freed(queue_id: str) -> None:
             self._storage.places.pop(queue_id, None)
 
         key = options.transactional_id(slot)
-        placement = Placement(logs, self._topics, key, options.queues_topic, vhost_id, placed, freed)
+        placement = QueuePlacement(logs, self._topics, key, options.queues_topic, vhost_id, placed, freed)
         placement.begin(table.notes, partitions, vhosts, lost)
         for queue_id, place in placement.places.items():
             placed(queue_id, place)
         owned.placement = placement
         prepare = assigning(table, options.slots) if slot == 0 else None
-        owned.rows = SlotRows(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
+        owned.rows = RowWriter(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
 
     async def _serve(self, owned: OwnedSlot, table: RowTable, vhosts: Sequence[VhostRow]) -> None:
         """The vhosts come into the broker."""
@@ -331,7 +331,7 @@ class Takeovers:
         if owned.slot == 0 and len(table) == 0 and not table.notes:
             await rows.write([Put(row) for row in self._first_rows()])
         self._metadata.own(owned.slot, rows)
-        if adrift := list(table.adrift()):
+        if adrift := list(table.orphaned()):
             logger.warning("slot %d: %d rows of what a crash has left are removed", owned.slot, len(adrift))
             await rows.write(adrift)
         for vhost in await self.broker.load_vhosts(table.state(vhosts, self._metadata.node)):
@@ -402,7 +402,7 @@ class Takeovers:
                 vhost_calls.end(self.broker.vhosts, here, row)
             else:
                 self.broker.catalogue.deletions.forget([Delete(row)])
-        except OnItsWay:
+        except DeclarationPending:
             logger.debug("vhost '%s' is being deleted here", row.name)
         except MetadataClosed:
             logger.debug("vhost '%s' is deleted by the next owner", row.name)
@@ -496,7 +496,7 @@ LOOK_S: Final = 0.25
 PROLONG_SHARE: Final = 1 / 3
 
 
-class Leases:
+class LeaseMonitor:
     """Of all slots of a node. owned: those just now. prolong: writes a slot's record. session_timeout_s: of the
     group.
     """
@@ -537,7 +537,7 @@ class Leases:
                 going_on.append(owned.slot)
             if lapsed or owned.halted:
                 owned.halted = lapsed
-                halt(owned)
+                suspend_delivery(owned)
         if waiting:
             text = "Kafka has not answered for longer than %g s: the durable queues of slots %s wait"
             logger.warning(text, self._timeout_s, ", ".join(map(str, waiting)))
@@ -545,12 +545,12 @@ class Leases:
             logger.warning("Kafka answers: the durable queues of slots %s go on", ", ".join(map(str, going_on)))
 
 
-def halt(owned: OwnedSlot) -> None:
+def suspend_delivery(owned: OwnedSlot) -> None:
     """Its queues are served, or not, as `owned.halted` says; those that came since among them."""
     for vhost in owned.vhosts.values():
         for queue in vhost.queues.values():
             store = queue.store
             if store is not None and not store.local and queue.round_robin.halted != owned.halted:
-                queue.round_robin.halt(owned.halted)
+                queue.round_robin.suspend(owned.halted)
                 if not owned.halted:
-                    queue.pump_later()
+                    queue.schedule_dispatch()

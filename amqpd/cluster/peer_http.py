@@ -29,11 +29,11 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from amqpd.cluster import peer_link as words
-from amqpd.cluster.peer_link import Connector, NotReached, PeerRefused
+from amqpd.cluster.peer_link import PeerConnector, PeerRefused, PeerUnreachable
 from amqpd.management.cluster_gateway import CALLER, PART, POSITION, told
 from amqpd.management.listing import Body
-from amqpd.management.request import Reply, Unavailable, to_json
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import ApiResponse, Unavailable, to_json
+from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
     from aiohttp.tracing import Trace
 
-    from amqpd.cluster.view import Node
-    from amqpd.management.cluster_gateway import Asked
+    from amqpd.cluster.view import NodeState
+    from amqpd.management.cluster_gateway import ForwardedRequest
 
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ _NOT_PASSED: Final = frozenset(
 _NOT_BACK: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "date", "server"))
 
 
-class Silent(Exception):
+class PeerTimeout(Exception):
     """The node did not answer; the text names it and says why."""
 
 
-class Answer(NamedTuple):
+class PeerAnswer(NamedTuple):
     """Of one node."""
 
     status: int
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 class _Connector(aiohttp.BaseConnector):
     """aiohttp's pool, over inner connections. nodes: by the host of a URL."""
 
-    def __init__(self, inner: Connector, nodes: dict[str, Node]) -> None:
+    def __init__(self, inner: PeerConnector, nodes: dict[str, NodeState]) -> None:
         super().__init__(keepalive_timeout=KEPT_S, limit=0, limit_per_host=PER_NODE_MAX)
         self._inner = inner
         self._nodes = nodes
@@ -90,18 +90,18 @@ class _Connector(aiohttp.BaseConnector):
         protocol: ResponseHandler = self._factory()
         try:
             await self._inner.open(node, self._inner.preamble(words.HTTP), protocol)
-        except (NotReached, PeerRefused) as error:
+        except (PeerUnreachable, PeerRefused) as error:
             raise aiohttp.ClientConnectionError(str(error)) from error
         return protocol
 
 
-class InnerHttp:
+class PeerHttpClient:
     """Of this node. Begins with the first request, on the loop. position: how far it has read what is the cluster's."""
 
-    def __init__(self, inner: Connector, position: Callable[[], int]) -> None:
+    def __init__(self, inner: PeerConnector, position: Callable[[], int]) -> None:
         self._inner = inner
         self._position = position
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, NodeState] = {}
         self._session: aiohttp.ClientSession | None = None
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class InnerHttp:
             self._session = None
 
     def _request(
-        self, node: Node, method: str, path: str, headers: Mapping[str, str], data: Any, silent_s: float
+        self, node: NodeState, method: str, path: str, headers: Mapping[str, str], data: Any, silent_s: float
     ) -> Any:
         if self._session is None:
             pool = _Connector(self._inner, self._nodes)
@@ -130,23 +130,23 @@ class InnerHttp:
 
     async def ask(
         self,
-        node: Node,
+        node: NodeState,
         method: str,
         path: str,
-        by: Asked,
+        by: ForwardedRequest,
         headers: Mapping[str, str] | None = None,
         data: bytes | None = None,
         silent_s: float = SILENT_S,
-    ) -> Answer:
+    ) -> PeerAnswer:
         """path: raw, with its query. Raises: Silent."""
         given = {**(headers or {}), CALLER: told(by.caller, by.peer)}
         try:
             async with self._request(node, method, path, given, data, silent_s) as response:
-                return Answer(response.status, response.headers, await response.read())
+                return PeerAnswer(response.status, response.headers, await response.read())
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-            raise Silent(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
+            raise PeerTimeout(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
 
-    async def pass_on(self, node: Node, request: web.BaseRequest, by: Asked) -> web.StreamResponse:
+    async def pass_on(self, node: NodeState, request: web.BaseRequest, by: ForwardedRequest) -> web.StreamResponse:
         """The answer has gone to who asked when it returns. Raises: Unavailable, before anything of it has."""
         headers = {name: value for name, value in request.headers.items() if _passed(name)}
         headers[CALLER] = told(by.caller, by.peer)
@@ -195,20 +195,20 @@ async def parsed(data: bytes) -> Any:
     text = data.decode()
     if len(text) <= AT_ONCE:
         return json.loads(text)
-    walk = _Walk(text)
+    walk = IncrementalJsonParser(text)
     value = await walk.value(0)
     if walk.peek():
         raise ValueError("more behind the end")
     return value
 
 
-class _Walk:
+class IncrementalJsonParser:
     """at: the place of the next character."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._slices = Slices()
+        self._slices = TimeSlice()
         self._decode = json.JSONDecoder().raw_decode
 
     def peek(self) -> str:
@@ -223,8 +223,8 @@ class _Walk:
         char = self.peek()
         if depth >= DEPTH or char not in "[{":
             value, self._at = self._decode(self._text, self._at)
-            if self._slices.due:
-                await self._slices.rest()
+            if self._slices.expired:
+                await self._slices.yield_loop()
             return value
         return await (self._list(depth + 1) if char == "[" else self._object(depth + 1))
 
@@ -269,13 +269,13 @@ async def encoded(value: object) -> bytes | None:
     return b"".join(await _chunks(value))
 
 
-async def written(found: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Reply:
+async def written(found: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> ApiResponse:
     """A reply: an object, whose lists may be long."""
-    return Reply(200, await _chunks(found), headers=dict(headers or {}))
+    return ApiResponse(200, await _chunks(found), headers=dict(headers or {}))
 
 
 async def _chunks(found: Mapping[str, Any]) -> list[bytes]:
-    slices, body = Slices(), Body()
+    slices, body = TimeSlice(), Body()
     before = "{"
     for name, value in found.items():
         body.add(f"{before}{to_json(name)}:")
@@ -286,8 +286,8 @@ async def _chunks(found: Mapping[str, Any]) -> list[bytes]:
         body.add("[")
         for index, item in enumerate(value):
             body.add(f"{',' if index else ''}{to_json(item)}")
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         body.add("]")
     body.add("}" if found else "{}")
     return body.finished()

@@ -67,7 +67,7 @@ from amqpd.listeners import Listener, bound_sockets
 from amqpd.protocol.field_table import CodecError, decode_table, encode_table
 
 if TYPE_CHECKING:
-    from amqpd.cluster.view import Node
+    from amqpd.cluster.view import NodeState
 
 
 NAME: Final = "cluster-node.pem"
@@ -75,14 +75,14 @@ _BEGIN: Final = datetime(2020, 1, 1, tzinfo=UTC)  # whatever the clock of who lo
 _END: Final = datetime(9999, 12, 31, tzinfo=UTC)  # RFC 5280 4.1.2.5: there is no good date for its end
 
 
-class Identity(NamedTuple):
+class NodeCertificate(NamedTuple):
     """context: of the inner port. fingerprint: SHA-256 of the certificate, in hexadecimal digits."""
 
     context: ssl.SSLContext
     fingerprint: str
 
 
-def identity(data_dir: Path) -> Identity:
+def identity(data_dir: Path) -> NodeCertificate:
     """The one there is, or a new one. Reads and writes files, and imports `cryptography` for a new one (50 ms): a loop
     has it done by a thread. Raises: OSError; ssl.SSLError, which is one, for a file that is none of these.
     """
@@ -93,7 +93,7 @@ def identity(data_dir: Path) -> Identity:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # nobody comes back to a session
     context.load_cert_chain(path)
-    return Identity(context, fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_of(path.read_text("ascii")))))
+    return NodeCertificate(context, fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_of(path.read_text("ascii")))))
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -162,7 +162,7 @@ MEMORY: Final = 1
 DISK: Final = 2
 
 
-class Link(asyncio.Protocol):
+class PeerHeartbeat(asyncio.Protocol):
     """One end. node: at the other. ended: called once, when it is no more, for whatever reason. heard: called when the
     other end says another number than before; at first it is 0. says: what this end says.
     """
@@ -170,7 +170,7 @@ class Link(asyncio.Protocol):
     def __init__(
         self,
         node: str,
-        ended: Callable[[Link], None],
+        ended: Callable[[PeerHeartbeat], None],
         ping_s: float = PING_S,
         dead_s: float = DEAD_S,
         heard: Callable[[int], None] = lambda _: None,
@@ -282,7 +282,7 @@ class Answered(NamedTuple):
     size: int
 
 
-class Client(NamedTuple):
+class ProxiedClient(NamedTuple):
     """A client whose connection is relayed, as the node has it that it is connected to.
 
     peer, local: of its socket. loopback: it comes from that node's own machine. certificate: what
@@ -314,7 +314,7 @@ class Preamble(NamedTuple):
     kind: str
     node: str
     run: str
-    client: Client | None = None
+    client: ProxiedClient | None = None
 
 
 def proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bytes:
@@ -394,7 +394,7 @@ def decode(body: bytes) -> Preamble:
         raise BadPreamble(f"not understood: {error!r}"[:200]) from None
 
 
-def _client(said: Any) -> Client:
+def _client(said: Any) -> ProxiedClient:
     peer, local, cipher = said["peer"], said["local"], said["cipher"]
     for value, kind in (
         *((said[name], str) for name in ("user", "vhost", "mechanism", "client_properties")),
@@ -410,7 +410,7 @@ def _client(said: Any) -> Client:
     properties, _ = decode_table(b64decode(said["client_properties"], validate=True), 0)
     whole = {**said, "client_properties": properties}
     whole["peer"], whole["local"], whole["cipher"] = (peer[0], peer[1]), (local[0], local[1]), (cipher[0], cipher[1])
-    return Client(**{name: whole[name] for name in Client._fields})
+    return ProxiedClient(**{name: whole[name] for name in ProxiedClient._fields})
 
 
 def _check(value: object, kind: type) -> None:
@@ -450,7 +450,7 @@ Kinds: TypeAlias = "Mapping[str, Callable[[Preamble, asyncio.Transport], Awaitab
 """By kind: takes a connection whose preamble is proven, and is not read; it answers, and goes on with it or ends it."""
 
 
-class NotReached(Exception):
+class PeerUnreachable(Exception):
     """The node could not be asked; the text says why. It may be another time."""
 
 
@@ -465,7 +465,7 @@ class PeerRefused(Exception):
 # -- who listens -----------------------------------------------------------------------------------------------------
 
 
-class _Guest(asyncio.Protocol):
+class PendingPeer(asyncio.Protocol):
     """Behind TLS: its preamble comes, or does not."""
 
     def __init__(self) -> None:
@@ -491,10 +491,10 @@ class _Guest(asyncio.Protocol):
             self.complete.exception()  # who waited for it may have gone
 
 
-class InnerDoor:
+class PeerListener:
     """The inner port. identity: what it shows. secret: of the cluster."""
 
-    def __init__(self, identity: Identity, secret: bytes, kinds: Kinds) -> None:
+    def __init__(self, identity: NodeCertificate, secret: bytes, kinds: Kinds) -> None:
         self._identity = identity
         self._secret = secret
         self._kinds = kinds
@@ -586,7 +586,7 @@ class InnerDoor:
 
     async def _admit(self, waiting: _Waiting) -> None:
         waiting.begun = True
-        guest = _Guest()
+        guest = PendingPeer()
         transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(WAIT_S):
@@ -666,7 +666,7 @@ def refuse(transport: asyncio.Transport, number: int, text: str) -> None:
 class _Opening(asyncio.Protocol):
     """Says the preamble when the nonce is there; then the answer comes."""
 
-    def __init__(self, node: Node, secret: bytes, body: bytes) -> None:
+    def __init__(self, node: NodeState, secret: bytes, body: bytes) -> None:
         self._node = node
         self._secret = secret
         self._body = body
@@ -684,7 +684,7 @@ class _Opening(asyncio.Protocol):
         shown: Any = transport.get_extra_info("ssl_object")
         found = fingerprint(shown.getpeercert(True) or b"")
         if found != self._node.fingerprint:
-            self._end(NotReached(f"its certificate is another: {found}, not {self._node.fingerprint}"))
+            self._end(PeerUnreachable(f"its certificate is another: {found}, not {self._node.fingerprint}"))
 
     def data_received(self, data: bytes) -> None:
         if self.answer.done():
@@ -693,7 +693,7 @@ class _Opening(asyncio.Protocol):
         try:
             self._look()
         except BadPreamble as error:
-            self._end(NotReached(str(error)))
+            self._end(PeerUnreachable(str(error)))
 
     def _look(self) -> None:
         if not self._said:
@@ -721,7 +721,7 @@ class _Opening(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.answer.done():
-            self.answer.set_exception(NotReached(f"it ended the connection: {exc or 'without an answer'}"))
+            self.answer.set_exception(PeerUnreachable(f"it ended the connection: {exc or 'without an answer'}"))
 
     def _end(self, error: Exception) -> None:
         if not self.answer.done():
@@ -730,7 +730,7 @@ class _Opening(asyncio.Protocol):
             self._transport.abort()
 
 
-class Connector:
+class PeerConnector:
     """How this node connects to others. node: its name. run: of this process."""
 
     def __init__(self, node: str, secret: bytes) -> None:
@@ -739,11 +739,11 @@ class Connector:
         self._secret = secret
         self._context: ssl.SSLContext = peer_context()
 
-    def preamble(self, kind: str, client: Client | None = None) -> Preamble:
+    def preamble(self, kind: str, client: ProxiedClient | None = None) -> Preamble:
         """Of this node."""
         return Preamble(kind, self.node, self.run, client)
 
-    async def open(self, node: Node, preamble: Preamble, protocol: asyncio.Protocol) -> asyncio.Transport:
+    async def open(self, node: NodeState, preamble: Preamble, protocol: asyncio.Protocol) -> asyncio.Transport:
         """A connection that carries from here on what the preamble asks for, and is `protocol`'s; it is read.
 
         Cost: two round trips and 2 ms of a processor. Raises: NotReached, Refused.
@@ -762,9 +762,11 @@ class Connector:
                 )
                 rest = await opening.answer
         except (OSError, TimeoutError) as error:
-            raise NotReached(f"node {node.name} at {node.host}:{node.port}: {str(error) or 'no answer'}") from error
-        except NotReached as error:
-            raise NotReached(f"node {node.name} at {node.host}:{node.port}: {error}") from error
+            raise PeerUnreachable(
+                f"node {node.name} at {node.host}:{node.port}: {str(error) or 'no answer'}"
+            ) from error
+        except PeerUnreachable as error:
+            raise PeerUnreachable(f"node {node.name} at {node.host}:{node.port}: {error}") from error
         except PeerRefused as error:
             if error.answer == WRONG_SECRET:
                 log.error("node %s refuses this one: %s", node.name, error)
@@ -777,7 +779,7 @@ class Connector:
             if opening.answer.done() and not opening.answer.cancelled():
                 opening.answer.exception()  # looked at, whoever was cancelled meanwhile
         if transport.is_closing():
-            raise NotReached(f"node {node.name} at {node.host}:{node.port}: it ended the connection")
+            raise PeerUnreachable(f"node {node.name} at {node.host}:{node.port}: it ended the connection")
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if rest:

@@ -45,8 +45,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from amqpd.cluster import peer_link as words
 from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.ownership import OwnedSlot
-from amqpd.cluster.peer_link import Connector, Identity, InnerDoor, NotReached, PeerRefused, identity, refuse, welcome
-from amqpd.cluster.proxy import RelayedClients, Relays
+from amqpd.cluster.peer_link import (
+    NodeCertificate,
+    PeerConnector,
+    PeerListener,
+    PeerRefused,
+    PeerUnreachable,
+    identity,
+    refuse,
+    welcome,
+)
+from amqpd.cluster.proxy import ConnectionProxy, ProxiedClients
 from amqpd.cluster.row_codec import Foreign, Newer, changes_from_json, changes_to_json
 from amqpd.cluster.state import ClusterState, Owner
 from amqpd.protocol_server import FrontEnd
@@ -56,9 +65,9 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.cluster.peer_link import Preamble
     from amqpd.cluster.row_codec import SlotChange
-    from amqpd.cluster.view import Node, View
+    from amqpd.cluster.view import NodeState, View
     from amqpd.connection.server import AmqpFrontEnd
-    from amqpd.management.cluster_gateway import Whole
+    from amqpd.management.cluster_gateway import ClusterApi
     from amqpd.management.front_end import AdminFrontEnd
     from amqpd.management.request import ClusterControl
 
@@ -117,7 +126,7 @@ class Frames(asyncio.Protocol):
             self.transport.close()
 
 
-async def forward(connector: Connector, node: Node, changes: Sequence[SlotChange]) -> int:
+async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[SlotChange]) -> int:
     """The offset behind them, in slot 0. node: its owner. Raises: NotOwner, nothing was written; WriteFailed."""
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bytes | None] = loop.create_future()
@@ -129,7 +138,7 @@ async def forward(connector: Connector, node: Node, changes: Sequence[SlotChange
     frames = Frames(came)
     try:
         await connector.open(node, connector.preamble(words.WRITE), frames)
-    except (NotReached, PeerRefused) as error:
+    except (PeerUnreachable, PeerRefused) as error:
         raise NotOwner(f"cannot write the metadata: {error}") from error
     try:
         frames.say(changes_to_json(changes))
@@ -147,7 +156,7 @@ async def forward(connector: Connector, node: Node, changes: Sequence[SlotChange
     raise (NotOwner if said["not_owner"] else WriteFailed)(str(said["error"]))
 
 
-class Writer:
+class ForwardedWriter:
     """Of slot 0's owner, or of a node that is taken for it. write: `ClusterMetadata.write_own`."""
 
     def __init__(self, write: Write) -> None:
@@ -190,14 +199,14 @@ ROUNDS: Final = 2
 CUT_OFF: Final = "this node reaches neither Kafka nor another node of the cluster: connect to another node"
 
 
-class Hearsay:
+class PeerStatusMonitor:
     """Of one node. owned: the slots it serves. answers: whether Kafka does. on_cut_off: told why clients are sent
     away, "" when they are let in again.
     """
 
     def __init__(
         self,
-        connector: Connector,
+        connector: PeerConnector,
         view: View,
         state: ClusterState,
         owned: Callable[[], Mapping[int, OwnedSlot]],
@@ -233,11 +242,11 @@ class Hearsay:
         while True:
             await asyncio.sleep(ASK_S)
             try:
-                await self.look()
+                await self.poll()
             except Exception:
                 logger.exception("other nodes were not asked: a bug of the broker")
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Asks, if there is anything to ask. Cost: a TLS handshake a node."""
         said = False
         others = [node for node in self._view.nodes() if node.name != self._view.me]
@@ -252,7 +261,7 @@ class Hearsay:
             logger.warning("clients are sent away: %s", why) if why else logger.warning("clients are let in again")
             self._on_cut_off(why)
 
-    async def _ask(self, node: Node) -> bool:
+    async def _ask(self, node: NodeState) -> bool:
         """Whether it has answered."""
         answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
@@ -265,7 +274,7 @@ class Hearsay:
             async with asyncio.timeout(ANSWER_S):
                 await self._connector.open(node, self._connector.preamble(words.SERVED), frames)
                 message = await answered
-        except (NotReached, PeerRefused, TimeoutError) as error:
+        except (PeerUnreachable, PeerRefused, TimeoutError) as error:
             if node.name not in self._silent:
                 self._silent.add(node.name)
                 logger.info("node %s is asked what it serves: %s", node.name, str(error) or "no answer")
@@ -298,7 +307,7 @@ class Hearsay:
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
-    def served(self) -> dict[int, Owner]:
+    def served_slots(self) -> dict[int, Owner]:
         """What this node may say that it serves: it has told Kafka, and Kafka has answered since, not long ago."""
         now = asyncio.get_running_loop().time()
         found: dict[int, Owner] = {}
@@ -314,14 +323,14 @@ class Hearsay:
         """An inner connection of kind SERVED; who asks ends it."""
         frames = Frames(lambda _: frames.end())
         welcome(transport, frames)
-        said: dict[str, Any] = {str(slot): owner._asdict() for slot, owner in self.served().items()}
+        said: dict[str, Any] = {str(slot): owner._asdict() for slot, owner in self.served_slots().items()}
         frames.say({"slots": said})
 
 
 Serve: TypeAlias = "Callable[[Preamble, asyncio.Transport], Awaitable[None]]"
 
 
-class InnerFrontEnd(FrontEnd):
+class PeerServer(FrontEnd):
     """Its listeners are `cluster`, one each per address. admin: it answers for the whole cluster, and other nodes'
     requests; it starts later. view: who runs what. secret: the cluster's. listen: host and port. write: what writes to
     slot 0 where this node owns it.
@@ -351,24 +360,24 @@ class InnerFrontEnd(FrontEnd):
         admin.whole = self._whole
         self.control: ClusterControl | None = None
         """What operators may do with the cluster; given before the admin API serves."""
-        self.connector = Connector(view.me, secret)
-        self.relays = Relays(broker, view, self.connector)
-        self.relayed = RelayedClients(broker, amqp, view)
-        self.identity: Identity | None = None
+        self.connector = PeerConnector(view.me, secret)
+        self.relays = ConnectionProxy(broker, view, self.connector)
+        self.relayed = ProxiedClients(broker, amqp, view)
+        self.identity: NodeCertificate | None = None
         self._kinds: dict[str, Serve] = {
             words.AMQP: self.relayed.amqp,
             words.LINK: self.relayed.link,
             words.HTTP: self._take_http,
         }
         if write is not None:
-            self._kinds[words.WRITE] = Writer(write).take
-        self._door: InnerDoor | None = None
+            self._kinds[words.WRITE] = ForwardedWriter(write).take
+        self._door: PeerListener | None = None
 
     async def start(self) -> None:
         """Raises: OSError."""
         if self.identity is None:
             self.identity = await asyncio.to_thread(identity, self._broker.settings.data_dir)
-        self._door = InnerDoor(self.identity, self._secret, self._kinds)
+        self._door = PeerListener(self.identity, self._secret, self._kinds)
         self.listeners += self._door.listen(*self._listen)
         self._amqp.connections.elsewhere = self.relays
 
@@ -392,17 +401,17 @@ class InnerFrontEnd(FrontEnd):
             self.relays.force_all(why)
             for connection in list(self._amqp.connections):
                 connection.control.force(why)
-            self._broker.turn.want()
+            self._broker.turn.schedule()
 
-    async def forward(self, node: Node, changes: Sequence[SlotChange]) -> int:
+    async def forward(self, node: NodeState, changes: Sequence[SlotChange]) -> int:
         """Slot 0's owner writes them. Returns the offset behind. Raises: WriteFailed; NotOwner, nothing was written."""
         return await forward(self.connector, node, changes)
 
-    def _whole(self) -> Whole:
+    def _whole(self) -> ClusterApi:
         """For the admin API, which imports what it takes behind the ready line."""
-        from amqpd.cluster.api_gateway import Gather
+        from amqpd.cluster.api_gateway import ApiGateway
 
-        return Gather(self._broker, self._view, self.connector, self.control)
+        return ApiGateway(self._broker, self._view, self.connector, self.control)
 
     async def _take_http(self, _preamble: Preamble, transport: asyncio.Transport) -> None:
         """Requests of another node's admin API."""

@@ -29,7 +29,8 @@ Topics that queues have for themselves (x-kafka-topic), as their slot's owner ma
     end     the topic goes, then its note: until then nobody can be given one of that name
 
 So a crash leaves none behind: where a note is without a queue, the next owner ends the topic. The note has a random
-mark, and so has the topic (`Topics.make_own`): another one of that name, whoever made it and when, is never deleted.
+mark, and so has the topic (`TopicAdmin.make_own`): another one of that name, whoever made it and when, is never
+deleted.
 
 Where somebody has deleted such a topic, or made it anew, its queue has a partition that is closed from the start: it
 takes and gives nothing, and is to be deleted.
@@ -49,11 +50,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqpd.broker.vhost.cluster_checks import ARGUMENT
-from amqpd.cluster.row_codec import OWN_TOPIC, PLACE, Note, NoteKey, PutNote, SlotChange
+from amqpd.cluster.row_codec import OWN_TOPIC, PLACE, Note, NoteKey, PutAnnotation, SlotChange
 from amqpd.cluster.row_table import Submission
-from amqpd.cluster.slot_logs import Place
-from amqpd.kafka.admin import TopicUnfit
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.cluster.slot_logs import LogPosition
+from amqpd.kafka.admin import UnsafeTopic
+from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.keyed_records import KeyedRecord
 from amqpd.kafka.partition import UNKNOWN, Partition
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused
@@ -64,7 +65,7 @@ from amqpd.storage.metadata.store import MetadataError, WriteFailed
 
 if TYPE_CHECKING:
     from amqpd.cluster.storage import Placed
-    from amqpd.kafka.admin import Topics
+    from amqpd.kafka.admin import TopicAdmin
 
 
 class PartitionWriter(Protocol):
@@ -82,7 +83,7 @@ class PartitionWriter(Protocol):
         """False: batches of an epoch before are on the way, behind which the next one waits."""
 
 
-class Marks:
+class FenceRecords:
     """Of one slot. key: the slot's transactional id, which its barriers and markers have."""
 
     def __init__(self, writer: PartitionWriter, key: str) -> None:
@@ -134,11 +135,11 @@ RETRY_S_MAX: Final = 60.0
 """Before Kafka is asked again to empty a partition, or to delete a topic: from the one to the other, doubled."""
 END_S: Final = 10.0
 """How long a vhost's end waits for the topics that its queues had for themselves, before it is begun again."""
-TROUBLE: Final = (KafkaLost, KafkaUnfit, KafkaRefused, TopicUnfit, OSError)
+TROUBLE: Final = (KafkaDisconnected, KafkaIncompatible, KafkaRefused, UnsafeTopic, OSError)
 
 
 class TopicMaker(Protocol):
-    """Kafka's administration (`Topics`). Raises: KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit."""
+    """Kafka's administration (`TopicAdmin`). Raises: KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit."""
 
     async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
         """The vhost's topic has that many partitions or more: how many it has."""
@@ -159,7 +160,7 @@ class TopicMaker(Protocol):
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-class OwnPlaces:
+class DedicatedTopics:
     """Of one slot. partitions: all of the slot, by topic and number. start: has something done in the background.
 
     write: writes notes to the slot's `meta`, and returns when they are there; raises MetadataError. Whoever writes the
@@ -167,7 +168,7 @@ class OwnPlaces:
     """
 
     def __init__(
-        self, marks: Marks, topics: TopicMaker, partitions: dict[tuple[str, int], Partition], start: Start
+        self, marks: FenceRecords, topics: TopicMaker, partitions: dict[tuple[str, int], Partition], start: Start
     ) -> None:
         self._marks = marks
         self._topics = topics
@@ -179,11 +180,11 @@ class OwnPlaces:
         self._made: dict[str, Partition] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
 
-    def begin(self, notes: Mapping[NoteKey, Note], places: Collection[Place], lost: Mapping[str, str]) -> None:
+    def begin(self, notes: Mapping[NoteKey, Note], places: Collection[LogPosition], lost: Mapping[str, str]) -> None:
         """The slot was taken over. places: of all its queues. lost: topics that are gone, or others, and why. What a
         crash has left ends.
         """
-        self._marks_of = marks_of(notes)
+        self._marks_of = fences_of(notes)
         for place in places:
             if place.topic in lost:
                 closed = self._marks.producer.open_lost(*place, lost[place.topic])
@@ -215,9 +216,9 @@ class OwnPlaces:
         if ending is not None:
             _, left = await asyncio.wait((ending,), timeout=END_S)  # else the one that is made would be deleted
             if left:
-                raise KafkaLost(f"topic {name} is still being deleted")
+                raise KafkaDisconnected(f"topic {name} is still being deleted")
         mark = secrets.randbits(48)
-        await self.write([PutNote((OWN_TOPIC, name), {"mark": mark})])
+        await self.write([PutAnnotation((OWN_TOPIC, name), {"mark": mark})])
         self._marks_of[name] = mark
         try:
             await self._topics.make_own(name, mark)
@@ -244,7 +245,7 @@ class OwnPlaces:
         while True:
             try:
                 await self._topics.delete_own(name, mark)
-                await self.write([PutNote((OWN_TOPIC, name), None)])
+                await self.write([PutAnnotation((OWN_TOPIC, name), None)])
             except TROUBLE as error:
                 logger.warning("topic %s is deleted later: %s", name, error)
             except MetadataError as error:
@@ -277,7 +278,7 @@ def own_topic(row: QueueRow) -> str:
     return topic if isinstance(topic, str) else ""
 
 
-def marks_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
+def fences_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
     """Topics that queues have for themselves, or were to have, and their marks. Raises: MetadataError."""
     found: dict[str, int] = {}
     for key, note in notes.items():
@@ -313,7 +314,7 @@ class _Topic:
         self.growing = asyncio.Lock()
 
 
-class Placement:
+class QueuePlacement:
     """Of one slot, for as long as it is owned. Loop thread only; `close` it.
 
     key: the slot's transactional id, which barriers and markers have. topic_name: of a vhost, by its id. vhost_id: of a
@@ -328,16 +329,16 @@ class Placement:
         key: str,
         topic_name: Callable[[str], str],
         vhost_id: Callable[[str], str | None],
-        on_placed: Callable[[str, Place], None],
+        on_placed: Callable[[str, LogPosition], None],
         on_freed: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._marks = Marks(writer, key)
+        self._marks = FenceRecords(writer, key)
         self._topics = topics
         self._topic_name = topic_name
         self._vhost_id = vhost_id
         self._on_placed = on_placed
         self._on_freed = on_freed
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, LogPosition] = {}
         """Of each durable queue, by its id."""
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._of: dict[str, _Topic] = {}
@@ -345,7 +346,7 @@ class Placement:
         self._freed: dict[str, dict[int, Partition]] = {}
         self._freeing = False
         self._loop = asyncio.get_running_loop()
-        self.own = OwnPlaces(self._marks, topics, self._partitions, self._start)
+        self.own = DedicatedTopics(self._marks, topics, self._partitions, self._start)
         """Topics that queues have for themselves."""
 
     # -- what there is
@@ -368,7 +369,7 @@ class Placement:
         for key, note in notes.items():
             if key[0] != PLACE:
                 continue
-            place = place_of(note)
+            place = placement_of(note)
             if (place.topic, place.number) not in self._partitions and place.topic not in lost:
                 what = f"partition {place.number} of topic {place.topic}"
                 raise MetadataError(f"{what}, which holds a queue, is gone")
@@ -398,7 +399,7 @@ class Placement:
             raise WriteFailed(f"cannot write the metadata: vhost '{vhost}' is not served by this node")
         return self._topic(vhost_id)
 
-    def partition(self, place: Place) -> Partition:
+    def partition(self, place: LogPosition) -> Partition:
         """The producer's partition of that place. Raises: KeyError."""
         return self._partitions[place.topic, place.number]
 
@@ -436,9 +437,9 @@ class Placement:
         for row in rows:
             name = own_topic(row)
             partition = self.own.take(name) if name else self._topic_of(row.vhost).ready.popleft()
-            place = Place(partition.topic.decode(), int(partition.number), int(partition.next_offset))
+            place = LogPosition(partition.topic.decode(), int(partition.number), int(partition.next_offset))
             self.places[row.id] = place
-            placed.append(PutNote((PLACE, row.id), place_note(place)))
+            placed.append(PutAnnotation((PLACE, row.id), placement_note(place)))
             self._on_placed(row.id, place)
             yield
         for vhost in {row.vhost for row in rows if not own_topic(row)}:
@@ -576,7 +577,7 @@ class Placement:
             try:
                 await self._topics.delete_records(topic.name, before)
                 break
-            except (KafkaLost, OSError) as error:
+            except (KafkaDisconnected, OSError) as error:
                 logger.warning("%s is emptied later: %s", topic.name, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_S_MAX)
@@ -613,32 +614,32 @@ class Placement:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def place_note(place: Place) -> Note:
+def placement_note(place: LogPosition) -> Note:
     """As it stands in `meta`."""
     return {"topic": place.topic, "partition": place.number, "first_offset": place.first_offset}
 
 
-def place_of(note: Note) -> Place:
+def placement_of(note: Note) -> LogPosition:
     """Raises: MetadataError."""
     topic, number, first = (note.get(name) for name in ("topic", "partition", "first_offset"))
     if not isinstance(topic, str) or type(number) is not int or type(first) is not int:
         raise MetadataError(f"a queue's place is none that this version of amqpd writes: {dict(note)}")
-    return Place(topic, number, first)
+    return LogPosition(topic, number, first)
 
 
-__all__ = ["Place", "Placement", "TopicMaker", "place_note", "place_of"]
+__all__ = ["LogPosition", "QueuePlacement", "TopicMaker", "placement_note", "placement_of"]
 
 
 SAID_S: Final = 10.0
 """How long Kafka's answer is kept for who has asked, and may be gone."""
 
 
-class NodeTopics:
+class NodeTopicPolicy:
     """Of one node; see broker/vhost/vhost.py. pattern: `cluster.kafka_topics`. places: of this node's queues,
     by their ids.
     """
 
-    def __init__(self, topics: Topics, pattern: str, places: Mapping[str, Placed]) -> None:
+    def __init__(self, topics: TopicAdmin, pattern: str, places: Mapping[str, Placed]) -> None:
         self._topics = topics
         self._pattern = re.compile(pattern) if pattern else None
         self._places = places
@@ -662,7 +663,7 @@ class NodeTopics:
         async def look() -> None:
             try:
                 said = "exists already" if await self._topics.describe([topic]) else ""
-            except (KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit, OSError) as error:
+            except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, UnsafeTopic, OSError) as error:
                 said = f"cannot be asked for: {error}"
             except Exception:
                 logger.exception("topic %s: a bug of the broker", topic)

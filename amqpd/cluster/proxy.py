@@ -49,10 +49,19 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.flow.alarms import REASONS
 from amqpd.cluster import peer_link as words
-from amqpd.cluster.peer_link import DISK, MEMORY, Connector, Link, NotReached, PeerRefused, refuse, welcome
-from amqpd.connection.channel_zero import OPEN, Handshake
+from amqpd.cluster.peer_link import (
+    DISK,
+    MEMORY,
+    PeerConnector,
+    PeerHeartbeat,
+    PeerRefused,
+    PeerUnreachable,
+    refuse,
+    welcome,
+)
+from amqpd.connection.channel_zero import OPEN, ChannelZero
 from amqpd.connection.closing import CLOSE_OK_FRAME
-from amqpd.connection.handover import Elsewhere, Handover, Login
+from amqpd.connection.handover import Handover, NegotiatedLogin, VhostRouter
 from amqpd.connection.read_pause import ALARM
 from amqpd.connection.transport import LINGER_S, RESET, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Transport
 from amqpd.errors import ConnectionForced, NotAllowed
@@ -63,8 +72,8 @@ from amqpd.protocol.methods import ConnectionBlocked, ConnectionClose, Connectio
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
     from amqpd.broker.broker import Broker
-    from amqpd.cluster.peer_link import Client, Preamble
-    from amqpd.cluster.view import Node, View
+    from amqpd.cluster.peer_link import Preamble, ProxiedClient
+    from amqpd.cluster.view import NodeState, View
     from amqpd.connection.server import AmqpFrontEnd
 
 
@@ -91,7 +100,7 @@ def moving(vhost: str) -> str:
 class _ClientSide(asyncio.Protocol):
     """The client's socket."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: ProxiedConnection) -> None:
         self._relay = relay
 
     def data_received(self, data: bytes) -> None:
@@ -110,7 +119,7 @@ class _ClientSide(asyncio.Protocol):
 class _OwnerSide(asyncio.Protocol):
     """The inner connection."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: ProxiedConnection) -> None:
         self._relay = relay
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -129,10 +138,10 @@ class _OwnerSide(asyncio.Protocol):
         self._relay.owner_lost(exc is None)
 
 
-class Relay:
+class ProxiedConnection:
     """One client. node: who serves it. client, owner: the two sockets, None when closed."""
 
-    def __init__(self, relays: Relays, handover: Handover, node: Node) -> None:
+    def __init__(self, relays: ConnectionProxy, handover: Handover, node: NodeState) -> None:
         self._relays = relays
         self._handover = handover
         self.vhost = handover.vhost
@@ -284,17 +293,17 @@ class Relay:
         return {"connection": self.name, "vhost": self.vhost}
 
 
-class Relays(Elsewhere):
+class ConnectionProxy(VhostRouter):
     """All of this node. view: who runs what."""
 
-    def __init__(self, broker: Broker, view: View, connector: Connector) -> None:
+    def __init__(self, broker: Broker, view: View, connector: PeerConnector) -> None:
         self.loop = broker.loop
         self._broker = broker
         self._view = view
         self._connector = connector
-        self._relays: set[Relay] = set()
+        self._relays: set[ProxiedConnection] = set()
         # By fingerprint: a node that was started anew with another certificate is another.
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, PeerHeartbeat] = {}
         self._linking: dict[str, asyncio.Task[None]] = {}
         self._unreached: dict[str, tuple[float, str]] = {}
         # A thousand clients that come back at once would have a thousand TLS handshakes overtake their deadlines.
@@ -364,7 +373,7 @@ class Relays(Elsewhere):
                 try:
                     await self._join_while_owner(handover, node)
                     return
-                except NotReached as error:
+                except PeerUnreachable as error:
                     log.info("%s", error, extra={"connection": handover.name, "vhost": vhost})
                 except PeerRefused as error:
                     if error.answer == words.REFUSED and now - begun > UNKNOWN_S:
@@ -380,21 +389,21 @@ class Relays(Elsewhere):
                 handover.alive()
             await self._view.changed(LOOK_S)
 
-    async def _join_while_owner(self, handover: Handover, node: Node) -> None:
+    async def _join_while_owner(self, handover: Handover, node: NodeState) -> None:
         """As `_join`, but a node that does not answer is not waited for once another has the vhost."""
         joining = self.loop.create_task(self._join(handover, node))
         moved = self.loop.create_task(self._moved(handover.vhost, node))
         try:
             await asyncio.wait((joining, moved), return_when=asyncio.FIRST_COMPLETED)
             if not joining.done():
-                raise NotReached(f"node {node.name} does not run it any more")
+                raise PeerUnreachable(f"node {node.name} does not run it any more")
             await joining
         finally:
             joining.cancel()
             moved.cancel()
             await asyncio.gather(joining, moved, return_exceptions=True)
 
-    async def _moved(self, vhost: str, node: Node) -> None:
+    async def _moved(self, vhost: str, node: NodeState) -> None:
         """Returns when it is not that node any more who runs the vhost."""
         while True:
             owner = self._view.owner_of(vhost)
@@ -402,10 +411,10 @@ class Relays(Elsewhere):
                 return
             await self._view.changed(LOOK_S)
 
-    async def _join(self, handover: Handover, node: Node) -> None:
+    async def _join(self, handover: Handover, node: NodeState) -> None:
         """Raises: NotReached, Refused."""
         await self._link_to(node)
-        relay = Relay(self, handover, node)
+        relay = ProxiedConnection(self, handover, node)
         async with self._opening:
             try:
                 await self._connector.open(node, self._preamble(handover), _OwnerSide(relay))
@@ -420,7 +429,7 @@ class Relays(Elsewhere):
             about = {"connection": relay.name, "vhost": relay.vhost, "user": handover.login.user.name}
             log.info("relayed to node %s", node.name, extra=about)
 
-    async def _link_to(self, node: Node) -> None:
+    async def _link_to(self, node: NodeState) -> None:
         """There is a link when it returns: whoever asks for one that is being made waits for that, and one that could
         not be made is not asked for again at once. Raises: NotReached, Refused.
         """
@@ -430,7 +439,7 @@ class Relays(Elsewhere):
             return
         failed_at, why = self._unreached.get(key, (0.0, ""))
         if why and self.loop.time() - failed_at < LOOK_S:
-            raise NotReached(why)
+            raise PeerUnreachable(why)
         making = self._linking.get(key)
         if making is None:
             making = self._linking[key] = self.loop.create_task(self._link(node))
@@ -441,14 +450,14 @@ class Relays(Elsewhere):
         """Clients that waited may have gone: then nobody else asks how it ended."""
         self._linking.pop(key, None)
         error = None if making.cancelled() else making.exception()
-        if error is not None and not isinstance(error, (NotReached, PeerRefused)):
+        if error is not None and not isinstance(error, (PeerUnreachable, PeerRefused)):
             log.error("a link to another node could not be made", exc_info=error)
 
-    async def _link(self, node: Node) -> None:
-        link = Link(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())
+    async def _link(self, node: NodeState) -> None:
+        link = PeerHeartbeat(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())
         try:
             await self._connector.open(node, self._connector.preamble(words.LINK), link)
-        except (NotReached, PeerRefused) as error:
+        except (PeerUnreachable, PeerRefused) as error:
             self._unreached[node.fingerprint] = (self.loop.time(), str(error))
             raise
         self._unreached.pop(node.fingerprint, None)
@@ -464,7 +473,7 @@ class Relays(Elsewhere):
         for link in list(self._links.values()):
             link.say(self._alarms())
 
-    def _link_ended(self, fingerprint: str, link: Link) -> None:
+    def _link_ended(self, fingerprint: str, link: PeerHeartbeat) -> None:
         if self._links.get(fingerprint) is link:
             del self._links[fingerprint]
         for relay in list(self._relays):
@@ -474,7 +483,7 @@ class Relays(Elsewhere):
     def _preamble(self, handover: Handover) -> words.Preamble:
         login, wire = handover.login, handover.wire
         shown = wire.peer_certificate()
-        client = words.Client(
+        client = words.ProxiedClient(
             login.user.name,
             handover.vhost,
             login.mechanism,
@@ -493,7 +502,7 @@ class Relays(Elsewhere):
         )
         return self._connector.preamble(words.AMQP, client)
 
-    def left(self, relay: Relay) -> None:
+    def left(self, relay: ProxiedConnection) -> None:
         """Its client is gone."""
         self._relays.discard(relay)
 
@@ -518,7 +527,7 @@ HOLD_S: Final = 0.25
 _REASONS: Final = {MEMORY: REASONS["memory"], DISK: REASONS["disk"], MEMORY | DISK: REASONS["memory"]}
 
 
-class RelayedHandshake(Handshake):
+class ProxiedChannelZero(ChannelZero):
     """From connection.open on."""
 
     def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
@@ -528,24 +537,24 @@ class RelayedHandshake(Handshake):
         """As `hold_for_alarm`, for an alarm of the node that relays it."""
         connection = self.connection
         if not connection.gate.holds(ALARM):
-            connection.gate.hold(ALARM)
+            connection.gate.pause(ALARM)
             if connection.capabilities.get("connection.blocked") is True:
                 connection.output.send(0, ConnectionBlocked(reason))
 
 
-class RelayedTransport(Transport):
+class ProxiedTransport(Transport):
     """The inner connection of one client. left: called when it is gone."""
 
-    handshake = RelayedHandshake
+    handshake = ProxiedChannelZero
 
     def __init__(
         self,
         broker: Broker,
         amqp: AmqpFrontEnd,
         node: str,
-        client: Client,
+        client: ProxiedClient,
         user: User,
-        left: Callable[[RelayedTransport], None],
+        left: Callable[[ProxiedTransport], None],
     ) -> None:
         super().__init__(broker, amqp.connections, amqp.heartbeats, client.tls)
         self._names = amqp.connections.by_name
@@ -565,7 +574,7 @@ class RelayedTransport(Transport):
         self.begin()
         client = self._client
         self.control.take_over(
-            Login(
+            NegotiatedLogin(
                 self._user,
                 client.mechanism,
                 client.client_properties,
@@ -581,7 +590,7 @@ class RelayedTransport(Transport):
         control = self.control
         if control.step != OPEN:
             return
-        assert isinstance(control, RelayedHandshake)
+        assert isinstance(control, ProxiedChannelZero)
         published = int(control.connection.published_count)
         if published > self._published_count and not first:
             control.hold_for_node(reason)
@@ -603,7 +612,7 @@ class RelayedTransport(Transport):
         self._left(self)
 
 
-class RelayedClients:
+class ProxiedClients:
     """All that other nodes relay to this one; `link` and `amqp` are what the inner port hands connections to."""
 
     def __init__(self, broker: Broker, amqp: AmqpFrontEnd, view: View) -> None:
@@ -611,8 +620,8 @@ class RelayedClients:
         self._amqp = amqp
         self._view = view
         # By run, another node's process.
-        self._links: dict[str, Link] = {}
-        self._by_run: dict[str, set[RelayedTransport]] = {}
+        self._links: dict[str, PeerHeartbeat] = {}
+        self._by_run: dict[str, set[ProxiedTransport]] = {}
         # Of processes with a resource alarm: what they say, and the next look at their clients.
         self._alarms: dict[str, int] = {}
         self._look: asyncio.TimerHandle | None = None
@@ -624,7 +633,7 @@ class RelayedClients:
     async def link(self, preamble: Preamble, transport: asyncio.Transport) -> None:
         """The other end of its link: see peer_link.py."""
         run = preamble.run
-        link = Link(preamble.node, lambda ended: self._ended(run, ended), heard=partial(self._alarmed, run))
+        link = PeerHeartbeat(preamble.node, lambda ended: self._ended(run, ended), heard=partial(self._alarmed, run))
         former = self._links.get(run)
         self._links[run] = link
         if former is not None:
@@ -645,14 +654,14 @@ class RelayedClients:
             refuse(transport, words.NOT_MINE, "there is no link to that node's process")
         else:
             try:
-                user = self._broker.auth.vouched(client.user, client.loopback)
+                user = self._broker.auth.authenticate_external(client.user, client.loopback)
             except AuthenticationRefused as refused:
                 log.warning("node %s relays somebody who may not log in: %s", preamble.node, refused.reason)
                 text = f"access to vhost '{client.vhost}' refused for user '{client.user}'"
                 refuse(transport, words.REFUSED, text)
                 return
             relayed = self._by_run.setdefault(run, set())
-            one = RelayedTransport(self._broker, self._amqp, preamble.node, client, user, partial(self._left, run))
+            one = ProxiedTransport(self._broker, self._amqp, preamble.node, client, user, partial(self._left, run))
             relayed.add(one)
             welcome(transport, one)
 
@@ -689,14 +698,14 @@ class RelayedClients:
         for relayed in list(self._by_run.get(run, ())):
             relayed.hold_if_it_publishes(_REASONS[self._alarms[run]], first)
 
-    def _left(self, run: str, relayed: RelayedTransport) -> None:
+    def _left(self, run: str, relayed: ProxiedTransport) -> None:
         found = self._by_run.get(run)
         if found is not None:
             found.discard(relayed)
             if not found:
                 del self._by_run[run]
 
-    def _ended(self, run: str, link: Link) -> None:
+    def _ended(self, run: str, link: PeerHeartbeat) -> None:
         if self._links.get(run) is not link:
             return
         del self._links[run]

@@ -15,7 +15,7 @@
 All numbers big endian. What stands at the high watermark of the log or above it is never told: those offsets are not
 Kafka's yet, and where their batches are lost the next owner's messages have them.
 
-`KeyedSettlements.note` takes what the log's cache notes for its `.settled` files; `tell` makes records of what has
+`AckRecordWriter.note` takes what the log's cache notes for its `.settled` files; `tell` makes records of what has
 changed since it was asked last. A million settled messages are 250 chunks, and a chunk that is full is one run.
 
 Compiled by mypyc.
@@ -144,7 +144,7 @@ def _decode_chunk(value: bytes) -> bytearray:
 
 
 @final
-class Told:
+class ReplicatedAcks:
     """What the topic tells of one log. head: -1: nothing. chunks: number -> bits. returned: offset -> (deliveries,
     due).
 
@@ -223,13 +223,13 @@ class Told:
 
 
 @final
-class ToldLogs:
+class ReplicatedAckReader:
     """What the topic tells of all logs, by log id. clean_producer_id, clean_epoch: of the owner that has stopped
     cleanly; -1: none has.
     """
 
     def __init__(self) -> None:
-        self.logs: dict[bytes, Told] = {}
+        self.logs: dict[bytes, ReplicatedAcks] = {}
         self.clean_producer_id: i64 = -1
         self.clean_epoch: i64 = -1
 
@@ -253,7 +253,7 @@ class ToldLogs:
             if told is None:
                 if record.value is None:
                     continue
-                told = self.logs[log_id] = Told()
+                told = self.logs[log_id] = ReplicatedAcks()
             number: i64 = read_i64_be(key, 2 + _LOG_ID_SIZE) if size > 2 + _LOG_ID_SIZE else _ABSENT
             told.read(key[1 + _LOG_ID_SIZE], number, record.value)
             if told.empty:
@@ -261,13 +261,13 @@ class ToldLogs:
 
 
 @final
-class KeyedSettlements:
+class AckRecordWriter:
     """What is told of one log, and what has changed since. told: what the topic has, taken over; it changes with this.
 
     log_id: 16 bytes. waiting: something has changed that `tell` has not been asked for; whoever asks clears it.
     """
 
-    def __init__(self, log_id: bytes, told: Told) -> None:
+    def __init__(self, log_id: bytes, told: ReplicatedAcks) -> None:
         self.log_id: bytes = log_id
         self.waiting: bool = False
         self._head: i64 = told.head
@@ -281,7 +281,7 @@ class KeyedSettlements:
         self._returned: dict[int, tuple[int, int]] = {}
 
     def note(self, kind: i64, a: i64, b: i64, c: i64) -> None:
-        """As `SettledFiles.note`, whose entries these are. Cost: 50 ns."""
+        """As `AckFileWriter.note`, whose entries these are. Cost: 50 ns."""
         if kind in (SETTLED, LOST):
             self._runs.append((a, b))
         elif kind == RETURNED:

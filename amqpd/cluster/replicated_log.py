@@ -31,16 +31,16 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.cluster.replicated_acks import KeyedSettlements, Told
+from amqpd.cluster.replicated_acks import AckRecordWriter, ReplicatedAcks
 from amqpd.kafka.keyed_records import KeyedRecord, read_keyed
 from amqpd.kafka.partition import Partition
 from amqpd.storage.acks.ack_set import tally
 from amqpd.storage.local_log import LocalLog, LogKeeper
-from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.appender import KafkaSequencer
 from amqpd.storage.log.batch import CONTROL, HEADER_SIZE, TRANSACTIONAL, BatchHeader, ClosedBatch, plain
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, RecordRoute, read_offset_delta, read_record, record_stop, value_size
-from amqpd.storage.loop_log import StoreContext
+from amqpd.storage.loop_log import LogContext
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _FOREIGN: Final[i64] = TRANSACTIONAL | CONTROL
 
 
 @final
-class Filled:
+class BatchFilterResult:
     """What came of one. batch: None where nothing of it is live. runs: what of it is settled, both ends inclusive;
     settled_bytes: of the bodies in them. foreign_count: of its records, where somebody else has written it.
     """
@@ -92,11 +92,11 @@ class Filled:
             self.runs.append((self._run, last_offset))
 
 
-def look_over(data: bytes, first_offset: i64, told: Told, name: str) -> Filled:
+def filter_live_records(data: bytes, first_offset: i64, told: ReplicatedAcks, name: str) -> BatchFilterResult:
     """One batch, whole, its checksum right. first_offset: what is below is not of this log. name: of its queue, for
     what is logged. Cost: some 50 ns a record, and a copy of the batch.
     """
-    filled = Filled()
+    filled = BatchFilterResult()
     header = BatchHeader(data, 0)
     if header.last_offset < first_offset:
         return filled
@@ -126,7 +126,9 @@ def look_over(data: bytes, first_offset: i64, told: Told, name: str) -> Filled:
     return filled
 
 
-def _records(data: bytes, header: BatchHeader, first_offset: i64, told: Told, filled: Filled) -> bool:
+def _records(
+    data: bytes, header: BatchHeader, first_offset: i64, told: ReplicatedAcks, filled: BatchFilterResult
+) -> bool:
     """Whether they are messages of ours. Raises: BadRecord."""
     image, at, whole = plain(data, 0, header)
     end: i64 = at + whole.size
@@ -201,7 +203,7 @@ class ReplicatedLog(LocalLog):
 
     def __init__(
         self,
-        context: StoreContext,
+        context: LogContext,
         log: Log,
         vhost_id: str,
         queue_id: str,
@@ -221,8 +223,8 @@ class ReplicatedLog(LocalLog):
         self.first_offset: i64 = 0  # of what is read back
         self.end_offset: i64 = 0  # of what was written by those before: theirs ends there
         self.seen_end: i64 = 0  # below it all may have been delivered
-        self._told: Told = Told()
-        self.settlements: KeyedSettlements = KeyedSettlements(bytes.fromhex(queue_id), self._told)
+        self._told: ReplicatedAcks = ReplicatedAcks()
+        self.settlements: AckRecordWriter = AckRecordWriter(bytes.fromhex(queue_id), self._told)
         self.foreign_count: i64 = 0  # records of the partition that were no messages of ours
         self._in_transaction: bool = False
 
@@ -231,8 +233,8 @@ class ReplicatedLog(LocalLog):
     def open(
         self,
         partition: Partition,
-        replica: Replica,
-        told: Told,
+        replica: KafkaSequencer,
+        told: ReplicatedAcks,
         first_offset: i64,
         end_offset: i64,
         seen_end: i64,
@@ -245,7 +247,7 @@ class ReplicatedLog(LocalLog):
         """
         self.partition = partition
         self._told = told
-        self.settlements = KeyedSettlements(self.settlements.log_id, told)
+        self.settlements = AckRecordWriter(self.settlements.log_id, told)
         self.first_offset = first_offset if told.head < first_offset else told.head
         self.end_offset = end_offset
         self.seen_end = seen_end
@@ -264,13 +266,13 @@ class ReplicatedLog(LocalLog):
         settled is; batches of which all is are left out. Cost: some 50 ns a record, and the write. Raises: OSError when
         the disk cannot take them.
         """
-        kept: list[Filled] = []
+        kept: list[BatchFilterResult] = []
         segments = self.log.segments
         there: i64 = segments[len(segments) - 1].end if segments else 0
         for data in batches:
             if BatchHeader(data, 0).last_offset < there:
                 continue  # it had come before the disk could take no more
-            filled = look_over(data, self.first_offset, self._told, self.name)
+            filled = filter_live_records(data, self.first_offset, self._told, self.name)
             self.foreign_count += filled.foreign_count
             if filled.batch is not None:
                 kept.append(filled)
@@ -454,7 +456,7 @@ class ReplicatedLog(LocalLog):
                 keeper.tell_soon()
 
     def tell(self) -> list[KeyedRecord]:
-        """The records of what was settled, delivered and given back since the last call (`KeyedSettlements.tell`)."""
+        """The records of what was settled, delivered and given back since the last call (`AckRecordWriter.tell`)."""
         settlements = self.settlements
         settlements.waiting = False
         log = self.log

@@ -61,14 +61,14 @@ class RowKey(NamedTuple):
     values: tuple[Plain, ...]
 
 
-class PutNote(NamedTuple):
+class PutAnnotation(NamedTuple):
     """Write a note, or take it away (None). key: its kind first, one of NOTES."""
 
     key: NoteKey
     value: Note | None
 
 
-SlotChange: TypeAlias = Change | PutNote
+SlotChange: TypeAlias = Change | PutAnnotation
 """What one submission to a slot's `meta` consists of."""
 
 
@@ -155,7 +155,7 @@ def decode_object(value: bytes) -> dict[str, Any]:
     return found
 
 
-def encode_note(note: PutNote) -> tuple[bytes, bytes | None]:
+def encode_note(note: PutAnnotation) -> tuple[bytes, bytes | None]:
     """Key and value of its record."""
     return note_key(note.key), None if note.value is None else _json(dict(note.value))
 
@@ -167,7 +167,7 @@ def changes_to_json(changes: Iterable[SlotChange]) -> list[Any]:
     """For another node; `changes_from_json` reads it there. Raises: ValueError, what cannot be stored."""
     found: list[Any] = []
     for change in changes:
-        if isinstance(change, PutNote):
+        if isinstance(change, PutAnnotation):
             found.append(["note", list(change.key), None if change.value is None else dict(change.value)])
         elif isinstance(change, DeleteBindings):
             found.append(["unbind", *change])
@@ -190,7 +190,7 @@ def _change(found: object) -> SlotChange:
             known = decode_key(_json(key))
             if isinstance(known, RowKey):
                 raise Foreign("no note")
-            return PutNote(known, value)
+            return PutAnnotation(known, value)
         case ["unbind", str(vhost), str(name), "queue" | "exchange" as kind]:
             return DeleteBindings(vhost, name, kind)
         case ["put" | "delete" as what, list(key), dict(value)]:

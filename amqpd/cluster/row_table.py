@@ -23,7 +23,7 @@ from amqpd.cluster.row_codec import (
     Foreign,
     Note,
     NoteKey,
-    PutNote,
+    PutAnnotation,
     RowKey,
     SlotChange,
     decode_key,
@@ -82,7 +82,7 @@ class Submission(NamedTuple):
 
     asked: list[tuple[bytes, bytes | None]]
     along: list[tuple[bytes, bytes | None]]
-    gone: list[PutNote]
+    gone: list[PutAnnotation]
     size: int
 
 
@@ -133,7 +133,7 @@ class RowTable:
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._rows.values())
 
-    def adrift(self) -> Iterator[Delete]:
+    def orphaned(self) -> Iterator[Delete]:
         """What a crash between two batches of one submission has left: rows whose parent in this slot is gone."""
         for name in self.tables:
             for column, parent in _TABLE[name].parents:
@@ -220,7 +220,7 @@ class RowTable:
         if self.notes.get(key) == note:
             return None
         self._put_note(key, note)
-        return PutNote(key, note)
+        return PutAnnotation(key, note)
 
     # -- changes in, records out -------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class RowTable:
                     "declare or import them in parts, or raise cluster.max_message_bytes"
                 )
             gone = [
-                PutNote(each.key, each.value)
+                PutAnnotation(each.key, each.value)
                 for each in undo
                 if isinstance(each, _UndoNote) and each.key[0] == PLACE and each.key not in self.notes
             ]
@@ -279,7 +279,7 @@ class RowTable:
         return Submission(asked, along, gone, size + along_size)
 
     def _change(self, change: SlotChange, changed: dict[bytes, bool], undo: list[_Undo | _UndoNote]) -> None:
-        if isinstance(change, PutNote):
+        if isinstance(change, PutAnnotation):
             undo.append(_UndoNote(change.key, self.notes.get(change.key)))
             self._put_note(change.key, change.value)
             changed[note_key(change.key)] = True
@@ -354,7 +354,7 @@ class RowTable:
         """What the record of that key says now."""
         known = decode_key(key)
         if not isinstance(known, RowKey):
-            return encode_note(PutNote(known, self.notes.get(known)))[1]
+            return encode_note(PutAnnotation(known, self.notes.get(known)))[1]
         row = self._rows[known.table.name].get(key)
         return None if row is None else encode_row(row)[1]
 

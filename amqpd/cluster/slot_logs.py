@@ -14,9 +14,9 @@ its vhosts' queues, free ones too, and `settled` n. In order:
     give_up()               nothing comes any more: all is stored, and the next owner is told that it was
     close()
 
-Numbers: a partition's records are numbered by one `Replica` (`replica`), whoever writes them.
+Numbers: a partition's records are numbered by one `KafkaSequencer` (`replica`), whoever writes them.
 
-What waits for Kafka's answers counts as unsynced (`CommitCycle.unsynced_bytes`), so publishers are held by the same
+What waits for Kafka's answers counts as unsynced (`GroupCommit.unsynced_bytes`), so publishers are held by the same
 bound as for a slow disk.
 
 Space in Kafka: what stands before a log's head is freed, now and then, by DeleteRecords, which frees from the front
@@ -48,23 +48,29 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from amqpd.cluster.replicated_acks import NOT_DELIVERED, KeyedSettlements, Told, ToldLogs, owner_record
+from amqpd.cluster.replicated_acks import (
+    NOT_DELIVERED,
+    AckRecordWriter,
+    ReplicatedAckReader,
+    ReplicatedAcks,
+    owner_record,
+)
 from amqpd.cluster.replicated_log import ReplicaKeeper, ReplicatedLog
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch, read_keyed
 from amqpd.kafka.partition import WINDOW, Partition
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.acks.ack_set import DELIVERED
-from amqpd.storage.group_commit import CommitCycle
-from amqpd.storage.log.appender import Replica
+from amqpd.storage.group_commit import GroupCommit
+from amqpd.storage.log.appender import KafkaSequencer
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch
 from amqpd.storage.queue_log import QueueLog
 
 logger = logging.getLogger(__name__)
 
 DeleteRecords = Callable[[str, Mapping[int, int]], Awaitable[object]]
-"""(topic, partition -> offset): what stands before it goes: `Topics.delete_records`."""
+"""(topic, partition -> offset): what stands before it goes: `TopicAdmin.delete_records`."""
 
 MARK_BYTES: Final = 1 << 20
 FREE_BYTES: Final = 4 << 20
@@ -76,7 +82,7 @@ LIVE_SHARE: Final = 100
 """A span of over WIDE_BYTES of which less than one in LIVE_SHARE bytes is live."""
 
 
-class Span:
+class LogSpan:
     """Bytes of one log in Kafka, by offset."""
 
     def __init__(self) -> None:
@@ -118,17 +124,17 @@ class Span:
         self._freed = self._total if head >= end else self._before(head)
 
 
-class Fronts:
+class RecordTruncation:
     """Of the logs of one slot."""
 
     def __init__(self) -> None:
-        self.spans: dict[ReplicatedLog, Span] = {}
+        self.spans: dict[ReplicatedLog, LogSpan] = {}
 
-    def span(self, log: ReplicatedLog) -> Span:
+    def span(self, log: ReplicatedLog) -> LogSpan:
         """Its span, empty where nothing has come yet."""
         found = self.spans.get(log)
         if found is None:
-            found = self.spans[log] = Span()
+            found = self.spans[log] = LogSpan()
         return found
 
     def forget(self, log: ReplicatedLog) -> None:
@@ -201,10 +207,10 @@ class _Filling:
         self.task: asyncio.Task[None] | None = None
 
 
-class ReadingBack:
+class LogRefill:
     """Of the logs of one slot. Loop thread only; `close` it."""
 
-    def __init__(self, read: Read, fronts: Fronts) -> None:
+    def __init__(self, read: Read, fronts: RecordTruncation) -> None:
         self._read = read
         self._fronts = fronts
         self._filling: dict[ReplicatedLog, _Filling] = {}
@@ -243,7 +249,7 @@ class ReadingBack:
                 while filling.spans and not log.deleted:
                     try:
                         await self._fill_span(log, filling)
-                    except KafkaLost as error:
+                    except KafkaDisconnected as error:
                         logger.warning("queue '%s' is still being read from Kafka: %s", log.name, error)
                         await asyncio.sleep(RETRY_S)
                 if not log.deleted:
@@ -306,7 +312,7 @@ class Asking(NamedTuple):
     done: Callable[[bool], None]
 
 
-class SettledWaits:
+class AckWaits:
     """Of one slot. heard: by the pass that goes on."""
 
     def __init__(self) -> None:
@@ -359,7 +365,7 @@ _BATCH_SIZE_MAX: Final = 512 * 1024
 _BATCH_COUNT_MAX: Final = 4096
 
 
-class Place(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a durable queue's log is. first_offset: its first; what the partition has below is of another queue."""
 
     topic: str
@@ -372,8 +378,9 @@ class SlotLogs(ReplicaKeeper):
 
     producer: its `on_moved`, `on_refused` and `on_fenced` are this one's from here on. held: producer id and epoch that
     its partitions were taken over by. settled: the slot's partition of `settled`. read: for what is read back.
-    on_failed: a log takes nothing more, or could not be written (`Turn.log_failed`). on_accepted: a log that Kafka had
-    refused takes more. on_room: fewer bytes are unsynced (`Turn.room`). on_fenced: nothing is sent any more, with the
+    on_failed: a log takes nothing more, or could not be written (`LoopTurn.log_failed`). on_accepted: a log that Kafka
+    had refused takes more. on_room: fewer bytes are unsynced (`LoopTurn.room`). on_fenced: nothing is sent any more,
+    with the
     reason: the slot is to be given up; every publish that was not safe has been refused.
     """
 
@@ -382,7 +389,7 @@ class SlotLogs(ReplicaKeeper):
         producer: KafkaProducer,
         held: ProducerId,
         settled: Partition,
-        commits: CommitCycle,
+        commits: GroupCommit,
         read: Read,
         *,
         on_failed: Callable[[QueueLog], None],
@@ -406,11 +413,11 @@ class SlotLogs(ReplicaKeeper):
         self._commits = commits
         self._loop = asyncio.get_running_loop()
         self._transaction_bytes_max = transaction_bytes_max
-        self._told = ToldLogs()
-        self._replicas: dict[Partition, Replica] = {}
+        self._told = ReplicatedAckReader()
+        self._replicas: dict[Partition, KafkaSequencer] = {}
         self._places: dict[tuple[str, int], Partition] = {}
-        self.fronts = Fronts()
-        self._reading = ReadingBack(read, self.fronts)
+        self.fronts = RecordTruncation()
+        self._reading = LogRefill(read, self.fronts)
         self._changing: set[Partition] = set()  # they have batches of an earlier epoch on the way
         self._held_back: set[ReplicatedLog] = set()  # with batches of the later one
         self._late: dict[Partition, list[ClosedBatch]] = {}  # such batches of queues that were deleted meanwhile
@@ -420,7 +427,7 @@ class SlotLogs(ReplicaKeeper):
         self._records: list[KeyedRecord] = []
         self._tell_timer: asyncio.Handle | None = None
         self._told_s = 0.0
-        self._waits = SettledWaits()
+        self._waits = AckWaits()
         self.ended = ""
         producer.on_moved = self.moved
         producer.on_refused = self.refused
@@ -443,17 +450,17 @@ class SlotLogs(ReplicaKeeper):
         told, held = self._told, self.held
         return bool(told.clean_producer_id == held.producer_id and told.clean_epoch + 1 == held.epoch)
 
-    def begin(self, log: ReplicatedLog, place: Place) -> None:
+    def begin(self, log: ReplicatedLog, place: LogPosition) -> None:
         """The log is the one at that place. Raises: KeyError where the producer does not have its partition.
 
         One whose partition is closed, for it is gone, is empty and takes nothing; what is told of it stays as it is.
         """
         partition = self.partition(place)
-        told = self._told.logs.pop(log.settlements.log_id, None) or Told()
+        told = self._told.logs.pop(log.settlements.log_id, None) or ReplicatedAcks()
         end = int(partition.next_offset)
         if partition.closed:
-            log.open(partition, self.replica(partition), Told(), end, end, end)
-            log.settlements = KeyedSettlements(log.settlements.log_id, told)
+            log.open(partition, self.replica(partition), ReplicatedAcks(), end, end, end)
+            log.settlements = AckRecordWriter(log.settlements.log_id, told)
             self.logs[partition] = log
             self._lost.add(log)
             log.filled()
@@ -468,7 +475,7 @@ class SlotLogs(ReplicaKeeper):
             log.seen_end = 0 if told.delivered_mark == NOT_DELIVERED else min(seen_end, int(told.delivered_mark) + 1)
             log.filled()
 
-    def partition(self, place: Place) -> Partition:
+    def partition(self, place: LogPosition) -> Partition:
         """The producer's partition of that place. Raises: KeyError."""
         found = self._places.get((place.topic, place.number))
         if found is None or found.closed:  # a topic of its own may have gone, and another one of its name have come
@@ -477,12 +484,12 @@ class SlotLogs(ReplicaKeeper):
             found = self._places[place.topic, place.number]
         return found
 
-    def replica(self, partition: Partition) -> Replica:
+    def replica(self, partition: Partition) -> KafkaSequencer:
         """How its records are numbered. The barrier was the first."""
         found = self._replicas.get(partition)
         if found is None:
             held = self.held
-            found = Replica(held.producer_id, held.epoch, 1, self._transaction_bytes_max)
+            found = KafkaSequencer(held.producer_id, held.epoch, 1, self._transaction_bytes_max)
             self._replicas[partition] = found
         return found
 
@@ -494,7 +501,7 @@ class SlotLogs(ReplicaKeeper):
         told = self._told.logs
         orphans = [log_id for log_id in told if log_id.hex() not in placed]
         for log_id in orphans:
-            self._records += KeyedSettlements(log_id, told.pop(log_id)).forget()
+            self._records += AckRecordWriter(log_id, told.pop(log_id)).forget()
         if self._records:
             self._arm(TELL_DELAY_S)
         return len(orphans)

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Final, Protocol
 
-from amqpd.cluster.placement import Placement
+from amqpd.cluster.placement import QueuePlacement
 from amqpd.cluster.row_codec import SlotChange, key_of
 from amqpd.cluster.row_table import RowTable, Submission
 from amqpd.kafka.consumer import SLICE_S
@@ -45,7 +45,7 @@ GROUP_MAX: Final = 1000
 """Submissions that go together."""
 
 
-class Writer(Protocol):
+class RecordNumberer(Protocol):
     """Who numbers what goes to the slot's partitions (`SlotLogs`)."""
 
     @property
@@ -71,7 +71,7 @@ class _Waiting:
         self.along: list[KeyedRecord] = []
 
 
-class SlotRows:
+class RowWriter:
     """Of one slot. Loop thread only. `moved` is to be called when Kafka has more of `partition`.
 
     table: as `meta` has it. bytes_max: of a batch. prepare: makes the changes of a submission whole just before they
@@ -82,9 +82,9 @@ class SlotRows:
         self,
         table: RowTable,
         partition: Partition,
-        writer: Writer,
+        writer: RecordNumberer,
         bytes_max: int,
-        placement: Placement | None = None,
+        placement: QueuePlacement | None = None,
         prepare: Callable[[Sequence[SlotChange]], Sequence[SlotChange]] | None = None,
     ) -> None:
         self.table = table

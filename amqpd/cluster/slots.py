@@ -23,7 +23,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.outages import Outages
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.metadata.store import MetadataError
@@ -68,14 +68,15 @@ class Taker(Protocol[H]):
         """It has ended: nothing of it is served any more. Raises: nothing."""
 
 
-TAKE_ERRORS: Final = (KafkaLost, KafkaRefused, KafkaUnfit, MetadataError, OSError)
+TAKE_ERRORS: Final = (KafkaDisconnected, KafkaRefused, KafkaIncompatible, MetadataError, OSError)
 """That a slot cannot be taken just now."""
 
 
 class Slots(Generic[H]):
     """Of one node. Loop thread only.
 
-    known: see `Members.known`. rejoin: see `Members.rejoin`. wanted_here: whether there is anything in a slot.
+    known: see `GroupMembership.known`. rejoin: see `GroupMembership.rejoin`. wanted_here: whether there is anything in
+    a slot.
     outages: where trouble with Kafka is reported.
     """
 

@@ -34,11 +34,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from amqpd.cluster.row_codec import OWNER, VHOST_SLOT, WISH, Foreign, Newer, PutNote, decode_object, note_key
+from amqpd.cluster.row_codec import OWNER, VHOST_SLOT, WISH, Foreign, Newer, PutAnnotation, decode_object, note_key
 from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost
-from amqpd.kafka.consumer import SLICE_S, Followed, Follower
+from amqpd.kafka.connection import KafkaDisconnected
+from amqpd.kafka.consumer import SLICE_S, FollowedPartition, TopicFollower
 from amqpd.kafka.keyed_records import keyed_records
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.storage.log.batch import BatchHeader
@@ -67,9 +67,9 @@ class Owner(NamedTuple):
     epoch: int
     time_ms: int
 
-    def note(self, slot: int) -> PutNote:
+    def note(self, slot: int) -> PutAnnotation:
         """What an owner writes to its own `meta`."""
-        return PutNote((OWNER, slot), self._asdict())
+        return PutAnnotation((OWNER, slot), self._asdict())
 
     def was_before(self, other: Owner) -> bool:
         """It wrote the slot before that one; False where the producer ids differ, which says nothing."""
@@ -111,7 +111,7 @@ class ClusterState:
         self.on_row: list[Callable[[Change], None]] = []
         self.on_vhost: list[Callable[[str], None]] = []
         self.on_owner: list[Callable[[int], None]] = []
-        self.on_note: list[Callable[[PutNote], None]] = []
+        self.on_note: list[Callable[[PutAnnotation], None]] = []
         self.on_lost: Callable[[str], None] = lambda _: None
         """Nothing more will be known; with the reason."""
         self.foreign_count = 0
@@ -119,8 +119,8 @@ class ClusterState:
         self.problem = ""
         """What a later version of amqpd has written that this one does not know; empty: nothing."""
         self._owner_keys = [note_key((OWNER, slot)) for slot in range(slots)]
-        self._follower = Follower(access, self._take, self._lost)
-        self._followed: list[Followed] = []
+        self._follower = TopicFollower(access, self._take, self._lost)
+        self._followed: list[FollowedPartition] = []
         self._opened = False
         self._waiting: set[asyncio.Future[None]] = set()
 
@@ -131,7 +131,7 @@ class ClusterState:
         self._followed = [self._follower.follow(self.topic, slot) for slot in range(self.slots)]
         try:
             await self._follower.caught_up(self._followed)
-        except (KafkaLost, KafkaRefused) as error:
+        except (KafkaDisconnected, KafkaRefused) as error:
             raise MetadataError(f"the cluster's metadata cannot be read: {error}") from error
         if self.problem:
             raise MetadataError(f"{self.problem}; start the later version that wrote it")
@@ -238,7 +238,7 @@ class ClusterState:
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    async def _take(self, followed: Followed, batch: bytes) -> None:
+    async def _take(self, followed: FollowedPartition, batch: bytes) -> None:
         slot = followed.number
         # In other slots a look for one key is enough, and most batches have none.
         if slot and self._owner_keys[slot] not in batch and not BatchHeader(batch, 0).compressed():
@@ -282,7 +282,7 @@ class ClusterState:
             return
         if change is None:
             return
-        if isinstance(change, PutNote):
+        if isinstance(change, PutAnnotation):
             if change.key[0] == VHOST_SLOT:
                 self._tell_vhost(str(change.key[1]))
             if change.key[0] != OWNER:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from amqpd.cluster.replicated_log import ReplicatedLog
-from amqpd.cluster.slot_logs import Place, SlotLogs
-from amqpd.storage.acks.retained import Hold
+from amqpd.cluster.slot_logs import LogPosition, SlotLogs
+from amqpd.storage.acks.retained import ExportHold
 from amqpd.storage.data_directory import SPILL
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.queue_json import describe
@@ -30,7 +30,7 @@ class Placed(NamedTuple):
     """A durable queue's log: of that slot, at that place."""
 
     logs: SlotLogs
-    place: Place
+    place: LogPosition
 
 
 class ClusterStorage(Storage):
@@ -83,11 +83,11 @@ class ClusterStorage(Storage):
             if store.local:
                 store.recover()
 
-    def find_hold(self, store: QueueLog) -> Hold | None:
+    def find_hold(self, store: QueueLog) -> ExportHold | None:
         """None for a log that Kafka keeps: nothing of it is held back for exports."""
         return super().find_hold(store) if store.local else None
 
-    def hold(self, store: QueueLog) -> Hold:
+    def hold(self, store: QueueLog) -> ExportHold:
         """See `Storage.hold`. Raises: TypeError for a log that Kafka keeps."""
         if not store.local:
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")

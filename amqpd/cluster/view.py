@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 
-class Node(NamedTuple):
+class NodeState(NamedTuple):
     """name: `amqpd@host`. host, port: of its inner port (`cluster.listen`). fingerprint: of its certificate, SHA-256 in
     hexadecimal digits.
     """
@@ -37,15 +37,15 @@ class View:
         """The names of all there are."""
         raise NotImplementedError
 
-    def owner_of(self, vhost: str) -> Node | None:
+    def owner_of(self, vhost: str) -> NodeState | None:
         """Who runs the vhost; None where nobody does just now, or there is none. Cost: two looks into a dict."""
         raise NotImplementedError
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeState]:
         """All that run, this one among them, by name."""
         raise NotImplementedError
 
-    def keeper(self) -> Node | None:
+    def controller(self) -> NodeState | None:
         """Who keeps what is the whole cluster's (users, vhosts, permissions): the owner of slot 0."""
         raise NotImplementedError
 

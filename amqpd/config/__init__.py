@@ -7,8 +7,8 @@ A setting has one name in four places. `amqp.tls.verify_peer` is `verify_peer` u
 import `help` when they show it. Nothing here imports the server or asyncio: all of it is part of every start.
 """
 
-from amqpd.config.loader import EXIT_USAGE, Loaded, SettingsError, load
-from amqpd.config.row import Row
+from amqpd.config.loader import EXIT_USAGE, LoadedSettings, SettingsError, load
+from amqpd.config.row import Setting
 from amqpd.config.schema import (
     AmqpSettings,
     AuthSettings,
@@ -37,10 +37,10 @@ __all__ = [
     "HttpSettings",
     "HttpTlsSettings",
     "LimitSettings",
-    "Loaded",
+    "LoadedSettings",
     "LogSettings",
     "MetadataSettings",
-    "Row",
+    "Setting",
     "Settings",
     "SettingsError",
     "StorageSettings",

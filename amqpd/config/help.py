@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from amqpd._build import describe
-from amqpd.config.loader import Loaded
+from amqpd.config.loader import LoadedSettings
 from amqpd.config.schema import rows, value_of
 
 MASK: Final = "********"
@@ -74,7 +74,7 @@ def help_text() -> str:
     return "\n".join(parts)
 
 
-def check_text(loaded: Loaded) -> str:
+def check_text(loaded: LoadedSettings) -> str:
     """What there is to say about settings that can be used: what changes nothing, and each that is not the default."""
     given = [row for row in rows() if loaded.sources[row.name] != "default"]
     lines = [f"note: {note}" for note in loaded.notes]
@@ -84,7 +84,7 @@ def check_text(loaded: Loaded) -> str:
     return "\n".join([*lines, "the settings can be used"])
 
 
-def toml_text(loaded: Loaded) -> str:
+def toml_text(loaded: LoadedSettings) -> str:
     """A file of all settings, `amqpd.toml`: those that have their default are commented out, and so are secrets."""
     lines = ["# Every setting of amqpd; what is commented out is the default. A later line of the environment or the",
              "# command line wins. Made by `amqpd --print-settings --formatter toml`."]  # fmt: skip
@@ -115,7 +115,7 @@ def _toml_value(value: object) -> str:
     return json.dumps(shown(value), ensure_ascii=False)
 
 
-def settings_text(loaded: Loaded) -> str:
+def settings_text(loaded: LoadedSettings) -> str:
     """Name, value and source of every setting, as a table, as JSON (a list of objects, values typed) or as a file."""
     if loaded.formatter == "toml":
         return toml_text(loaded)

@@ -26,9 +26,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
-from amqpd.config.row import Row
+from amqpd.config.row import Setting
 from amqpd.config.schema import ClusterSettings, HttpTlsSettings, Settings, TlsSettings, rows
-from amqpd.config.types import problem, there
+from amqpd.config.types import access_problem, file_exists
 
 EXIT_USAGE: Final = 64
 """Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
@@ -59,7 +59,7 @@ class SettingsError(Exception):
         self.problems = list(problems)
 
 
-class Loaded(NamedTuple):
+class LoadedSettings(NamedTuple):
     """What `load` found.
 
     sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`.
@@ -74,7 +74,7 @@ class Loaded(NamedTuple):
     notes: Sequence[str] = ()
 
 
-def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
+def load(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
     """The settings that defaults, file, `environ` and `argv` (without the program's name) add up to.
 
     Cost: one read of the TOML file if there is one. Raises: SettingsError.
@@ -83,7 +83,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     line = _parse_arguments(argv, known)
     sources = dict.fromkeys(known, "default")
     if line.wish in {"help", "version"}:
-        return Loaded(Settings(), sources, line.wish, line.formatter)
+        return LoadedSettings(Settings(), sources, line.wish, line.formatter)
     problems = line.problems
     raw: dict[str, object] = {}
     notes: list[str] = []
@@ -124,7 +124,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
         problems = _disagreements(settings)
     if problems:
         raise SettingsError(problems)
-    return Loaded(settings, sources, line.wish, line.formatter, notes)
+    return LoadedSettings(settings, sources, line.wish, line.formatter, notes)
 
 
 def _read_rabbitmq_files(
@@ -142,7 +142,7 @@ def _read_rabbitmq_files(
     if main is not None and main.name.endswith(".config"):
         problems.append(f"{main}: {rabbitmq_env.NO_CONFIG}")
         return {}
-    if main is not None and there((main.parent / "advanced.config").exists, False):
+    if main is not None and file_exists((main.parent / "advanced.config").exists, False):
         problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_env.NO_CONFIG}; then take the file away")
     if more is None:
         more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
@@ -181,7 +181,7 @@ class _CommandLine(NamedTuple):
     problems: list[str]
 
 
-def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandLine:
+def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _CommandLine:
     """Splits the command line; `--name value` and `--name=value` are the same, the last of a name wins."""
     wishes: list[str] = []
     problems: list[str] = []
@@ -224,10 +224,10 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Row]) -> _CommandL
     return _CommandLine(cast(Any, wish), cast(Any, formatter or "table"), config, values, problems)
 
 
-def _read_file(named: str, known: Mapping[str, Row], problems: list[str]) -> tuple[dict[str, object], str]:
+def _read_file(named: str, known: Mapping[str, Setting], problems: list[str]) -> tuple[dict[str, object], str]:
     """Values of the TOML file by name, and what `sources` calls the file; one that was not named may be missing."""
     path = Path(named or "amqpd.toml")
-    if not named and not there(path.exists, False):
+    if not named and not file_exists(path.exists, False):
         return {}, ""
     import tomllib
 
@@ -258,7 +258,7 @@ def _read_file(named: str, known: Mapping[str, Row], problems: list[str]) -> tup
 
 
 def _read_environment(
-    environ: Mapping[str, str], known: Mapping[str, Row], problems: list[str]
+    environ: Mapping[str, str], known: Mapping[str, Setting], problems: list[str]
 ) -> dict[str, tuple[str, str]]:
     """Setting's name -> (text, variable)."""
     variables = {row.variable: row for row in known.values()}
@@ -286,7 +286,7 @@ def _disagreements(settings: Settings) -> list[str]:
     if None not in given.values():
         problems.append("load_definitions and definitions.local.path are the same setting; give one of them")
     for name, path in given.items():
-        if path is not None and (why := problem(path.exists, f"there is no file or directory {path}")):
+        if path is not None and (why := access_problem(path.exists, f"there is no file or directory {path}")):
             problems.append(f"{name}: {why}")
     if settings.cluster != _NO_CLUSTER:
         problems += disagreements(settings.cluster, amqp.frame_max)
@@ -305,7 +305,7 @@ def _tls_disagreements(tls: TlsSettings | HttpTlsSettings, section: str, plain_p
     if tls.fail_if_no_peer_certificate and not tls.verify_peer:
         problems.append(f"{name}.fail_if_no_peer_certificate needs {name}.verify_peer")
     for key, path in (("certificate", tls.certificate), ("key", tls.key), ("ca", tls.ca)):
-        if path is not None and (why := problem(path.is_file, f"there is no file {path}")):
+        if path is not None and (why := access_problem(path.is_file, f"there is no file {path}")):
             problems.append(f"{name}.{key}: {why}")
     return problems
 
@@ -352,7 +352,7 @@ def _access_disagreements(cluster: ClusterSettings) -> list[str]:
     for name, path in files:
         if path is not None and not tls.enabled:
             problems.append(f"cluster.tls.{name} needs cluster.tls.enabled")
-        elif path is not None and (why := problem(path.is_file, f"there is no file {path}")):
+        elif path is not None and (why := access_problem(path.is_file, f"there is no file {path}")):
             problems.append(f"cluster.tls.{name}: {why}")
     if tls.key is not None and tls.certificate is None:
         problems.append("cluster.tls.key needs cluster.tls.certificate")

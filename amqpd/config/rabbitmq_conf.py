@@ -43,7 +43,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-from amqpd.config.types import there
+from amqpd.config.types import file_exists
 
 PROMETHEUS: Final = "rabbitmq_prometheus"
 PART_OF_IT: Final = frozenset(
@@ -72,7 +72,7 @@ def enabled(folder: Path | None, environ: Mapping[str, str], notes: list[str]) -
         place = f"environment {NAMES}"
     else:
         path = Path(named) if (named := environ.get(FILE, "")) else folder and folder / "enabled_plugins"
-        if path is None or not there(path.is_file, True):
+        if path is None or not file_exists(path.is_file, True):
             return {}
         place = f"file {path}"
         try:
@@ -426,7 +426,7 @@ def _same(pattern: str, setting: str, convert: Callable[[str], object] = str, mo
     return Key(pattern, f"`{setting}`{more}", take)
 
 
-def _nothing(why: str, *patterns: str) -> list[Key]:
+def _ignored(why: str, *patterns: str) -> list[Key]:
     """Changes nothing, and is told."""
 
     def take(translation: Translation, _words: Sequence[str], _value: str, place: str) -> None:
@@ -444,7 +444,7 @@ def _refused(why: str, *patterns: str) -> list[Key]:
     return [Key(pattern, f"**refused**: {why}", take) for pattern in patterns]
 
 
-def _only(pattern: str, allowed: Sequence[str], why: str, shown: str = "") -> Key:
+def _fixed_value(pattern: str, allowed: Sequence[str], why: str, shown: str = "") -> Key:
     """Some values say what amqpd does anyway, all others are refused. shown: for users, instead of the values."""
 
     def take(_translation: Translation, _words: Sequence[str], value: str, _place: str) -> None:
@@ -475,7 +475,7 @@ def _metrics(pattern: str, setting: str, convert: Callable[[str], object] = str,
     return Key(pattern, f"`{setting}`{more}", take)
 
 
-def _old_does(setting: str) -> str:
+def _legacy_key(setting: str) -> str:
     """Of `management.listener.*`."""
     if not setting:
         return "`true`: the one listener is HTTPS, `http.port` is off"
@@ -491,7 +491,7 @@ def _login_from(value: str) -> str:
     return "subject_alternative_name" if value == "subject_alt_name" else value
 
 
-def _together(pattern: str, does: str, take: Take) -> Key:
+def _combined(pattern: str, does: str, take: Take) -> Key:
     return Key(pattern, does, take)
 
 
@@ -513,45 +513,47 @@ LOG_LEVEL: Final = "`log.level`; notice is info, critical and above are error"
 # fmt: off
 ROWS: Final[tuple[Key, ...]] = (
     # -- listeners
-    _together("listeners.tcp", "`none`: `amqp.port` is off", Translation.no_listener),
-    _together("listeners.ssl", "`none`: `amqp.tls.port` is off", Translation.no_listener),
-    _together("listeners.tcp.$name", "`amqp.port`, with addresses `amqp.host`; one port", Translation.listener),
-    _together("listeners.ssl.$name", "`amqp.tls.port`, with addresses `amqp.host`; one port", Translation.listener),
+    _combined("listeners.tcp", "`none`: `amqp.port` is off", Translation.no_listener),
+    _combined("listeners.ssl", "`none`: `amqp.tls.port` is off", Translation.no_listener),
+    _combined("listeners.tcp.$name", "`amqp.port`, with addresses `amqp.host`; one port", Translation.listener),
+    _combined("listeners.ssl.$name", "`amqp.tls.port`, with addresses `amqp.host`; one port", Translation.listener),
     _same("handshake_timeout", "amqp.handshake_timeout_s", handshake_s, ", from milliseconds; an hour at most"),
     _same("heartbeat", "amqp.heartbeat_s", number),
     _same("frame_max", "amqp.frame_max", frame_size, "; 0 is 128 MiB"),
     _same("channel_max", "amqp.channel_max", _channels, "; 0 is 65535"),
     _same("max_channels_per_connection", "amqp.channel_max", _channels, "; 0 is 65535"),
     _same("max_message_size", "amqp.message_size_max_bytes", number),
-    _only("proxy_protocol", ("false",), "amqpd does not read the PROXY header, and clients' addresses would be wrong"),
-    *_nothing(SOCKETS, "tcp_listen_options", "tcp_listen_options.*", "num_acceptors.tcp", "num_acceptors.ssl"),
-    *_nothing("frames before connection.tune-ok have at most 8 KiB", "initial_frame_max"),
-    *_nothing("a handshake with TLS may take 5 s", "ssl_handshake_timeout"),
-    *_nothing("addresses are shown as numbers", "reverse_dns_lookups"),
-    *_nothing(
+    _fixed_value(
+        "proxy_protocol", ("false",), "amqpd does not read the PROXY header, and clients' addresses would be wrong"
+    ),
+    *_ignored(SOCKETS, "tcp_listen_options", "tcp_listen_options.*", "num_acceptors.tcp", "num_acceptors.ssl"),
+    *_ignored("frames before connection.tune-ok have at most 8 KiB", "initial_frame_max"),
+    *_ignored("a handshake with TLS may take 5 s", "ssl_handshake_timeout"),
+    *_ignored("addresses are shown as numbers", "reverse_dns_lookups"),
+    *_ignored(
         "the process's descriptors are the limit, see limits.reserved_descriptors", "connection_max", "max_connections"
     ),
-    *_nothing(
+    *_ignored(
         "see docs/limits.md for limits of a vhost or a user",
         "channel_max_per_node", "consumer_max_per_channel", "session_max_per_connection", "link_max_per_session",
         "vhost_max", "cluster_exchange_limit", "cluster_queue_limit",
     ),
     # -- TLS
-    _only("ssl_options", ("none",), "name its keys, ssl_options.certfile and so on"),
+    _fixed_value("ssl_options", ("none",), "name its keys, ssl_options.certfile and so on"),
     _same("ssl_options.cacertfile", "amqp.tls.ca"),
     _same("ssl_options.certfile", "amqp.tls.certificate", more="; the chain belongs into this file"),
     _same("ssl_options.keyfile", "amqp.tls.key"),
     _same("ssl_options.verify", "amqp.tls.verify_peer", verify),
     _same("ssl_options.fail_if_no_peer_cert", "amqp.tls.fail_if_no_peer_certificate", boolean),
-    _together("ssl_options.versions.$n", VERSIONS, Translation.tls_version),
+    _combined("ssl_options.versions.$n", VERSIONS, Translation.tls_version),
     *_refused(
         PLAIN_KEYS,
         "ssl_options.password", "ssl_options.cert", "ssl_options.cacerts.$name", "ssl_options.key.*",
     ),
-    _only("ssl_options.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"),
+    _fixed_value("ssl_options.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"),
     _same("ssl_options.depth", "amqp.tls.depth", chain_depth),
-    _together("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
-    *_nothing(
+    _combined("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
+    *_ignored(
         "OpenSSL chooses",
         "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
         "ssl_options.dhfile", "ssl_options.client_renegotiation", "ssl_options.secure_renegotiate",
@@ -562,75 +564,75 @@ ROWS: Final[tuple[Key, ...]] = (
     _same("default_user", "default.user"),
     _same("default_pass", "default.password"),
     _same("default_vhost", "default.vhost"),
-    _together("default_user_tags.$tag", "`default.tags`", Translation.user_tag),
+    _combined("default_user_tags.$tag", "`default.tags`", Translation.user_tag),
     _same("default_permissions.configure", "default.configure"),
     _same("default_permissions.write", "default.write"),
     _same("default_permissions.read", "default.read"),
-    _together("loopback_users", "`none`: `amqp.loopback_users` is empty", Translation.no_loopback_users),
-    _together("loopback_users.$user", "`amqp.loopback_users`: those that are true", Translation.loopback_user),
-    _only("auth_backends.$n", INTERNAL, "amqpd keeps its users itself"),
-    _only("auth_backends.$n.authn", INTERNAL, "amqpd keeps its users itself"),
-    _only("auth_backends.$n.authz", INTERNAL, "amqpd keeps its users itself"),
-    _together("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
+    _combined("loopback_users", "`none`: `amqp.loopback_users` is empty", Translation.no_loopback_users),
+    _combined("loopback_users.$user", "`amqp.loopback_users`: those that are true", Translation.loopback_user),
+    _fixed_value("auth_backends.$n", INTERNAL, "amqpd keeps its users itself"),
+    _fixed_value("auth_backends.$n.authn", INTERNAL, "amqpd keeps its users itself"),
+    _fixed_value("auth_backends.$n.authz", INTERNAL, "amqpd keeps its users itself"),
+    _combined("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
     *_refused("amqpd keeps its users itself", "auth_ldap.*", "auth_http.*", "auth_oauth2.*"),
-    *_nothing("logins are answered from memory", "auth_cache.*"),
-    _only("anonymous_login_user", ("none",), "a login needs a password"),
-    *_nothing("a login needs a password", "anonymous_login_pass"),
+    *_ignored("logins are answered from memory", "auth_cache.*"),
+    _fixed_value("anonymous_login_user", ("none",), "a login needs a password"),
+    *_ignored("a login needs a password", "anonymous_login_pass"),
     _same("ssl_cert_login_from", "auth.ssl_cert_login_from", _login_from),
     _same("ssl_cert_login_san_type", "auth.ssl_cert_login_san_type", more="; `other_name` is **refused**"),
     _same("ssl_cert_login_san_index", "auth.ssl_cert_login_san_index", number),
-    _together(
+    _combined(
         "password_hashing_module", "`auth.password_hashing`; MD5: nothing, argon2id stays", Translation.password_hashing
     ),
-    _only(
+    _fixed_value(
         "credential_validator.validation_backend",
         ("rabbit_credential_validator_accept_everything",),
         "amqpd takes every password",
     ),
-    *_nothing("amqpd takes every password", "credential_validator.min_length", "credential_validator.regexp"),
+    *_ignored("amqpd takes every password", "credential_validator.min_length", "credential_validator.regexp"),
     *_refused(MAKE_BY_HAND, "default_users.*", "default_policies.*", "default_limits.*"),
     # -- definitions
     _same("load_definitions", "load_definitions"),
     _same("management.load_definitions", "load_definitions"),
     _same("definitions.local.path", "definitions.local.path"),
     _same("definitions.skip_if_unchanged", "definitions.skip_if_unchanged", boolean),
-    _only(
+    _fixed_value(
         "definitions.import_backend", ("local_filesystem", "rabbit_definitions_import_local_filesystem"),
         "amqpd imports definitions from files",
     ),
     *_refused("amqpd imports definitions from files", "definitions.https.url"),
-    *_nothing("amqpd imports definitions from files", "definitions.tls.*"),
-    *_nothing("files are compared byte for byte", "definitions.hashing.algorithm"),
+    *_ignored("amqpd imports definitions from files", "definitions.tls.*"),
+    *_ignored("files are compared byte for byte", "definitions.hashing.algorithm"),
     # -- memory and disk
     _same("vm_memory_high_watermark.relative", "limits.memory_high_watermark", share),
     _same("vm_memory_high_watermark.absolute", "limits.memory_bytes", size_bytes, "; units as RabbitMQ has them"),
     _same("disk_free_limit.relative", "limits.disk_free_memory_multiple", share),
     _same("disk_free_limit.absolute", "limits.disk_free_bytes", size_bytes, "; units as RabbitMQ has them"),
-    *_nothing("amqpd does not page: a queue's messages are in its log", "vm_memory_high_watermark_paging_ratio"),
-    *_nothing("memory and disk are looked at each second", "memory_monitor_interval", "disk_monitor_interval"),
-    *_nothing("it is the resident memory", "vm_memory_calculation_strategy"),
-    *_nothing("set limits.memory_bytes instead", "total_memory_available_override_value"),
+    *_ignored("amqpd does not page: a queue's messages are in its log", "vm_memory_high_watermark_paging_ratio"),
+    *_ignored("memory and disk are looked at each second", "memory_monitor_interval", "disk_monitor_interval"),
+    *_ignored("it is the resident memory", "vm_memory_calculation_strategy"),
+    *_ignored("set limits.memory_bytes instead", "total_memory_available_override_value"),
     # -- queues
     _same("consumer_timeout", "consumer_timeout_ms", number, "; what it does: `consumer_timeout_response`"),
-    *_nothing("it is a vhost's: amqpctl add_vhost --default-queue-type", "default_queue_type"),
-    *_nothing(
+    *_ignored("it is a vhost's: amqpctl add_vhost --default-queue-type", "default_queue_type"),
+    *_ignored(
         "each queue is a log; see amqpd's settings storage.*",
         "classic_queue.*", "quorum_queue.*", "stream.replication.*", "queue_index_embed_msgs_below",
         "queue_index_max_journal_entries", "message_store_shutdown_timeout", "msg_store.*", "raft.*",
         "mirroring_sync_batch_size", "mirroring_sync_max_throughput", "lazy_queue_explicit_gc_run_operation_threshold",
         "queue_explicit_gc_run_operation_threshold", "stream_queue.*",
     ),
-    *_nothing("transient queues are taken as they always were", "deprecated_features.permit.*"),
+    *_ignored("transient queues are taken as they always were", "deprecated_features.permit.*"),
     # -- the log
-    _together("log.dir", "`log.file`: where a relative one is", Translation.log_key),
-    _together("log.file", "`log.file`", Translation.log_key),
-    _together("log.file.level", f"{LOG_LEVEL}; counts with log.file", Translation.log_key),
-    _together("log.file.formatter", "`log.format`; counts with log.file", Translation.log_key),
-    _together("log.console", "standard error, where there is no log.file", Translation.log_key),
-    _together("log.console.level", f"{LOG_LEVEL}; counts without log.file", Translation.log_key),
-    _together("log.console.formatter", "`log.format`; counts without log.file", Translation.log_key),
-    _together("log.default.level", f"{LOG_LEVEL}; where the other two are not given", Translation.log_key),
-    *_nothing(
+    _combined("log.dir", "`log.file`: where a relative one is", Translation.log_key),
+    _combined("log.file", "`log.file`", Translation.log_key),
+    _combined("log.file.level", f"{LOG_LEVEL}; counts with log.file", Translation.log_key),
+    _combined("log.file.formatter", "`log.format`; counts with log.file", Translation.log_key),
+    _combined("log.console", "standard error, where there is no log.file", Translation.log_key),
+    _combined("log.console.level", f"{LOG_LEVEL}; counts without log.file", Translation.log_key),
+    _combined("log.console.formatter", "`log.format`; counts without log.file", Translation.log_key),
+    _combined("log.default.level", f"{LOG_LEVEL}; where the other two are not given", Translation.log_key),
+    *_ignored(
         ONE_LOG,
         "log.file.*", "log.console.*", "log.default.*", "log.exchange", "log.exchange.*", "log.journald",
         "log.journald.*", "log.syslog", "log.syslog.*", "log.connection.*", "log.channel.*", "log.mirroring.*",
@@ -640,7 +642,7 @@ ROWS: Final[tuple[Key, ...]] = (
     # -- the admin API
     _admin("management.tcp.port", "http.port", number),
     _admin("management.tcp.ip", "http.host"),
-    _together("management.tcp.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
+    _combined("management.tcp.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
     _admin("management.ssl.port", "http.tls.port", number, f"; 15671 where it is missing. {ALONE}"),
     _admin("management.ssl.ip", "http.tls.host"),
     _admin("management.ssl.cacertfile", "http.tls.ca"),
@@ -648,46 +650,46 @@ ROWS: Final[tuple[Key, ...]] = (
     _admin("management.ssl.keyfile", "http.tls.key"),
     _admin("management.ssl.verify", "http.tls.verify_peer", verify),
     _admin("management.ssl.fail_if_no_peer_cert", "http.tls.fail_if_no_peer_certificate", boolean),
-    _together("management.ssl.versions.$n", VERSIONS, Translation.tls_version),
+    _combined("management.ssl.versions.$n", VERSIONS, Translation.tls_version),
     *_refused(PLAIN_KEYS, "management.ssl.password"),
     _admin("management.ssl.depth", "http.tls.depth", chain_depth),
-    _together("management.ssl.ciphers.$name", "`http.tls.ciphers`, in the order of the lines", Translation.cipher),
-    _together("management.ssl.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
+    _combined("management.ssl.ciphers.$name", "`http.tls.ciphers`, in the order of the lines", Translation.cipher),
+    _combined("management.ssl.*", f"nothing: {OWN_LIMITS}", Translation.admin_unused),
     *(
-        _together(f"management.listener.{key}", _old_does(setting), Translation.old_admin_listener)
+        _combined(f"management.listener.{key}", _legacy_key(setting), Translation.old_admin_listener)
         for key, (setting, _) in OLD_LISTENER.items()
     ),
-    _only("management.listener.ssl_opts", ("none",), "name its keys, management.ssl.certfile and so on"),
-    _together(
+    _fixed_value("management.listener.ssl_opts", ("none",), "name its keys, management.ssl.certfile and so on"),
+    _combined(
         "management.listener.ssl_opts.versions.$n", VERSIONS, Translation.tls_version
     ),
     *_refused(
         PLAIN_KEYS, "management.listener.ssl_opts.password", "management.listener.ssl_opts.cert",
         "management.listener.ssl_opts.cacerts.$name", "management.listener.ssl_opts.key.*",
     ),
-    _only(
+    _fixed_value(
         "management.listener.ssl_opts.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"
     ),
-    _together(
+    _combined(
         "management.listener.ssl_opts.ciphers.$name", "`http.tls.ciphers`, where its ssl is true", Translation.cipher
     ),
-    *_nothing("OpenSSL chooses", "management.listener.ssl_opts.*"),
+    *_ignored("OpenSSL chooses", "management.listener.ssl_opts.*"),
     _same("management.login_session_timeout", "http.login_session_timeout_s", minutes_s, ", from minutes"),
     *_refused("the admin API is at /api", "management.path_prefix"),
     *_refused(
         "users log in by name and password, or by a certificate", "management.disable_basic_auth",
         "management.oauth_disable_basic_auth",
     ),
-    _only("management.enable_uaa", ("false",), "users log in by name and password"),
-    _only("management.oauth_enabled", ("false",), "users log in by name and password"),
-    *_nothing(
+    _fixed_value("management.enable_uaa", ("false",), "users log in by name and password"),
+    _fixed_value("management.oauth_enabled", ("false",), "users log in by name and password"),
+    *_ignored(
         "users log in by name and password",
         "management.oauth_client_id", "management.oauth_client_secret", "management.oauth_provider_url",
         "management.oauth_scopes", "management.oauth_metadata_url", "management.oauth_initiated_logon_type",
         "management.oauth_response_type", "management.oauth_resource_servers.*", "management.uaa_client_id",
         "management.uaa_location",
     ),
-    *_nothing(
+    *_ignored(
         OWN_LIMITS,
         "management.listener.server.*", "management.http.max_body_size", "management.http_log_dir",
         "management.db_cache_multiplier", "management.cors.*", "management.csp.policy", "management.hsts.policy",
@@ -695,7 +697,7 @@ ROWS: Final[tuple[Key, ...]] = (
         "management.http.hide_allow_header", "management.credential_encryption_secret", "management.definitions.*",
         "http_dispatch.access_log_dir",
     ),
-    *_nothing(
+    *_ignored(
         STATISTICS,
         "management.rates_mode", "management.sample_retention_policies.*", "management.disable_stats",
         "management.enable_queue_totals", "management_agent.*", "collect_statistics",
@@ -703,13 +705,13 @@ ROWS: Final[tuple[Key, ...]] = (
     ),
     _metrics("prometheus.tcp.port", "metrics.port", number, "; 15692 where only others, or enabled_plugins, say so"),
     _metrics("prometheus.tcp.ip", "metrics.host"),
-    _only("prometheus.path", ("/metrics",), "amqpd has metrics at /metrics"),
+    _fixed_value("prometheus.path", ("/metrics",), "amqpd has metrics at /metrics"),
     _metrics("prometheus.return_per_object_metrics", "metrics.return_per_object_metrics", boolean),
     *_refused("metrics over TLS are at /metrics of management.ssl's port", "prometheus.ssl.*"),
-    _together("prometheus.*", f"nothing: {OWN_LIMITS}", Translation.metrics_unused),
+    _combined("prometheus.*", f"nothing: {OWN_LIMITS}", Translation.metrics_unused),
     # -- one node, and no Erlang
-    *_nothing("amqpctl set_cluster_name sets it", "cluster_name"),
-    *_nothing(
+    *_ignored("amqpctl set_cluster_name sets it", "cluster_name"),
+    *_ignored(
         NO_CLUSTER,
         "cluster_partition_handling", "cluster_partition_handling.*", "cluster_formation.*",
         "cluster_keepalive_interval", "khepri_default_timeout", "khepri_leader_wait_retry_timeout",
@@ -718,17 +720,17 @@ ROWS: Final[tuple[Key, ...]] = (
         "mnesia_table_loading_retry_timeout", "mnesia_table_loading_retry_limit", "metadata_store.*",
         "vhost_restart_strategy", "target_cluster_size_hint",
     ),
-    *_nothing(
+    *_ignored(
         NO_ERLANG,
         "erlang.*", "net_ticktime", "distribution.*", "sysmon_handler.*", "hipe_compile", "background_gc_enabled",
         "background_gc_target_interval", "socket_writer.gc_threshold", "default_worker_pool_size", "runtime.*",
     ),
-    *_nothing("amqpd shows its own; the setting compat names RabbitMQ to clients", "product.*", "motd_file"),
-    *_nothing("nothing is encrypted in this file", "config_entry_decoder.*"),
-    *_nothing("messages pass as they are", "message_interceptors.*", "channel_interceptor.*"),
-    *_nothing("the setting event_exchange_vhost has it", "event_exchange.*"),
-    *_nothing(NO_PLUGIN, "mqtt.*", "stomp.*", "stream.*", "web_mqtt.*", "web_stomp.*", "amqp1_0.*"),
-    *_nothing("amqpd has no such plugin", "aws.*", "trust_store.*", "shovel.*", "federation.*", "tracing.*"),
+    *_ignored("amqpd shows its own; the setting compat names RabbitMQ to clients", "product.*", "motd_file"),
+    *_ignored("nothing is encrypted in this file", "config_entry_decoder.*"),
+    *_ignored("messages pass as they are", "message_interceptors.*", "channel_interceptor.*"),
+    *_ignored("the setting event_exchange_vhost has it", "event_exchange.*"),
+    *_ignored(NO_PLUGIN, "mqtt.*", "stomp.*", "stream.*", "web_mqtt.*", "web_stomp.*", "amqp1_0.*"),
+    *_ignored("amqpd has no such plugin", "aws.*", "trust_store.*", "shovel.*", "federation.*", "tracing.*"),
 )
 # fmt: on
 
@@ -742,7 +744,7 @@ _BLANK: Final = re.compile(r"[ \t]*(?:#.*)?")
 _VARIABLE: Final = re.compile(r"\$\((?P<name>[A-Za-z_][A-Za-z0-9_]*)\)")
 
 
-class Given(NamedTuple):
+class ConfEntry(NamedTuple):
     """A key as it stood in a file. words: of the key; place: `FILE:LINE`."""
 
     words: tuple[str, ...]
@@ -750,7 +752,7 @@ class Given(NamedTuple):
     place: str
 
 
-class Found(NamedTuple):
+class ConfResult(NamedTuple):
     """What the files add up to.
 
     values: setting's name -> value, as another source would give it; sources: setting's name -> `FILE:LINE: KEY`.
@@ -765,12 +767,12 @@ class Found(NamedTuple):
 
 def read(
     main: Path | None, more: Sequence[Path], environ: Mapping[str, str], plugins: Mapping[str, str] | None = None
-) -> Found:
+) -> ConfResult:
     """The files, in this order, as settings. plugins: enabled -> where that is said.
 
     Cost: some 30 us a line. Raises: nothing, see `problems`."""
     problems: list[str] = []
-    given: dict[tuple[str, ...], Given] = {}
+    given: dict[tuple[str, ...], ConfEntry] = {}
     for path in [*([main] if main else []), *more]:
         _read_file(path, given, problems, environ, 0)
     translation = Translation()
@@ -779,11 +781,11 @@ def read(
     if plugins and PROMETHEUS in plugins:
         translation.metrics((), "", plugins[PROMETHEUS].removeprefix("file "))
     translation.finish()
-    return Found(translation.values, translation.sources, translation.notes, problems + translation.problems)
+    return ConfResult(translation.values, translation.sources, translation.notes, problems + translation.problems)
 
 
 def _read_file(
-    path: Path, given: dict[tuple[str, ...], Given], problems: list[str], environ: Mapping[str, str], depth: int
+    path: Path, given: dict[tuple[str, ...], ConfEntry], problems: list[str], environ: Mapping[str, str], depth: int
 ) -> None:
     try:
         text = path.read_text("utf-8")
@@ -802,7 +804,7 @@ def _read_file(
             words = tuple(word.replace("\0", ".") for word in found["key"].replace("\\.", "\0").split("."))
             value = found["quoted"] if found["quoted"] is not None else found["plain"]
             given.pop(words, None)  # the last counts, and where it stands
-            given[words] = Given(words, _filled_in(value, place, problems, environ), place)
+            given[words] = ConfEntry(words, _filled_in(value, place, problems, environ), place)
         elif found := _INCLUDE.fullmatch(line):
             _include(path.parent, found["path"], place, given, problems, environ, depth)
         elif found := re.match(rf"[ \t]*{_KEY}[ \t]*=", line):
@@ -820,7 +822,7 @@ def _include(
     folder: Path,
     named: str,
     place: str,
-    given: dict[tuple[str, ...], Given],
+    given: dict[tuple[str, ...], ConfEntry],
     problems: list[str],
     environ: Mapping[str, str],
     depth: int,
@@ -849,7 +851,7 @@ def _filled_in(value: str, place: str, problems: list[str], environ: Mapping[str
     return _VARIABLE.sub(variable, value)
 
 
-def _translate(one: Given, translation: Translation) -> None:
+def _translate(one: ConfEntry, translation: Translation) -> None:
     key = ".".join(word.replace(".", "\\.") for word in one.words)
     row = matching(one.words)
     if row is None:

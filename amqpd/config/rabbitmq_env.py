@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from amqpd.config.rabbitmq_conf import FILE as ENABLED_PLUGINS_FILE
 from amqpd.config.rabbitmq_conf import LEVELS, size_bytes
 from amqpd.config.rabbitmq_conf import NAMES as ENABLED_PLUGINS
-from amqpd.config.types import there
+from amqpd.config.types import file_exists
 
 PREFIX: Final = "RABBITMQ_"
 SERVICE_LINK: Final = re.compile(r"RABBITMQ_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
@@ -40,7 +40,7 @@ class Variable(NamedTuple):
     take: Callable[[str], dict[str, object]]
 
 
-class Found(NamedTuple):
+class EnvResult(NamedTuple):
     """values: setting's name -> (text, variable); notes and problems: a line each."""
 
     values: dict[str, tuple[object, str]]
@@ -48,9 +48,9 @@ class Found(NamedTuple):
     problems: list[str]
 
 
-def read(environ: Mapping[str, str]) -> Found:
+def read(environ: Mapping[str, str]) -> EnvResult:
     """The settings of RabbitMQ's variables, but for WITH_FILE's own. Cost: a read per `_FILE`. Raises: nothing."""
-    found = Found({}, [], [])
+    found = EnvResult({}, [], [])
     known = {each.name: each for each in VARIABLES}
     for name, text in sorted(environ.items()):
         if not name.startswith(PREFIX) or not text or name in WITH_FILE or SERVICE_LINK.fullmatch(name):
@@ -70,7 +70,7 @@ def read(environ: Mapping[str, str]) -> Found:
     return found
 
 
-def _read_secret(name: str, path: Path, environ: Mapping[str, str], found: Found) -> None:
+def _read_secret(name: str, path: Path, environ: Mapping[str, str], found: EnvResult) -> None:
     plain = name.removesuffix("_FILE")
     if environ.get(plain):
         found.problems.append(f"environment: {plain} and {name} are both set; one of them")
@@ -84,11 +84,11 @@ def _read_secret(name: str, path: Path, environ: Mapping[str, str], found: Found
     found.values[WITH_FILE[plain]] = text.partition("\n")[0].removesuffix("\r"), name
 
 
-def _becomes(name: str, setting: str, more: str = "") -> Variable:
+def _maps_to(name: str, setting: str, more: str = "") -> Variable:
     return Variable(PREFIX + name, f"`{setting}`{more}", lambda text: {setting: text})
 
 
-def _nothing(why: str, *names: str) -> list[Variable]:
+def _ignored(why: str, *names: str) -> list[Variable]:
     return [Variable(PREFIX + name, f"nothing: {why}", lambda _text: {}) for name in names]
 
 
@@ -138,11 +138,11 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     Variable(CONFIG_FILES, "a directory, or a pattern: read behind it, instead of `conf.d/*.conf` beside it", _file),
     Variable(ENABLED_PLUGINS, "names with commas; with `rabbitmq_prometheus` `metrics.port` is 15692", _file),
     Variable(ENABLED_PLUGINS_FILE, "the same in a file, instead of `enabled_plugins` beside `rabbitmq.conf`", _file),
-    _becomes("NODE_PORT", "amqp.port"),
-    _becomes("NODE_IP_ADDRESS", "amqp.host"),
+    _maps_to("NODE_PORT", "amqp.port"),
+    _maps_to("NODE_IP_ADDRESS", "amqp.host"),
     Variable("RABBITMQ_LOGS", "`log.file`; `-` is standard error", _logs),
     Variable("RABBITMQ_LOG", "`log.level`, `log.format` (`debug`, `+json`); colours, categories: nothing", _level),
-    _becomes("MNESIA_DIR", "data_dir"),
+    _maps_to("MNESIA_DIR", "data_dir"),
     Variable("RABBITMQ_MNESIA_BASE", "`data_dir`: `amqpd` in it", lambda text: {"data_dir": str(Path(text) / "amqpd")}),
     Variable("RABBITMQ_VM_MEMORY_HIGH_WATERMARK", "`limits.memory_high_watermark`, `limits.memory_bytes`", _watermark),
     *_refused("advanced.config holds Erlang terms; say it in rabbitmq.conf", "ADVANCED_CONFIG_FILE"),
@@ -154,21 +154,21 @@ VARIABLES: Final[tuple[Variable, ...]] = (
         "MANAGEMENT_SSL_CACERTFILE", "MANAGEMENT_SSL_CERTFILE", "MANAGEMENT_SSL_KEYFILE", "MANAGEMENT_SSL_VERIFY",
         "MANAGEMENT_SSL_FAIL_IF_NO_PEER_CERT", "MANAGEMENT_SSL_DEPTH",
     ),
-    *_nothing("a node's name is amqpd@ and the host's", "NODENAME", "USE_LONGNAME"),
-    *_nothing("it is about Erlang", "ERLANG_COOKIE", "SERVER_ERL_ARGS", "SERVER_ADDITIONAL_ERL_ARGS", "DBG"),
-    *_nothing("it is about Erlang", "CTL_ERL_ARGS", "CTL_DIST_PORT_MIN", "CTL_DIST_PORT_MAX", "DIST_PORT"),
-    *_nothing("it is about Erlang", "SERVER_START_ARGS", "IO_THREAD_POOL_SIZE", "DISTRIBUTION_BUFFER_SIZE"),
-    *_nothing("it is about Erlang", "MAX_NUMBER_OF_PROCESSES", "MAX_NUMBER_OF_ATOMS"),
-    *_nothing("amqpd's plugins are part of it", "PLUGINS_DIR"),
-    *_nothing("amqpd's plugins are part of it", "PLUGINS_EXPAND_DIR"),
-    *_nothing("amqpd has no feature flags", "FEATURE_FLAGS", "FEATURE_FLAGS_FILE", "LOG_FF_REGISTRY"),
-    *_nothing("all of it is in data_dir", "QUORUM_DIR", "STREAM_DIR", "SCHEMA_DIR", "HOME", "BASE", "DATA_DIR"),
-    *_nothing("systemd or the container knows the process", "PID_FILE", "KEEP_PID_FILE_ON_EXIT", "SERVICENAME"),
-    *_nothing("the log is where RABBITMQ_LOGS or log.file says", "LOG_BASE", "UPGRADE_LOG"),
-    *_nothing("amqpd shows its own", "PRODUCT_NAME", "PRODUCT_VERSION", "MOTD_FILE"),
-    *_nothing("amqpd reads the environment it is given", "CONF_ENV_FILE", "ALLOW_INPUT"),
-    *_nothing("it is a vhost's: amqpctl add_vhost --default-queue-type", "DEFAULT_QUEUE_TYPE"),
-    *_nothing("it is about RabbitMQ's image", "VERSION", "PGP_KEY_ID"),
+    *_ignored("a node's name is amqpd@ and the host's", "NODENAME", "USE_LONGNAME"),
+    *_ignored("it is about Erlang", "ERLANG_COOKIE", "SERVER_ERL_ARGS", "SERVER_ADDITIONAL_ERL_ARGS", "DBG"),
+    *_ignored("it is about Erlang", "CTL_ERL_ARGS", "CTL_DIST_PORT_MIN", "CTL_DIST_PORT_MAX", "DIST_PORT"),
+    *_ignored("it is about Erlang", "SERVER_START_ARGS", "IO_THREAD_POOL_SIZE", "DISTRIBUTION_BUFFER_SIZE"),
+    *_ignored("it is about Erlang", "MAX_NUMBER_OF_PROCESSES", "MAX_NUMBER_OF_ATOMS"),
+    *_ignored("amqpd's plugins are part of it", "PLUGINS_DIR"),
+    *_ignored("amqpd's plugins are part of it", "PLUGINS_EXPAND_DIR"),
+    *_ignored("amqpd has no feature flags", "FEATURE_FLAGS", "FEATURE_FLAGS_FILE", "LOG_FF_REGISTRY"),
+    *_ignored("all of it is in data_dir", "QUORUM_DIR", "STREAM_DIR", "SCHEMA_DIR", "HOME", "BASE", "DATA_DIR"),
+    *_ignored("systemd or the container knows the process", "PID_FILE", "KEEP_PID_FILE_ON_EXIT", "SERVICENAME"),
+    *_ignored("the log is where RABBITMQ_LOGS or log.file says", "LOG_BASE", "UPGRADE_LOG"),
+    *_ignored("amqpd shows its own", "PRODUCT_NAME", "PRODUCT_VERSION", "MOTD_FILE"),
+    *_ignored("amqpd reads the environment it is given", "CONF_ENV_FILE", "ALLOW_INPUT"),
+    *_ignored("it is a vhost's: amqpctl add_vhost --default-queue-type", "DEFAULT_QUEUE_TYPE"),
+    *_ignored("it is about RabbitMQ's image", "VERSION", "PGP_KEY_ID"),
 )
 # fmt: on
 
@@ -181,11 +181,11 @@ def files(environ: Mapping[str, str], notes: list[str]) -> tuple[Path | None, li
     main: Path | None = None
     if named := environ.get(CONFIG_FILE):
         main = Path(named if named.endswith((".conf", ".config")) else f"{named}.conf")
-        if not there(main.exists, True):
+        if not file_exists(main.exists, True):
             notes.append(f"environment: {CONFIG_FILE}: there is no file {main}")
             main = None
     more: list[Path] | None = None
     if named := environ.get(CONFIG_FILES):
         path = Path(named)
-        more = sorted(path.glob("*.conf") if there(path.is_dir, False) else path.parent.glob(path.name))
+        more = sorted(path.glob("*.conf") if file_exists(path.is_dir, False) else path.parent.glob(path.name))
     return main, more

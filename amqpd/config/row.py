@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import NamedTuple, TypeVar
 
-from amqpd.config.types import Kind
+from amqpd.config.types import ValueType
 
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
+class Setting(NamedTuple):
     """One setting, as the tree describes it.
 
     environ_also: a foreign variable that is honoured too, or empty. reloaded: a running broker takes it over when the
@@ -22,7 +22,7 @@ class Row(NamedTuple):
 
     name: str
     default: object
-    kind: Kind
+    kind: ValueType
     doc: str
     secret: bool
     environ_also: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def setting(
-    default: T, kind: Kind, doc: str, *, secret: bool = False, environ_also: str = "", reloaded: bool = False
+    default: T, kind: ValueType, doc: str, *, secret: bool = False, environ_also: str = "", reloaded: bool = False
 ) -> T:
     """Return a field of the tree, which `tree.rows` reads back. secret: it is shown by nothing."""
     metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also, "reloaded": reloaded}

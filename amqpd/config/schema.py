@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from amqpd import __version__
-from amqpd.config.row import Row, setting
+from amqpd.config.row import Setting, setting
 from amqpd.config.types import (
     ADDRESS,
     ADDRESSES,
@@ -456,15 +456,15 @@ class Settings:
         return "RabbitMQ", self.compat.removeprefix("rabbitmq-") + ".0"
 
 
-def rows(tree: type = Settings, prefix: str = "") -> list[Row]:
+def rows(tree: type = Settings, prefix: str = "") -> list[Setting]:
     """Every setting, in the order of the tree."""
-    found: list[Row] = []
+    found: list[Setting] = []
     for one in fields(tree):
         name = prefix + one.name
         if is_dataclass(one.default):
             found += rows(type(one.default), name + ".")
         else:
-            found.append(Row(name, one.default, **one.metadata))
+            found.append(Setting(name, one.default, **one.metadata))
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 N = TypeVar("N", int, float)
 
 
-class Kind(NamedTuple):
+class ValueType(NamedTuple):
     """A type of setting. word: for the help; convert: raises ValueError with text that follows the setting's name."""
 
     word: str
@@ -38,12 +38,12 @@ def _within(value: N, low: float, high: float) -> N:
     return value
 
 
-def integer(low: int, high: int, word: str = "number") -> Kind:
+def integer(low: int, high: int, word: str = "number") -> ValueType:
     """A whole number within these bounds, both included. word: what the help calls it, a unit for example."""
-    return Kind(word, lambda raw: _within(_number(raw), low, high))
+    return ValueType(word, lambda raw: _within(_number(raw), low, high))
 
 
-def seconds(low: float, high: float) -> Kind:
+def seconds(low: float, high: float) -> ValueType:
     """A time in seconds, with decimals, within these bounds."""
 
     def convert(raw: object) -> float:
@@ -55,7 +55,7 @@ def seconds(low: float, high: float) -> Kind:
             raise ValueError(f"must be a number of seconds, not {raw!r}") from None
         return _within(value, low, high)
 
-    return Kind("seconds", convert)
+    return ValueType("seconds", convert)
 
 
 def _to_share(raw: object) -> float:
@@ -81,7 +81,7 @@ def _to_multiple(raw: object) -> float:
 _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
-def byte_count(low: int, high: int) -> Kind:
+def byte_count(low: int, high: int) -> ValueType:
     """A size in bytes within these bounds; a text may end in KiB, MiB or GiB."""
 
     def convert(raw: object) -> int:
@@ -92,7 +92,7 @@ def byte_count(low: int, high: int) -> Kind:
             raw = int(match[1]) * _UNITS[match[2].upper()]
         return _within(_number(raw), low, high)
 
-    return Kind("bytes", convert)
+    return ValueType("bytes", convert)
 
 
 def _text(raw: object) -> str:
@@ -188,7 +188,7 @@ def _sasl_mechanism(raw: object) -> str:
     return text
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> ValueType:
     """One of these words, whatever its case."""
 
     def convert(raw: object) -> str:
@@ -197,7 +197,7 @@ def choice(*words: str) -> Kind:
             raise ValueError(f"must be one of {', '.join(words)}, not {raw!r}")
         return text
 
-    return Kind("|".join(words), convert)
+    return ValueType("|".join(words), convert)
 
 
 def _compat(raw: object) -> str:
@@ -212,28 +212,28 @@ def _off_port(raw: object) -> int | None:
 
 
 PORT: Final = integer(0, 65535, "port")
-OFF_PORT: Final = Kind("port|off", _off_port)
-TEXT: Final = Kind("text", _text)
-SOME_TEXT: Final = Kind("text", _some_text)
-SHORT_TEXT: Final = Kind("text", _short_text)
-MULTIPLE: Final = Kind("number", _to_multiple)
-SHARE: Final = Kind("share", _to_share)
-BOOLEAN: Final = Kind("true|false", _boolean)
-NAMES: Final = Kind("name,name...", _names)
-MECHANISMS: Final = Kind("name,name...", _mechanisms)
-PATH: Final = Kind("path", lambda raw: Path(_some_text(raw)))
-NO_SHORT_TEXT: Final = Kind("text", lambda raw: _short_text(raw) if _text(raw) else "")
-NO_PATH: Final = Kind("path", lambda raw: Path(raw) if (raw := _text(raw)) else None)
-COMPAT: Final = Kind("rabbitmq-X.Y", _compat)
-ADDRESS: Final = Kind("host:port", _address)
-NO_ADDRESS: Final = Kind("host:port", lambda raw: _some_address(raw) if _text(raw) else "")
-ADDRESSES: Final = Kind("host:port,host:port...", _addresses)
-TOPIC_NAME: Final = Kind("name", _topic_name)
-NO_PATTERN: Final = Kind("regular expression", _pattern)
-SASL_MECHANISM: Final = Kind("name", _sasl_mechanism)
+OFF_PORT: Final = ValueType("port|off", _off_port)
+TEXT: Final = ValueType("text", _text)
+SOME_TEXT: Final = ValueType("text", _some_text)
+SHORT_TEXT: Final = ValueType("text", _short_text)
+MULTIPLE: Final = ValueType("number", _to_multiple)
+SHARE: Final = ValueType("share", _to_share)
+BOOLEAN: Final = ValueType("true|false", _boolean)
+NAMES: Final = ValueType("name,name...", _names)
+MECHANISMS: Final = ValueType("name,name...", _mechanisms)
+PATH: Final = ValueType("path", lambda raw: Path(_some_text(raw)))
+NO_SHORT_TEXT: Final = ValueType("text", lambda raw: _short_text(raw) if _text(raw) else "")
+NO_PATH: Final = ValueType("path", lambda raw: Path(raw) if (raw := _text(raw)) else None)
+COMPAT: Final = ValueType("rabbitmq-X.Y", _compat)
+ADDRESS: Final = ValueType("host:port", _address)
+NO_ADDRESS: Final = ValueType("host:port", lambda raw: _some_address(raw) if _text(raw) else "")
+ADDRESSES: Final = ValueType("host:port,host:port...", _addresses)
+TOPIC_NAME: Final = ValueType("name", _topic_name)
+NO_PATTERN: Final = ValueType("regular expression", _pattern)
+SASL_MECHANISM: Final = ValueType("name", _sasl_mechanism)
 
 
-def there(look: Callable[[], bool], unknown: bool) -> bool:
+def file_exists(look: Callable[[], bool], unknown: bool) -> bool:
     """look: `path.exists` or the like. unknown: the answer where it may not be known, `/etc/ssl/private/a.pem`."""
     try:
         return look()
@@ -241,7 +241,7 @@ def there(look: Callable[[], bool], unknown: bool) -> bool:
         return unknown
 
 
-def problem(look: Callable[[], bool], missing: str) -> str:
+def access_problem(look: Callable[[], bool], missing: str) -> str:
     """missing: what is said of a file that is not there. Empty: it is."""
     try:
         return "" if look() else missing

@@ -27,9 +27,9 @@ from amqpd.auth.internal_backend import AuthenticationRefused, User
 from amqpd.connection import events, peer_certificate
 from amqpd.connection.closing import CLOSED, CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.connection import Connection
-from amqpd.connection.handover import Handover, Login
-from amqpd.connection.interfaces import Control, Wire
-from amqpd.connection.pending_commands import InputWaits
+from amqpd.connection.handover import Handover, NegotiatedLogin
+from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
+from amqpd.connection.pending_commands import ProcessingPaused
 from amqpd.connection.read_pause import ALARM
 from amqpd.errors import (
     AmqpError,
@@ -61,7 +61,7 @@ from amqpd.protocol.methods import (
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.connection.registry import Connections
+    from amqpd.connection.registry import ConnectionRegistry
 
 
 def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
@@ -131,10 +131,10 @@ def server_properties(broker: Broker) -> dict[str, object]:
     }
 
 
-class Handshake(Control):
+class ChannelZero(ChannelZeroBase):
     """One per connection, for all of its life. Everything here is off the message path."""
 
-    def __init__(self, broker: Broker, connections: Connections, wire: Wire) -> None:
+    def __init__(self, broker: Broker, connections: ConnectionRegistry, wire: TransportBase) -> None:
         super().__init__()
         self.broker = broker
         self.connections = connections
@@ -231,7 +231,7 @@ class Handshake(Control):
         name, password = credentials(command.mechanism, command.response)
         self.step = CHECKING
         self._task = self.broker.loop.create_task(self._login(connection, name, password))
-        raise InputWaits
+        raise ProcessingPaused
 
     def _mechanisms(self) -> list[str]:
         """What this connection may log in with: EXTERNAL where its certificate, if it shows one, has been looked at."""
@@ -243,8 +243,8 @@ class Handshake(Control):
         auth, near = self.broker.auth, self.wire.peer_is_loopback
         try:
             if password is None:
-                name = peer_certificate.user_name(self.wire.peer_certificate(), self.broker.settings.auth)
-                user = auth.vouched(name, near)
+                name = peer_certificate.external_user_name(self.wire.peer_certificate(), self.broker.settings.auth)
+                user = auth.authenticate_external(name, near)
             else:
                 user = await auth.authenticate(name, password, near, self.wire.peer[0])
         except AuthenticationRefused as refused:
@@ -338,7 +338,7 @@ class Handshake(Control):
 
     # -- another node ------------------------------------------------------------------------------------------------
 
-    def take_over(self, login: Login) -> None:
+    def take_over(self, login: NegotiatedLogin) -> None:
         """Another node has come as far as tune-ok: connection.open is next."""
         connection = self.connection
         connection.client_properties = dict(login.client_properties)
@@ -362,14 +362,16 @@ class Handshake(Control):
         self.wire.pause_reading()
         channel_max, frame_max = connection.channels.count_max, connection.output.frame_payload_max + 8
         properties, heartbeat_s = connection.client_properties, connection.heartbeat_s
-        agreed = Login(user, self.mechanism, properties, channel_max, frame_max, heartbeat_s, self.connected_at)
+        agreed = NegotiatedLogin(
+            user, self.mechanism, properties, channel_max, frame_max, heartbeat_s, self.connected_at
+        )
         shared = connections.unopened, connections.give_back
         stay = partial(self._stay, command)
         handover = Handover(
             connection, agreed, command.virtual_host, shared, self._handed_over, self._refuse_open, stay
         )
         self._task = self.broker.loop.create_task(elsewhere.carry(handover))
-        raise InputWaits
+        raise ProcessingPaused
 
     def _handed_over(self) -> None:
         self._task = None
@@ -389,7 +391,7 @@ class Handshake(Control):
             return
         try:
             self._open(command)
-        except InputWaits:
+        except ProcessingPaused:
             return  # it went elsewhere once more
         except AmqpError as error:
             connection.ending.close_for(error, 0)
@@ -407,7 +409,7 @@ class Handshake(Control):
         connection.output.flush()
         # rabbit: the client ends the stream. One that reads its end before its own threads have seen close-ok takes it
         # for a failure (amqp091-go).
-        connection.gate.open_for_good()
+        connection.gate.disable()
         self._set_timer(CLOSE_WAIT_S, self.finished)
 
     def fail(self, error: AmqpError) -> None:
@@ -509,7 +511,7 @@ class Handshake(Control):
         connection = self.connection
         if connection.gate.holds(ALARM):
             return
-        connection.gate.hold(ALARM)
+        connection.gate.pause(ALARM)
         if connection.capabilities.get("connection.blocked") is True:
             connection.output.send(0, ConnectionBlocked(self.broker.alarm_reason))
 

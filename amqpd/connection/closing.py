@@ -19,15 +19,15 @@ from mypy_extensions import i64
 from amqpd.channel import handlers
 from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
-from amqpd.connection.interfaces import Control
-from amqpd.connection.read_pause import ReadGate
+from amqpd.connection.interfaces import ChannelZeroBase
+from amqpd.connection.read_pause import ReadPause
 from amqpd.errors import FrameError, HardError, InternalError, NotAllowed, ResourceError, SoftError
 from amqpd.protocol import methods
 from amqpd.protocol.frame_parser import FrameParser
 
 
 @final
-class Channels:
+class ChannelTable:
     """count_max: as negotiated; 0: no limit. A channel stays until both sides have closed it."""
 
     def __init__(self) -> None:
@@ -78,17 +78,17 @@ CLOSED: Final = 3
 
 
 @final
-class Ending:
+class CloseHandler:
     """Of one connection, whose name it has for the log."""
 
     def __init__(
         self,
         name: str,
-        control: Control,
-        gate: ReadGate,
+        control: ChannelZeroBase,
+        gate: ReadPause,
         output: Output,
         parser: FrameParser,
-        channels: Channels,
+        channels: ChannelTable,
     ) -> None:
         self.name = name
         self.state: i64 = HANDSHAKE
@@ -150,7 +150,7 @@ class Ending:
         close = methods.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self._output.write(methods.frame(0, close))
         # The answer has to be heard, whatever the publisher was held for.
-        self._gate.open_for_good()
+        self._gate.disable()
         rest = self._parser.take_unparsed()
         if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:
             self._control.finished()

@@ -14,17 +14,24 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import NotOpenYet
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.consumer import LogNotOpen
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.session import Session
 from amqpd.channel.channel import Channel
 from amqpd.channel.events import channel_created
 from amqpd.channel.handlers import check_known, dispatch
-from amqpd.connection.closing import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, Channels, Ending
-from amqpd.connection.interfaces import Control, Wire
-from amqpd.connection.pending_commands import OFFERS_MAX, Backlog, Deferred, InputWaits, deferred_ack, deferred_method
-from amqpd.connection.read_pause import ALARM, OUTPUT, SHARING, ReadGate
-from amqpd.connection.socket_writer import SocketOutput
+from amqpd.connection.closing import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, ChannelTable, CloseHandler
+from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
+from amqpd.connection.pending_commands import (
+    OFFERS_MAX,
+    PendingCommand,
+    PendingCommands,
+    ProcessingPaused,
+    deferred_ack,
+    deferred_method,
+)
+from amqpd.connection.read_pause import ALARM, OUTPUT, SHARING, ReadPause
+from amqpd.connection.socket_writer import SocketWriter
 from amqpd.errors import AmqpError, ChannelError, CommandInvalid, ContentTooLarge, FrameError, SoftError
 from amqpd.protocol import methods
 from amqpd.protocol.field_table import read_u32
@@ -46,20 +53,24 @@ LOGIN_BYTES_MAX: Final = 16 * 1024
 class Connection(FrameHandler):
     """One client. name: peer and own address, for logs and lists. sink_frame_max: bytes of a frame, until tuned."""
 
-    def __init__(self, broker: Broker, wire: Wire, control: Control, name: str, sink_frame_max: int) -> None:
-        turn: Turn = broker.turn
+    def __init__(
+        self, broker: Broker, wire: TransportBase, control: ChannelZeroBase, name: str, sink_frame_max: int
+    ) -> None:
+        turn: LoopTurn = broker.turn
         self.broker = broker
         self.turn = turn
         self.wire = wire
         self.control = control
         self.name = name
-        self.gate = ReadGate(wire, turn)
-        self.output = SocketOutput(wire, turn, self.gate, control)
+        self.gate = ReadPause(wire, turn)
+        self.output = SocketWriter(wire, turn, self.gate, control)
         self.parser = FrameParser(self, sink_frame_max, broker.message_size_max_bytes)
-        self.channels = Channels()
-        self.ending = Ending(name, control, self.gate, self.output, self.parser, self.channels)
-        self.backlog = Backlog(self, turn, control, self.gate, self.output, self.parser, self.channels, self.ending)
-        self.gate.go_on = self.resume_input
+        self.channels = ChannelTable()
+        self.ending = CloseHandler(name, control, self.gate, self.output, self.parser, self.channels)
+        self.backlog = PendingCommands(
+            self, turn, control, self.gate, self.output, self.parser, self.channels, self.ending
+        )
+        self.gate.on_resume = self.resume_input
         # From connection.open on.
         self.opened: Session | None = None
         self.client_properties: dict[str, object] = {}
@@ -106,7 +117,7 @@ class Connection(FrameHandler):
         self.ending.enter(CLOSED)
         self.parser.dispose()
         self.gate.let_go()
-        self.output.let_go()
+        self.output.dispose()
         self.backlog.let_go()
         self._input.clear()
 
@@ -134,11 +145,11 @@ class Connection(FrameHandler):
                 self._turn_number = turn.number
                 self._turn_bytes = 0
             self._turn_bytes += len(data)
-            if turn.took(len(data), self._turn_bytes) and ending.state == RUNNING:
-                self.gate.pace()
+            if turn.account_read(len(data), self._turn_bytes) and ending.state == RUNNING:
+                self.gate.pause_for_turn()
         finally:
             if alone:  # whatever happens here: nobody else works this turn off
-                turn.finish_read()
+                turn.end_read()
 
     def run(self) -> None:
         """Works off what was received."""
@@ -147,7 +158,7 @@ class Connection(FrameHandler):
             try:
                 parser.parse()
                 break
-            except InputWaits:
+            except ProcessingPaused:
                 self.backlog.input_waits = True
                 break
             except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
@@ -177,7 +188,7 @@ class Connection(FrameHandler):
             return  # `release_from_alarm` comes here again
         if gate.holds(OUTPUT) and (output.write_paused or output.output_bytes() >= OUTPUT_BYTES_MAX):
             return  # `flush` comes here again
-        gate.release(OUTPUT | SHARING)
+        gate.resume(OUTPUT | SHARING)
         backlog.input_waits = False
         backlog.release_stalled()
         if backlog.input_waits:
@@ -185,7 +196,7 @@ class Connection(FrameHandler):
         rest = self.take_input()
         if rest and self.ending.state < CLOSING:
             self.parser.feed_data(rest)
-            self.turn.want()
+            self.turn.schedule()
             self.run()
 
     def take_input(self) -> bytes:
@@ -199,16 +210,16 @@ class Connection(FrameHandler):
 
         Raises: InputWaits.
         """
-        self.backlog.offers = 0
-        self.gate.hold(SHARING)
+        self.backlog.fanout_count = 0
+        self.gate.pause(SHARING)
         self.control.soon(self.resume_input)
-        raise InputWaits
+        raise ProcessingPaused
 
     def _check_output(self) -> None:
         """A peer that asks and does not read is not listened to until it does. Raises: InputWaits."""
         if self.output.output_bytes() >= OUTPUT_BYTES_MAX and self.ending.state == RUNNING:
-            self.gate.hold(OUTPUT)
-            raise InputWaits
+            self.gate.pause(OUTPUT)
+            raise ProcessingPaused
 
     # -- unfinished bodies -------------------------------------------------------------------------------------------
 
@@ -260,29 +271,29 @@ class Connection(FrameHandler):
         if channel.closing:
             return
         if channel.busy:
-            item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
-            self.backlog.defer(number, item)
+            item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
+            self.backlog.enqueue(number, item)
             return
         self.publishes = True
         if self.turn.alarmed:
             self.control.hold_for_alarm()
             if body_size > 0:  # rabbit: a message without a body needs no memory to speak of
                 # First of what waits on its channel; all that came behind it waits as bytes.
-                item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
-                self.backlog.stall(channel, item)
-                raise InputWaits
+                item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
+                self.backlog.block(channel, item)
+                raise ProcessingPaused
         self.published_count += 1
         try:
             channel.publish(method, content, header_size, body_size, frame_payload_max, same_as_last)
-        except NotOpenYet as waits:
+        except LogNotOpen as waits:
             self.published_count -= 1
-            item = Deferred(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
+            item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
             self.backlog.wait_with(channel, waits.destinations, item)
             return
         except AmqpError as error:
             error.method = BASIC_PUBLISH
             raise
-        if self.backlog.wants_look:
+        if self.backlog.needs_output_check:
             self._look_behind()
 
     def _look_behind(self) -> None:
@@ -290,8 +301,8 @@ class Connection(FrameHandler):
         if self.output.returned:
             self.output.returned = False
             self._check_output()
-        self.backlog.wants_look = False
-        if self.backlog.offers > OFFERS_MAX:
+        self.backlog.needs_output_check = False
+        if self.backlog.fanout_count > OFFERS_MAX:
             self._share_loop()
 
     def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
@@ -301,7 +312,7 @@ class Connection(FrameHandler):
         if channel.closing:
             return
         if channel.busy:
-            self.backlog.defer(number, deferred_ack(tag, multiple))
+            self.backlog.enqueue(number, deferred_ack(tag, multiple))
             return
         try:
             channel.ack(tag, multiple)
@@ -316,7 +327,7 @@ class Connection(FrameHandler):
             return
         channel = self.channels.get(number)
         if channel is not None and channel.busy and method != methods.CHANNEL_CLOSE_OK:
-            self.backlog.defer(number, deferred_method(payload))
+            self.backlog.enqueue(number, deferred_method(payload))
             return
         if method == methods.CHANNEL_OPEN:
             self._open_channel(channel, number)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def logged_in(broker: Broker, connection: Connection, name: str, error: str) -> None:
     """error: why not; "" for a success. rabbit: nobody is told who did it."""
     events = broker.catalogue.events
-    if events.heard:
+    if events.has_listeners:
         outcome = {"error": error} if error else {}
-        events.tell(
+        events.emit(
             f"user.authentication.{'failure' if error else 'success'}",
             {
                 "name": name,
@@ -31,9 +31,9 @@ def logged_in(broker: Broker, connection: Connection, name: str, error: str) -> 
 
 def connection_created(broker: Broker, connection: Connection) -> None:
     events = broker.catalogue.events
-    if events.wanted:
+    if events.exchange_bound:
         session = connection.session
-        events.tell(
+        events.emit(
             "connection.created",
             {
                 "type": "network",
@@ -57,10 +57,10 @@ def connection_created(broker: Broker, connection: Connection) -> None:
 def connection_closed(broker: Broker, connection: Connection) -> None:
     """rabbit: also of one that was never opened, whose number is 0 here; and nobody is told who did it."""
     events = broker.catalogue.events
-    if events.wanted:
+    if events.exchange_bound:
         serial = 0 if connection.opened is None else connection.session.serial
         about = {"pid": events.pid(serial), "name": connection.name, "node": events.node}
-        events.tell("connection.closed", {**about, **_client(connection)}, "")
+        events.emit("connection.closed", {**about, **_client(connection)}, "")
 
 
 def _wire(connection: Connection) -> dict[str, object]:
@@ -73,7 +73,7 @@ def _wire(connection: Connection) -> dict[str, object]:
         "auth_mechanism": connection.control.mechanism,
         "ssl": wire.tls,
         **peer_certificate.ciphers(*wire.cipher()),
-        **peer_certificate.told(wire.peer_certificate()),
+        **peer_certificate.tls_info(wire.peer_certificate()),
     }
 
 

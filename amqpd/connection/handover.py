@@ -1,9 +1,9 @@
 """Connections whose vhost another node runs, and how one changes hands.
 
 Behind connection.open nothing of a connection is this node's but its socket, where another node runs the vhost: login
-and tuning go there as a `Login`, the socket goes to whoever carries bytes to and fro (`Handover.take`), and the other
-node goes on with a handshake that expects connection.open (`Handshake.take_over`). Who does that is an `Elsewhere`; a
-node by itself has none, and pays one look at an attribute where a vhost is not found.
+and tuning go there as a `NegotiatedLogin`, the socket goes to whoever carries bytes to and fro (`Handover.take`), and
+the other node goes on with a handshake that expects connection.open (`ChannelZero.take_over`). Who does that is an
+`Elsewhere`; a node by itself has none, and pays one look at an attribute where a vhost is not found.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from amqpd.connection.heartbeat import HEARTBEAT_FRAME
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import User
     from amqpd.connection.connection import Connection
-    from amqpd.connection.malloc_trim import GiveBack
-    from amqpd.connection.unauthenticated import Unopened
+    from amqpd.connection.malloc_trim import MallocTrimmer
+    from amqpd.connection.unauthenticated import UnauthenticatedSockets
     from amqpd.errors import HardError
 
 
-class Login(NamedTuple):
+class NegotiatedLogin(NamedTuple):
     """What a client and this broker have agreed on before connection.open.
 
     frame_max: bytes of a whole frame. heartbeat_s: 0 is none. connected_at: seconds since 1970.
@@ -47,9 +47,9 @@ class Handover:
     def __init__(
         self,
         connection: Connection,
-        login: Login,
+        login: NegotiatedLogin,
         vhost: str,
-        shared: tuple[Unopened, GiveBack],
+        shared: tuple[UnauthenticatedSockets, MallocTrimmer],
         left: Callable[[], None],
         refuse: Callable[[HardError], None],
         stay: Callable[[], None],
@@ -88,7 +88,7 @@ class Handover:
         self._give_back.gone(size)
 
 
-class Elsewhere:
+class VhostRouter:
     """The vhosts that other nodes run. closed: why this node opens no vhost just now, wherever it runs; "": it does."""
 
     closed = ""

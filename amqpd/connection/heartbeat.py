@@ -27,7 +27,7 @@ TICK_S: Final = 0.25
 MID_FRAME_S: Final = 60.0
 
 
-class _Clock:
+class PeerActivity:
     """When a connection was last heard and last spoke, in loop time."""
 
     __slots__ = ("began_frame", "progress", "received", "sent")
@@ -44,11 +44,11 @@ class Heartbeats:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._clocks: dict[Connection, _Clock] = {}
+        self._clocks: dict[Connection, PeerActivity] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: Connection) -> None:
-        self._clocks[connection] = _Clock(self._loop.time())
+        self._clocks[connection] = PeerActivity(self._loop.time())
         if self._timer is None:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
@@ -79,7 +79,7 @@ class Heartbeats:
         for connection, clock in list(self._clocks.items()):
             self._look(connection, clock, now)
 
-    def _look(self, connection: Connection, clock: _Clock, now: float) -> None:
+    def _look(self, connection: Connection, clock: PeerActivity, now: float) -> None:
         if connection.received:
             connection.received = False
             clock.received = now

@@ -14,7 +14,7 @@ from amqpd.errors import AmqpError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Wire:
+class TransportBase:
     """A socket. What is written after it is gone is dropped."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Wire:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Control:
+class ChannelZeroBase:
     """Channel 0 of a connection: its handshake, its close, and what it is told of alarms."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ def empty_free_lists() -> None:
     gc.collect()
 
 
-class GiveBack:
+class MallocTrimmer:
     """One per broker. trim: `malloc_trim`'s; None does nothing. collect: `empty_free_lists`.
 
     Cost: some ms per 100 MB of heap, on nobody's way; free lists at most once for FEWER_MIN connections that the

@@ -51,7 +51,7 @@ _SUITE: Final = re.compile(r"(?:((?:EC)?DHE?-(?:ECDSA|RSA|DSS))-)?(.+)")
 _AEAD: Final = ("gcm", "ccm", "ccm_8", "poly1305")
 
 
-def told(certificate: Mapping[str, Any]) -> dict[str, object]:
+def tls_info(certificate: Mapping[str, Any]) -> dict[str, object]:
     """By KEYS; nothing where there is none. certificate: as `ssl.SSLSocket.getpeercert` has it."""
     if not certificate:
         return {}
@@ -60,7 +60,7 @@ def told(certificate: Mapping[str, Any]) -> dict[str, object]:
     return dict(zip(KEYS, values, strict=True))
 
 
-def user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
+def external_user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
     """The user that a client's certificate names, by `auth.ssl_cert_login_from`.
 
     Raises: Refused. rabbit: its words; several common names stand in a row, with commas.

@@ -2,7 +2,7 @@
 
 Kept is at most DEFERRED_BYTES_MAX and what was in one read: then the connection is not read (`read_gate.BACKLOG`).
 Commands go on through the same calls of the sink that they came by; what they raise becomes a close (closing.py). A
-command may make its channel busy again, or meet a reason to work off nothing more for now (`InputWaits`).
+command may make its channel busy again, or meet a reason to work off nothing more for now (`ProcessingPaused`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.queue.log_opener import when_open
 from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
-from amqpd.channel.interfaces import ChannelOwner, ChannelState
-from amqpd.connection.closing import RUNNING, Channels, Ending
-from amqpd.connection.interfaces import Control
-from amqpd.connection.read_pause import BACKLOG, ReadGate
+from amqpd.channel.interfaces import ChannelState, ConnectionInterface
+from amqpd.connection.closing import RUNNING, ChannelTable, CloseHandler
+from amqpd.connection.interfaces import ChannelZeroBase
+from amqpd.connection.read_pause import BACKLOG, ReadPause
 from amqpd.errors import HardError, SoftError
 from amqpd.protocol.frame import FrameHandler
 from amqpd.protocol.frame_parser import FrameParser
@@ -34,7 +34,7 @@ OFFERS_MAX: Final = 8192
 _NO_SINK: Final = FrameHandler()
 
 
-class InputWaits(Exception):
+class ProcessingPaused(Exception):
     """Nothing more is worked off for now; what comes is kept as bytes. `Connection.resume_input` goes on.
 
     Behind start-ok until the password is checked, while the peer does not read what it has asked for, behind a publish
@@ -43,7 +43,7 @@ class InputWaits(Exception):
 
 
 @final
-class Deferred:
+class PendingCommand:
     """A command that came while its channel was busy."""
 
     def __init__(
@@ -69,11 +69,11 @@ class Deferred:
         return size if self.parts is None else size + self.body_size
 
 
-def deferred_method(payload: bytes) -> Deferred:
-    return Deferred(0, payload, b"", 0, 0, 0)
+def deferred_method(payload: bytes) -> PendingCommand:
+    return PendingCommand(0, payload, b"", 0, 0, 0)
 
 
-def deferred_ack(tag: i64, multiple: bool) -> Deferred:
+def deferred_ack(tag: i64, multiple: bool) -> PendingCommand:
     writer = BytesWriter()
     writer.write(b"\x00\x3c\x00\x50")
     write_i64_be(writer, tag)
@@ -82,19 +82,19 @@ def deferred_ack(tag: i64, multiple: bool) -> Deferred:
 
 
 @final
-class Backlog(ChannelOwner):
+class PendingCommands(ConnectionInterface):
     """Of one connection. sink: takes the commands as if they had just come."""
 
     def __init__(
         self,
         sink: FrameHandler,
-        turn: Turn,
-        control: Control,
-        gate: ReadGate,
+        turn: LoopTurn,
+        control: ChannelZeroBase,
+        gate: ReadPause,
         output: Output,
         parser: FrameParser,
-        channels: Channels,
-        ending: Ending,
+        channels: ChannelTable,
+        ending: CloseHandler,
     ) -> None:
         super().__init__()
         self._sink = sink
@@ -105,7 +105,7 @@ class Backlog(ChannelOwner):
         self._parser = parser
         self._channels = channels
         self._ending = ending
-        self.deferred: dict[int, list[Deferred]] = {}
+        self.deferred: dict[int, list[PendingCommand]] = {}
         self.deferred_bytes: i64 = 0
         # Commands that wait for a log to be opened, or reach very many; whether the client's close waits for them.
         self.unfinished_count: i64 = 0
@@ -116,7 +116,7 @@ class Backlog(ChannelOwner):
 
     # -- what waits --------------------------------------------------------------------------------------------------
 
-    def defer(self, number: i64, item: Deferred) -> None:
+    def enqueue(self, number: i64, item: PendingCommand) -> None:
         """Behind all that waits on its channel."""
         waiting = self.deferred.get(number)
         if waiting is None:
@@ -125,12 +125,12 @@ class Backlog(ChannelOwner):
         waiting.append(item)
         self.deferred_bytes += item.size_bytes()
         if self.deferred_bytes > DEFERRED_BYTES_MAX:
-            self._gate.hold(BACKLOG)
+            self._gate.pause(BACKLOG)
 
-    def stall(self, channel: Channel, item: Deferred | None) -> None:
+    def block(self, channel: Channel, item: PendingCommand | None) -> None:
         """The channel waits until input goes on, and `item` is the first that does then."""
         if item is not None:
-            self.defer(channel.number, item)
+            self.enqueue(channel.number, item)
         channel.busy = True
         self._stalled.append(channel)
 
@@ -147,7 +147,7 @@ class Backlog(ChannelOwner):
         if self.deferred_bytes <= DEFERRED_BYTES_MAX and self._gate.holds(BACKLOG):
             self._gate.release_in_turn(BACKLOG)
 
-    def _first(self, channel: ChannelState, item: Deferred) -> None:
+    def _first(self, channel: ChannelState, item: PendingCommand) -> None:
         """The item goes before all that waits on the channel, and the channel goes on."""
         if self._is_open(channel):
             waiting = self.deferred.get(channel.number)
@@ -188,12 +188,12 @@ class Backlog(ChannelOwner):
             self.deferred_bytes -= item.size_bytes()
             try:
                 self._give(number, item)
-            except InputWaits:
+            except ProcessingPaused:
                 self.input_waits = True
                 current = self._channels.get(number)
                 # One that the command itself has made busy is released by `finish_busy`.
                 if current is not None and not current.busy:
-                    self.stall(current, None)
+                    self.block(current, None)
             except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
                 self._ending.close_for(error, number)
         if index < len(waiting):
@@ -201,7 +201,7 @@ class Backlog(ChannelOwner):
             self.deferred[number] = self.deferred.pop(number, []) + waiting[index:]
         self._shorten()
 
-    def _give(self, number: i64, item: Deferred) -> None:
+    def _give(self, number: i64, item: PendingCommand) -> None:
         sink = self._sink
         if item.kind == 0:
             sink.on_method(number, item.payload)
@@ -214,12 +214,12 @@ class Backlog(ChannelOwner):
 
     # -- asked by channels -------------------------------------------------------------------------------------------
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         self._control.soon(function)
 
-    def want_share(self) -> None:
-        self.offers = OFFERS_MAX + 1
-        self.wants_look = True
+    def yield_to_others(self) -> None:
+        self.fanout_count = OFFERS_MAX + 1
+        self.needs_output_check = True
         self._control.soon(self._turn.run)  # at once, also where it was put off
 
     def finish_busy(self, channel: ChannelState, reply: bytes) -> None:
@@ -229,7 +229,7 @@ class Backlog(ChannelOwner):
                 self._output.write(reply)
             self._work_off(channel.number)
 
-    def try_again(self, channel: ChannelState, payload: bytes) -> None:
+    def retry_command(self, channel: ChannelState, payload: bytes) -> None:
         self._first(channel, deferred_method(payload))
 
     def begin_waiting(self, channel: ChannelState) -> None:
@@ -239,20 +239,20 @@ class Backlog(ChannelOwner):
     def finish_waiting(self, channel: ChannelState) -> None:
         self._finish_waiting(channel, None)
 
-    def try_later(self, channel: ChannelState, payload: bytes) -> None:
+    def retry_next_turn(self, channel: ChannelState, payload: bytes) -> None:
         self.begin_waiting(channel)
         self._control.soon(partial(self._finish_waiting, channel, deferred_method(payload)))
 
-    def wait_for_logs(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
+    def retry_when_open(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
         self.wait_with(channel, destinations, deferred_method(payload))
 
-    def wait_with(self, channel: ChannelState, destinations: Sequence[Destination], item: Deferred) -> None:
+    def wait_with(self, channel: ChannelState, destinations: Sequence[Destination], item: PendingCommand) -> None:
         """As `wait_for_logs`: `item` needs these queues."""
         self.begin_waiting(channel)
         # In a turn of the loop by itself: whoever opens is in the midst of something.
         when_open(destinations, partial(self._control.soon, partial(self._finish_waiting, channel, item)))
 
-    def _finish_waiting(self, channel: ChannelState, item: Deferred | None) -> None:
+    def _finish_waiting(self, channel: ChannelState, item: PendingCommand | None) -> None:
         self.unfinished_count -= 1
         if item is not None:
             self._first(channel, item)
@@ -268,7 +268,7 @@ class Backlog(ChannelOwner):
             self._ending.fail_channel(channel.number, error)
             self._work_off(channel.number)
 
-    def fail_number(self, number: i64, error: SoftError) -> None:
+    def fail_channel_number(self, number: i64, error: SoftError) -> None:
         channel = self._channels.get(number)
         if channel is not None:
             self.fail_channel(channel, error)

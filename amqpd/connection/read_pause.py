@@ -19,8 +19,8 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.flow.loop_turn import Turn
-from amqpd.connection.interfaces import Wire
+from amqpd.broker.flow.loop_turn import LoopTurn
+from amqpd.connection.interfaces import TransportBase
 
 SYNC: Final = 1
 BACKLOG: Final = 2
@@ -36,13 +36,13 @@ def _nobody() -> None:
 
 
 @final
-class ReadGate:
+class ReadPause:
     """Of one connection. No reasons: it is read."""
 
-    def __init__(self, wire: Wire, turn: Turn) -> None:
+    def __init__(self, wire: TransportBase, turn: LoopTurn) -> None:
         self.reasons: i64 = 0
         # Works off what came meanwhile; its owner brings it, and asks again what it may.
-        self.go_on: Callable[[], None] = _nobody
+        self.on_resume: Callable[[], None] = _nobody
         # The connection ends, and takes no turns any more.
         self.closing = False
         self._wire = wire
@@ -53,7 +53,7 @@ class ReadGate:
         """Whether this is one of the reasons."""
         return self.reasons & reason != 0
 
-    def hold(self, reason: i64) -> None:
+    def pause(self, reason: i64) -> None:
         """The connection is not read from here on, until `release` takes the last reason away."""
         if self._open_for_good:
             return
@@ -61,7 +61,7 @@ class ReadGate:
             self._wire.pause_reading()
         self.reasons |= reason
 
-    def release(self, reason: i64) -> None:
+    def resume(self, reason: i64) -> None:
         """Nothing happens where it was none of the reasons."""
         if self.reasons & reason == 0:
             return
@@ -69,7 +69,7 @@ class ReadGate:
         if self.reasons == 0:
             self._wire.resume_reading()
 
-    def open_for_good(self) -> None:
+    def disable(self) -> None:
         """The connection is ending: only the peer's own end is still of interest, and nothing may keep us from it."""
         self._open_for_good = True
         if self.reasons != 0:
@@ -78,22 +78,22 @@ class ReadGate:
 
     # -- in its turn -------------------------------------------------------------------------------------------------
 
-    def pace(self) -> None:
+    def pause_for_turn(self) -> None:
         """It has had its share: it is read on in one of the next turns."""
         if not self.closing and not self.holds(PACED):
-            self.hold(PACED)
-            self._turn.pace(self)
+            self.pause(PACED)
+            self._turn.pause_until_next_turn(self)
 
     def release_in_turn(self, reason: i64) -> None:
         """With all the others that were held for this reason: each in its turn."""
-        self.pace()
-        self.release(reason)
+        self.pause_for_turn()
+        self.resume(reason)
 
     def hold_for_sync(self) -> None:
         """Until what is unsynced is on disk, and what waits to be published again does not fill memory."""
         if not self.holds(SYNC):
-            self.hold(SYNC)
-            self._turn.hold(self)
+            self.pause(SYNC)
+            self._turn.pause_until_synced(self)
 
     def synced(self) -> None:
         """What was unsynced is on disk."""
@@ -102,16 +102,16 @@ class ReadGate:
     def read_bodies(self, on: bool) -> None:
         """Whether there is room for more of an unfinished body."""
         if not on:
-            self.hold(BODIES)
+            self.pause(BODIES)
         elif self.holds(BODIES):
             self.release_in_turn(BODIES)
 
     def read_on(self) -> None:
         """Another turn has come."""
-        self.release(PACED)
+        self.resume(PACED)
         if not self.holds(SHARING):
-            self.go_on()
+            self.on_resume()
 
     def let_go(self) -> None:
         """The socket is gone."""
-        self.go_on = _nobody
+        self.on_resume = _nobody

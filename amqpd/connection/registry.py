@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from amqpd.broker.events import by_itself
-from amqpd.broker.listeners import Clients
+from amqpd.broker.events import as_broker
+from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.vhost import declare
 from amqpd.channel import handlers
-from amqpd.connection.handover import Elsewhere
-from amqpd.connection.malloc_trim import GiveBack, malloc_trim
-from amqpd.connection.unauthenticated import Unopened
+from amqpd.connection.handover import VhostRouter
+from amqpd.connection.malloc_trim import MallocTrimmer, malloc_trim
+from amqpd.connection.unauthenticated import UnauthenticatedSockets
 
 if TYPE_CHECKING:
     from amqpd.auth.internal_backend import AuthChange
     from amqpd.broker.broker import Broker
-    from amqpd.broker.consumer import Source
+    from amqpd.broker.consumer import QueueBase
     from amqpd.connection.connection import Connection
 
 
-class Connections(Clients):
+class ConnectionRegistry(BrokerListener):
     """By name. opened_count, closed_count: since the start. ended_received_bytes, ended_sent_bytes: of the closed."""
 
     def __init__(self, broker: Broker) -> None:
@@ -31,10 +31,12 @@ class Connections(Clients):
         self.ended_sent_bytes = 0
         self.admission = broker.admission
         limits = broker.settings.limits
-        self.unopened = Unopened(broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors)
+        self.unopened = UnauthenticatedSockets(
+            broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors
+        )
         # Of a node in a cluster.
-        self.elsewhere: Elsewhere | None = None
-        self.give_back = GiveBack(broker.loop, malloc_trim())
+        self.elsewhere: VhostRouter | None = None
+        self.give_back = MallocTrimmer(broker.loop, malloc_trim())
         broker.clients.append(self)
 
     def __iter__(self) -> Iterator[Connection]:
@@ -60,27 +62,27 @@ class Connections(Clients):
         if session is None:
             return
         self.admission.left(session, session.user.name, session.vhost)
-        with by_itself():  # rabbit
+        with as_broker():  # rabbit
             declare.delete_queues(session.vhost, session.vhost.exclusive_queues(session))
 
     # -- what the broker tells ---------------------------------------------------------------------------------------
 
-    def user_changed(self, change: AuthChange) -> None:
+    def on_user_changed(self, change: AuthChange) -> None:
         """Routes are checked anew; whoever may not be here any more goes."""
         for connection in self:
             connection.forget_routes()
-            if why := connection.session.must_go(change):
+            if why := connection.session.revocation_reason(change):
                 connection.control.force(why)
 
     def vhost_deleted(self, name: str) -> None:
-        self.vhost_left(name, f"vhost '{name}' is down")
+        self.on_vhost_unloaded(name, f"vhost '{name}' is down")
 
-    def vhost_left(self, name: str, why: str) -> None:
+    def on_vhost_unloaded(self, name: str, why: str) -> None:
         for connection in self:
             if connection.session.vhost.name == name:
                 connection.control.force(why)
 
-    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+    def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         for connection in self:
             for channel in connection.channels.all():
                 channel.deliveries.forget_offsets(queue, ranges)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd import process, tls
 from amqpd.connection.heartbeat import Heartbeats
-from amqpd.connection.registry import Connections
+from amqpd.connection.registry import ConnectionRegistry
 from amqpd.connection.transport import Transport
 from amqpd.listeners import Listener, bound_sockets
 from amqpd.protocol_server import FrontEnd
@@ -32,7 +32,7 @@ class AmqpFrontEnd(FrontEnd):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
-        self.connections = Connections(broker)
+        self.connections = ConnectionRegistry(broker)
         self.heartbeats = Heartbeats(broker.loop)
         self._broker = broker
         self._ports: dict[str, int] = {}  # by protocol
@@ -100,7 +100,7 @@ class AmqpFrontEnd(FrontEnd):
         elsewhere = self.connections.elsewhere
         if elsewhere is not None:
             elsewhere.force_all(SHUTDOWN)
-        self._broker.turn.want()
+        self._broker.turn.schedule()
         loop = self._broker.loop
         deadline = loop.time() + STOP_WAIT_S
         while self._served() and loop.time() < deadline:  # noqa: ASYNC110  # once per stop

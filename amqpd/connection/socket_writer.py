@@ -15,20 +15,20 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.channel.frame_writer import Output
-from amqpd.connection.interfaces import Control, Wire
-from amqpd.connection.read_pause import OUTPUT, ReadGate
+from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
+from amqpd.connection.read_pause import OUTPUT, ReadPause
 
 # What one write hands to the kernel, which takes a millisecond for it; the rest of large bodies goes with later turns.
 WRITE_BYTES_MAX: Final = 1024 * 1024
 
 
 @final
-class SocketOutput(Output):
+class SocketWriter(Output):
     """Of one connection."""
 
-    def __init__(self, wire: Wire, turn: Turn, gate: ReadGate, control: Control) -> None:
+    def __init__(self, wire: TransportBase, turn: LoopTurn, gate: ReadPause, control: ChannelZeroBase) -> None:
         super().__init__()
         self._wire = wire
         self._turn = turn
@@ -65,7 +65,7 @@ class SocketOutput(Output):
             self._resume_consumers()
         if self._gate.holds(OUTPUT):
             # When the transport has taken it, or says that it cannot.
-            self._control.soon(self._gate.go_on)
+            self._control.soon(self._gate.on_resume)
 
     def write_out(self) -> None:
         # Of a work queue's deliveries no byte goes before the turn has written their marks.
@@ -104,9 +104,9 @@ class SocketOutput(Output):
             self.want_flush()
         self._resume_consumers()
         if self._gate.holds(OUTPUT):
-            self._gate.go_on()
+            self._gate.on_resume()
 
-    def let_go(self) -> None:
+    def dispose(self) -> None:
         """The socket is gone, and what was for it."""
         self.starved.clear()
         self.cuts.clear()

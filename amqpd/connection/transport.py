@@ -14,14 +14,14 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
-from amqpd.connection.channel_zero import WANT_HEADER, Handshake
+from amqpd.connection.channel_zero import WANT_HEADER, ChannelZero
 from amqpd.connection.connection import Connection
 from amqpd.connection.heartbeat import Heartbeats
-from amqpd.connection.interfaces import Wire
+from amqpd.connection.interfaces import TransportBase
 
 if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
-    from amqpd.connection.registry import Connections
+    from amqpd.connection.registry import ConnectionRegistry
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ RESET: Final = struct.pack("ii", 1, 0)
 HANDSHAKE_FRAME_MAX: Final = 8192
 
 
-class Transport(Wire, asyncio.Protocol):
+class Transport(TransportBase, asyncio.Protocol):
     """One socket."""
 
-    handshake: ClassVar[type[Handshake]] = Handshake
+    handshake: ClassVar[type[ChannelZero]] = ChannelZero
 
-    def __init__(self, broker: Broker, connections: Connections, heartbeats: Heartbeats, tls: bool) -> None:
+    def __init__(self, broker: Broker, connections: ConnectionRegistry, heartbeats: Heartbeats, tls: bool) -> None:
         super().__init__()
         self.broker = broker
         self.heartbeats = heartbeats
@@ -140,7 +140,7 @@ class Transport(Wire, asyncio.Protocol):
         transport = self._transport
         if transport is None or self._finished or transport.is_closing():
             return
-        self.connection.gate.open_for_good()
+        self.connection.gate.disable()
         if not transport.can_write_eof():
             # TLS cannot end one direction.
             transport.close()

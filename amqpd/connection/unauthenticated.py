@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from amqpd import process
 
 if TYPE_CHECKING:
-    from amqpd.connection.interfaces import Wire
+    from amqpd.connection.interfaces import TransportBase
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ RESERVED_SHARE_MAX: Final = 4
 LOG_S: Final = 1.0
 
 
-class Unopened:
+class UnauthenticatedSockets:
     """Of one broker. soon: calls a function in the next turn of the loop. share: of the descriptors;
     reserved: descriptors that are for others than AMQP sockets.
     """
@@ -43,13 +43,13 @@ class Unopened:
         self.share = share
         self.reserved = reserved
         self.closed_count = 0
-        self._sockets: set[Wire] = set()
+        self._sockets: set[TransportBase] = set()
         # By address, the oldest first.
-        self._waiting: dict[str, dict[Wire, None]] = {}
+        self._waiting: dict[str, dict[TransportBase, None]] = {}
         self._waiting_count = 0
         self._log_at = 0.0
 
-    def entered(self, wire: Wire) -> None:
+    def entered(self, wire: TransportBase) -> None:
         """A socket is there. Cost: 2 us, and what is closed for it."""
         self._sockets.add(wire)
         self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
@@ -62,7 +62,7 @@ class Unopened:
             self._close(wire)
             self._tell(f"no descriptor is left for it but the reserved ones of {limit}", wire.peer[0])
 
-    def opened(self, wire: Wire) -> None:
+    def opened(self, wire: TransportBase) -> None:
         """It has logged in and is not closed for others any more."""
         address = _network(wire.peer[0])
         waiting = self._waiting.get(address)
@@ -72,7 +72,7 @@ class Unopened:
             if not waiting:
                 del self._waiting[address]
 
-    def left(self, wire: Wire) -> None:
+    def left(self, wire: TransportBase) -> None:
         """It is gone. May be called of one that was closed here."""
         self.opened(wire)
         self._sockets.discard(wire)
@@ -91,7 +91,7 @@ class Unopened:
         if count > 0:
             self._tell(f"more than {int(limit * self.share)} of {limit} descriptors are sockets", address)
 
-    def _close(self, wire: Wire) -> None:
+    def _close(self, wire: TransportBase) -> None:
         self.left(wire)
         self.closed_count += 1
         # Not in the midst of its own connection_made.

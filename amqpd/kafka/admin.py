@@ -7,8 +7,8 @@
 
 All of them: `cluster.replication_factor` copies, `min.insync.replicas` from `cluster.required_insync`, no unclean
 election, `max.message.bytes` for a batch of `cluster.max_message_bytes`. What was made by somebody else, or changed
-since, is held against that: where it is weaker than what a confirm promises, or would lose messages, `TopicUnfit` names
-it and the command that puts it right; what only costs time or space is a warning.
+since, is held against that: where it is weaker than what a confirm promises, or would lose messages, `UnsafeTopic`
+names it and the command that puts it right; what only costs time or space is a warning.
 
 No topic is made by being asked for: a request that does not say so makes one, where brokers have
 `auto.create.topics.enable`, with one partition and whatever they make of it (`_listed`).
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from amqpd.config.loader import secret_text
 from amqpd.config.schema import ClusterSettings
 from amqpd.kafka.config import KafkaAccess, split
-from amqpd.kafka.connection import KafkaLost, open_connection
+from amqpd.kafka.connection import KafkaDisconnected, open_connection
 from amqpd.kafka.producer import TOPIC_GONE, KafkaRefused
 from amqpd.kafka.wire import ASK_AGAIN, code_of
 
@@ -155,11 +155,11 @@ LOST_TRIES: Final = 3
 LOST_PAUSE_S: Final = 0.5
 
 
-class TopicUnfit(Exception):
+class UnsafeTopic(Exception):
     """A topic that cannot be used as it is: the text says which, why, and what puts it right."""
 
 
-class Topic(NamedTuple):
+class KafkaTopic(NamedTuple):
     """What Kafka says of one. replicas: copies of the partition that has the fewest. settings: names and values."""
 
     name: str
@@ -168,7 +168,7 @@ class Topic(NamedTuple):
     settings: Mapping[str, str]
 
 
-class Rule(NamedTuple):
+class TopicRule(NamedTuple):
     """One setting of a topic. safety: a topic without it is refused; else a warning is logged. at_least: a larger
     number is as good."""
 
@@ -183,37 +183,37 @@ class Rule(NamedTuple):
         return value == self.value or (self.at_least and value.isdigit() and int(value) >= int(self.value))
 
 
-def compacted_rules(options: ClusterOptions) -> tuple[Rule, ...]:
+def compacted_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
     """Of `meta` and `settled`."""
     return (
-        Rule("cleanup.policy", "compact"),
-        Rule("segment.bytes", str(16 << 20), safety=False),
-        Rule("max.compaction.lag.ms", str(600_000), safety=False),
-        Rule("min.cleanable.dirty.ratio", "0.1", safety=False),
+        TopicRule("cleanup.policy", "compact"),
+        TopicRule("segment.bytes", str(16 << 20), safety=False),
+        TopicRule("max.compaction.lag.ms", str(600_000), safety=False),
+        TopicRule("min.cleanable.dirty.ratio", "0.1", safety=False),
         *_common(options),
     )
 
 
-def queue_rules(options: ClusterOptions) -> tuple[Rule, ...]:
+def queue_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
     """Of a vhost's topic."""
     return (
-        Rule("cleanup.policy", "delete"),
-        Rule("retention.ms", "-1"),
-        Rule("retention.bytes", "-1"),
+        TopicRule("cleanup.policy", "delete"),
+        TopicRule("retention.ms", "-1"),
+        TopicRule("retention.bytes", "-1"),
         *_common(options),
     )
 
 
-def _common(options: ClusterOptions) -> tuple[Rule, ...]:
+def _common(options: ClusterOptions) -> tuple[TopicRule, ...]:
     return (
-        Rule("message.timestamp.type", "CreateTime"),
-        Rule("unclean.leader.election.enable", "false"),
-        Rule("min.insync.replicas", str(options.required_insync), at_least=True),
-        Rule("max.message.bytes", str(options.max_message_bytes + BATCH_OVERHEAD), at_least=True),
+        TopicRule("message.timestamp.type", "CreateTime"),
+        TopicRule("unclean.leader.election.enable", "false"),
+        TopicRule("min.insync.replicas", str(options.required_insync), at_least=True),
+        TopicRule("max.message.bytes", str(options.max_message_bytes + BATCH_OVERHEAD), at_least=True),
     )
 
 
-class Topics:
+class TopicAdmin:
     """Kafka's administration, for one cluster of nodes. Use it as `async with`; opened by the first that is asked."""
 
     def __init__(self, options: ClusterOptions) -> None:
@@ -250,11 +250,11 @@ class Topics:
         for topic in (await self._described(new)).values():
             self.check_slots(topic)
 
-    def check_slots(self, topic: Topic) -> None:
+    def check_slots(self, topic: KafkaTopic) -> None:
         """Check `meta` or `settled`. Raises: TopicUnfit."""
         slots = self.options.slots
         if topic.partitions != slots:
-            raise TopicUnfit(
+            raise UnsafeTopic(
                 f"topic {topic.name} has {topic.partitions} partitions, and cluster.slots is {slots}: a cluster "
                 f"keeps the number that it was made with; set cluster.slots to {topic.partitions}"
             )
@@ -278,7 +278,7 @@ class Topics:
         """A topic that one queue has for itself, of one partition. mark: by which it is known to be that one later.
         Raises: KafkaRefused, it exists; as `prepare`.
         """
-        rules = (*queue_rules(self.options), Rule(MARK, str(mark), safety=False))
+        rules = (*queue_rules(self.options), TopicRule(MARK, str(mark), safety=False))
         await self._create(name, 1, rules, exists_ok=False)
 
     async def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
@@ -307,7 +307,7 @@ class Topics:
         else:
             logger.warning("topic %s, which a queue had for itself or was to have, is another one: it stays", name)
 
-    async def _looked_for(self, names: Collection[str]) -> dict[str, Topic]:
+    async def _looked_for(self, names: Collection[str]) -> dict[str, KafkaTopic]:
         """Those of them that there are, also where a broker that is asked does not know it at once."""
         found = await self.describe(names)
         for _ in range(LOST_TRIES):
@@ -317,7 +317,7 @@ class Topics:
             found = await self.describe(names)
         return found
 
-    def check(self, topic: Topic, rules: Iterable[Rule]) -> None:
+    def check(self, topic: KafkaTopic, rules: Iterable[TopicRule]) -> None:
         """Raises: TopicUnfit, with all that is weaker than it must be; what only costs time or space is logged."""
         options = self.options
         weak: list[str] = []
@@ -341,33 +341,35 @@ class Topics:
             text = f"topic {topic.name} is weaker than what a confirm promises: {'; '.join(weak)}"
             if change:
                 text += f". kafka-configs.sh --alter --topic {topic.name} --add-config {','.join(change)}"
-            raise TopicUnfit(text)
+            raise UnsafeTopic(text)
 
     # -- what Kafka can do
 
-    async def describe(self, names: Iterable[str]) -> dict[str, Topic]:
+    async def describe(self, names: Iterable[str]) -> dict[str, KafkaTopic]:
         """Those of them that there are. Cost: that of their partitions."""
         return await self._patiently("the topics", lambda: self._describe(set(names)))
 
-    async def _described(self, names: Sequence[str]) -> dict[str, Topic]:
+    async def _described(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
         """Each of them, which have just been made: not every broker knows them at once. Raises: as `prepare`."""
 
-        async def ask() -> dict[str, Topic]:
+        async def ask() -> dict[str, KafkaTopic]:
             found = await self._describe(set(names))
             unknown = [name for name in names if name not in found]
             if unknown:
-                raise KafkaLost(f"topic {unknown[0]} is not known everywhere yet")
+                raise KafkaDisconnected(f"topic {unknown[0]} is not known everywhere yet")
             return found
 
         return await self._patiently("the topics", ask)
 
-    async def _describe(self, names: set[str]) -> dict[str, Topic]:
+    async def _describe(self, names: set[str]) -> dict[str, KafkaTopic]:
         found: dict[str, list[Mapping[str, Any]]] = {
             each["topic"]: each["partitions"] for each in await self._listed(names)
         }
         settings = await self._settings(found)
         return {
-            name: Topic(name, len(parts), min((len(part["replicas"]) for part in parts), default=0), settings[name])
+            name: KafkaTopic(
+                name, len(parts), min((len(part["replicas"]) for part in parts), default=0), settings[name]
+            )
             for name, parts in found.items()
             if name in settings
         }
@@ -405,7 +407,7 @@ class Topics:
                     found[name] = {entry[0]: entry[1] or "" for entry in entries}
         return found
 
-    async def _create(self, name: str, partitions: int, rules: Iterable[Rule], exists_ok: bool = True) -> None:
+    async def _create(self, name: str, partitions: int, rules: Iterable[TopicRule], exists_ok: bool = True) -> None:
         from aiokafka.admin import NewTopic
 
         settings = {rule.name: rule.value for rule in rules}
@@ -417,7 +419,7 @@ class Topics:
             answer = await admin.create_topics([topic], timeout_ms=_REQUEST_TIMEOUT_MS)
             for _, code, text in answer.topic_errors:
                 if code == _INVALID_REPLICATION:
-                    raise TopicUnfit(
+                    raise UnsafeTopic(
                         f"topic {name} cannot have the {copies} copies of cluster.replication_factor: {text}"
                     )
                 if code and not (exists_ok and code == _TOPIC_EXISTS):  # another node was quicker
@@ -432,7 +434,7 @@ class Topics:
         for each in await self._listed([name]):
             if len([part for part in each["partitions"] if part["leader"] >= 0]) >= partitions:
                 return
-        raise KafkaLost(f"topic {name} is not known everywhere yet")
+        raise KafkaDisconnected(f"topic {name} is not known everywhere yet")
 
     async def grow(self, name: str, partitions: int) -> None:
         """That topic has so many partitions at least. Raises: KafkaRefused; KafkaLost."""
@@ -477,7 +479,7 @@ class Topics:
         for number, offset in before:
             leader = leaders.get(number, -1)
             if leader < 0:
-                raise KafkaLost(f"no broker leads {name} {number}")
+                raise KafkaDisconnected(f"no broker leads {name} {number}")
             asked.setdefault(leader, []).append((number, offset))
         freed: dict[int, int] = {}
         admin = await self._client()
@@ -535,7 +537,7 @@ class Topics:
         """One of the named brokers answers, by a connection of our own: it says why it cannot be used, where aiokafka
         says that there is none. Raises: KafkaUnfit; OSError.
         """
-        last: OSError = KafkaLost("no broker is named")
+        last: OSError = KafkaDisconnected("no broker is named")
         for host, port in self.options.access.addresses:
             try:
                 connection = await open_connection(self.options.access, host, port)
@@ -563,15 +565,17 @@ class Topics:
                         last = error
                     except (KafkaError, OSError) as error:  # TimeoutError is one
                         last = error
-                        if not isinstance(error, KafkaLost):
+                        if not isinstance(error, KafkaDisconnected):
                             await self.close()  # a new client asks the named brokers anew
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _PAUSE_S_MAX)
         except TimeoutError:
-            raise KafkaLost(f"{what}: Kafka did not do it within {PATIENCE_S:g} s: {last or 'no answer'}") from last
+            raise KafkaDisconnected(
+                f"{what}: Kafka did not do it within {PATIENCE_S:g} s: {last or 'no answer'}"
+            ) from last
 
 
 def _failed(code: int, what: str) -> Exception:
     """What an answer with that code is: asked again, or the end of it."""
     name = code_of(code).name
-    return KafkaLost(f"{what}: {name}") if code in _KNOWN_LATER else KafkaRefused(f"{what}: {name}")
+    return KafkaDisconnected(f"{what}: {name}") if code in _KNOWN_LATER else KafkaRefused(f"{what}: {name}")

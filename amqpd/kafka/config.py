@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import ssl
 
 
-class BadAccess(ValueError):
+class InvalidKafkaConfig(ValueError):
     """The settings do not go together; the text says which and why."""
 
 
@@ -40,17 +40,17 @@ class KafkaAccess:
 
     def __post_init__(self) -> None:
         if not self.kafka:
-            raise BadAccess("no broker of Kafka is named")
+            raise InvalidKafkaConfig("no broker of Kafka is named")
         for address in self.kafka:
             split(address)
         if self.sasl_mechanism and self.sasl_mechanism not in MECHANISMS:
-            raise BadAccess(f"there is no SASL mechanism {self.sasl_mechanism}: {', '.join(MECHANISMS)}")
+            raise InvalidKafkaConfig(f"there is no SASL mechanism {self.sasl_mechanism}: {', '.join(MECHANISMS)}")
         if self.sasl_mechanism and not self.sasl_username:
-            raise BadAccess(f"{self.sasl_mechanism} needs a user name")
+            raise InvalidKafkaConfig(f"{self.sasl_mechanism} needs a user name")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
-            raise BadAccess("certificates are named, but not TLS")
+            raise InvalidKafkaConfig("certificates are named, but not TLS")
         if self.key_file and not self.cert_file:
-            raise BadAccess("a key is named, but no certificate")
+            raise InvalidKafkaConfig("a key is named, but no certificate")
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -66,7 +66,7 @@ class KafkaAccess:
         try:
             return client_context(self.ca_file, self.cert_file, self.key_file)
         except BadTlsFiles as error:
-            raise BadAccess(str(error)) from error
+            raise InvalidKafkaConfig(str(error)) from error
 
     def aiokafka_options(self) -> dict[str, Any]:
         """What aiokafka's clients (admin, consumer) take to reach the same brokers in the same way. Reads files, as
@@ -90,5 +90,5 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise BadAccess(f"{address!r} is no address of a broker: host:port")
+        raise InvalidKafkaConfig(f"{address!r} is no address of a broker: host:port")
     return host, int(port)

@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, cast
 
-from amqpd.kafka.config import BadAccess, KafkaAccess
-from amqpd.kafka.correlation import Link
+from amqpd.kafka.config import InvalidKafkaConfig, KafkaAccess
+from amqpd.kafka.correlation import Correlator
 from amqpd.kafka.requests import (
     decode_api_versions,
     decode_sasl_authenticate,
@@ -55,11 +55,11 @@ Done = Callable[[bytes | None], None]
 OnSilent = Callable[["KafkaConnection"], None]
 
 
-class KafkaLost(ConnectionError):
+class KafkaDisconnected(ConnectionError):
     """The connection ended before the answer came: what was asked may have been done or not."""
 
 
-class KafkaUnfit(Exception):
+class KafkaIncompatible(Exception):
     """The broker cannot be used, and trying again does not help: the text says why."""
 
 
@@ -76,7 +76,7 @@ class KafkaConnection(asyncio.Protocol):
         self.blocked = False
         self.on_lost: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
-        self._link = Link(ANSWER_SIZE_MAX)
+        self._link = Correlator(ANSWER_SIZE_MAX)
         self._waiting: deque[tuple[Done, float]] = deque()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class KafkaConnection(asyncio.Protocol):
         self.send(lambda number: [make(number)], done)
         data = await answered
         if data is None:
-            raise KafkaLost(f"{self.name} is gone")
+            raise KafkaDisconnected(f"{self.name} is gone")
         return data
 
     def _look(self) -> None:
@@ -229,7 +229,7 @@ async def open_connection(
     name = f"{host}:{port}"
     try:
         connection = await _open(access, host, port, name, answer_timeout_s, on_silent)
-    except (OSError, KafkaUnfit) as error:
+    except (OSError, KafkaIncompatible) as error:
         access.outages.failed(name, error)
         raise
     access.outages.answered(name)
@@ -244,8 +244,8 @@ async def _open(
     try:
         # Files are read off the loop; without TLS there is no thread.
         context = await asyncio.to_thread(access.ssl_context) if access.tls else None
-    except BadAccess as error:  # files that were there at the start
-        raise KafkaUnfit(f"{name}: {error}") from error
+    except InvalidKafkaConfig as error:  # files that were there at the start
+        raise KafkaIncompatible(f"{name}: {error}") from error
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await loop.create_connection(
@@ -261,11 +261,11 @@ async def _open(
                 await connection.close()
                 raise
     except TimeoutError:
-        raise KafkaLost(f"{name} did not answer within {CONNECT_TIMEOUT_S:g} s") from None
+        raise KafkaDisconnected(f"{name} did not answer within {CONNECT_TIMEOUT_S:g} s") from None
     except BadAnswer as error:
-        raise KafkaUnfit(f"{name} does not speak Kafka's protocol: {error}") from error
+        raise KafkaIncompatible(f"{name} does not speak Kafka's protocol: {error}") from error
     except UnicodeError as error:
-        raise KafkaUnfit(f"{name} is no name of a host: {error}") from error
+        raise KafkaIncompatible(f"{name} is no name of a host: {error}") from error
     return connection
 
 
@@ -277,7 +277,7 @@ async def _agree(connection: KafkaConnection, access: KafkaAccess) -> None:
     missing = missing_versions(versions)
     if code or missing:
         lacks = ", ".join(missing) if not code else code_of(code).name
-        raise KafkaUnfit(f"{connection.name} is too old or too new a Kafka: {lacks}")
+        raise KafkaIncompatible(f"{connection.name} is too old or too new a Kafka: {lacks}")
     if access.sasl_mechanism:
         await _authenticate(connection, access)
 
@@ -288,7 +288,7 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
     code, mechanisms = decode_sasl_handshake(data)
     if code:
         has = ", ".join(mechanisms)
-        raise KafkaUnfit(f"{connection.name} does not take {mechanism}: {code_of(code).name}; it has {has}")
+        raise KafkaIncompatible(f"{connection.name} does not take {mechanism}: {code_of(code).name}; it has {has}")
     talk = conversation(mechanism, access.sasl_username, access.sasl_password)
     message: bytes | None = talk.first()
     for _ in range(_SASL_STEPS_MAX):
@@ -298,12 +298,12 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
         data = await connection.ask(lambda number, said=said: encode_sasl_authenticate(number, client_id, said))  # type: ignore[misc]
         answer = decode_sasl_authenticate(data)
         if answer.code:
-            raise KafkaUnfit(f"{connection.name}: {code_of(answer.code).name}: {answer.text}")
+            raise KafkaIncompatible(f"{connection.name}: {code_of(answer.code).name}: {answer.text}")
         try:
             message = await asyncio.to_thread(talk.reply, answer.message)  # SCRAM's key: milliseconds of a processor
         except NotProved as error:
-            raise KafkaUnfit(f"{connection.name}: {error}") from error
+            raise KafkaIncompatible(f"{connection.name}: {error}") from error
     if not talk.done:
-        raise KafkaUnfit(f"{connection.name} does not come to an end of {mechanism}")
+        raise KafkaIncompatible(f"{connection.name} does not come to an end of {mechanism}")
     if answer.lifetime_ms > 0:
         connection.ends_in(int(answer.lifetime_ms) * _LIFETIME_SHARE / 1000)

@@ -26,8 +26,8 @@ from typing import Final
 from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaConnection, KafkaLost, KafkaUnfit
-from amqpd.kafka.metadata import PAUSE_S, PAUSE_S_MAX, Brokers
+from amqpd.kafka.connection import KafkaConnection, KafkaDisconnected, KafkaIncompatible
+from amqpd.kafka.metadata import PAUSE_S, PAUSE_S_MAX, PartitionLeaders
 from amqpd.kafka.producer import KafkaRefused
 from amqpd.kafka.requests import (
     EARLIEST,
@@ -59,10 +59,12 @@ _OUT_OF_RANGE: Final = 1
 class KafkaReader:
     """Reads partitions, one request at a time each. Loop thread only; `close` it."""
 
-    def __init__(self, access: KafkaAccess, timeout_s: float = TIMEOUT_S, brokers: Brokers | None = None) -> None:
+    def __init__(
+        self, access: KafkaAccess, timeout_s: float = TIMEOUT_S, brokers: PartitionLeaders | None = None
+    ) -> None:
         """timeout_s: for how long nothing may come. brokers: shared with others, who close it."""
         self._own = brokers is None
-        self.brokers = brokers if brokers is not None else Brokers(access)
+        self.brokers = brokers if brokers is not None else PartitionLeaders(access)
         self._timeout_s = timeout_s
         self._scratch = BytesWriter()
         self._loop = asyncio.get_running_loop()
@@ -75,12 +77,12 @@ class KafkaReader:
         not reached; KafkaRefused, the partition may not be read.
         """
         offset = start
-        patience = _Patience(self._timeout_s)
+        patience = Backoff(self._timeout_s)
         slices = _Slices()
         while offset < end:
             try:
                 found = await self._fetch(topic, number, offset)
-            except (OSError, KafkaUnfit, BadAnswer) as error:
+            except (OSError, KafkaIncompatible, BadAnswer) as error:
                 await patience.rest(f"{topic} {number}: {error}")
                 continue
             if found.code:
@@ -110,7 +112,7 @@ class KafkaReader:
         """
         left = set(numbers)
         found: dict[int, int] = {}
-        patience = _Patience(self._timeout_s)
+        patience = Backoff(self._timeout_s)
         while left:
             why = ""
             by_leader: dict[int, list[int]] = {}
@@ -127,7 +129,7 @@ class KafkaReader:
                         if code_of(code).remedy == PARTITION:
                             raise KafkaRefused(why)
                         self.brokers.forget(topic, number)
-            except (OSError, KafkaUnfit, BadAnswer) as error:
+            except (OSError, KafkaIncompatible, BadAnswer) as error:
                 why = f"{topic}: {error}"
                 for number in left:
                     self.brokers.forget(topic, number)
@@ -149,7 +151,7 @@ class KafkaReader:
         try:
             connection = await self.brokers.connection(leader)
             data = await connection.ask(partial(_encode, self._scratch, connection, 0, READ_SIZE_MAX, [place]))
-        except (OSError, KafkaUnfit):
+        except (OSError, KafkaIncompatible):
             self.brokers.forget(topic, number)
             raise
         try:
@@ -158,7 +160,7 @@ class KafkaReader:
             connection.abort(str(error))
             raise
 
-    async def _refused(self, found: Fetched, offset: int, patience: _Patience) -> int:
+    async def _refused(self, found: Fetched, offset: int, patience: Backoff) -> int:
         """An answer without records: where to go on. Raises: KafkaLost, KafkaRefused."""
         topic, number = found.topic.decode(), int(found.partition)
         row = code_of(found.code)
@@ -189,8 +191,8 @@ async def read(access: KafkaAccess, topic: str, number: int, start: int, end: in
         await reader.close()
 
 
-class Followed:
-    """A partition that is followed; its `Follower` alone writes here. next_offset: all below it has been taken."""
+class FollowedPartition:
+    """A partition that is followed; its `TopicFollower` alone writes here. next_offset: all below it has been taken."""
 
     def __init__(self, topic: str, number: int, start: int) -> None:
         self.topic = topic
@@ -209,10 +211,10 @@ class Followed:
                     each[1].set_result(None)
 
 
-Take = Callable[[Followed, bytes], Awaitable[None]]
+Take = Callable[[FollowedPartition, bytes], Awaitable[None]]
 
 
-class Follower:
+class TopicFollower:
     """Follows partitions as they grow: a request to each broker that leads some, which Kafka holds until there is
     something. Cost: two requests a second and broker where nothing happens.
 
@@ -225,9 +227,9 @@ class Follower:
     ) -> None:
         self._take = take
         self._on_failed = on_failed
-        self._brokers = Brokers(access)
+        self._brokers = PartitionLeaders(access)
         self._reader = KafkaReader(access, brokers=self._brokers)
-        self._followed: list[Followed] = []
+        self._followed: list[FollowedPartition] = []
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}  # of brokers that could not be asked, before the next try
         self._arranging: asyncio.Task[None] | None = None
@@ -238,30 +240,30 @@ class Follower:
         self._closed = False
         self._name = "the topics that are followed"
 
-    def follow(self, topic: str, number: int, start: int = 0) -> Followed:
+    def follow(self, topic: str, number: int, start: int = 0) -> FollowedPartition:
         """From that offset on; a log that has lost its front from where it begins."""
-        followed = Followed(topic, number, start)
+        followed = FollowedPartition(topic, number, start)
         self._followed.append(followed)
         self._arrange()
         return followed
 
-    def leave(self, followed: Followed) -> None:
+    def leave(self, followed: FollowedPartition) -> None:
         """Nothing of it is taken any more, but for a batch that is being taken now."""
         self._followed.remove(followed)
-        self._end([followed], KafkaLost("not followed any more"))
+        self._end([followed], KafkaDisconnected("not followed any more"))
 
-    async def reached(self, followed: Followed, offset: int) -> None:
+    async def reached(self, followed: FollowedPartition, offset: int) -> None:
         """Waits until everything below `offset` has been taken. Raises: KafkaLost when it never will be."""
         if self._closed:
-            raise KafkaLost("not followed any more") from self.failed
+            raise KafkaDisconnected("not followed any more") from self.failed
         if followed.next_offset < offset:
             future: asyncio.Future[None] = self._loop.create_future()
             followed.waiting.append((offset, future))
             await future
 
-    async def caught_up(self, followed: Iterable[Followed]) -> None:
+    async def caught_up(self, followed: Iterable[FollowedPartition]) -> None:
         """Waits until all that Kafka has now has been taken. Raises: KafkaLost, KafkaRefused."""
-        by_topic: dict[str, list[Followed]] = {}
+        by_topic: dict[str, list[FollowedPartition]] = {}
         for each in followed:
             by_topic.setdefault(each.topic, []).append(each)
         for topic, partitions in by_topic.items():
@@ -272,7 +274,7 @@ class Follower:
     async def close(self) -> None:
         """Ends it; whoever waits gets KafkaLost."""
         self._closed = True
-        self._end(self._followed, KafkaLost("not followed any more"))
+        self._end(self._followed, KafkaDisconnected("not followed any more"))
         tasks = [*self._serving.values(), *([self._arranging] if self._arranging is not None else [])]
         tasks = [task for task in tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -281,7 +283,7 @@ class Follower:
         await self._brokers.close()
 
     @staticmethod
-    def _end(followed: Iterable[Followed], error: BaseException) -> None:
+    def _end(followed: Iterable[FollowedPartition], error: BaseException) -> None:
         for each in followed:
             waiting, each.waiting = each.waiting, []
             for _, future in waiting:
@@ -322,7 +324,7 @@ class Follower:
         finally:
             self._arranging = None
 
-    def _lost(self, followed: Followed) -> None:
+    def _lost(self, followed: FollowedPartition) -> None:
         followed.leader = -1
         self._brokers.forget(followed.topic, followed.number)
 
@@ -335,7 +337,7 @@ class Follower:
             connection = await self._brokers.open(leader)
             while await self._round(leader, connection):
                 self._pauses.pop(leader, None)
-        except (OSError, KafkaUnfit, KafkaRefused, BadAnswer) as error:
+        except (OSError, KafkaIncompatible, KafkaRefused, BadAnswer) as error:
             if not self._closed:
                 self._brokers.access.outages.failed(self._name, error)
             await self._pause(leader)
@@ -366,7 +368,7 @@ class Follower:
         self.failed = error
         logger.error("nothing is followed any more", exc_info=error)
         self._closed = True
-        self._end(self._followed, KafkaLost("not followed any more"))
+        self._end(self._followed, KafkaDisconnected("not followed any more"))
         self._on_failed(error)
 
     async def _round(self, leader: int, connection: KafkaConnection) -> bool:
@@ -395,7 +397,7 @@ class Follower:
                 await self._give(followed, found.batches())
         return True
 
-    async def _give(self, followed: Followed, batches: list[bytes]) -> None:
+    async def _give(self, followed: FollowedPartition, batches: list[bytes]) -> None:
         for batch in batches:
             header = BatchHeader(batch, 0)
             if header.last_offset < followed.next_offset:
@@ -411,7 +413,7 @@ class Follower:
             if self._closed or followed not in self._followed:
                 return
 
-    async def _stray(self, followed: Followed, found: Fetched) -> None:
+    async def _stray(self, followed: FollowedPartition, found: Fetched) -> None:
         """An answer without records."""
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
@@ -437,7 +439,7 @@ class _NotTaken(Exception):
     """The callback has failed."""
 
 
-class _Patience:
+class Backoff:
     """How long nothing may come."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -452,7 +454,7 @@ class _Patience:
     async def rest(self, why: str) -> None:
         """Before another try. Raises: KafkaLost when there is to be none."""
         if time.monotonic() + self._pause > self._until:
-            raise KafkaLost(f"{why} (for {self._timeout_s:g} s)")
+            raise KafkaDisconnected(f"{why} (for {self._timeout_s:g} s)")
         await asyncio.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSE_S_MAX)
 

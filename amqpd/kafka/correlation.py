@@ -21,7 +21,7 @@ _LEAST: Final[i64] = 4  # a correlation id
 
 
 @final
-class Link:
+class Correlator:
     """What one connection waits for. answer_size_max: bytes of an answer; the connection ends at a larger one."""
 
     def __init__(self, answer_size_max: i64) -> None:

@@ -388,7 +388,7 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
         return known
 
 
-class Members(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
+class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
     """This node's membership. assigned: told the generation and its slots at each assignment, on the loop."""
 
     def __init__(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, open_connection
+from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaDisconnected, open_connection
 from amqpd.kafka.producer import KafkaRefused, any_metadata, silent_last
 from amqpd.kafka.wire import PARTITION, code_of
 
@@ -32,7 +32,7 @@ Place = tuple[str, int]
 """Topic and number of a partition."""
 
 
-class Brokers:
+class PartitionLeaders:
     """Of one Kafka cluster. Loop thread only; `close` it."""
 
     def __init__(self, access: KafkaAccess, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
@@ -60,7 +60,7 @@ class Brokers:
             why = f": {code_of(code).name}" if code else ""
             if code and code_of(code).remedy == PARTITION:
                 raise KafkaRefused(f"{topic} {number}{why}")
-            raise KafkaLost(f"no broker leads {topic} {number}{why}")
+            raise KafkaDisconnected(f"no broker leads {topic} {number}{why}")
         return leader
 
     async def partitions(self, topics: Iterable[str]) -> dict[str, int]:
@@ -70,7 +70,7 @@ class Brokers:
             return {}
         metadata = await any_metadata(self.access, [topic.encode() for topic in wanted])
         if metadata is None:
-            raise KafkaLost("no broker of Kafka answers")
+            raise KafkaDisconnected("no broker of Kafka answers")
         found: dict[str, int] = {}
         for name, number in metadata.leaders:
             topic = name.decode()
@@ -78,7 +78,7 @@ class Brokers:
         for topic in wanted:
             code = metadata.codes.get((topic.encode(), -1), 0)
             if code not in (0, _UNKNOWN_TOPIC):
-                raise KafkaLost(f"topic {topic}: {code_of(code).name}")
+                raise KafkaDisconnected(f"topic {topic}: {code_of(code).name}")
         return found
 
     def forget(self, topic: str, number: int) -> None:
@@ -106,7 +106,7 @@ class Brokers:
         """Another connection to that broker, which is the caller's. Raises: OSError (KafkaLost), KafkaUnfit."""
         address = self._addresses.get(leader)
         if address is None:
-            raise KafkaLost(f"broker {leader} has no address")
+            raise KafkaDisconnected(f"broker {leader} has no address")
         return await open_connection(self.access, *address, self._answer_timeout_s, partial(self._doubt, leader))
 
     def _doubt(self, leader: int, connection: KafkaConnection) -> None:
@@ -137,12 +137,12 @@ class Brokers:
     async def _look_up(self, topic: str) -> None:
         """Asks who leads that topic's partitions, together with all others who ask now. Raises: KafkaLost."""
         if self._closed:
-            raise KafkaLost("closed")
+            raise KafkaDisconnected("closed")
         self._wanted.add(topic)
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._ask())
         if not await asyncio.shield(self._looking):
-            raise KafkaLost("no broker of Kafka answers")
+            raise KafkaDisconnected("no broker of Kafka answers")
 
     async def _ask(self) -> bool:
         """Whether a broker has answered."""

@@ -132,7 +132,7 @@ UNKNOWN: Final[i64] = -1
 
 
 @final
-class Offered:
+class QueuedBatch:
     """A batch on its way. offered_ms: since when, by the clock of whoever drives this. sent: what goes to Kafka, itself
     or itself and those in `joined`, which stand behind it in `Partition.order`, `follows` set.
     """
@@ -143,7 +143,7 @@ class Offered:
         self.offered_ms: i64 = offered_ms
         self.stored: bool = False  # it was answered well; what is before it was not yet
         self.sent: ClosedBatch = batch
-        self.joined: list[Offered] = []
+        self.joined: list[QueuedBatch] = []
         self.follows: bool = False
 
 
@@ -183,8 +183,8 @@ class Partition:
         self.full_size: i64 = FULL_SIZE
         self.joined_size_max: i64 = JOINED_SIZE_MAX
         self.not_before_ms: i64 = 0
-        self.order: deque[Offered] = deque()
-        self.waiting: deque[Offered] = deque()
+        self.order: deque[QueuedBatch] = deque()
+        self.waiting: deque[QueuedBatch] = deque()
 
     def offer(self, batch: ClosedBatch, now_ms: i64) -> None:
         """The next batch. Raises: ValueError when it does not follow the last one."""
@@ -197,7 +197,7 @@ class Partition:
             self.next_offset = batch.last_offset + 1
         self.unsafe_bytes += batch.size
         self.waiting_bytes += batch.size
-        offered = Offered(batch, now_ms)
+        offered = QueuedBatch(batch, now_ms)
         self.order.append(offered)
         self.waiting.append(offered)
 
@@ -218,7 +218,7 @@ class Partition:
             self._join(offered)
         return offered.sent.size
 
-    def _join(self, offered: Offered) -> None:
+    def _join(self, offered: QueuedBatch) -> None:
         """Those that wait behind the first go with it, as far as they may. None of them was ever sent."""
         waiting = self.waiting
         waiting.popleft()
@@ -237,7 +237,7 @@ class Partition:
         if offered.joined:
             offered.sent = join(batches)
 
-    def take(self, call: i64) -> Offered:
+    def take(self, call: i64) -> QueuedBatch:
         """The next batch goes out, with the request of that number."""
         self.next_size()
         self.in_flight += 1
@@ -278,14 +278,14 @@ class Partition:
                 if not offered.stored:
                     self.waiting_bytes += offered.batch.size
 
-    def oldest_unstored(self) -> Offered | None:
+    def oldest_unstored(self) -> QueuedBatch | None:
         """The first batch that is not known to be in Kafka."""
         for offered in self.order:
             if not offered.stored:
                 return offered
         return None
 
-    def learn(self, offered: Offered, base_offset: i64) -> None:
+    def learn(self, offered: QueuedBatch, base_offset: i64) -> None:
         """The barrier is stored there: all below is of those who wrote before."""
         self.order.popleft()
         self.unsafe_bytes -= offered.batch.size
@@ -293,7 +293,7 @@ class Partition:
         self.next_offset = base_offset + 1 + offered.batch.last_offset - offered.batch.base_offset
         self.high_watermark = self.next_offset
 
-    def stored(self, offered: Offered) -> bool:
+    def stored(self, offered: QueuedBatch) -> bool:
         """That batch is in Kafka. Returns whether the high watermark has risen."""
         offered.stored = True
         for follower in offered.joined:

@@ -24,9 +24,16 @@ from typing import Final, TypeVar
 from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import ANSWER_TIMEOUT_S, SILENT_S, KafkaConnection, KafkaLost, KafkaUnfit, open_connection
+from amqpd.kafka.connection import (
+    ANSWER_TIMEOUT_S,
+    SILENT_S,
+    KafkaConnection,
+    KafkaDisconnected,
+    KafkaIncompatible,
+    open_connection,
+)
 from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Partition
-from amqpd.kafka.producer_state import IN_FLIGHT_MAX, Call, Producer, Producing, barrier
+from amqpd.kafka.producer_state import IN_FLIGHT_MAX, PartitionProducer, ProduceCall, ProducerState, epoch_fence
 from amqpd.kafka.requests import (
     Coordinator,
     Metadata,
@@ -62,7 +69,7 @@ class KafkaRefused(Exception):
     """Kafka said no, and will say so again; the text has its words."""
 
 
-class KafkaProducer(Producer):
+class KafkaProducer(PartitionProducer):
     """The writer of some partitions, under the producer id and epoch that stand in the batches.
 
     on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`),
@@ -90,12 +97,12 @@ class KafkaProducer(Producer):
         self._delivery_timeout_ms = int(delivery_timeout_s * 1000)
         self._client_id = access.client_id.encode()
         self._loop = asyncio.get_running_loop()
-        self._producing = Producing(self)
+        self._producing = ProducerState(self)
         self._scratch = BytesWriter()
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, KafkaConnection] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
-        self._sent: dict[int, deque[Call]] = {}  # without an answer, by the broker that was asked
+        self._sent: dict[int, deque[ProduceCall]] = {}  # without an answer, by the broker that was asked
         self._silent: dict[int, KafkaConnection] = {}  # of brokers whose answer is late, until the next look-up
         self._wanted: set[Partition] = set()
         self._unknown_ms: dict[Partition, int] = {}  # those that may be lost: since when Kafka does not know them
@@ -168,7 +175,7 @@ class KafkaProducer(Producer):
         now = int(time.time() * 1000)
         for each in fenced:
             each.next_offset = UNKNOWN
-            self.offer(each, [barrier(key.encode(), held.producer_id, held.epoch, now, 0)])
+            self.offer(each, [epoch_fence(key.encode(), held.producer_id, held.epoch, now, 0)])
         self.flush()
         await self.stored(fenced)
 
@@ -213,10 +220,10 @@ class KafkaProducer(Producer):
             sent.append(call)
             connection.send(partial(self._encode, call), partial(self._answered, sent, self._loop.time()))
 
-    def _encode(self, call: Call, number: int) -> list[bytes]:
+    def _encode(self, call: ProduceCall, number: int) -> list[bytes]:
         return call.encode(self._scratch, number, self._client_id, int(self._answer_timeout_s * 500))
 
-    def _answered(self, sent: deque[Call], sent_s: float, data: bytes | None) -> None:
+    def _answered(self, sent: deque[ProduceCall], sent_s: float, data: bytes | None) -> None:
         call = sent.popleft()  # a broker answers in order
         self._flush_soon()
         if data is None:
@@ -230,7 +237,7 @@ class KafkaProducer(Producer):
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
-    # -- what `Producing` tells
+    # -- what `ProducerState` tells
 
     def moved(self, partition: Partition) -> None:
         self._moved = True
@@ -289,7 +296,7 @@ class KafkaProducer(Producer):
             try:
                 silent = partial(self._doubt, leader)
                 connection = await open_connection(self.access, *address, self._answer_timeout_s, silent)
-            except (OSError, KafkaUnfit):
+            except (OSError, KafkaIncompatible):
                 self._want_led_by(leader)
                 await asyncio.sleep(_PAUSE_S)
                 return
@@ -440,7 +447,7 @@ async def first_answer(
         finally:
             await connection.close()
 
-    last: Exception = KafkaLost("no broker answers")
+    last: Exception = KafkaDisconnected("no broker answers")
     left = deque(addresses)
     running: set[asyncio.Task[T]] = set()
     try:
@@ -453,7 +460,7 @@ async def first_answer(
                 error = task.exception()
                 if error is None:
                     return task.result()
-                if not isinstance(error, (OSError, KafkaUnfit, BadAnswer)):
+                if not isinstance(error, (OSError, KafkaIncompatible, BadAnswer)):
                     raise error
                 last = error
         raise last
@@ -480,7 +487,7 @@ async def any_metadata(
     asked = addresses if addresses is not None else access.addresses
     try:
         return await first_answer(access, asked, lambda connection: metadata_of(connection, topics))
-    except (OSError, KafkaUnfit, BadAnswer):
+    except (OSError, KafkaIncompatible, BadAnswer):
         return None
 
 
@@ -507,7 +514,7 @@ async def init_producer_id(
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _PAUSE_S_MAX)
     except TimeoutError:
-        raise KafkaLost(f"no producer id of {transactional_id} within {timeout_s:g} s: {last}") from None
+        raise KafkaDisconnected(f"no producer id of {transactional_id} within {timeout_s:g} s: {last}") from None
 
 
 async def _init_once(
@@ -540,7 +547,7 @@ async def _init_once(
         return answer.code, "", answer if answer.code == 0 else None
     except (OSError, BadAnswer) as error:
         return 0, str(error), None
-    except KafkaUnfit as error:
+    except KafkaIncompatible as error:
         raise KafkaRefused(str(error)) from error
 
 

@@ -43,7 +43,7 @@ from typing import Final, final
 from librt.strings import BytesWriter
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Offered, Partition
+from amqpd.kafka.partition import NO_LEADER, UNKNOWN, Partition, QueuedBatch
 from amqpd.kafka.requests import ProduceAnswer, TopicBatches, decode_produce, encode_produce
 from amqpd.kafka.wire import DUPLICATE, FENCED, LEADER, NONE, PARTITION, SEQUENCE, BadAnswer, code_of
 from amqpd.storage.log.batch import ClosedBatch, close_batch
@@ -65,7 +65,7 @@ PAUSE_MS: Final[i64] = 100
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Producer:
+class PartitionProducer:
     """Who is told. Called in the middle of `answered`, `lost` and `take`: it may offer, and calls nothing else here."""
 
     def moved(self, partition: Partition) -> None:
@@ -88,12 +88,12 @@ class Producer:
 
 
 @final
-class Call:
+class ProduceCall:
     """One request: `encode` has its bytes. partitions, offered: what it carries, side by side, each partition once."""
 
     def __init__(self) -> None:
         self.partitions: list[Partition] = []
-        self.offered: list[Offered] = []
+        self.offered: list[QueuedBatch] = []
 
     def encode(self, scratch: BytesWriter, correlation_id: i64, client_id: bytes, timeout_ms: i64) -> list[bytes]:
         """See `encode_produce`."""
@@ -109,11 +109,11 @@ class Call:
 
 
 @final
-class Producing:
+class ProducerState:
     """The batches of one producer id and epoch. over: fenced, nothing is sent any more."""
 
-    def __init__(self, told: Producer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
-        self._told: Producer = told
+    def __init__(self, told: PartitionProducer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
+        self._told: PartitionProducer = told
         self._request_size_bytes_max: i64 = request_size_bytes_max
         self._ready: dict[int, deque[Partition]] = {}
         self._paused: list[Partition] = []
@@ -169,7 +169,7 @@ class Producing:
         self._paused = left
         return first
 
-    def take(self, leader: i64, now_ms: i64) -> Call | None:
+    def take(self, leader: i64, now_ms: i64) -> ProduceCall | None:
         """The next request to that broker: the next batch of each partition that has one, the one that waited longest
         first, as many as fit. None: there is nothing. Cost: some 0.5 us a partition.
         """
@@ -178,7 +178,7 @@ class Producing:
             return None
         self._calls += 1
         number: i64 = self._calls
-        call: Call | None = None
+        call: ProduceCall | None = None
         size: i64 = 0
         left: i64 = len(ready)
         while left > 0:
@@ -195,7 +195,7 @@ class Producing:
                 break
             size += batch_size
             if call is None:
-                call = Call()
+                call = ProduceCall()
             call.partitions.append(partition)
             call.offered.append(partition.take(number))
             if partition.sendable(now_ms):
@@ -206,13 +206,13 @@ class Producing:
 
     # -- what came of it
 
-    def lost(self, call: Call, now_ms: i64) -> None:
+    def lost(self, call: ProduceCall, now_ms: i64) -> None:
         """No answer will come: what the request carried may be in Kafka or not."""
         for partition in call.partitions:
             self._again(partition, now_ms)
             self._came_back(partition)
 
-    def answered(self, call: Call, data: bytes, now_ms: i64) -> None:
+    def answered(self, call: ProduceCall, data: bytes, now_ms: i64) -> None:
         """The answer to it. Raises: BadAnswer where it is none; the call then counts as lost."""
         try:
             answers = decode_produce(data)
@@ -225,7 +225,7 @@ class Producing:
                 self._judge(partition, call.offered[index], found[index], now_ms)
             self._came_back(partition)
 
-    def _judge(self, partition: Partition, offered: Offered, answer: ProduceAnswer, now_ms: i64) -> None:
+    def _judge(self, partition: Partition, offered: QueuedBatch, answer: ProduceAnswer, now_ms: i64) -> None:
         code: i64 = answer.code
         if code == 0 or code == DUPLICATE:
             expected: i64 = offered.batch.base_offset
@@ -296,7 +296,7 @@ class Producing:
             self._told.fenced(text)
 
 
-def _in_order(call: Call, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
+def _in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
     """One answer for each partition of the call, in its order. Raises: BadAnswer."""
     count: i64 = len(call.partitions)
     if len(answers) != count:
@@ -321,14 +321,14 @@ def _in_order(call: Call, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
     return found
 
 
-__all__ = ["NONE", "Call", "Producer", "Producing"]
+__all__ = ["NONE", "PartitionProducer", "ProduceCall", "ProducerState"]
 
 
 HEADER: Final = b"amqpd-barrier"
 _NULL: Final = varint(-1)
 
 
-def barrier(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, base_offset: i64) -> ClosedBatch:
+def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, base_offset: i64) -> ClosedBatch:
     """The batch, of sequence 0. base_offset: 0 where it is not known. timestamp_ms: wall clock, milliseconds."""
     told = f"{producer_id} {epoch}".encode()
     record = b"".join(

@@ -28,7 +28,7 @@ class NotProved(Exception):
     """The server's messages are not those of one that knows the password, or none of the mechanism's."""
 
 
-class Conversation:
+class SaslMechanism:
     """The client's side of one mechanism. done: nothing more is expected of the server."""
 
     done: bool = False
@@ -42,7 +42,7 @@ class Conversation:
         raise NotImplementedError
 
 
-class Plain(Conversation):
+class Plain(SaslMechanism):
     """The password in clear."""
 
     def __init__(self, username: str, password: str) -> None:
@@ -58,7 +58,7 @@ class Plain(Conversation):
         return None
 
 
-class Scram(Conversation):
+class Scram(SaslMechanism):
     """A proof of the password that tells it to nobody, and one by the server. nonce: of ours, for tests."""
 
     def __init__(self, digest: str, username: str, password: str, nonce: str | None = None) -> None:
@@ -103,7 +103,7 @@ class Scram(Conversation):
         return hmac.digest(key, message, self._digest)
 
 
-def conversation(mechanism: str, username: str, password: str) -> Conversation:
+def conversation(mechanism: str, username: str, password: str) -> SaslMechanism:
     """The client's side of `mechanism`, one of MECHANISMS. Raises: ValueError."""
     if mechanism == "PLAIN":
         return Plain(username, password)

@@ -396,7 +396,7 @@ class Found(TypedDict):
     consumer: str | None
 
 
-class GoOn(TypedDict):
+class ContinueFrom(TypedDict):
     queue: str
     part: str
     offset: int
@@ -406,7 +406,7 @@ class Trace(TypedDict):
     """next: where to go on; null where all is looked through. skipped: queues that could not be looked at."""
 
     found: list[Found]
-    next: GoOn | None
+    next: ContinueFrom | None
     skipped: int
 
 

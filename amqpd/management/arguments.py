@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, Final, Literal, TypedDict
 
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.argument_checks import Row
+from amqpd.broker.queue.argument_checks import ArgumentSpec
 from amqpd.broker.vhost import exchange
-from amqpd.management.request import Call, Reply, Role, reply
-from amqpd.management.router import Route
+from amqpd.management.request import ApiRequest, ApiResponse, Role, reply
+from amqpd.management.router import ApiRoute
 
 
 class ArgumentValue(TypedDict):
@@ -23,7 +23,7 @@ class ArgumentValue(TypedDict):
     words: list[str]
 
 
-class PolicyKey(ArgumentValue):
+class PolicyKeyItem(ArgumentValue):
     """operator: whether operator policies have it."""
 
     name: str
@@ -37,7 +37,7 @@ class Argument(ArgumentValue):
     name: str
     meaning: str
     types: list[str] | None
-    policy: PolicyKey | None
+    policy: PolicyKeyItem | None
 
 
 _UNITS: Final = {"ms": "ms", "bytes": "bytes", "messages": "messages", "number": ""}
@@ -49,7 +49,7 @@ def known_arguments() -> list[dict[str, Any]]:
     return [_item(of, row) for of, rows in tables for row in rows.values() if row.takes]
 
 
-def _item(of: str, row: Row) -> dict[str, Any]:
+def _item(of: str, row: ArgumentSpec) -> dict[str, Any]:
     """Return what a form needs of one row.
 
     types: of the queue or the exchange, that take the argument; null: all. policy: the policy key for the same; null
@@ -75,9 +75,9 @@ def _value(takes: str) -> dict[str, Any]:
     return {"value": takes, "unit": "", "words": []}
 
 
-async def get_arguments(call: Call) -> Reply:
+async def get_arguments(call: ApiRequest) -> ApiResponse:
     """Arguments of queues and exchanges, and the policy keys for the same: names, types, units, meanings."""
     return reply(known_arguments())
 
 
-ROUTES: Final = (Route("GET", "api/amqpd/arguments", Role.MANAGEMENT, get_arguments),)
+ROUTES: Final = (ApiRoute("GET", "api/amqpd/arguments", Role.MANAGEMENT, get_arguments),)

@@ -17,10 +17,10 @@ from urllib.parse import quote, quote_plus
 
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.listing import listing, one, plain
-from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role
-from amqpd.management.router import Route
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, NotThere, Role
+from amqpd.management.router import ApiRoute
 from amqpd.protocol.field_table import encode_table
 
 if TYPE_CHECKING:
@@ -100,8 +100,10 @@ def _by_destination(item: BindingItem) -> Names:
 
 
 async def show(
-    call: Call, found: list[tuple[VHost, list[Queue | Binding]]], names_of: Callable[[BindingItem], Names] = _source
-) -> Reply:
+    call: ApiRequest,
+    found: list[tuple[VHost, list[Queue | Binding]]],
+    names_of: Callable[[BindingItem], Names] = _source,
+) -> ApiResponse:
     """The reply for what each vhost has of them, snapshots; a queue stands for its default binding.
 
     names_of: what `name` is looked for in.
@@ -125,12 +127,12 @@ async def show(
     return await listing(call, things, lambda each: render_binding(item(each)), lambda each: names_of(item(each)), keys)
 
 
-async def get_bindings(call: Call) -> Reply:
+async def get_bindings(call: ApiRequest) -> ApiResponse:
     """Bindings, of all virtual hosts or of one."""
     return await show(call, [(vhost, [*vhost.queues.values(), *vhost.all_bindings()]) for vhost in call.vhosts()])
 
 
-async def get_source_bindings(call: Call) -> Reply:
+async def get_source_bindings(call: ApiRequest) -> ApiResponse:
     """Bindings that begin at the exchange; `name` is looked for in destinations and routing keys."""
     vhost = call.vhost()
     try:
@@ -142,7 +144,7 @@ async def get_source_bindings(call: Call) -> Reply:
     return await show(call, [(vhost, [*exchange.bindings.values()])], _by_destination)
 
 
-async def get_destination_bindings(call: Call) -> Reply:
+async def get_destination_bindings(call: ApiRequest) -> ApiResponse:
     """Bindings that end at the exchange; `name` is looked for in sources and routing keys."""
     vhost = call.vhost()
     try:
@@ -159,7 +161,7 @@ class Ends(NamedTuple):
     destination: Queue | Exchange
 
 
-def _ends(call: Call) -> Ends:
+def _ends(call: ApiRequest) -> Ends:
     destination = call.queue() if "queue" in call.params else call.exchange("target")
     return Ends(call.exchange(), destination)
 
@@ -168,7 +170,7 @@ def _between(ends: Ends) -> list[Binding]:
     return [binding for binding in ends.source.bindings.values() if binding.destination is ends.destination]
 
 
-async def get_between(call: Call) -> Reply:
+async def get_between(call: ApiRequest) -> ApiResponse:
     """Bindings between the exchange and the destination."""
     vhost = call.vhost()
     try:
@@ -180,7 +182,7 @@ async def get_between(call: Call) -> Reply:
     return await show(call, [(vhost, [*_between(ends)])])
 
 
-def _check(call: Call, ends: Ends, routing_key: str) -> None:
+def _check(call: ApiRequest, ends: Ends, routing_key: str) -> None:
     """The permissions of queue.bind and exchange.bind. Raises: NotAuthorised, AccessRefused, ResourceLocked."""
     vhost = call.vhost()
     vhost.check_not_default(ends.source.name)
@@ -194,7 +196,7 @@ def _check(call: Call, ends: Ends, routing_key: str) -> None:
     call.check_topic(vhost.name, ends.source, "read", [routing_key])
 
 
-async def post_binding(call: Call) -> Reply:
+async def post_binding(call: ApiRequest) -> ApiResponse:
     """Makes a binding; 201 and where it is found; also when it was there already."""
     ends = _ends(call)
     key = call.text("routing_key", "")
@@ -202,15 +204,15 @@ async def post_binding(call: Call) -> Reply:
         raise BadRequest("a routing key has at most 255 bytes")
     arguments = call.arguments()
     _check(call, ends, key)
-    await finished(partial(declare.bind, call.vhost(), ends.source, ends.destination, key, arguments))
+    await wait_done(partial(declare.bind, call.vhost(), ends.source, ends.destination, key, arguments))
     names = [call.vhost().name, "e", ends.source.name]
     names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
     # rabbit: relative to the path that was asked; clients hand it on as it is
     location = "/".join(quote(name, safe="") for name in names[-2:])
-    return Reply(201, headers={"Location": location})
+    return ApiResponse(201, headers={"Location": location})
 
 
-def _find(call: Call, ends: Ends) -> Binding:
+def _find(call: ApiRequest, ends: Ends) -> Binding:
     wanted = call.params["props"]
     for binding in _between(ends):
         if properties_key(binding.routing_key, binding.arguments) == wanted:
@@ -222,35 +224,35 @@ def _find(call: Call, ends: Ends) -> Binding:
     raise NotThere(f"no binding '{wanted}' from '{ends.source.name}' to '{ends.destination.name}'")
 
 
-async def get_binding(call: Call) -> Reply:
+async def get_binding(call: ApiRequest) -> ApiResponse:
     """One binding."""
     binding = _find(call, _ends(call))
     return one(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
 
 
-async def delete_binding(call: Call) -> Reply:
+async def delete_binding(call: ApiRequest) -> ApiResponse:
     """Deletes the binding."""
     ends = _ends(call)
     binding = _find(call, ends)
     _check(call, ends, binding.routing_key)
     which = (ends.source, ends.destination, binding.routing_key, binding.arguments)
-    await finished(partial(declare.unbind, call.vhost(), *which))
+    await wait_done(partial(declare.unbind, call.vhost(), *which))
     return NO_CONTENT
 
 
 _TO_QUEUE: Final = "api/bindings/{vhost}/e/{exchange}/q/{queue}"
 _TO_EXCHANGE: Final = "api/bindings/{vhost}/e/{exchange}/e/{target}"
 ROUTES: Final = (
-    Route("GET", "api/exchanges/{vhost}/{exchange}/bindings/source", Role.MANAGEMENT, get_source_bindings),
-    Route("GET", "api/exchanges/{vhost}/{exchange}/bindings/destination", Role.MANAGEMENT, get_destination_bindings),
-    Route("GET", "api/bindings", Role.MANAGEMENT, get_bindings),
-    Route("GET", "api/bindings/{vhost}", Role.MANAGEMENT, get_bindings),
-    Route("GET", _TO_QUEUE, Role.MANAGEMENT, get_between),
-    Route("POST", _TO_QUEUE, Role.MANAGEMENT, post_binding),
-    Route("GET", _TO_QUEUE + "/{props}", Role.MANAGEMENT, get_binding),
-    Route("DELETE", _TO_QUEUE + "/{props}", Role.MANAGEMENT, delete_binding),
-    Route("GET", _TO_EXCHANGE, Role.MANAGEMENT, get_between),
-    Route("POST", _TO_EXCHANGE, Role.MANAGEMENT, post_binding),
-    Route("GET", _TO_EXCHANGE + "/{props}", Role.MANAGEMENT, get_binding),
-    Route("DELETE", _TO_EXCHANGE + "/{props}", Role.MANAGEMENT, delete_binding),
+    ApiRoute("GET", "api/exchanges/{vhost}/{exchange}/bindings/source", Role.MANAGEMENT, get_source_bindings),
+    ApiRoute("GET", "api/exchanges/{vhost}/{exchange}/bindings/destination", Role.MANAGEMENT, get_destination_bindings),
+    ApiRoute("GET", "api/bindings", Role.MANAGEMENT, get_bindings),
+    ApiRoute("GET", "api/bindings/{vhost}", Role.MANAGEMENT, get_bindings),
+    ApiRoute("GET", _TO_QUEUE, Role.MANAGEMENT, get_between),
+    ApiRoute("POST", _TO_QUEUE, Role.MANAGEMENT, post_binding),
+    ApiRoute("GET", _TO_QUEUE + "/{props}", Role.MANAGEMENT, get_binding),
+    ApiRoute("DELETE", _TO_QUEUE + "/{props}", Role.MANAGEMENT, delete_binding),
+    ApiRoute("GET", _TO_EXCHANGE, Role.MANAGEMENT, get_between),
+    ApiRoute("POST", _TO_EXCHANGE, Role.MANAGEMENT, post_binding),
+    ApiRoute("GET", _TO_EXCHANGE + "/{props}", Role.MANAGEMENT, get_binding),
+    ApiRoute("DELETE", _TO_EXCHANGE + "/{props}", Role.MANAGEMENT, delete_binding),
 )

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from amqpd.listeners import ANY
-from amqpd.management.request import Call, NotThere, Reply, Role, reply
-from amqpd.management.router import Route
+from amqpd.management.request import ApiRequest, ApiResponse, NotThere, Role, reply
+from amqpd.management.router import ApiRoute
 
 if TYPE_CHECKING:
     from amqpd.config import HttpTlsSettings, TlsSettings
@@ -48,7 +48,7 @@ def item(path: Path) -> dict[str, Any]:
     }
 
 
-def tls_listeners(call: Call) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
+def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
     """What listens with TLS now, and what it was set up with, or was given by a reload since."""
     first, last = call.broker.settings, call.server.latest
     sections: dict[str, TlsSettings | HttpTlsSettings] = {
@@ -58,13 +58,13 @@ def tls_listeners(call: Call) -> list[tuple[Listener, TlsSettings | HttpTlsSetti
     return [(one, sections[one.protocol]) for one in call.server.listeners if one.protocol in sections]
 
 
-def listeners_certificates(call: Call) -> list[dict[str, Any]]:
+def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
     """Each file once, as it is now, which is what a reload would take. Raises: NotThere for one that is unreadable."""
     found = {tls.certificate: None for _, tls in tls_listeners(call)}
     return [_readable(path, item) for path in found if path is not None]
 
 
-def expiring(call: Call, until_s: float) -> list[dict[str, Any]]:
+def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
     """The listeners with a certificate, or an authority's, that ends before `until_s`, in seconds since 1970.
 
     Raises: NotThere. rabbit: the times of all in the file, in its way of writing them.
@@ -109,9 +109,9 @@ def _readable(path: Path, read: Callable[[Path], _T]) -> _T:
         raise NotThere(f"{path}: {error}") from None
 
 
-async def certificates(call: Call) -> Reply:
+async def certificates(call: ApiRequest) -> ApiResponse:
     """Certificates of the TLS listeners: subject, issuer, validity."""
     return reply(listeners_certificates(call))
 
 
-ROUTES: Final = (Route("GET", "api/amqpd/certificates", Role.MONITORING, certificates),)
+ROUTES: Final = (ApiRoute("GET", "api/amqpd/certificates", Role.MONITORING, certificates),)

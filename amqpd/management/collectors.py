@@ -42,11 +42,11 @@ from amqpd.management.connections import pid
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import queue_bytes, unacked_bytes
 from amqpd.management.overview import THREADS_MAX
-from amqpd.management.prometheus import CONTENT_TYPE, Sheet, labels
-from amqpd.management.request import Reply, Role
-from amqpd.management.router import Route
+from amqpd.management.prometheus import CONTENT_TYPE, MetricsWriter, labels
+from amqpd.management.request import ApiResponse, Role
+from amqpd.management.router import ApiRoute
 from amqpd.management.stats import IO, lengths, numbers
-from amqpd.management.time_slice import Slices
+from amqpd.management.time_slice import TimeSlice
 from amqpd.process import disk_free_bytes, process
 from amqpd.storage.fsync_thread import BOUNDS_ACKS_S, BOUNDS_BYTES, BOUNDS_LOGS, BOUNDS_S
 from amqpd.storage.local_log import LocalLog
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.channel.channel import Channel
     from amqpd.connection.connection import Connection
-    from amqpd.connection.registry import Connections
+    from amqpd.connection.registry import ConnectionRegistry
     from amqpd.management.prometheus import Family
-    from amqpd.management.request import Call
+    from amqpd.management.request import ApiRequest
 
 
 OPENING_S: Final = 1.0
@@ -94,7 +94,7 @@ class Openings:
         return True
 
 
-class LogSpan:
+class LogTotals:
     """Of one log, or of several: records not settled, offsets from first to end, bytes and number of segments."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class LogSpan:
         self.segments += len(segments)
 
 
-def export_lags(call: Call, queue: Queue) -> dict[str, int]:
+def export_lags(call: ApiRequest, queue: Queue) -> dict[str, int]:
     """By exporter: offsets it has not committed."""
     store = queue.store
     if not isinstance(store, LocalLog) or not store.ready:
@@ -131,19 +131,19 @@ def export_lags(call: Call, queue: Queue) -> dict[str, int]:
     return {name: max(0, end - offset) for name, offset in sorted(hold.exported.items())}
 
 
-def hindmost_export(call: Call, queue: Queue) -> int:
+def hindmost_export(call: ApiRequest, queue: Queue) -> int:
     return max(export_lags(call, queue).values(), default=0)
 
 
-class Reader:
+class ObjectCollector:
     """One answer. openings: queues that it does not open in time have no samples. wanted: groups, as `families` names
     them. vhosts, queues: only these; None is all.
     """
 
     def __init__(
         self,
-        call: Call,
-        sheet: Sheet,
+        call: ApiRequest,
+        sheet: MetricsWriter,
         openings: Openings,
         wanted: AbstractSet[str],
         vhosts: AbstractSet[str] | None = None,
@@ -157,7 +157,7 @@ class Reader:
         self._vhosts = [each for each in call.broker.vhosts.values() if vhosts is None or each.name in vhosts]
         self._names = {vhost.name for vhost in self._vhosts}
 
-    async def read(self, slices: Slices) -> None:
+    async def read(self, slices: TimeSlice) -> None:
         """Puts down everything that is wanted."""
         for group in prometheus.GROUPS:
             for family in group.values():
@@ -178,7 +178,7 @@ class Reader:
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
-    async def _read_queues(self, slices: Slices) -> None:
+    async def _read_queues(self, slices: TimeSlice) -> None:
         readers = [reader for name, reader in _BY_QUEUE.items() if name in self._wanted]
         for vhost in self._vhosts:
             for queue in list(vhost.queues.values()):
@@ -189,8 +189,8 @@ class Reader:
                 given = labels(vhost=queue.vhost_name, queue=queue.name)
                 for reader in readers:
                     reader(self, queue, given)
-                if slices.due:
-                    await slices.rest()
+                if slices.expired:
+                    await slices.yield_loop()
 
     def coarse(self, queue: Queue, given: str) -> None:
         messages, ready, unacked = lengths(queue)
@@ -231,7 +231,7 @@ class Reader:
     def log(self, queue: Queue, given: str) -> None:
         if not isinstance(queue.store, LocalLog) or not queue.store.ready:
             return
-        span = LogSpan()
+        span = LogTotals()
         span.add(queue)
         for name in ("first_offset", "end_offset", "records", "bytes", "segments"):
             self._sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(span, name), given)
@@ -250,7 +250,7 @@ class Reader:
 
     # -- connections, channels ---------------------------------------------------------------------------------------
 
-    async def _read_connections(self, slices: Slices) -> None:
+    async def _read_connections(self, slices: TimeSlice) -> None:
         for connection in self._call.server.connections:
             if connection.session.vhost.name not in self._names:
                 continue
@@ -259,8 +259,8 @@ class Reader:
                 for channel in connection.channels.all():
                     if not channel.closing:
                         self._channel(channel)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
     def _connection(self, connection: Connection) -> None:
         given = labels(channel=pid(self._call, connection.session))  # rabbit: its label for connections
@@ -293,7 +293,7 @@ class Reader:
         if "vhost_status" in self._wanted:
             self._sheet.add(prometheus.CLUSTER["cluster_vhost_status"], 1, given)
 
-    async def _read_exchanges(self, vhost: VHost, slices: Slices) -> None:
+    async def _read_exchanges(self, vhost: VHost, slices: TimeSlice) -> None:
         for exchange in list(vhost.exchanges.values()):
             if exchange.name == "":
                 continue  # rabbit
@@ -302,8 +302,8 @@ class Reader:
                 self._sheet.add(prometheus.CLUSTER["cluster_exchange_name"], 1, given)
             if "exchange_bindings" in self._wanted:
                 self._sheet.add(prometheus.CLUSTER["cluster_exchange_bindings"], len(exchange.bindings), given)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
 
 def channel_gauges(channel: Channel) -> dict[str, int]:
@@ -320,16 +320,16 @@ def channel_gauges(channel: Channel) -> dict[str, int]:
     }
 
 
-_BY_QUEUE: Final[dict[str, Callable[[Reader, Queue, str], None]]] = {
-    "queue_coarse_metrics": Reader.coarse,
-    "queue_consumer_count": Reader.consumers,
-    "queue_metrics": Reader.queue,
-    "channel_queue_exchange_metrics": Reader.published,
-    "channel_queue_metrics": Reader.deliveries,
-    "queue_delivery_metrics": Reader.own_deliveries,
-    "log_metrics": Reader.log,
-    "export_metrics": Reader.exports,
-    "stream_consumer_metrics": Reader.stream_lag,
+_BY_QUEUE: Final[dict[str, Callable[[ObjectCollector, Queue, str], None]]] = {
+    "queue_coarse_metrics": ObjectCollector.coarse,
+    "queue_consumer_count": ObjectCollector.consumers,
+    "queue_metrics": ObjectCollector.queue,
+    "channel_queue_exchange_metrics": ObjectCollector.published,
+    "channel_queue_metrics": ObjectCollector.deliveries,
+    "queue_delivery_metrics": ObjectCollector.own_deliveries,
+    "log_metrics": ObjectCollector.log,
+    "export_metrics": ObjectCollector.exports,
+    "stream_consumer_metrics": ObjectCollector.stream_lag,
 }
 _BY_CHANNEL: Final = frozenset({"channel_metrics", "channel_exchange_metrics"})
 _BY_CONNECTION: Final = frozenset({"connection_coarse_metrics", "connection_metrics"})
@@ -339,13 +339,13 @@ PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION} - {"qu
 OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status"})
 
 
-def put(sheet: Sheet, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
+def put(sheet: MetricsWriter, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
     """A sample without labels for each family of the group; values has all of them, by their names."""
     for name, family in group.items():
         sheet.add(family, values[name])
 
 
-def identity(sheet: Sheet, call: Call) -> None:
+def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
     """Which broker answers: dashboards join everything with it, by `instance`."""
     broker = call.broker
     python = platform.python_version()
@@ -368,12 +368,12 @@ def identity(sheet: Sheet, call: Call) -> None:
     sheet.add(prometheus.IDENTITY["identity_info"], 1, who)
 
 
-def churn(sheet: Sheet, call: Call) -> None:
+def churn(sheet: MetricsWriter, call: ApiRequest) -> None:
     names = tuple(prometheus.CHURN)
     put(sheet, prometheus.CHURN, dict(zip(names, _churn_counts(call), strict=True)))
 
 
-def _churn_counts(call: Call) -> tuple[int, ...]:
+def _churn_counts(call: ApiRequest) -> tuple[int, ...]:
     broker, connections = call.broker, call.server.connections
     return (
         *(connections.opened_count, connections.closed_count),
@@ -383,7 +383,7 @@ def _churn_counts(call: Call) -> tuple[int, ...]:
     )
 
 
-def node_coarse(sheet: Sheet, call: Call) -> None:
+def node_coarse(sheet: MetricsWriter, call: ApiRequest) -> None:
     here = process()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     values = {
@@ -398,7 +398,7 @@ def node_coarse(sheet: Sheet, call: Call) -> None:
     put(sheet, prometheus.NODE_COARSE, values)
 
 
-def node(sheet: Sheet, call: Call) -> None:
+def node(sheet: MetricsWriter, call: ApiRequest) -> None:
     alarms = call.broker.alarms
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     values = {
@@ -412,7 +412,7 @@ def node(sheet: Sheet, call: Call) -> None:
     put(sheet, prometheus.NODE, values)
 
 
-def persister(sheet: Sheet, call: Call) -> None:
+def persister(sheet: MetricsWriter, call: ApiRequest) -> None:
     io = numbers(IO)
     times = call.broker.storage.sync_times
     values = {
@@ -426,7 +426,7 @@ def persister(sheet: Sheet, call: Call) -> None:
     put(sheet, prometheus.PERSISTER, values)
 
 
-def alarms(sheet: Sheet, call: Call) -> None:
+def alarms(sheet: MetricsWriter, call: ApiRequest) -> None:
     raised = call.broker.alarms.raised
     values = {
         "alarms_file_descriptor_limit": 0,
@@ -436,13 +436,13 @@ def alarms(sheet: Sheet, call: Call) -> None:
     put(sheet, prometheus.ALARMS, values)
 
 
-def auth(sheet: Sheet, call: Call) -> None:
+def auth(sheet: MetricsWriter, call: ApiRequest) -> None:
     """By protocol; AMQP is always there, so that alerts have what to look at."""
     for protocol, counts in {"amqp091": [0, 0], **call.broker.auth.attempts.by_protocol}.items():
         _attempts(sheet, prometheus.AUTH, counts, labels(protocol=protocol))
 
 
-def auth_detailed(sheet: Sheet, call: Call) -> None:
+def auth_detailed(sheet: MetricsWriter, call: ApiRequest) -> None:
     """Those that `PUT /api/amqpd/auth_attempt_sources` has had counted."""
     for family in prometheus.AUTH_DETAILED.values():
         sheet.begin(family)
@@ -451,13 +451,13 @@ def auth_detailed(sheet: Sheet, call: Call) -> None:
         _attempts(sheet, prometheus.AUTH_DETAILED, counts, given)
 
 
-def _attempts(sheet: Sheet, group: Mapping[str, Family], counts: list[int], given: str) -> None:
+def _attempts(sheet: MetricsWriter, group: Mapping[str, Family], counts: list[int], given: str) -> None:
     right, wrong = counts
     for family, count in zip(group.values(), (right + wrong, right, wrong), strict=True):
         sheet.add(family, count, given)
 
 
-def own(sheet: Sheet, call: Call, span_records: int, unread_count: int) -> None:
+def own(sheet: MetricsWriter, call: ApiRequest, span_records: int, unread_count: int) -> None:
     """Metrics that RabbitMQ has no name for. span_records: of all logs. unread_count: queues that the sums lack."""
     broker, group = call.broker, prometheus.OWN
     times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.tally
@@ -491,10 +491,10 @@ _DEATHS: Final = ("expired", "rejected", "maxlen", "delivery_limit")
 _PUBLISH, _DELIVER, _DELIVER_NO_ACK, _GET, _GET_NO_ACK, _REDELIVER, _ACK, _GET_EMPTY = range(len(QUEUE_COUNTERS))
 
 
-class Sums:
+class AggregateCollector:
     """Of all objects. by_kind: queue counters, by what RabbitMQ calls the kind."""
 
-    def __init__(self, broker: Broker, connections: Connections) -> None:
+    def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
         self._connections = connections
         ended = broker.catalogue.ended_of_kind
@@ -509,34 +509,34 @@ class Sums:
         self.gauges = dict.fromkeys(
             (*prometheus.QUEUE_COARSE, *prometheus.QUEUE_CONSUMERS, *prometheus.QUEUE, *prometheus.CHANNEL), 0.0
         )
-        self.logs = LogSpan()
+        self.logs = LogTotals()
         self.export_lag = 0
         self.publishers = 0
         self.unread_count = 0
         self._utilised = 0.0
         self._consumed = 0
 
-    async def count(self, call: Call, openings: Openings, slices: Slices) -> None:
+    async def count(self, call: ApiRequest, openings: Openings, slices: TimeSlice) -> None:
         """Add up all of them. Queues whose logs are not open in time are in `unread_count` and in no other sum."""
         for queue in self._queues:
             if await openings.has_opened(queue):
                 self._add_queue(call, queue)
             else:
                 self.unread_count += 1
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         if self._consumed:
             for name in ("queue_consumer_capacity", "queue_consumer_utilisation"):
                 self.gauges[name] = self._utilised / self._consumed
         for channel in self._channels:
             self._add_channel(channel)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         for connection in self._live:
             self.received_bytes += connection.received_bytes
             self.sent_bytes += connection.output.sent_bytes
 
-    def _add_queue(self, call: Call, queue: Queue) -> None:
+    def _add_queue(self, call: ApiRequest, queue: Queue) -> None:
         counts = self.by_kind[queue.kind]
         for index, count in enumerate(queue_counts(queue)):
             counts[index] += count
@@ -568,7 +568,7 @@ class Sums:
 
     # -- onto the sheet ----------------------------------------------------------------------------------------------
 
-    def put_objects(self, sheet: Sheet) -> None:
+    def put_objects(self, sheet: MetricsWriter) -> None:
         """How many there are."""
         values = {
             "connections": len(self._live),
@@ -579,7 +579,7 @@ class Sums:
         }
         put(sheet, prometheus.OBJECTS, values)
 
-    def put_sums(self, sheet: Sheet) -> None:
+    def put_sums(self, sheet: MetricsWriter) -> None:
         """What `/metrics/per-object` has one by one, added up."""
         gauges = self.gauges
         for group in (prometheus.QUEUE_COARSE, prometheus.QUEUE_CONSUMERS, prometheus.QUEUE):
@@ -612,7 +612,7 @@ class Sums:
         both = ended.unroutable_count + sum(vhost.unroutable_count for vhost in vhosts)
         return returned, max(0, both - returned)
 
-    def put_global(self, sheet: Sheet) -> None:
+    def put_global(self, sheet: MetricsWriter) -> None:
         """By protocol, and by protocol and kind of queue."""
         group, given = prometheus.GLOBAL, labels(protocol=PROTOCOL)
         returned, dropped = self._unroutable()
@@ -645,7 +645,7 @@ class Sums:
                 sheet.add(group[name], value, of_kind)
         self._put_dead_lettered(sheet)
 
-    def _put_dead_lettered(self, sheet: Sheet) -> None:
+    def _put_dead_lettered(self, sheet: MetricsWriter) -> None:
         """rabbit: what is safe with its targets before it leaves its queue, as all here is, is at_least_once."""
         went = self._broker.dead_letters.went
         for reason in _DEATHS:
@@ -656,7 +656,7 @@ class Sums:
                 sheet.add(family, int(counted.count) if counted is not None else 0, given)
 
 
-_NODE_GROUPS: Final[dict[str, Callable[[Sheet, Call], None]]] = {
+_NODE_GROUPS: Final[dict[str, Callable[[MetricsWriter, ApiRequest], None]]] = {
     "alarms": alarms,
     "connection_churn_metrics": churn,
     "node_coarse_metrics": node_coarse,
@@ -669,43 +669,43 @@ DETAILED_GROUPS: Final = frozenset({*_NODE_GROUPS, *OBJECT_GROUPS})
 """What `family=` may say. rabbit: other words are no error."""
 
 
-async def metrics(call: Call) -> Reply:
+async def metrics(call: ApiRequest) -> ApiResponse:
     """Everything added up, however many queues there are. Cost: some 10 us per queue."""
     return await _all(call, False)
 
 
-async def open_metrics(call: Call) -> Reply:
+async def open_metrics(call: ApiRequest) -> ApiResponse:
     """On their own listener: rabbit: `prometheus.return_per_object_metrics` makes them what per-object is."""
     return await _all(call, call.broker.settings.metrics.return_per_object_metrics)
 
 
-async def per_object(call: Call) -> Reply:
+async def per_object(call: ApiRequest) -> ApiResponse:
     """Everything one by one."""
     return await _all(call, True)
 
 
-async def _all(call: Call, one_by_one: bool) -> Reply:
-    slices, sheet, openings = Slices(), Sheet(), Openings()
+async def _all(call: ApiRequest, one_by_one: bool) -> ApiResponse:
+    slices, sheet, openings = TimeSlice(), MetricsWriter(), Openings()
     identity(sheet, call)
     for name, put in _NODE_GROUPS.items():
         if name != "auth_attempt_detailed_metrics":
             put(sheet, call)
-    sums = Sums(call.broker, call.server.connections)
+    sums = AggregateCollector(call.broker, call.server.connections)
     await sums.count(call, openings, slices)
     sums.put_objects(sheet)
     if one_by_one:
-        await Reader(call, sheet, openings, PER_OBJECT).read(slices)
+        await ObjectCollector(call, sheet, openings, PER_OBJECT).read(slices)
     else:
         sums.put_sums(sheet)
     sums.put_global(sheet)
     own(sheet, call, sums.logs.span_records, sums.unread_count)
-    return Reply(200, await sheet.chunks(slices), CONTENT_TYPE)
+    return ApiResponse(200, await sheet.chunks(slices), CONTENT_TYPE)
 
 
-async def detailed(call: Call) -> Reply:
+async def detailed(call: ApiRequest) -> ApiResponse:
     """Metrics of the families that are asked for. `family=queue_coarse_metrics&family=...&vhost=...&queue=...`: those
     families, of those vhosts and queues."""
-    slices, named, sheet = Slices(), Sheet(), Sheet(detailed=True)
+    slices, named, sheet = TimeSlice(), MetricsWriter(), MetricsWriter(detailed=True)
     identity(named, call)  # rabbit: under its own name
     wanted = frozenset(call.query_all("family"))
     for name, put in _NODE_GROUPS.items():
@@ -713,17 +713,17 @@ async def detailed(call: Call) -> Reply:
             put(sheet, call)
     if not wanted.isdisjoint(OBJECT_GROUPS):
         vhosts, queues = frozenset(call.query_all("vhost")), frozenset(call.query_all("queue"))
-        await Reader(call, sheet, Openings(), wanted, vhosts or None, queues or None).read(slices)
-    return Reply(200, [*await named.chunks(slices), *await sheet.chunks(slices)], CONTENT_TYPE)
+        await ObjectCollector(call, sheet, Openings(), wanted, vhosts or None, queues or None).read(slices)
+    return ApiResponse(200, [*await named.chunks(slices), *await sheet.chunks(slices)], CONTENT_TYPE)
 
 
 OPEN_ROUTES: Final = tuple(
-    Route("GET", path, Role.PUBLIC, handler)
+    ApiRoute("GET", path, Role.PUBLIC, handler)
     for path, handler in (("metrics", open_metrics), ("metrics/per-object", per_object), ("metrics/detailed", detailed))
 )
 """Those of their own listener."""
 ROUTES: Final = (
-    Route("GET", "metrics", Role.PUBLIC, metrics),
-    Route("GET", "metrics/per-object", Role.MONITORING, per_object),
-    Route("GET", "metrics/detailed", Role.MONITORING, detailed),
+    ApiRoute("GET", "metrics", Role.PUBLIC, metrics),
+    ApiRoute("GET", "metrics/per-object", Role.MONITORING, per_object),
+    ApiRoute("GET", "metrics/detailed", Role.MONITORING, detailed),
 )

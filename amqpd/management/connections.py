@@ -15,14 +15,14 @@ from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.stream import StreamReader
 from amqpd.channel.channel import had_by_queue
-from amqpd.channel.consumer import ChannelConsumer, Deliveries
+from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.connection import peer_certificate
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
 from amqpd.management.listing import listing, one, plain, spans
-from amqpd.management.request import NO_CONTENT, Call, NotThere, Reply, Role
-from amqpd.management.router import Route
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, NotThere, Role
+from amqpd.management.router import ApiRoute
 from amqpd.management.stats import CHANNEL, CONNECTION
-from amqpd.management.time_slice import Slices
+from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.field_table import decode_table
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ HELD_BY: Final = {
 }
 
 
-def held_by(reasons: int) -> list[str]:
+def pause_reasons(reasons: int) -> list[str]:
     """The words of a gate's reasons; empty where it is read."""
     return [word for reason, word in HELD_BY.items() if reasons & reason]
 
@@ -56,12 +56,12 @@ def reason(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:200]) or CLOSED_BY_API
 
 
-def pid(call: Call, session: Session, channel: int = 0) -> str:
+def pid(call: ApiRequest, session: Session, channel: int = 0) -> str:
     """The short name that `amqpctl close_connection` takes; channel 0 is the connection itself."""
     return call.broker.catalogue.events.pid(session.serial, channel)
 
 
-def _state(call: Call, connection: Connection) -> str:
+def _state(call: ApiRequest, connection: Connection) -> str:
     if connection.gate.holds(ALARM):
         return "blocked"
     if call.broker.alarm_reason and connection.publishes:
@@ -69,13 +69,13 @@ def _state(call: Call, connection: Connection) -> str:
     return "flow" if connection.gate.holds(SYNC | BACKLOG) else "running"
 
 
-def nodes(call: Call, connection: Connection) -> dict[str, str]:
+def nodes(call: ApiRequest, connection: Connection) -> dict[str, str]:
     """Which node has its socket; `owner` is the one that runs its vhost, where that is another."""
     node = connection.wire.node
     return {"node": node, "owner": call.node} if node else {"node": call.node}
 
 
-def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
+def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
     session = connection.session
     wire = connection.wire
     item: dict[str, Any] = {
@@ -96,12 +96,12 @@ def connection_item(call: Call, connection: Connection) -> dict[str, Any]:
         "frame_max": connection.output.frame_payload_max + 8,
         "timeout": connection.heartbeat_s,
         "state": _state(call, connection),
-        "held_by": held_by(connection.gate.reasons),
+        "held_by": pause_reasons(connection.gate.reasons),
         "connected_at": int(connection.control.connected_at * 1000),
         "ssl": wire.tls,
         **dict.fromkeys((*peer_certificate.CIPHER_KEYS, *peer_certificate.KEYS)),
         **peer_certificate.ciphers(*wire.cipher()),
-        **peer_certificate.told(wire.peer_certificate()),
+        **peer_certificate.tls_info(wire.peer_certificate()),
         "type": "network",
         **nodes(call, connection),
         **call.rates.details(connection, CONNECTION, spans(call.query)),
@@ -118,11 +118,11 @@ def connection_details(session: Session) -> dict[str, Any]:
     return {"name": session.name, "peer_host": host, "peer_port": port}
 
 
-def channel_name(channel: Channel | Deliveries) -> str:
+def channel_name(channel: Channel | ChannelConsumers) -> str:
     return f"{channel.session.name} ({channel.number})"
 
 
-def channel_details(call: Call, channel: Channel | Deliveries) -> dict[str, Any]:
+def channel_details(call: ApiRequest, channel: Channel | ChannelConsumers) -> dict[str, Any]:
     """Whose it is: of a consumer, and of what is counted for a channel and something else."""
     session = channel.session
     host, port = session.peer
@@ -138,7 +138,7 @@ def channel_details(call: Call, channel: Channel | Deliveries) -> dict[str, Any]
     }
 
 
-def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[str, Any]:
+def channel_item(call: ApiRequest, connection: Connection, channel: Channel) -> dict[str, Any]:
     session = channel.session
     confirms, transaction, deliveries = channel.confirms, channel.transaction, channel.deliveries
     return {
@@ -166,7 +166,7 @@ def channel_item(call: Call, connection: Connection, channel: Channel) -> dict[s
     }
 
 
-def idle(call: Call, thing: Channel | Queue) -> dict[str, str]:
+def idle(call: ApiRequest, thing: Channel | Queue) -> dict[str, str]:
     """`idle_since`, where its counters stand still; to within a sweep of 5 s. rabbit: in this form."""
     since = call.rates.idle_since(thing)
     if since is None:
@@ -174,7 +174,7 @@ def idle(call: Call, thing: Channel | Queue) -> dict[str, str]:
     return {"idle_since": datetime.fromtimestamp(since, UTC).isoformat(timespec="milliseconds")}
 
 
-def consumer_item(call: Call, consumer: Consumer) -> dict[str, Any]:
+def consumer_item(call: ApiRequest, consumer: Consumer) -> dict[str, Any]:
     queue = consumer.queue
     assert isinstance(queue, Queue)  # who takes direct replies is in no list
     table = consumer.arguments.table
@@ -218,7 +218,7 @@ def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
 # -- what the caller may see -----------------------------------------------------------------------------------------
 
 
-def connections(call: Call, role: Role = Role.MONITORING) -> list[Connection]:
+def connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[Connection]:
     """Those the caller may see (or close, with the administrator role): all, or his own; of the path's vhost if any."""
     found = list(call.server.connections)
     if not call.caller.has(role):
@@ -229,11 +229,11 @@ def connections(call: Call, role: Role = Role.MONITORING) -> list[Connection]:
     return sorted(found, key=_name)
 
 
-def _may_see(call: Call, role: Role, connection: Connection) -> bool:
+def _may_see(call: ApiRequest, role: Role, connection: Connection) -> bool:
     return call.caller.has(role) or connection.session.user.name == call.caller.user.name
 
 
-def _find(call: Call, role: Role = Role.MONITORING) -> Connection:
+def _find(call: ApiRequest, role: Role = Role.MONITORING) -> Connection:
     name = call.params["connection"]
     found = call.server.connections.by_name.get(name)
     if found is None or not _may_see(call, role, found):
@@ -245,7 +245,7 @@ def _channels(found: list[Connection]) -> list[tuple[Connection, Channel]]:
     return [(each, channel) for each in found for _, channel in sorted(each.channels.by_number.items())]
 
 
-async def _list_channels(call: Call, found: list[Connection]) -> Reply:
+async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiResponse:
     return await listing(
         call, _channels(found), lambda pair: channel_item(call, *pair), lambda pair: channel_name(pair[1])
     )
@@ -254,17 +254,17 @@ async def _list_channels(call: Call, found: list[Connection]) -> Reply:
 # -- handlers --------------------------------------------------------------------------------------------------------
 
 
-async def get_connections(call: Call) -> Reply:
+async def get_connections(call: ApiRequest) -> ApiResponse:
     """Connections, of all virtual hosts or of one."""
     return await listing(call, connections(call), lambda each: connection_item(call, each), _name)
 
 
-async def get_connection(call: Call) -> Reply:
+async def get_connection(call: ApiRequest) -> ApiResponse:
     """One connection."""
     return one(call, connection_item(call, _find(call)))
 
 
-def tell_forced(call: Call, connection: Connection, why: str) -> None:
+def tell_forced(call: ApiRequest, connection: Connection, why: str) -> None:
     """For the audit log."""
     about = {
         "vhost": connection.session.vhost.name,
@@ -275,58 +275,58 @@ def tell_forced(call: Call, connection: Connection, why: str) -> None:
     call.broker.catalogue.events.record("connection.force_closed", about)
 
 
-async def delete_connection(call: Call) -> Reply:
+async def delete_connection(call: ApiRequest) -> ApiResponse:
     """Closes the connection. rabbit: the owner may, and an administrator; monitoring alone may not."""
     connection = _find(call, Role.ADMINISTRATOR)
     why = reason(call.headers.get("X-Reason", ""))
     tell_forced(call, connection, why)
     connection.control.force(why)
-    call.broker.turn.want()
+    call.broker.turn.schedule()
     return NO_CONTENT
 
 
-def _of_user(call: Call) -> list[Connection]:
+def _of_user(call: ApiRequest) -> list[Connection]:
     found = connections(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
     return [each for each in found if each.session.user.name == call.params["user"]]
 
 
-def _short_item(call: Call, connection: Connection) -> dict[str, Any]:
+def _short_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
     """rabbit: of one user's connections only whose and where."""
     session = connection.session
     about = {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name}
     return {**about, **nodes(call, connection)}
 
 
-async def get_user_connections(call: Call) -> Reply:
+async def get_user_connections(call: ApiRequest) -> ApiResponse:
     """The user's connections."""
     return await listing(call, _of_user(call), lambda each: _short_item(call, each), _name)
 
 
-async def delete_user_connections(call: Call) -> Reply:
+async def delete_user_connections(call: ApiRequest) -> ApiResponse:
     """Closes all connections of the user; 204 also where there was none; whoever is not the administrator closes
     his own."""
     why = reason(call.headers.get("X-Reason", ""))
-    slices = Slices()
+    slices = TimeSlice()
     for connection in _of_user(call):
         tell_forced(call, connection, why)
         connection.control.force(why)
-        if slices.due:
-            await slices.rest()
-    call.broker.turn.want()
+        if slices.expired:
+            await slices.yield_loop()
+    call.broker.turn.schedule()
     return NO_CONTENT
 
 
-async def get_connection_channels(call: Call) -> Reply:
+async def get_connection_channels(call: ApiRequest) -> ApiResponse:
     """Channels of the connection."""
     return await _list_channels(call, [_find(call)])
 
 
-async def get_channels(call: Call) -> Reply:
+async def get_channels(call: ApiRequest) -> ApiResponse:
     """Channels, of all virtual hosts or of one."""
     return await _list_channels(call, connections(call))
 
 
-async def get_channel(call: Call) -> Reply:
+async def get_channel(call: ApiRequest) -> ApiResponse:
     """One channel, with its consumers."""
     name = call.params["channel"]
     owner, _, number = name.removesuffix(")").rpartition(" (")
@@ -356,7 +356,7 @@ async def get_channel(call: Call) -> Reply:
     raise NotThere(f"no channel '{name}'")
 
 
-async def get_consumers(call: Call) -> Reply:
+async def get_consumers(call: ApiRequest) -> ApiResponse:
     """Consumers, of all virtual hosts or of one."""
     found: list[Consumer] = []
     for vhost in call.vhosts():
@@ -370,16 +370,16 @@ def _name(connection: Connection) -> str:
 
 
 ROUTES: Final = (
-    Route("GET", "api/connections", Role.MANAGEMENT, get_connections),
-    Route("GET", "api/connections/{connection}", Role.MANAGEMENT, get_connection),
-    Route("DELETE", "api/connections/{connection}", Role.MANAGEMENT, delete_connection),
-    Route("GET", "api/connections/username/{user}", Role.MANAGEMENT, get_user_connections),
-    Route("DELETE", "api/connections/username/{user}", Role.MANAGEMENT, delete_user_connections),
-    Route("GET", "api/connections/{connection}/channels", Role.MANAGEMENT, get_connection_channels),
-    Route("GET", "api/vhosts/{vhost}/connections", Role.MANAGEMENT, get_connections),
-    Route("GET", "api/vhosts/{vhost}/channels", Role.MANAGEMENT, get_channels),
-    Route("GET", "api/channels", Role.MANAGEMENT, get_channels),
-    Route("GET", "api/channels/{channel}", Role.MANAGEMENT, get_channel),
-    Route("GET", "api/consumers", Role.MANAGEMENT, get_consumers),
-    Route("GET", "api/consumers/{vhost}", Role.MANAGEMENT, get_consumers),
+    ApiRoute("GET", "api/connections", Role.MANAGEMENT, get_connections),
+    ApiRoute("GET", "api/connections/{connection}", Role.MANAGEMENT, get_connection),
+    ApiRoute("DELETE", "api/connections/{connection}", Role.MANAGEMENT, delete_connection),
+    ApiRoute("GET", "api/connections/username/{user}", Role.MANAGEMENT, get_user_connections),
+    ApiRoute("DELETE", "api/connections/username/{user}", Role.MANAGEMENT, delete_user_connections),
+    ApiRoute("GET", "api/connections/{connection}/channels", Role.MANAGEMENT, get_connection_channels),
+    ApiRoute("GET", "api/vhosts/{vhost}/connections", Role.MANAGEMENT, get_connections),
+    ApiRoute("GET", "api/vhosts/{vhost}/channels", Role.MANAGEMENT, get_channels),
+    ApiRoute("GET", "api/channels", Role.MANAGEMENT, get_channels),
+    ApiRoute("GET", "api/channels/{channel}", Role.MANAGEMENT, get_channel),
+    ApiRoute("GET", "api/consumers", Role.MANAGEMENT, get_consumers),
+    ApiRoute("GET", "api/consumers/{vhost}", Role.MANAGEMENT, get_consumers),
 )

@@ -34,9 +34,9 @@ from amqpd.broker.vhost.parameters import parameters
 from amqpd.management.bindings import binding_item
 from amqpd.management.listing import document, plain
 from amqpd.management.policies import global_item, parameter_item, policy_item
-from amqpd.management.request import BadRequest, Call, Reply, Role, clean_name, truth
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, Role, clean_name, parse_bool
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 from amqpd.management.users import permission_item, tags_of, topic_item, user_item
 from amqpd.management.vhosts import metadata_item
 from amqpd.storage.metadata.store import PermissionRow, TopicPermissionRow
@@ -68,7 +68,7 @@ class Fault(NamedTuple):
         return f"{self.path}: {' '.join(self.reason.split())}"
 
 
-class Report:
+class ImportReport:
     """Of one import."""
 
     def __init__(self) -> None:
@@ -194,14 +194,14 @@ TITLES: Final = (
 )  # fmt: skip
 
 
-async def read(document: Item, report: Report, vhost: str | None = None) -> dict[str, list[Item]]:
+async def read(document: Item, report: ImportReport, vhost: str | None = None) -> dict[str, list[Item]]:
     """The document's items with every key set. vhost: all of them are for this one, whatever they say. report: hears of
     each key that is not known.
 
     Raises: BadRequest with the path of the first thing that is missing or of the wrong type.
     """
     found: dict[str, list[Item]] = {kind: [] for kind in SCHEMA}
-    slices = Slices()
+    slices = TimeSlice()
     for key, value in document.items():
         if key in TITLES:
             continue
@@ -215,8 +215,8 @@ async def read(document: Item, report: Report, vhost: str | None = None) -> dict
             raise BadRequest(f"{key}: must be a list")
         for index, item in enumerate(value):
             found[key].append(_item(f"{key}[{index}]", SCHEMA[key], item, vhost, report))
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
     return found
 
 
@@ -234,7 +234,9 @@ def _is_of_limits(item: object) -> bool:
     return isinstance(item, dict) and item.get("component") == COMPONENT
 
 
-def _item(path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None, report: Report) -> Item:
+def _item(
+    path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None, report: ImportReport
+) -> Item:
     if not isinstance(given, dict):
         raise BadRequest(f"{path}: must be an object")
     if vhost is not None:
@@ -320,7 +322,7 @@ def check_vhost(item: Item) -> None:
             raise BadRequest(f"metadata.{key}: wrong type")
         item[key] = item[key] or there
     tags_of(item["tags"])
-    truth("metadata.protected_from_deletion", item["metadata"].get("protected_from_deletion", False))
+    parse_bool("metadata.protected_from_deletion", item["metadata"].get("protected_from_deletion", False))
     if item["default_queue_type"] in ("", "undefined"):
         item["default_queue_type"] = "classic"
     if item["default_queue_type"] not in KINDS:
@@ -330,7 +332,7 @@ def check_vhost(item: Item) -> None:
 Shown: TypeAlias = dict[str, Any] | None
 
 
-async def get_definitions(call: Call) -> Reply:
+async def get_definitions(call: ApiRequest) -> ApiResponse:
     """All definitions of the broker, as one document."""
     return await document(definitions_of(call.broker))
 
@@ -366,7 +368,7 @@ def definitions_of(broker: Broker) -> dict[str, Any]:
     return found
 
 
-async def get_vhost_definitions(call: Call) -> Reply:
+async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
     """What is declared in the virtual host, as one document.
     Without users, and without the vhost's name in each item but policies and parameters."""
     vhost = call.vhost()
@@ -448,6 +450,6 @@ def _is_exclusive(end: object) -> bool:
 
 
 ROUTES: Final = (
-    Route("GET", "api/definitions", Role.ADMINISTRATOR, get_definitions),
-    Route("GET", "api/definitions/{vhost}", Role.ADMINISTRATOR, get_vhost_definitions),
+    ApiRoute("GET", "api/definitions", Role.ADMINISTRATOR, get_definitions),
+    ApiRoute("GET", "api/definitions/{vhost}", Role.ADMINISTRATOR, get_vhost_definitions),
 )

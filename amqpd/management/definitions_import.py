@@ -37,20 +37,20 @@ from amqpd.auth.permissions import InvalidPattern
 from amqpd.broker.publish.firehose import trace
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare, policies, vhosts
-from amqpd.broker.vhost.batch import Transaction
+from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
 from amqpd.broker.vhost.exchange import BindingKey, Exchange, binding_table
 from amqpd.broker.vhost.limits import InvalidLimits, UserLimits
 from amqpd.broker.vhost.parameters import CLUSTER_NAME, OPERATOR_POLICY, InvalidParameter, component_of, find
-from amqpd.broker.vhost.pending import OnItsWay, finished, promise, unheard
+from amqpd.broker.vhost.pending import DeclarationPending, done_future, ignore_result, wait_done
 from amqpd.broker.vhost.policy_table import InvalidPolicy, unknown_keys
-from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.errors import AmqpError
 from amqpd.management.definitions import (
     ARGON2ID_KEY,
     Fault,
+    ImportReport,
     Item,
-    Report,
     check_permission,
     check_user,
     check_vhost,
@@ -60,9 +60,19 @@ from amqpd.management.definitions import (
     with_limits_of_vhosts,
 )
 from amqpd.management.listing import document, plain
-from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, Reply, Role, clean_name, number, reply
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices, release
+from amqpd.management.request import (
+    NO_CONTENT,
+    ApiError,
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    Role,
+    clean_name,
+    number,
+    reply,
+)
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice, release
 from amqpd.management.users import tags_of
 from amqpd.protocol.field_table import CodecError
 from amqpd.routing.base import RoutingError
@@ -87,13 +97,13 @@ class Import:
     skip: what cannot be is left out.
     """
 
-    def __init__(self, broker: Broker, items: dict[str, list[Item]], report: Report, skip: bool = False) -> None:
+    def __init__(self, broker: Broker, items: dict[str, list[Item]], report: ImportReport, skip: bool = False) -> None:
         self.broker = broker
         self.items = items
         self.report = report
         self.skip = skip
         with_limits_of_vhosts(items)
-        self.slices = Slices()
+        self.slices = TimeSlice()
         self._skipped: set[tuple[str, int]] = set()
 
     async def check(self) -> None:
@@ -131,8 +141,8 @@ class Import:
                 if isinstance(definition, dict) and (kind == "policies" or operator):
                     path = f"{kind}[{index}]{'.value' if operator else ''}.definition"
                     self._drop_unknown_keys(path, value, definition, operator)
-                if self.slices.due:
-                    await self.slices.rest()
+                if self.slices.expired:
+                    await self.slices.yield_loop()
 
     def _drop_unknown_keys(self, path: str, value: Item, definition: Item, operator: bool) -> None:
         unknown = unknown_keys(definition, operator)
@@ -175,8 +185,8 @@ class Import:
 
     async def _let_go(self, given: Declarations) -> None:
         for _ in given.transaction.let_go():
-            if self.slices.due:
-                await self.slices.rest()
+            if self.slices.expired:
+                await self.slices.yield_loop()
 
     async def _make(self, given: Declarations) -> None:
         try:
@@ -188,21 +198,21 @@ class Import:
             if gone is not None:
                 kind = "exchange" if isinstance(gone, Exchange) else "queue"
                 raise BadRequest(f"bindings.{kind} '{gone.name}': unknown")
-            await finished(given.transaction.commit)
+            await wait_done(given.transaction.commit)
         except BaseException:
             given.transaction.abandon()
             raise
-        self.broker.auth.keep_all(given.users, given.permissions)
+        self.broker.auth.save_all(given.users, given.permissions)
         for name, limits in given.user_limits.items():
             self.broker.user_limits.keep(name, limits)
         for _ in given.transaction.make_all():
-            if self.slices.due:
-                await self.slices.rest()
+            if self.slices.expired:
+                await self.slices.yield_loop()
         for name in given.traced:
             if name in self.broker.vhosts:
-                await finished(partial(trace, self.broker.vhosts[name], self.broker.node_name, True))
+                await wait_done(partial(trace, self.broker.vhosts[name], self.broker.node_name, True))
         for vhost in given.changed:
-            obeyed, done = promise()
+            obeyed, done = done_future()
             vhost.policy_walk.when_done(partial(done, None))
             await obeyed
 
@@ -231,8 +241,8 @@ class Import:
                         raise BadRequest(str(refused)) from None
                     self._skipped.add((kind, index))
                     self.report.fault(*refused)
-                if self.slices.due:
-                    await self.slices.rest()
+                if self.slices.expired:
+                    await self.slices.yield_loop()
 
 
 def _refused(path: str, error: Exception) -> Fault:
@@ -264,7 +274,7 @@ class Declarations:
     """
 
     def __init__(self, broker: Broker, dry: bool) -> None:
-        self.transaction = Transaction(broker.vhosts, dry)
+        self.transaction = DeclarationBatch(broker.vhosts, dry)
         self.users: list[UserRow] = []
         self.user_limits: dict[str, dict[str, int]] = {}
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
@@ -322,9 +332,9 @@ class Declarations:
         if not component.listed:
             raise BadRequest(f"{component.name}: not a parameter")
         vhost = self._once(item, component.name)
-        component.declare(vhost, clean_name(item["name"], "a parameter"), item["value"], unheard)
+        component.declare(vhost, clean_name(item["name"], "a parameter"), item["value"], ignore_result)
 
-    def _once(self, item: Item, kind: str) -> Names:
+    def _once(self, item: Item, kind: str) -> Namespace:
         vhost = self._of(item)
         self._check_once(kind, item["vhost"], item["name"])
         self.changed[vhost.vhost] = None
@@ -337,7 +347,9 @@ class Declarations:
 
     def global_parameter(self, item: Item) -> None:
         self._check_once("global", item["name"])
-        self.transaction.make(self._globals.coming(clean_name(item["name"], "a parameter"), item["value"]), unheard)
+        self.transaction.make(
+            self._globals.coming(clean_name(item["name"], "a parameter"), item["value"]), ignore_result
+        )
 
     def exchange(self, item: Item) -> None:
         vhost = self._of(item)
@@ -377,7 +389,7 @@ class Declarations:
             raise BadRequest("a routing key has at most 255 bytes")
         declare.bind(vhost, source, destination, item["routing_key"], item["arguments"])
 
-    def _of(self, item: Item) -> Names:
+    def _of(self, item: Item) -> Namespace:
         """The item's vhost, which is there or comes with the document."""
         draft = self.transaction.draft(item["vhost"])
         if draft is None:
@@ -385,17 +397,17 @@ class Declarations:
         return draft
 
 
-async def import_document(broker: Broker, document: Item, name: str, vhost: str | None, skip: bool) -> Report:
+async def import_document(broker: Broker, document: Item, name: str, vhost: str | None, skip: bool) -> ImportReport:
     """Everything is made and committed when it returns; what is told is in the log, too. name: of where it came from.
     vhost: everything is for this one. skip: what cannot be is left out.
 
     Raises: BadRequest, OnItsWay, MetadataError; then nothing is made.
     """
-    report = Report()
+    report = ImportReport()
     work = Import(broker, await read(document, report, vhost), report, skip)
     try:
         await work.check()
-    except (ApiError, OnItsWay):
+    except (ApiError, DeclarationPending):
         await work.drop()
         raise
     counts = work.counts()
@@ -410,7 +422,7 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
     return report
 
 
-async def post_definitions(call: Call) -> Reply:
+async def post_definitions(call: ApiRequest) -> ApiResponse:
     """Imports a document; 204 when everything is made and committed; 200 with what was passed over, if `report` or
     `skip_unsupported` asks
     for it.
@@ -422,8 +434,8 @@ async def post_definitions(call: Call) -> Reply:
 
 
 ROUTES: Final = (
-    Route("POST", "api/definitions", Role.ADMINISTRATOR, post_definitions, definitions=True),
-    Route("POST", "api/definitions/{vhost}", Role.ADMINISTRATOR, post_definitions, definitions=True),
+    ApiRoute("POST", "api/definitions", Role.ADMINISTRATOR, post_definitions, definitions=True),
+    ApiRoute("POST", "api/definitions/{vhost}", Role.ADMINISTRATOR, post_definitions, definitions=True),
 )
 
 
@@ -434,7 +446,7 @@ NEW, CHANGED, SAME, KEPT = "new", "changed", "same", "kept"
 Values: TypeAlias = dict[str, Any]
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """An item of the document, and what is there under its name. before: None where there is nothing. obeyed: whether
     an import makes what is there like it.
     """
@@ -445,7 +457,7 @@ class Beside(NamedTuple):
     obeyed: bool = True
 
 
-class Difference:
+class DefinitionsDiff:
     """Between a document that was checked and the broker. count: how many changes are shown."""
 
     def __init__(self, broker: Broker, work: Import, count: int) -> None:
@@ -463,7 +475,7 @@ class Difference:
 
     async def find(self) -> None:
         """Cost: some us an item, in slices."""
-        beside: dict[str, Callable[[Item], Beside]] = {
+        beside: dict[str, Callable[[Item], Comparison]] = {
             "users": self._user,
             "vhosts": self._vhost,
             "permissions": self._permission,
@@ -475,13 +487,13 @@ class Difference:
             "queues": self._queue,
             "bindings": self._binding,
         }
-        slices = Slices()
+        slices = TimeSlice()
         for kind, index, item in self._work.kept():
             self._note(kind, f"{kind}[{index}]", item.get("vhost", ""), beside[kind](item))
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
-    def _note(self, kind: str, path: str, vhost: str, found: Beside) -> None:
+    def _note(self, kind: str, path: str, vhost: str, found: Comparison) -> None:
         before, after = found.before, found.after
         what = NEW if before is None else SAME if before == after else CHANGED if found.obeyed else KEPT
         counts = self.counts.setdefault(kind, {NEW: 0, CHANGED: 0, SAME: 0, KEPT: 0})
@@ -499,65 +511,65 @@ class Difference:
 
     # -- by kind -----------------------------------------------------------------------------------------------------
 
-    def _user(self, item: Item) -> Beside:
+    def _user(self, item: Item) -> Comparison:
         there = self._users.get(item["name"])
         row = user_row(item["name"], tags_of(item["tags"]), item["password_hash"], item["hashing_algorithm"])
         limits = self._broker.user_limits.get(row.name)
         after = {"tags": list(row.tags), "limits": limits if item["limits"] is None else item["limits"]}
         after["password"] = _password(row, there)
         if there is None:
-            return Beside(row.name, None, after)
-        return Beside(row.name, {"tags": list(there.tags), "limits": limits, "password": _AS_IT_IS}, after)
+            return Comparison(row.name, None, after)
+        return Comparison(row.name, {"tags": list(there.tags), "limits": limits, "password": _AS_IT_IS}, after)
 
-    def _vhost(self, item: Item) -> Beside:
+    def _vhost(self, item: Item) -> Comparison:
         """An import changes the default queue type of one that is there, and that alone."""
         there = self._broker.vhosts.get(item["name"])
         kind: Values = {"default_queue_type": item["default_queue_type"]}
         after = {"description": item["description"], "tags": tags_of(item["tags"]), **kind}
         if there is None:
-            return Beside(item["name"], None, after)
+            return Comparison(item["name"], None, after)
         before: Values = {"default_queue_type": there.default_queue_type}
         if before != kind:
-            return Beside(item["name"], before, kind)
+            return Comparison(item["name"], before, kind)
         before |= {"description": there.description, "tags": list(there.tags)}
-        return Beside(item["name"], before, after, False)
+        return Comparison(item["name"], before, after, False)
 
-    def _permission(self, item: Item) -> Beside:
+    def _permission(self, item: Item) -> Comparison:
         row = permission_row(item)
         there = self._permissions.get(_whose(row))
         name = f"{row.user} on {row.exchange}" if isinstance(row, TopicPermissionRow) else row.user
-        return Beside(name, None if there is None else _patterns(there), _patterns(row))
+        return Comparison(name, None if there is None else _patterns(there), _patterns(row))
 
-    def _policy(self, item: Item) -> Beside:
+    def _policy(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
         there = None if vhost is None else vhost.policies.get(item["name"])
-        return Beside(item["name"], None if there is None else there.value, _policy_value(item))
+        return Comparison(item["name"], None if there is None else there.value, _policy_value(item))
 
-    def _parameter(self, item: Item) -> Beside:
+    def _parameter(self, item: Item) -> Comparison:
         vhost, component = self._broker.vhosts.get(item["vhost"]), item["component"]
         there = None if vhost is None else find(vhost, component, item["name"])
         name = f"{component} {item['name']}"
         if component == OPERATOR_POLICY:
-            return Beside(name, None if there is None else dict(there.value), _policy_value(item["value"]))
-        return Beside(name, None if there is None else {"value": there.value}, {"value": item["value"]})
+            return Comparison(name, None if there is None else dict(there.value), _policy_value(item["value"]))
+        return Comparison(name, None if there is None else {"value": there.value}, {"value": item["value"]})
 
-    def _global(self, item: Item) -> Beside:
+    def _global(self, item: Item) -> Comparison:
         name, shown = item["name"], self._broker.global_parameters
         if name == CLUSTER_NAME:
-            return Beside(name, {"value": self._broker.cluster_name}, {"value": item["value"]})
-        return Beside(name, {"value": shown.get(name)} if shown.has(name) else None, {"value": item["value"]})
+            return Comparison(name, {"value": self._broker.cluster_name}, {"value": item["value"]})
+        return Comparison(name, {"value": shown.get(name)} if shown.has(name) else None, {"value": item["value"]})
 
-    def _exchange(self, item: Item) -> Beside:
+    def _exchange(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
         there = None if vhost is None else vhost.exchanges.get(item["name"])
         after = {key: item[key] for key in ("type", "durable", "auto_delete", "internal", "arguments")}
         if there is None:
-            return Beside(item["name"], None, after)
+            return Comparison(item["name"], None, after)
         flags = {"durable": there.durable, "auto_delete": there.auto_delete, "internal": there.internal}
         before = {"type": there.kind, **flags, "arguments": plain(there.arguments)}
-        return Beside(item["name"], before, {**after, "arguments": plain(item["arguments"])}, False)
+        return Comparison(item["name"], before, {**after, "arguments": plain(item["arguments"])}, False)
 
-    def _queue(self, item: Item) -> Beside:
+    def _queue(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
         there = None if vhost is None else vhost.queues.get(item["name"])
         default = "classic" if vhost is None else vhost.default_queue_type
@@ -565,18 +577,18 @@ class Difference:
         after = {"type": kind, "durable": item["durable"], "auto_delete": item["auto_delete"]}
         after["arguments"] = _without_type(item["arguments"])
         if there is None:
-            return Beside(item["name"], None, after)
+            return Comparison(item["name"], None, after)
         before = {"type": there.kind, "durable": there.durable, "auto_delete": there.auto_delete}
-        return Beside(item["name"], {**before, "arguments": _without_type(there.arguments)}, after, False)
+        return Comparison(item["name"], {**before, "arguments": _without_type(there.arguments)}, after, False)
 
-    def _binding(self, item: Item) -> Beside:
+    def _binding(self, item: Item) -> Comparison:
         source, kind, end = item["source"], item["destination_type"], item["destination"]
         vhost = self._broker.vhosts.get(item["vhost"])
         exchange = None if vhost is None else vhost.exchanges.get(source)
         after = {key: item[key] for key in ("routing_key", "arguments")}
         key = BindingKey(source, kind, end, item["routing_key"], binding_table(item["arguments"]))
         there = exchange is not None and key in exchange.bindings
-        return Beside(f"{source} to {kind} {end}", after if there else None, after)
+        return Comparison(f"{source} to {kind} {end}", after if there else None, after)
 
 
 _AS_IT_IS: Final = "as it is"
@@ -610,12 +622,12 @@ def _without_type(arguments: dict[str, object]) -> Values:
     return {name: plain(value) for name, value in arguments.items() if name != "x-queue-type"}
 
 
-async def post_difference(call: Call) -> Reply:
+async def post_difference(call: ApiRequest) -> ApiResponse:
     """What an import of this document would make, change, keep and refuse; nothing is done."""
     vhost = call.vhost().name if "vhost" in call.params else None
     skip = call.query_flag("skip_unsupported")
     count = number("count", call.query.get("count", COUNT), 0, COUNT_MAX)
-    report = Report()
+    report = ImportReport()
     work = Import(call.broker, await read(call.fields(), report, vhost), report, skip)
     try:
         try:
@@ -623,7 +635,7 @@ async def post_difference(call: Call) -> Reply:
         except BadRequest:
             if not report.fault_count:
                 raise
-        found = Difference(call.broker, work, count)
+        found = DefinitionsDiff(call.broker, work, count)
         await found.find()
     finally:
         await work.drop()
@@ -639,10 +651,10 @@ async def post_difference(call: Call) -> Reply:
 
 
 DIFFERENCE_ROUTES: Final = (
-    Route(
+    ApiRoute(
         "POST", "api/amqpd/definitions/difference", Role.ADMINISTRATOR, post_difference, definitions=True, quiet=True
     ),
-    Route(
+    ApiRoute(
         "POST", "api/amqpd/definitions/{vhost}/difference", Role.ADMINISTRATOR, post_difference, definitions=True,
         quiet=True,
     ),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from amqpd.broker.vhost.parameters import IMPORTED_HASH
-from amqpd.broker.vhost.pending import OnItsWay, finished
+from amqpd.broker.vhost.pending import DeclarationPending, wait_done
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.definitions_import import import_document, log
 from amqpd.management.json_body import parse
@@ -50,7 +50,7 @@ async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings
     for name, text in files:
         await _import(broker, name, text, settings.skip_unsupported)
     if settings.skip_if_unchanged:
-        await finished(partial(_remember, broker, found))
+        await wait_done(partial(_remember, broker, found))
     return found
 
 
@@ -118,7 +118,7 @@ async def _import(broker: Broker, name: str, text: str | None, skip: bool) -> No
         try:
             await import_document(broker, document, name, None, skip)
             return
-        except OnItsWay as held:
+        except DeclarationPending as held:
             await held.over()  # what a crash left to delete has that name still
         except ApiError as error:
             raise DefinitionsError(f"{name}: {error.reason}") from None

@@ -50,15 +50,25 @@ from amqpd.logging_config import LogOutput
 from amqpd.management.health import failed_logs
 from amqpd.management.listing import plain
 from amqpd.management.overview import Totals, clock_state, listeners
-from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
-from amqpd.management.router import Route
+from amqpd.management.request import (
+    NO_CONTENT,
+    ApiError,
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    NotThere,
+    Role,
+    number,
+    reply,
+)
+from amqpd.management.router import ApiRoute
 from amqpd.process import disk_free_bytes, process
 from amqpd.tls import choose_ciphers
 
 if TYPE_CHECKING:
-    from amqpd.broker.vhost.recovery import Report
+    from amqpd.broker.vhost.recovery import RecoveryReport
     from amqpd.config import LimitSettings
-    from amqpd.process import Process
+    from amqpd.process import ProcessStats
 
 
 FAMILIES: Final = {"ipv4": socket.AF_INET, "ipv6": socket.AF_INET6, "any": socket.AF_UNSPEC}
@@ -69,7 +79,7 @@ _SECRET: Final = re.compile(r"PASS|SECRET|COOKIE|TOKEN|__URL$", re.IGNORECASE)
 _IN_URI: Final = re.compile(r"(://[^:/@\s]*:)[^/@\s]*@")
 
 
-async def environment(call: Call) -> Reply:
+async def environment(call: ApiRequest) -> ApiResponse:
     """Every setting as this process has it; secrets are hidden."""
     found: dict[str, Any] = {}
     for row in rows():
@@ -81,7 +91,7 @@ async def environment(call: Call) -> Reply:
     return reply(found)
 
 
-async def os_environment(call: Call) -> Reply:
+async def os_environment(call: ApiRequest) -> ApiResponse:
     """The variables that configure a broker, `AMQPD_*` and `RABBITMQ_*`; secrets are hidden."""
     found = {
         name: MASK if _SECRET.search(name) and value else value
@@ -91,7 +101,7 @@ async def os_environment(call: Call) -> Reply:
     return reply(found)
 
 
-async def command_line(call: Call) -> Reply:
+async def command_line(call: ApiRequest) -> ApiResponse:
     """Command line of the broker's process; what hides in options of passwords and URLs is hidden."""
     found: list[str] = []
     for argument in sys.argv:
@@ -107,7 +117,7 @@ def _is_secret(option: str) -> bool:
     return option in {row.option for row in rows() if row.secret}
 
 
-async def resolve(call: Call) -> Reply:
+async def resolve(call: ApiRequest) -> ApiResponse:
     """The addresses of `host` as this machine sees them, in `family` (ipv4, ipv6, any)."""
     host, family = call.query.get("host", ""), call.query.get("family", "ipv4").lower()
     if not host or family not in FAMILIES:
@@ -121,7 +131,7 @@ async def resolve(call: Call) -> Reply:
     return reply(list(dict.fromkeys(str(each[4][0]) for each in found)))
 
 
-async def interfaces(call: Call) -> Reply:
+async def interfaces(call: ApiRequest) -> ApiResponse:
     """Network interfaces of the machine, by name.
     Hardware address, flags that are set, addresses. Linux tells most of it in /sys."""
     found: dict[str, Any] = {}
@@ -159,7 +169,7 @@ def _addresses(name: str) -> list[str]:
     return addresses
 
 
-async def tls(call: Call) -> Reply:
+async def tls(call: ApiRequest) -> ApiResponse:
     """What a TLS listener for AMQP offers: by OpenSSL, the broker's own rule of 1.2 and more, and amqp.tls.ciphers."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -190,13 +200,13 @@ def _suite(about: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-async def memory(call: Call) -> Reply:
+async def memory(call: ApiRequest) -> ApiResponse:
     """Resident memory, by what it is used for."""
     found = memory_by_use(call)
     return reply({**found, "total": {"rss": sum(found.values())}, "strategy": "rss"})
 
 
-def memory_by_use(call: Call) -> dict[str, int]:
+def memory_by_use(call: ApiRequest) -> dict[str, int]:
     """Resident bytes by what they are for: program files, message bodies on their way in, and all else.
 
     rabbit: its names of the categories that have a meaning here.
@@ -212,13 +222,13 @@ def memory_by_use(call: Call) -> dict[str, int]:
 
 
 ROUTES: Final = (
-    Route("GET", "api/amqpd/environment", Role.ADMINISTRATOR, environment),
-    Route("GET", "api/amqpd/os_env", Role.ADMINISTRATOR, os_environment),
-    Route("GET", "api/amqpd/command_line", Role.ADMINISTRATOR, command_line),
-    Route("GET", "api/amqpd/resolve", Role.ADMINISTRATOR, resolve),
-    Route("GET", "api/amqpd/interfaces", Role.MONITORING, interfaces),
-    Route("GET", "api/amqpd/tls", Role.MONITORING, tls),
-    Route("GET", "api/amqpd/memory", Role.MONITORING, memory),
+    ApiRoute("GET", "api/amqpd/environment", Role.ADMINISTRATOR, environment),
+    ApiRoute("GET", "api/amqpd/os_env", Role.ADMINISTRATOR, os_environment),
+    ApiRoute("GET", "api/amqpd/command_line", Role.ADMINISTRATOR, command_line),
+    ApiRoute("GET", "api/amqpd/resolve", Role.ADMINISTRATOR, resolve),
+    ApiRoute("GET", "api/amqpd/interfaces", Role.MONITORING, interfaces),
+    ApiRoute("GET", "api/amqpd/tls", Role.MONITORING, tls),
+    ApiRoute("GET", "api/amqpd/memory", Role.MONITORING, memory),
 )
 
 
@@ -255,7 +265,7 @@ class Watch:
         return start + len(found), found
 
 
-async def get_events(call: Call) -> Reply:
+async def get_events(call: ApiRequest) -> ApiResponse:
     """Events since `position`; without one, or with one of before the last start, where to begin."""
     events = call.broker.catalogue.events
     watch = events.watcher
@@ -268,7 +278,7 @@ async def get_events(call: Call) -> Reply:
     return reply({"position": position, "lost": lost, "events": told})
 
 
-EVENT_ROUTES: Final = (Route("GET", "api/amqpd/events", Role.ADMINISTRATOR, get_events),)
+EVENT_ROUTES: Final = (ApiRoute("GET", "api/amqpd/events", Role.ADMINISTRATOR, get_events),)
 
 
 log = logging.getLogger(__name__)
@@ -305,7 +315,7 @@ def log_file() -> Path | None:
     return None
 
 
-async def set_level(call: Call) -> Reply:
+async def set_level(call: ApiRequest) -> ApiResponse:
     """Sets the log level until the next start or SIGHUP."""
     level = call.text("level")
     if level not in LEVELS:
@@ -315,7 +325,7 @@ async def set_level(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def rotate(call: Call) -> Reply:
+async def rotate(call: ApiRequest) -> ApiResponse:
     """Reopens the log file, as SIGUSR1 does.
     The file of that name is opened anew, after whatever renamed it."""
     path = log_file()
@@ -328,13 +338,13 @@ async def rotate(call: Call) -> Reply:
     return reply({"file": str(path) if path is not None else None})
 
 
-async def location(call: Call) -> Reply:
+async def location(call: ApiRequest) -> ApiResponse:
     """Where the log is, and its level."""
     path = log_file()
     return reply({"file": str(path.absolute()) if path is not None else None, "level": level_name()})
 
 
-async def tail(call: Call) -> Reply:
+async def tail(call: ApiRequest) -> ApiResponse:
     """The last `lines` lines, or what came behind `position`; at most READ_BYTES_MAX, of which the last.
 
     The answer's `position` is where a reader goes on; a file that was rotated meanwhile is read from its beginning.
@@ -367,10 +377,10 @@ def _read_log(path: Path, position: int, lines: int) -> tuple[str, int]:
 
 
 SERVER_LOG_ROUTES: Final = (
-    Route("PUT", "api/amqpd/log_level", Role.ADMINISTRATOR, set_level),
-    Route("POST", "api/amqpd/rotate_logs", Role.ADMINISTRATOR, rotate),
-    Route("GET", "api/amqpd/log_location", Role.MONITORING, location),
-    Route("GET", "api/amqpd/log_tail", Role.ADMINISTRATOR, tail),
+    ApiRoute("PUT", "api/amqpd/log_level", Role.ADMINISTRATOR, set_level),
+    ApiRoute("POST", "api/amqpd/rotate_logs", Role.ADMINISTRATOR, rotate),
+    ApiRoute("GET", "api/amqpd/log_location", Role.MONITORING, location),
+    ApiRoute("GET", "api/amqpd/log_tail", Role.ADMINISTRATOR, tail),
 )
 
 
@@ -391,7 +401,7 @@ _CATEGORIES: Final = (
 _PID_MAX: Final = Path("/proc/sys/kernel/threads-max")
 
 
-def version_item(call: Call) -> dict[str, Any]:
+def version_item(call: ApiRequest) -> dict[str, Any]:
     return {
         "product": "amqpd",
         "version": __version__,
@@ -400,12 +410,12 @@ def version_item(call: Call) -> dict[str, Any]:
     }
 
 
-async def app(call: Call) -> Reply:
+async def app(call: ApiRequest) -> ApiResponse:
     """Whether clients can connect: what those ask who wait for it. Cost: none."""
     return reply({"running": call.server.app_running, "node": call.node})
 
 
-async def status(call: Call) -> Reply:
+async def status(call: ApiRequest) -> ApiResponse:
     """Listeners, memory, disk, totals, alarms. `totals=false` in the query leaves out what costs a step per queue."""
     here = process()
     found = {**_ours(call, here), **_rabbits(call, here)}
@@ -414,7 +424,7 @@ async def status(call: Call) -> Reply:
     return reply(found)
 
 
-async def _totals(call: Call) -> dict[str, int]:
+async def _totals(call: ApiRequest) -> dict[str, int]:
     vhosts = list(call.broker.vhosts.values())
     totals = await Totals().count(call, vhosts)
     totals["bindings"] = sum(len(exchange.bindings) for vhost in vhosts for exchange in vhost.exchanges.values())
@@ -426,7 +436,7 @@ async def _totals(call: Call) -> dict[str, int]:
     return totals
 
 
-def _ours(call: Call, here: Process) -> dict[str, Any]:
+def _ours(call: ApiRequest, here: ProcessStats) -> dict[str, Any]:
     broker = call.broker
     path = log_file()
     return {
@@ -460,7 +470,7 @@ def _ours(call: Call, here: Process) -> dict[str, Any]:
     }
 
 
-def _rabbits(call: Call, here: Process) -> dict[str, Any]:
+def _rabbits(call: ApiRequest, here: ProcessStats) -> dict[str, Any]:
     broker = call.broker
     settings = broker.settings
     sockets = len(call.server.connections.by_name)
@@ -513,7 +523,7 @@ def _memory_setting(limits: LimitSettings) -> dict[str, float]:
     return {"relative": limits.memory_high_watermark}
 
 
-def _restored(report: Report) -> dict[str, Any]:
+def _restored(report: RecoveryReport) -> dict[str, Any]:
     """What this start had to make good: see amqpd/broker/vhost/recovery.py."""
     return {
         "vhosts": report.vhosts,
@@ -523,8 +533,8 @@ def _restored(report: Report) -> dict[str, Any]:
 
 
 STATUS_ROUTES: Final = (
-    Route("GET", "api/amqpd/app", Role.MANAGEMENT, app),
-    Route("GET", "api/amqpd/status", Role.MONITORING, status),
+    ApiRoute("GET", "api/amqpd/app", Role.MANAGEMENT, app),
+    ApiRoute("GET", "api/amqpd/status", Role.MONITORING, status),
 )
 
 
@@ -533,7 +543,7 @@ TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 FRAMES_MAX: Final = 3
 
 
-async def get_threads(_call: Call) -> Reply:
+async def get_threads(_call: ApiRequest) -> ApiResponse:
     """Threads of the process, and their processor time. `user_s` and `system_s` since its start, `state` as the kernel
     calls it (R runs, S waits, D waits for a disk), and `at`: the innermost functions, the last called first; empty
     for a thread that is not Python's.
@@ -567,4 +577,4 @@ async def get_threads(_call: Call) -> Reply:
     return reply(found)
 
 
-THREAD_ROUTES: Final = (Route("GET", "api/amqpd/threads", Role.ADMINISTRATOR, get_threads),)
+THREAD_ROUTES: Final = (ApiRoute("GET", "api/amqpd/threads", Role.ADMINISTRATOR, get_threads),)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from amqpd.broker.message import Message
 from amqpd.broker.publish.confirms import when_safe
-from amqpd.broker.publish.deduplication import History, Seen
-from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.deduplication import DeduplicationCache, MessageHistory
+from amqpd.broker.publish.fanout import WIDE_COUNT, SlicedFanout
 from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.session import Session
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.connections import channel_details
 from amqpd.management.listing import by_name, listing, one, plain, spans
 from amqpd.management.request import (
@@ -24,18 +24,18 @@ from amqpd.management.request import (
     DEFAULT_EXCHANGE,
     NO_CONTENT,
     SESSION_NAME,
+    ApiRequest,
+    ApiResponse,
     BadRequest,
-    Call,
     NotThere,
-    Reply,
     Role,
     Unavailable,
     clean_name,
     reply,
 )
-from amqpd.management.router import Route
-from amqpd.management.stats import EXCHANGE, settle
-from amqpd.management.time_slice import Slices
+from amqpd.management.router import ApiRoute
+from amqpd.management.stats import EXCHANGE, flush_counters
+from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.stateful import Deduplication, RecentHistory
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 COMMIT_WAIT_S: Final = 30.0
 
 
-def exchange_item(call: Call, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
+def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
     """As of when publishers have settled last (`counted.settle`)."""
     followed = vhost.policies.obeyed_by(exchange)
     return {
@@ -72,37 +72,37 @@ def exchange_item(call: Call, vhost: VHost, exchange: Exchange) -> dict[str, Any
 def _kept(exchange: Exchange) -> dict[str, Any]:
     """What it keeps of the messages it routes, counted; the plugin's name for what an exchange has seen."""
     matcher = exchange.matcher
-    if isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen):
+    if isinstance(matcher, Deduplication) and isinstance(matcher.memory, DeduplicationCache):
         seen = matcher.memory
         return {"cache_info": {"entries": seen.count(), "size": seen.size, "duplicates": seen.copy_count}}
-    if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, History):
+    if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, MessageHistory):
         return {"recent_history_count": matcher.recorder.count()}
     return {}
 
 
-async def get_exchanges(call: Call) -> Reply:
+async def get_exchanges(call: ApiRequest) -> ApiResponse:
     """Exchanges, of all virtual hosts or of one."""
-    slices = Slices()
-    await settle(list(call.server.connections), slices)
+    slices = TimeSlice()
+    await flush_counters(list(call.server.connections), slices)
     pairs: list[tuple[VHost, Exchange]] = []
     for vhost in call.vhosts():
         for exchange in await by_name(list(vhost.exchanges.values()), _name, slices):
             pairs.append((vhost, exchange))
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
     return await listing(call, pairs, lambda pair: exchange_item(call, *pair), lambda pair: pair[1].name)
 
 
-async def get_exchange(call: Call) -> Reply:
+async def get_exchange(call: ApiRequest) -> ApiResponse:
     """One exchange."""
-    slices = Slices()
-    await settle(list(call.server.connections), slices)
+    slices = TimeSlice()
+    await flush_counters(list(call.server.connections), slices)
     incoming = await _incoming(call, call.exchange(), slices)
     # rabbit: with rates_mode basic nothing is counted between an exchange and each queue.
     return one(call, {**exchange_item(call, call.vhost(), call.exchange()), "incoming": incoming, "outgoing": []})
 
 
-async def _incoming(call: Call, exchange: Exchange, slices: Slices) -> list[dict[str, Any]]:
+async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> list[dict[str, Any]]:
     """The channels that publish to it now. Cost: a look at each channel there is."""
     found: list[dict[str, Any]] = []
     for connection in list(call.server.connections):
@@ -111,12 +111,12 @@ async def _incoming(call: Call, exchange: Exchange, slices: Slices) -> list[dict
             if sent is not None and sent.in_count > 0 and not channel.closing:
                 details = channel_details(call, channel)
                 found.append({"channel_details": details, "stats": call.rates.pairs.published(sent)})
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return found
 
 
-async def put_exchange(call: Call) -> Reply:
+async def put_exchange(call: ApiRequest) -> ApiResponse:
     """Declares the exchange; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
     vhost = call.vhost()
     name = clean_name(call.params["exchange"], "an exchange")
@@ -137,21 +137,21 @@ async def put_exchange(call: Call) -> Reply:
         call.flag("internal"),
         arguments,
     )
-    return CREATED if await finished(partial(declare.declare_exchange, vhost, asked)) else NO_CONTENT
+    return CREATED if await wait_done(partial(declare.declare_exchange, vhost, asked)) else NO_CONTENT
 
 
-async def delete_exchange(call: Call) -> Reply:
+async def delete_exchange(call: ApiRequest) -> ApiResponse:
     """Deletes the exchange; if-unused=true where nothing is bound."""
     vhost = call.vhost()
     call.check(vhost.name, "configure", "exchange", call.params["exchange"])
-    await finished(partial(declare.delete_exchange, vhost, call.exchange(), call.query_flag("if-unused")))
+    await wait_done(partial(declare.delete_exchange, vhost, call.exchange(), call.query_flag("if-unused")))
     return NO_CONTENT
 
 
 # -- publish ---------------------------------------------------------------------------------------------------------
 
 
-async def publish(call: Call) -> Reply:
+async def publish(call: ApiRequest) -> ApiResponse:
     """Publishes a message, and says whether a queue took it.
     `{"routed": ...}` once the message is as safe as its queues make it. Raises: NotAuthorised, BadRequest, ..."""
     vhost = call.vhost()
@@ -177,7 +177,7 @@ async def publish(call: Call) -> Reply:
     return reply({"routed": publisher.route.routed})
 
 
-async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
+async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> None:
     """To every queue, and waits for the logs it ends in. Raises: Unavailable when one does not take it."""
     route, turn = publisher.route, call.broker.turn
     if route.tap is not None:
@@ -191,11 +191,11 @@ async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
     failed = "the message could not be written"
     if len(route.destinations) > WIDE_COUNT:
         failed = "a queue did not take the message, or it could not be written"
-        Spread(publisher.session, route, message, True, done).step()
+        SlicedFanout(publisher.session, route, message, True, done).step()
     else:
         if not publisher.offer(route, message):
             raise Unavailable("a queue did not take the message")
-        turn.want()
+        turn.schedule()
         if not (logs := route.logs(message)):
             return
         when_safe(turn, logs, done)
@@ -207,7 +207,7 @@ async def _offer(call: Call, publisher: Publisher, message: Message) -> None:
         raise Unavailable(failed)
 
 
-def _body(call: Call) -> bytes:
+def _body(call: ApiRequest) -> bytes:
     payload = call.text("payload")
     encoding = call.text("payload_encoding", "string")
     if encoding == "string":
@@ -220,7 +220,7 @@ def _body(call: Call) -> bytes:
         raise BadRequest("payload is not base64") from None
 
 
-def _properties(call: Call) -> Properties:
+def _properties(call: ApiRequest) -> Properties:
     given = call.fields().get("properties", {})
     if given == []:  # rabbit: an empty list counts as an empty object
         given = {}
@@ -248,10 +248,10 @@ def _name(exchange: Exchange) -> str:
 
 _ONE: Final = "api/exchanges/{vhost}/{exchange}"
 ROUTES: Final = (
-    Route("GET", "api/exchanges", Role.MANAGEMENT, get_exchanges),
-    Route("GET", "api/exchanges/{vhost}", Role.MANAGEMENT, get_exchanges),
-    Route("GET", _ONE, Role.MANAGEMENT, get_exchange),
-    Route("PUT", _ONE, Role.MANAGEMENT, put_exchange),
-    Route("DELETE", _ONE, Role.MANAGEMENT, delete_exchange),
-    Route("POST", _ONE + "/publish", Role.MANAGEMENT, publish, quiet=True, messages=True),
+    ApiRoute("GET", "api/exchanges", Role.MANAGEMENT, get_exchanges),
+    ApiRoute("GET", "api/exchanges/{vhost}", Role.MANAGEMENT, get_exchanges),
+    ApiRoute("GET", _ONE, Role.MANAGEMENT, get_exchange),
+    ApiRoute("PUT", _ONE, Role.MANAGEMENT, put_exchange),
+    ApiRoute("DELETE", _ONE, Role.MANAGEMENT, delete_exchange),
+    ApiRoute("POST", _ONE + "/publish", Role.MANAGEMENT, publish, quiet=True, messages=True),
 )

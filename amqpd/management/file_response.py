@@ -27,7 +27,7 @@ TLS_PIECE_BYTES: Final = 1 << 18
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="amqpd-sendfile")
 
 
-class FileRange(web.StreamResponse):
+class LogFileResponse(web.StreamResponse):
     """200 with the file, 206 with a part of it, 416 for a range behind its end, 404 when it is not there."""
 
     def __init__(self, path: str, headers: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from amqpd.broker.broker import Broker
     from amqpd.config import Settings
-    from amqpd.management.cluster_gateway import Whole
+    from amqpd.management.cluster_gateway import ClusterApi
     from amqpd.management.request import ServerControl
     from amqpd.management.server import AdminServer
 
@@ -46,7 +46,7 @@ class AdminFrontEnd(FrontEnd):
         self._server = server
         self._imported = imported
         self._admin: AdminServer | None = None
-        self.whole: Callable[[], Whole] | None = None
+        self.whole: Callable[[], ClusterApi] | None = None
         """Makes what it has of the other nodes of its cluster; set before `start`."""
         self._starting: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None

@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from amqpd.management.request import BadRequest, NotJson, TooLarge, TooLate
-from amqpd.management.time_slice import Slices
+from amqpd.management.time_slice import TimeSlice
 
 BODY_BYTES_MAX: Final = 10 * 1024 * 1024
 BODY_WAIT_S: Final = 60.0
@@ -92,20 +92,20 @@ async def parse(text: str, definitions: bool = False) -> object:
     if len(text) <= STRUCTURE_MAX:
         return _at_once(text)
     await _count_containers(text)
-    return await _Walk(text, definitions).document()
+    return await SlicedJsonParser(text, definitions).document()
 
 
 async def _count_containers(text: str) -> None:
     """Raises: TooLarge."""
-    slices = Slices()
+    slices = TimeSlice()
     count = 0
     for start in range(0, len(text), STRUCTURE_MAX):
         end = start + STRUCTURE_MAX
         count += text.count("{", start, end) + text.count("[", start, end)
         if count > CONTAINERS_MAX:
             raise TooLarge(f"a body has at most {CONTAINERS_MAX} objects and lists")
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
 
 
 def _at_once(text: str) -> object:
@@ -125,7 +125,7 @@ def _check(value: object, text: str, depth: int) -> None:
         json.dumps(value, ensure_ascii=False).encode()
 
 
-class _Walk:
+class SlicedJsonParser:
     """One large text. `at` is the place of the next character."""
 
     def __init__(self, text: str, definitions: bool) -> None:
@@ -133,7 +133,7 @@ class _Walk:
         self.at = 0
         self.definitions = definitions
         self.structure = 0
-        self.slices = Slices()
+        self.slices = TimeSlice()
         self.decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
     async def document(self) -> object:
@@ -144,8 +144,8 @@ class _Walk:
 
     async def value(self, depth: int) -> Any:
         """depth: how many objects and lists are open around it."""
-        if self.slices.due:
-            await self.slices.rest()
+        if self.slices.expired:
+            await self.slices.yield_loop()
         if self.definitions and depth <= 2:
             self.structure = 0
         char = self.peek()
@@ -242,8 +242,8 @@ class _Walk:
             if self.text[self.at : self.at + 1] == '"':
                 self.at += 1
                 break
-            if self.slices.due:
-                await self.slices.rest()
+            if self.slices.expired:
+                await self.slices.yield_loop()
         for part in parts:
             if not part.isascii():
                 part.encode()

@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from amqpd.auth.permissions import InvalidPattern, compile_pattern
-from amqpd.management.request import BadRequest, Call, Reply, is_true, number, to_json
-from amqpd.management.samples import NO_SPANS, Span, Spans
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, is_true, number, to_json
+from amqpd.management.samples import NO_SPANS, SampleRange, SampleRanges
+from amqpd.management.time_slice import TimeSlice
 
 SAMPLES_MAX: Final = 1000
 LISTED_MAX: Final = 1_000_000
@@ -31,11 +31,11 @@ PREFIXES: Final = ("msg_rates", "lengths", "data_rates", "node_stats")
 _AGE_MAX_S: Final = 7 * 86400
 
 
-def spans(query: Mapping[str, str]) -> Spans:
+def spans(query: Mapping[str, str]) -> SampleRanges:
     """Raises: BadRequest."""
     if not any(f"{prefix}_age" in query for prefix in PREFIXES):
         return NO_SPANS
-    return Spans(*(_span(query, prefix) for prefix in PREFIXES))
+    return SampleRanges(*(_span(query, prefix) for prefix in PREFIXES))
 
 
 def check_list(query: Mapping[str, str], count: int) -> None:
@@ -45,11 +45,11 @@ def check_list(query: Mapping[str, str], count: int) -> None:
         raise BadRequest(f"{samples} samples of each of {count} are too many: ask for a page, or for fewer samples")
 
 
-def _span(query: Mapping[str, str], prefix: str) -> Span | None:
+def _span(query: Mapping[str, str], prefix: str) -> SampleRange | None:
     age, increment = query.get(f"{prefix}_age"), query.get(f"{prefix}_incr")
     if age is None or increment is None:
         return None
-    found = Span(number(f"{prefix}_age", age, 1, _AGE_MAX_S), number(f"{prefix}_incr", increment, 1, _AGE_MAX_S))
+    found = SampleRange(number(f"{prefix}_age", age, 1, _AGE_MAX_S), number(f"{prefix}_incr", increment, 1, _AGE_MAX_S))
     number(f"{prefix}_age divided by {prefix}_incr", found.age // found.increment, 0, SAMPLES_MAX)
     return found
 
@@ -99,55 +99,55 @@ class Body:
             self._parts.clear()
             self._size = 0
 
-    async def add_items(self, items: Iterable[object], slices: Slices) -> None:
+    async def add_items(self, items: Iterable[object], slices: TimeSlice) -> None:
         """The elements of an array, without its brackets. None is no element, only a moment to rest."""
         comma = ""
         for item in items:
             if item is not None:
                 self.add(comma + to_json(item))
                 comma = ","
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
     def finished(self) -> list[bytes]:
         self._chunks.append("".join(self._parts).encode())
         return self._chunks
 
 
-async def collected(found: Iterable[T], slices: Slices) -> list[T]:
+async def collected(found: Iterable[T], slices: TimeSlice) -> list[T]:
     """A list of what a generator yields, in slices. What it goes through must be a snapshot."""
     objects: list[T] = []
     for each in found:
         objects.append(each)
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return objects
 
 
-async def by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: Slices) -> list[T]:
+async def by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: TimeSlice) -> list[T]:
     """Sorted by name, in runs that are merged: a hundred thousand queues at once would hold the loop."""
     runs = []
     for start in range(0, len(objects), _RUN):
         runs.append(sorted(objects[start : start + _RUN], key=name_of))
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return await collected(heapq.merge(*runs, key=name_of), slices)
 
 
 async def listing(
-    call: Call,
+    call: ApiRequest,
     objects: Sequence[T],
     render: Callable[[T], Item],
     name_of: Callable[[T], str | tuple[str, ...]],
     keys: Mapping[str, Callable[[T], object]] = MappingProxyType({}),
-) -> Reply:
+) -> ApiResponse:
     """The reply for a list. objects: a snapshot, in the order of an unsorted answer. Raises: BadRequest.
 
     name_of: what `name` is looked for in; of several names any will do.
     keys: by column, what `render` would have there, for those that are had for less. Cost: rendering and encoding of
     what is shown; to be sorted by a column that has no key, all is rendered once more.
     """
-    slices = Slices()
+    slices = TimeSlice()
     total = len(objects)
     query = call.query
     keep = columns(query.get("columns", ""))
@@ -159,8 +159,8 @@ async def listing(
             names = name_of(one)
             if matches(names) if isinstance(names, str) else any(map(matches, names)):
                 found.append(one)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         objects = found
     filtered = len(objects)
     page = size = pages = 0
@@ -186,7 +186,7 @@ async def listing(
     body.add("[")
     await body.add_items((_cut(item, keep) for item in shown) if keep else shown, slices)
     body.add("]}" if page else "]")
-    return Reply(200, body.finished())
+    return ApiResponse(200, body.finished())
 
 
 def page_head(filtered: int, count: int, page: int, pages: int, size: int, total: int) -> str:
@@ -211,8 +211,8 @@ async def _part(
     query: Any,
     sizes: tuple[int, int, int],
     keys: Mapping[str, Callable[[T], object]],
-    slices: Slices,
-) -> Reply:
+    slices: TimeSlice,
+) -> ApiResponse:
     """For another node, which merges: a line with the counts, then one for each item, the key it is sorted by before a
     tab. sizes: how many there are, how many of that name, and how many of those may be on the page that is asked for,
     wherever it is among all nodes' items.
@@ -229,14 +229,14 @@ async def _part(
         item = render(each)
         key = to_json(_sort_key(_dig(item, path))) if path else ""
         body.add(f"{key}\t{to_json(_cut(item, keep) if keep else item)}\n")
-        if slices.due:
-            await slices.rest()
-    return Reply(200, body.finished(), LINES)
+        if slices.expired:
+            await slices.yield_loop()
+    return ApiResponse(200, body.finished(), LINES)
 
 
-def one(call: Call, item: Item) -> Reply:
+def one(call: ApiRequest, item: Item) -> ApiResponse:
     """The reply for a single thing, cut to `columns`."""
-    return Reply(200, to_json(cut(item, call.query.get("columns", ""))).encode())
+    return ApiResponse(200, to_json(cut(item, call.query.get("columns", ""))).encode())
 
 
 def cut(item: Item, names: str) -> Item:
@@ -245,11 +245,11 @@ def cut(item: Item, names: str) -> Item:
     return _cut(item, keep) if keep else item
 
 
-async def document(item: Item) -> Reply:
+async def document(item: Item) -> ApiResponse:
     """The reply for an object whose values may be long lists, or iterators that render one; each element is encoded
     by itself.
     """
-    slices = Slices()
+    slices = TimeSlice()
     body = Body()
     before = "{"
     for name, value in item.items():
@@ -262,7 +262,7 @@ async def document(item: Item) -> Reply:
         else:
             body.add(to_json(value))
     body.add("}")
-    return Reply(200, body.finished())
+    return ApiResponse(200, body.finished())
 
 
 def _column(render: Callable[[T], Item], column: str) -> Callable[[T], object]:
@@ -270,7 +270,7 @@ def _column(render: Callable[[T], Item], column: str) -> Callable[[T], object]:
     return lambda each: _dig(render(each), path)
 
 
-async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, slices: Slices) -> list[T]:
+async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, slices: TimeSlice) -> list[T]:
     """Sorted in runs, then merged: no step takes long. Values of different kinds order by kind.
 
     What was rendered for its key is not kept, for the collector's sake; what is shown is rendered again.
@@ -281,8 +281,8 @@ async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, 
         run: list[tuple[tuple[int, Any], int]] = []
         for index, each in enumerate(objects[start : start + _RUN], start):
             run.append((_sort_key(key(each)), index))
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         run.sort(reverse=not reverse)
         runs.append(run)
     merged = heapq.merge(*map(_drained, runs), reverse=reverse)

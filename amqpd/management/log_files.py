@@ -23,22 +23,32 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.auth.permissions import Kind
 from amqpd.broker.queue.log_opener import opened
 from amqpd.management.listing import Body, by_name, listing
-from amqpd.management.request import NO_CONTENT, ApiError, BadRequest, Call, NotThere, Reply, Role, number, reply
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import (
+    NO_CONTENT,
+    ApiError,
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    NotThere,
+    Role,
+    number,
+    reply,
+)
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 from amqpd.storage.acks.retained import NAME
 
 if TYPE_CHECKING:
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.storage.acks.retained import Hold
+    from amqpd.storage.acks.retained import ExportHold
     from amqpd.storage.queue_log import QueueLog
 
 
 OFFSET_MAX: Final = (1 << 63) - 1
 
 
-async def get_exports(call: Call) -> Reply:
+async def get_exports(call: ApiRequest) -> ApiResponse:
     """The exporters, how far each has come, and what is kept."""
     store = _store(call, "read")
     hold = call.broker.storage.find_hold(store)
@@ -49,22 +59,22 @@ async def get_exports(call: Call) -> Reply:
     return reply({"id": store.queue_id, "exports": found, **kept})
 
 
-async def get_all_exports(call: Call) -> Reply:
+async def get_all_exports(call: ApiRequest) -> ApiResponse:
     """Every exporter of every queue, and how many records it is behind."""
-    slices = Slices()
-    found: list[tuple[Queue, QueueLog, Hold, str]] = []
+    slices = TimeSlice()
+    found: list[tuple[Queue, QueueLog, ExportHold, str]] = []
     for vhost in call.vhosts():
         for queue in await by_name(list(vhost.queues.values()), _name, slices):
             await opened(queue)
             hold = None if queue.store is None else call.broker.storage.find_hold(queue.store)
             if hold is not None and queue.store is not None:
                 found += [(queue, queue.store, hold, name) for name in sorted(hold.exported)]
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
     return await listing(call, found, lambda each: _export_item(*each), lambda each: each[0].name)
 
 
-def _export_item(queue: Queue, store: QueueLog, hold: Hold, name: str) -> dict[str, Any]:
+def _export_item(queue: Queue, store: QueueLog, hold: ExportHold, name: str) -> dict[str, Any]:
     """lag: of records, those that other records have made needless included. declared: by the queue's x-export."""
     offset = hold.exported.get(name, 0)
     return {
@@ -84,7 +94,7 @@ def _name(queue: Queue) -> str:
     return queue.name
 
 
-async def put_export(call: Call) -> Reply:
+async def put_export(call: ApiRequest) -> ApiResponse:
     """Settled segments stay from now on until the exporter has committed past them."""
     store = _store(call, "configure")
     name = call.text("name")
@@ -98,7 +108,7 @@ async def put_export(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def commit_export(call: Call) -> Reply:
+async def commit_export(call: ApiRequest) -> ApiResponse:
     """Reports that all messages below `offset` are exported. `id`: the queue's, so that a namesake declared later is
     not meant.
     """
@@ -113,7 +123,7 @@ async def commit_export(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def delete_export(call: Call) -> Reply:
+async def delete_export(call: ApiRequest) -> ApiResponse:
     """Nothing is kept for that exporter any more."""
     store = _store(call, "configure")
     name = call.params["name"]
@@ -126,7 +136,7 @@ async def delete_export(call: Call) -> Reply:
     return NO_CONTENT
 
 
-def _store(call: Call, kind: Kind) -> QueueLog:
+def _store(call: ApiRequest, kind: Kind) -> QueueLog:
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", call.params["queue"])
     queue = call.queue()
@@ -140,12 +150,12 @@ def _store(call: Call, kind: Kind) -> QueueLog:
 
 
 ROUTES: Final = (
-    Route("GET", "api/amqpd/exports", Role.MANAGEMENT, get_all_exports),
-    Route("GET", "api/amqpd/exports/{vhost}", Role.MANAGEMENT, get_all_exports),
-    Route("GET", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, get_exports),
-    Route("PUT", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, put_export),
-    Route("POST", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, commit_export, quiet=True),
-    Route("DELETE", "api/amqpd/exports/{vhost}/{queue}/{name}", Role.MANAGEMENT, delete_export),
+    ApiRoute("GET", "api/amqpd/exports", Role.MANAGEMENT, get_all_exports),
+    ApiRoute("GET", "api/amqpd/exports/{vhost}", Role.MANAGEMENT, get_all_exports),
+    ApiRoute("GET", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, get_exports),
+    ApiRoute("PUT", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, put_export),
+    ApiRoute("POST", "api/amqpd/exports/{vhost}/{queue}", Role.MANAGEMENT, commit_export, quiet=True),
+    ApiRoute("DELETE", "api/amqpd/exports/{vhost}/{queue}/{name}", Role.MANAGEMENT, delete_export),
 )
 
 
@@ -162,32 +172,32 @@ class QueueChanged(ApiError):
     error = "precondition_failed"
 
 
-async def get_logs(call: Call) -> Reply:
+async def get_logs(call: ApiRequest) -> ApiResponse:
     """The durable queues of the vhost that the caller may read."""
     vhost = call.vhost()
     found: list[dict[str, Any]] = []
-    slices = Slices()
+    slices = TimeSlice()
     for queue in (*vhost.queues.values(), *vhost.own_queues.values()):
         store = _queue_log(queue)
         if store is not None and _may_read(call, vhost, queue.name):
             found.append({"queue": queue.name, "vhost": vhost.name, "id": store.queue_id})
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     body = Body()
     body.add("[")
     await body.add_items(found, slices)
     body.add("]")
-    return Reply(200, body.finished())
+    return ApiResponse(200, body.finished())
 
 
-async def get_log(call: Call) -> Reply:
+async def get_log(call: ApiRequest) -> ApiResponse:
     """The queue's id, and name and size of each file."""
     store = _readable(call)
     files = await asyncio.get_running_loop().run_in_executor(None, _files, store.directory)
     return reply({"id": store.queue_id, "files": files})
 
 
-async def get_log_file(call: Call) -> Reply:
+async def get_log_file(call: ApiRequest) -> ApiResponse:
     """The bytes of one file, or a range of them."""
     store = _readable(call)
     wanted = call.headers.get("If-Match")
@@ -196,10 +206,10 @@ async def get_log_file(call: Call) -> Reply:
     name = call.params["file"]
     if FILE.fullmatch(name) is None:
         raise NotThere(f"no file '{name}' in a log")
-    return Reply(200, None, "application/octet-stream", file=f"{store.directory}/{name}")
+    return ApiResponse(200, None, "application/octet-stream", file=f"{store.directory}/{name}")
 
 
-def _readable(call: Call) -> QueueLog:
+def _readable(call: ApiRequest) -> QueueLog:
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()
@@ -214,8 +224,8 @@ def _queue_log(queue: Queue) -> QueueLog | None:
     return queue.store if queue.durable else None
 
 
-def _may_read(call: Call, vhost: VHost, name: str) -> bool:
-    return call.caller.operator or call.broker.auth.may(call.caller.user, vhost.name, "read", name)
+def _may_read(call: ApiRequest, vhost: VHost, name: str) -> bool:
+    return call.caller.operator or call.broker.auth.is_allowed(call.caller.user, vhost.name, "read", name)
 
 
 def _files(directory: str) -> list[dict[str, Any]]:
@@ -234,7 +244,7 @@ def _files(directory: str) -> list[dict[str, Any]]:
 
 
 LOG_ROUTES: Final = (
-    Route("GET", "api/amqpd/logs/{vhost}", Role.MANAGEMENT, get_logs),
-    Route("GET", "api/amqpd/logs/{vhost}/{queue}", Role.MANAGEMENT, get_log),
-    Route("GET", "api/amqpd/logs/{vhost}/{queue}/{file}", Role.MANAGEMENT, get_log_file),
+    ApiRoute("GET", "api/amqpd/logs/{vhost}", Role.MANAGEMENT, get_logs),
+    ApiRoute("GET", "api/amqpd/logs/{vhost}/{queue}", Role.MANAGEMENT, get_log),
+    ApiRoute("GET", "api/amqpd/logs/{vhost}/{queue}/{file}", Role.MANAGEMENT, get_log_file),
 )

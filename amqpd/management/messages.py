@@ -36,42 +36,42 @@ from binascii import Error as NotBase64
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from amqpd.broker.delayed.bucket import from_name
-from amqpd.broker.delayed.listing import Found, cancel, first
-from amqpd.broker.jobs.job import Conditions
+from amqpd.broker.delayed.listing import DelayedMessage, cancel, next_due
+from amqpd.broker.jobs.job import JobFilter
 from amqpd.broker.jobs.jobs import READY, UNACKED, browse
-from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.publish.confirms import when_safe
-from amqpd.broker.publish.route import TAKEN, offer
+from amqpd.broker.publish.route import TAKEN, offer_to_all
 from amqpd.broker.queue.log_opener import opened
-from amqpd.broker.queue.replay import Section, SettledReading
-from amqpd.broker.queue.scan import Reading
+from amqpd.broker.queue.replay import AckedBrowse, LogRange
+from amqpd.broker.queue.scan import BrowseScan
 from amqpd.management.connections import channel_name
 from amqpd.management.exchanges import COMMIT_WAIT_S
 from amqpd.management.listing import plain
 from amqpd.management.queue_jobs import COUNT_MAX, OFFSET_MAX, selector_of, time_ms
 from amqpd.management.request import (
     NO_CONTENT,
+    ApiRequest,
+    ApiResponse,
     BadRequest,
-    Call,
     NotAuthorised,
     NotThere,
-    Reply,
     Role,
     Unavailable,
     number,
     reply,
 )
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX, CodecError
 from amqpd.protocol.properties import decode_headers, scan_properties
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumer import Entry
-    from amqpd.broker.delayed.timing_wheel import Wheel
+    from amqpd.broker.consumer import QueueEntry
+    from amqpd.broker.delayed.timing_wheel import TimingWheel
     from amqpd.broker.queue.queue import Queue
-    from amqpd.broker.queue.scan import Search
+    from amqpd.broker.queue.scan import QueueScan
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.routing.selector import Selector
 
@@ -86,7 +86,7 @@ FIELDS: Final = ("message_id", "correlation_id")
 _DISK_S: Final = 0.02
 
 
-async def get_trace(call: Call) -> Reply:
+async def get_trace(call: ApiRequest) -> ApiResponse:
     """Where messages with that id are.
     `id`, and `by`: message_id or correlation_id; `queue`, `part` and `offset` of `next`, to go on."""
     query = call.query
@@ -104,16 +104,16 @@ async def get_trace(call: Call) -> Reply:
     offset = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
     vhost = call.vhost()
     found: list[dict[str, Any]] = []
-    slices = Slices()
+    slices = TimeSlice()
     until = time.monotonic() + LOOK_S
     skipped = 0
     for name in sorted(each for each in vhost.queues if each >= begin):
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
         queue = vhost.queues.get(name)
         if queue is None:
             continue
-        if not call.caller.operator and not call.broker.auth.may(call.caller.user, vhost.name, "read", name):
+        if not call.caller.operator and not call.broker.auth.is_allowed(call.caller.user, vhost.name, "read", name):
             skipped += 1
             continue
         if name != begin:
@@ -131,21 +131,27 @@ async def get_trace(call: Call) -> Reply:
 
 
 async def _look(
-    call: Call, queue: Queue, part: str, offset: int, selector: Selector, found: list[dict[str, Any]], until: float
+    call: ApiRequest,
+    queue: Queue,
+    part: str,
+    offset: int,
+    selector: Selector,
+    found: list[dict[str, Any]],
+    until: float,
 ) -> int:
     """Appends what is found from `offset` on. Returns where to go on when it is time; -1: that was all."""
     if part == SETTLED and (queue.rules.stream or queue.store is None):
         return -1
     arrived = asyncio.Event()
-    judge = Conditions(selector, None)
-    search: Search
+    judge = JobFilter(selector, None)
+    search: QueueScan
     if part == LIVE:
-        search = Reading(queue, judge, arrived.set, False, offset, 0)
+        search = BrowseScan(queue, judge, arrived.set, False, offset, 0)
     else:
-        search = SettledReading(queue, judge, arrived.set, Section(offset))
+        search = AckedBrowse(queue, judge, arrived.set, LogRange(offset))
     try:
         while not queue.deleted:
-            entries: list[Entry] = []
+            entries: list[QueueEntry] = []
             arrived.clear()
             search.collect(entries, FOUND_MAX, 1 << 24)
             holders = await _holders(call, queue, entries) if part == LIVE else {}
@@ -168,7 +174,7 @@ async def _look(
         search.close()
 
 
-def _item(queue: Queue, entry: Entry, part: str, holder: dict[str, Any] | None) -> dict[str, Any]:
+def _item(queue: Queue, entry: QueueEntry, part: str, holder: dict[str, Any] | None) -> dict[str, Any]:
     message = entry.message
     assert message is not None  # what is read has its message
     properties = message.properties()
@@ -187,13 +193,13 @@ def _item(queue: Queue, entry: Entry, part: str, holder: dict[str, Any] | None) 
     }
 
 
-async def _holders(call: Call, queue: Queue, entries: list[Entry]) -> dict[int, dict[str, Any]]:
+async def _holders(call: ApiRequest, queue: Queue, entries: list[QueueEntry]) -> dict[int, dict[str, Any]]:
     """The channels that have these unacked, by offset. Cost: 0.1 us for each unacked of the vhost, in slices."""
     holders: dict[int, dict[str, Any]] = {}
     wanted = {entry.offset for entry in entries}
     if not wanted or queue.unacked_count == 0:
         return holders
-    slices = Slices()
+    slices = TimeSlice()
     for connection in list(call.server.connections):
         if connection.session.vhost.name != queue.vhost_name:
             continue
@@ -206,18 +212,18 @@ async def _holders(call: Call, queue: Queue, entries: list[Entry]) -> dict[int, 
                         "user": connection.session.user.name,
                         "consumer": None if entry.consumer is None else entry.consumer.tag,
                     }
-                if place % LOOK_COUNT == 0 and slices.due:
-                    await slices.rest()
+                if place % LOOK_COUNT == 0 and slices.expired:
+                    await slices.yield_loop()
     return holders
 
 
-ROUTES: Final = (Route("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),)
+ROUTES: Final = (ApiRoute("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),)
 
 
 MESSAGES_MAX: Final = 1000
 
 
-async def append(call: Call) -> Reply:
+async def append(call: ApiRequest) -> ApiResponse:
     """Appends a batch of records in Kafka's format, and counts them.
     `{"count": N}` once all of them are as safe as the queue makes them. Raises: BadRequest, and none is taken;
     Unavailable, and the first `count` in its text are, or nobody knows.
@@ -226,27 +232,27 @@ async def append(call: Call) -> Reply:
     items = call.given("messages")
     if not isinstance(items, list) or len(items) > MESSAGES_MAX:
         raise BadRequest(f"messages must be a list of {MESSAGES_MAX} at most")
-    slices = Slices()
+    slices = TimeSlice()
     messages: list[Message] = []
     for item in items:
         messages.append(_message(item, call.broker.message_size_max_bytes))
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     if call.broker.alarm_reason:
         raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
-    if not await opened(queue) or queue.gone():
+    if not await opened(queue) or queue.is_deleted():
         raise Unavailable("the queue takes nothing now")
     logs: list[QueueLog] = []
     for count, message in enumerate(messages):
-        if offer([queue], message, logs) != TAKEN:
+        if offer_to_all([queue], message, logs) != TAKEN:
             raise Unavailable(f"the queue did not take all of the messages: {count} of them are in it")
-    call.broker.turn.want()
+    call.broker.turn.schedule()
     if logs:
         await _safe(call, logs)
     return reply({"count": len(messages)})
 
 
-async def _safe(call: Call, logs: list[QueueLog]) -> None:
+async def _safe(call: ApiRequest, logs: list[QueueLog]) -> None:
     future: asyncio.Future[bool] = call.broker.loop.create_future()
 
     def done(safe: bool) -> None:
@@ -282,7 +288,7 @@ def _message(item: Any, size_max: int) -> Message:
         info = scan_properties(properties, 0, len(properties))
     except CodecError as error:
         raise BadRequest(f"properties: {error}") from None
-    return make_message(Envelope(names[0], names[1]), properties, body, persistent, info)
+    return make_message(MessageRoute(names[0], names[1]), properties, body, persistent, info)
 
 
 def _bytes(item: dict[str, Any], name: str) -> bytes:
@@ -293,11 +299,11 @@ def _bytes(item: dict[str, Any], name: str) -> bytes:
 
 
 APPEND_ROUTES: Final = (
-    Route("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True, messages=True),
+    ApiRoute("POST", "api/amqpd/append/{vhost}/{queue}", Role.ADMINISTRATOR, append, quiet=True, messages=True),
 )
 
 
-async def get_audit(call: Call) -> Reply:
+async def get_audit(call: ApiRequest) -> ApiResponse:
     """Records of the audit log.
     `lost`: records that could not be written, so far not made up for by one that says so."""
     query = call.query
@@ -318,7 +324,7 @@ async def get_audit(call: Call) -> Reply:
     start = queue.store.next_offset - queue.store.record_count
     begin = max(begin, start)
     page = await browse(queue, selector, count, begin, begin_ms)
-    slices = Slices()
+    slices = TimeSlice()
     records: list[dict[str, Any]] = []
     ended = page.ended or page.next_offset >= before
     for entry, _ in page.messages:
@@ -328,21 +334,21 @@ async def get_audit(call: Call) -> Reply:
             ended = True
             break
         records.append({"offset": entry.offset, **json.loads(message.body())})
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     lost = call.broker.audit.lost_count
     told = {"records": records, "next_offset": page.next_offset, "ended": ended, "lost": lost}
     return reply({**told, "first_offset": begin, "start_offset": start})
 
 
-AUDIT_ROUTES: Final = (Route("GET", "api/audit", Role.ADMINISTRATOR, get_audit),)
+AUDIT_ROUTES: Final = (ApiRoute("GET", "api/audit", Role.ADMINISTRATOR, get_audit),)
 
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 10_000
 
 
-async def get_delayed(call: Call) -> Reply:
+async def get_delayed(call: ApiRequest) -> ApiResponse:
     """Delayed messages that are due next: `limit` of them (100), of the exchange, or of all in the vhost that he may
     read.
     """
@@ -354,17 +360,17 @@ async def get_delayed(call: Call) -> Reply:
         wheels = [wheel for wheel in call.broker.delays.of_vhost(vhost.name) if wheel.exchange == exchange.name]
     else:
         wheels = _allowed(call, vhost, "read")
-    slices = Slices()
+    slices = TimeSlice()
     items: list[dict[str, Any]] = []
-    for found in first(wheels, limit):
+    for found in next_due(wheels, limit):
         if found is not None:
             items = [_delayed_item(vhost, each) for each in found]
-        elif slices.due:
-            await slices.rest()
+        elif slices.expired:
+            await slices.yield_loop()
     return reply(items)
 
 
-def _allowed(call: Call, vhost: VHost, kind: Literal["read", "write"]) -> list[Wheel]:
+def _allowed(call: ApiRequest, vhost: VHost, kind: Literal["read", "write"]) -> list[TimingWheel]:
     found = []
     for wheel in call.broker.delays.of_vhost(vhost.name):
         try:
@@ -375,7 +381,7 @@ def _allowed(call: Call, vhost: VHost, kind: Literal["read", "write"]) -> list[W
     return found
 
 
-def _delayed_item(vhost: VHost, found: Found) -> dict[str, Any]:
+def _delayed_item(vhost: VHost, found: DelayedMessage) -> dict[str, Any]:
     return {
         "id": found.id,
         "vhost": vhost.name,
@@ -388,7 +394,7 @@ def _delayed_item(vhost: VHost, found: Found) -> dict[str, Any]:
     }
 
 
-async def delete_delayed(call: Call) -> Reply:
+async def delete_delayed(call: ApiRequest) -> ApiResponse:
     """Cancels the delayed message; 204 when it will not be delivered, 404 where it is not there, or on its way to its
     queues already."""
     vhost = call.vhost()
@@ -397,18 +403,18 @@ async def delete_delayed(call: Call) -> Reply:
         due_ms, message_number = from_name(name)
     except ValueError:
         raise BadRequest(f"'{name}' is no id of a delayed message") from None
-    slices = Slices()
+    slices = TimeSlice()
     for wheel in _allowed(call, vhost, "write"):
         for found in cancel([wheel], due_ms, message_number):
             if found:
                 return NO_CONTENT
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
     raise NotThere(f"no message '{name}' is delayed in vhost '{vhost.name}'")
 
 
 DELAYED_ROUTES: Final = (
-    Route("GET", "api/delayed/{vhost}", Role.MANAGEMENT, get_delayed),
-    Route("GET", "api/delayed/{vhost}/{exchange}", Role.MANAGEMENT, get_delayed),
-    Route("DELETE", "api/delayed/{vhost}/{id}", Role.MANAGEMENT, delete_delayed),
+    ApiRoute("GET", "api/delayed/{vhost}", Role.MANAGEMENT, get_delayed),
+    ApiRoute("GET", "api/delayed/{vhost}/{exchange}", Role.MANAGEMENT, get_delayed),
+    ApiRoute("DELETE", "api/delayed/{vhost}/{id}", Role.MANAGEMENT, delete_delayed),
 )

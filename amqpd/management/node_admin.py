@@ -46,7 +46,7 @@ from amqpd.broker.flow.alarms import REASONS
 from amqpd.broker.publish.firehose import trace
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.parameters import CLUSTER_ID, cluster_id_row
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.connections import pid, reason, tell_forced
 from amqpd.management.definitions import DefinitionsError
 from amqpd.management.diagnostics import version_item
@@ -55,23 +55,23 @@ from amqpd.management.queues import drop, purge
 from amqpd.management.request import (
     NO_CONTENT,
     ApiError,
+    ApiRequest,
+    ApiResponse,
     BadRequest,
-    Call,
     ClusterControl,
     NoSuchNode,
     NotMoved,
     NotThere,
-    Reply,
     Role,
     Unavailable,
     number,
     reply,
 )
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
-    from amqpd.connection.registry import Connections
+    from amqpd.connection.registry import ConnectionRegistry
 
 
 STOP_DELAY_S: Final = 0.05
@@ -85,23 +85,23 @@ class CannotListen(ApiError):
     error = "cannot_listen"
 
 
-async def ping(call: Call) -> Reply:
+async def ping(call: ApiRequest) -> ApiResponse:
     """Whether the broker answers."""
     return reply({"status": "ok", "node": call.node})
 
 
-async def version(call: Call) -> Reply:
+async def version(call: ApiRequest) -> ApiResponse:
     """Version of amqpd, of the build, of Python."""
     return reply(version_item(call))
 
 
-async def stop_app(call: Call) -> Reply:
+async def stop_app(call: ApiRequest) -> ApiResponse:
     """Disconnects AMQP clients and lets none in; the admin API stays. Answers when the clients are gone."""
     await call.server.stop_app()
     return NO_CONTENT
 
 
-async def start_app(call: Call) -> Reply:
+async def start_app(call: ApiRequest) -> ApiResponse:
     """Lets clients in again, after stop_app."""
     if not call.server.app_running:
         try:
@@ -111,13 +111,13 @@ async def start_app(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def stop(call: Call) -> Reply:
+async def stop(call: ApiRequest) -> ApiResponse:
     """The process ends cleanly, after this answer."""
     call.broker.loop.call_later(STOP_DELAY_S, call.server.stop)
     return reply({"pid": os.getpid()}, 202)
 
 
-async def authenticate_user(call: Call) -> Reply:
+async def authenticate_user(call: ApiRequest) -> ApiResponse:
     """Whether name and password are right."""
     name = call.text("username")
     try:
@@ -127,7 +127,7 @@ async def authenticate_user(call: Call) -> Reply:
     return reply({"authenticated": True, "user": user.name})
 
 
-async def close_connection(call: Call) -> Reply:
+async def close_connection(call: ApiRequest) -> ApiResponse:
     """By pid, as a list of connections shows it, or by name."""
     name, wanted = call.text("name", ""), call.text("pid", "")
     if not name and not wanted:
@@ -137,12 +137,12 @@ async def close_connection(call: Call) -> Reply:
             why = reason(call.text("reason", ""))
             tell_forced(call, connection, why)
             connection.control.force(why)
-            call.broker.turn.want()
+            call.broker.turn.schedule()
             return NO_CONTENT
     raise NotThere(f"no connection '{name or wanted}'")
 
 
-async def close_all_connections(call: Call) -> Reply:
+async def close_all_connections(call: ApiRequest) -> ApiResponse:
     """Closes all connections, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
     why = reason(call.text("reason", ""))
     limit = number("limit", call.fields().get("limit", 0), 0, PACE_MAX)
@@ -154,7 +154,7 @@ async def close_all_connections(call: Call) -> Reply:
             raise NotThere(f"vhost '{name}' does not exist")
         found = [each for each in found if each.session.vhost.name == name]
     closed = 0
-    slices = Slices()
+    slices = TimeSlice()
     for connection in found[:limit] if limit else found:
         if call.server.connections.by_name.get(connection.name) is connection:
             tell_forced(call, connection, why)
@@ -162,34 +162,34 @@ async def close_all_connections(call: Call) -> Reply:
             closed += 1
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
-        elif slices.due:
-            await slices.rest()
-    call.broker.turn.want()
+        elif slices.expired:
+            await slices.yield_loop()
+    call.broker.turn.schedule()
     return reply({"closed": closed})
 
 
-async def switch_tracing(call: Call) -> Reply:
+async def switch_tracing(call: ApiRequest) -> ApiResponse:
     """The firehose of a vhost, `on` or not."""
     name = call.text("vhost", "/")
     vhost = call.broker.vhosts.get(name)
     if vhost is None:
         raise NotThere(f"vhost '{name}' does not exist")
-    await finished(partial(trace, vhost, call.node, call.flag("on")))
+    await wait_done(partial(trace, vhost, call.node, call.flag("on")))
     return NO_CONTENT
 
 
 # -- queues, with an answer that says how many messages went -----------------------------------------------------------
 
 
-def _named(call: Call) -> Call:
+def _named(call: ApiRequest) -> ApiRequest:
     """The same call with the body's vhost and queue as if they stood in the path."""
     params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
-    return Call(
+    return ApiRequest(
         call.broker, call.server, call.rates, call.caller, call.method, params, call.query, call.headers, call.body
     )
 
 
-async def purge_queue(call: Call) -> Reply:
+async def purge_queue(call: ApiRequest) -> ApiResponse:
     """Drops all messages that are ready, and counts them."""
     call = _named(call)
     vhost = call.vhost()
@@ -199,7 +199,7 @@ async def purge_queue(call: Call) -> Reply:
     return reply({"message_count": purge(call, queue)})
 
 
-async def delete_queue(call: Call) -> Reply:
+async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Deletes the queue, and counts its messages."""
     call = _named(call)
     vhost = call.vhost()
@@ -210,17 +210,17 @@ async def delete_queue(call: Call) -> Reply:
 
 
 ROUTES: Final = (
-    Route("GET", "api/amqpd/ping", Role.MANAGEMENT, ping),
-    Route("GET", "api/amqpd/version", Role.MANAGEMENT, version),
-    Route("POST", "api/amqpd/stop_app", Role.ADMINISTRATOR, stop_app),
-    Route("POST", "api/amqpd/start_app", Role.ADMINISTRATOR, start_app),
-    Route("POST", "api/amqpd/stop", Role.ADMINISTRATOR, stop),
-    Route("POST", "api/amqpd/authenticate_user", Role.ADMINISTRATOR, authenticate_user, quiet=True),
-    Route("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
-    Route("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
-    Route("POST", "api/amqpd/trace", Role.ADMINISTRATOR, switch_tracing),
-    Route("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
-    Route("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
+    ApiRoute("GET", "api/amqpd/ping", Role.MANAGEMENT, ping),
+    ApiRoute("GET", "api/amqpd/version", Role.MANAGEMENT, version),
+    ApiRoute("POST", "api/amqpd/stop_app", Role.ADMINISTRATOR, stop_app),
+    ApiRoute("POST", "api/amqpd/start_app", Role.ADMINISTRATOR, start_app),
+    ApiRoute("POST", "api/amqpd/stop", Role.ADMINISTRATOR, stop),
+    ApiRoute("POST", "api/amqpd/authenticate_user", Role.ADMINISTRATOR, authenticate_user, quiet=True),
+    ApiRoute("POST", "api/amqpd/close_connection", Role.ADMINISTRATOR, close_connection),
+    ApiRoute("POST", "api/amqpd/close_all_connections", Role.ADMINISTRATOR, close_all_connections),
+    ApiRoute("POST", "api/amqpd/trace", Role.ADMINISTRATOR, switch_tracing),
+    ApiRoute("POST", "api/amqpd/purge_queue", Role.MANAGEMENT, purge_queue),
+    ApiRoute("POST", "api/amqpd/delete_queue", Role.MANAGEMENT, delete_queue),
 )
 
 
@@ -230,7 +230,7 @@ RELATIVE_MAX: Final = 1000.0
 USERS_MAX: Final = 1000
 
 
-async def memory_high_watermark(call: Call) -> Reply:
+async def memory_high_watermark(call: ApiRequest) -> ApiResponse:
     """Sets the memory alarm, above which publishers have to wait: a share of the memory, or bytes. Checked at once."""
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
@@ -241,7 +241,7 @@ async def memory_high_watermark(call: Call) -> Reply:
     return reply({"limit_bytes": alarms.memory_limit_bytes})
 
 
-async def disk_free_limit(call: Call) -> Reply:
+async def disk_free_limit(call: ApiRequest) -> ApiResponse:
     """Sets the disk alarm, below which publishers have to wait: bytes, or a multiple of the memory there is. Checked
     at once.
     """
@@ -255,7 +255,7 @@ async def disk_free_limit(call: Call) -> Reply:
     return reply({"limit_bytes": limit_bytes})
 
 
-def _fraction(call: Call, name: str, most: float) -> float:
+def _fraction(call: ApiRequest, name: str, most: float) -> float:
     """Raises: BadRequest."""
     value = call.fields().get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
@@ -263,19 +263,19 @@ def _fraction(call: Call, name: str, most: float) -> float:
     return float(value)
 
 
-async def set_alarm(call: Call) -> Reply:
+async def set_alarm(call: ApiRequest) -> ApiResponse:
     """Raises an alarm by hand."""
     call.broker.alarms.raise_by_hand(_kind(call))
     return NO_CONTENT
 
 
-async def clear_alarm(call: Call) -> Reply:
+async def clear_alarm(call: ApiRequest) -> ApiResponse:
     """Over, unless memory or disk are low indeed."""
     call.broker.alarms.clear_by_hand(_kind(call))
     return NO_CONTENT
 
 
-def _kind(call: Call) -> str:
+def _kind(call: ApiRequest) -> str:
     """Raises: NotThere."""
     kind = call.params["name"]
     if kind not in REASONS:
@@ -283,12 +283,12 @@ def _kind(call: Call) -> str:
     return kind
 
 
-async def get_clock(call: Call) -> Reply:
+async def get_clock(call: ApiRequest) -> ApiResponse:
     """Whether a jump of the wall clock is held; `jump_s` is below 0 when the clock went back."""
     return reply(clock_state(call))
 
 
-async def accept_clock(call: Call) -> Reply:
+async def accept_clock(call: ApiRequest) -> ApiResponse:
     """Accepts the wall clock as it is: retention, time to live and delays follow it now."""
     watch = call.broker.storage.clock_watch
     watch.accept()
@@ -296,18 +296,18 @@ async def accept_clock(call: Call) -> Reply:
     return reply(clock_state(call))
 
 
-async def set_channel_max(call: Call) -> Reply:
+async def set_channel_max(call: ApiRequest) -> ApiResponse:
     """What connections that log in from now on are offered; 0: no limit."""
     call.broker.channel_max = number("value", call.fields().get("value"), 0, CHANNEL_MAX)
     return NO_CONTENT
 
 
-async def get_loopback_users(call: Call) -> Reply:
+async def get_loopback_users(call: ApiRequest) -> ApiResponse:
     """Users who may log in from this machine only."""
     return reply({"value": sorted(call.broker.auth.loopback_users)})
 
 
-async def set_loopback_users(call: Call) -> Reply:
+async def set_loopback_users(call: ApiRequest) -> ApiResponse:
     """Who is let in from a loopback address only, from the next login on."""
     value = call.fields().get("value")
     if not isinstance(value, list) or len(value) > USERS_MAX or not all(isinstance(name, str) for name in value):
@@ -317,15 +317,15 @@ async def set_loopback_users(call: Call) -> Reply:
 
 
 ALARM_ROUTES: Final = (
-    Route("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
-    Route("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
-    Route("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
-    Route("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
-    Route("GET", "api/amqpd/clock", Role.MONITORING, get_clock),
-    Route("PUT", "api/amqpd/clock", Role.ADMINISTRATOR, accept_clock),
-    Route("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
-    Route("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
-    Route("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),
+    ApiRoute("PUT", "api/amqpd/memory_high_watermark", Role.ADMINISTRATOR, memory_high_watermark),
+    ApiRoute("PUT", "api/amqpd/disk_free_limit", Role.ADMINISTRATOR, disk_free_limit),
+    ApiRoute("PUT", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, set_alarm),
+    ApiRoute("DELETE", "api/amqpd/alarms/{name}", Role.ADMINISTRATOR, clear_alarm),
+    ApiRoute("GET", "api/amqpd/clock", Role.MONITORING, get_clock),
+    ApiRoute("PUT", "api/amqpd/clock", Role.ADMINISTRATOR, accept_clock),
+    ApiRoute("PUT", "api/amqpd/channel_max", Role.ADMINISTRATOR, set_channel_max),
+    ApiRoute("GET", "api/amqpd/loopback_users", Role.ADMINISTRATOR, get_loopback_users),
+    ApiRoute("PUT", "api/amqpd/loopback_users", Role.ADMINISTRATOR, set_loopback_users),
 )
 
 
@@ -340,7 +340,7 @@ class NotOurs(ApiError):
     error = "other_database"
 
 
-async def copy_metadata(call: Call) -> Reply:
+async def copy_metadata(call: ApiRequest) -> ApiResponse:
     """The metadata as they are now -> `{data_dir, path}`; amqpctl has made the folder. Raises: NotOurs."""
     broker = call.broker
     if broker.settings.metadata.url:
@@ -348,14 +348,14 @@ async def copy_metadata(call: Call) -> Reply:
     data_dir = broker.settings.data_dir.absolute()
     path = data_dir / FOLDER / METADATA
     broker.catalogue.stored_offsets.flush()
-    await finished(partial(broker.metadata.copy, path))
+    await wait_done(partial(broker.metadata.copy, path))
     return reply({"data_dir": str(data_dir), "path": str(path)})
 
 
-BACKUP_ROUTES: Final = (Route("POST", "api/amqpd/backup_metadata", Role.ADMINISTRATOR, copy_metadata),)
+BACKUP_ROUTES: Final = (ApiRoute("POST", "api/amqpd/backup_metadata", Role.ADMINISTRATOR, copy_metadata),)
 
 
-async def get_cluster(call: Call) -> Reply:
+async def get_cluster(call: ApiRequest) -> ApiResponse:
     """Nodes of a cluster, and who serves what. `clustered` is false of a node by itself, which has nothing more to
     tell."""
     if call.cluster is None:
@@ -365,7 +365,7 @@ async def get_cluster(call: Call) -> Reply:
     return reply({"clustered": True, **found})
 
 
-async def move_vhost(call: Call) -> Reply:
+async def move_vhost(call: ApiRequest) -> ApiResponse:
     """Answers when the vhost is there, and names those that went along: all of its slot."""
     name, node = call.text("vhost"), call.text("node")
     try:
@@ -378,7 +378,7 @@ async def move_vhost(call: Call) -> Reply:
         raise Unavailable(str(error)) from None
 
 
-async def rebalance(call: Call) -> Reply:
+async def rebalance(call: ApiRequest) -> ApiResponse:
     """Moves vhosts so that all nodes serve about as many. rabbit: leaders of queues; here vhosts, by slots. A node by
     itself has nothing to even out.
     """
@@ -387,7 +387,7 @@ async def rebalance(call: Call) -> Reply:
     return reply({"moves": await call.cluster.rebalance()})
 
 
-def _cluster(call: Call) -> ClusterControl:
+def _cluster(call: ApiRequest) -> ClusterControl:
     """Raises: BadRequest."""
     if call.cluster is None:
         raise BadRequest("this broker runs as one node: it is in no cluster")
@@ -395,13 +395,13 @@ def _cluster(call: Call) -> ClusterControl:
 
 
 CLUSTER_ROUTES: Final = (
-    Route("GET", "api/amqpd/cluster", Role.MONITORING, get_cluster),
-    Route("POST", "api/amqpd/move_vhost", Role.ADMINISTRATOR, move_vhost),
-    Route("POST", "api/amqpd/rebalance", Role.ADMINISTRATOR, rebalance),
+    ApiRoute("GET", "api/amqpd/cluster", Role.MONITORING, get_cluster),
+    ApiRoute("POST", "api/amqpd/move_vhost", Role.ADMINISTRATOR, move_vhost),
+    ApiRoute("POST", "api/amqpd/rebalance", Role.ADMINISTRATOR, rebalance),
 )
 
 
-async def suspend(call: Call) -> Reply:
+async def suspend(call: ApiRequest) -> ApiResponse:
     """Stops listening for AMQP clients; those connected stay. rabbit: the listeners are still told of, as they are to
     come back. The admin API goes on: it has to hear so.
     """
@@ -409,7 +409,7 @@ async def suspend(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def resume(call: Call) -> Reply:
+async def resume(call: ApiRequest) -> ApiResponse:
     """Lets clients in again, after suspend_listeners."""
     try:
         await call.server.resume_listeners()
@@ -418,28 +418,28 @@ async def resume(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def close_user_connections(call: Call) -> Reply:
+async def close_user_connections(call: ApiRequest) -> ApiResponse:
     """Closes all connections of the user, and counts them.
     rabbit: nobody of that name is no error. Cost: a look at every connection, in slices."""
     name, why = call.text("username"), reason(call.text("reason", ""))
     closed = 0
-    slices = Slices()
+    slices = TimeSlice()
     for connection in list(call.server.connections):
         here = call.server.connections.by_name.get(connection.name) is connection
         if here and connection.session.user.name == name:
             tell_forced(call, connection, why)
             connection.control.force(why)
             closed += 1
-        if slices.due:
-            await slices.rest()
-    call.broker.turn.want()
+        if slices.expired:
+            await slices.yield_loop()
+    call.broker.turn.schedule()
     return reply({"closed": closed})
 
 
 LISTENER_ROUTES: Final = (
-    Route("POST", "api/amqpd/suspend_listeners", Role.ADMINISTRATOR, suspend),
-    Route("POST", "api/amqpd/resume_listeners", Role.ADMINISTRATOR, resume),
-    Route("POST", "api/amqpd/close_user_connections", Role.ADMINISTRATOR, close_user_connections),
+    ApiRoute("POST", "api/amqpd/suspend_listeners", Role.ADMINISTRATOR, suspend),
+    ApiRoute("POST", "api/amqpd/resume_listeners", Role.ADMINISTRATOR, resume),
+    ApiRoute("POST", "api/amqpd/close_user_connections", Role.ADMINISTRATOR, close_user_connections),
 )
 
 
@@ -452,7 +452,7 @@ DRAIN_S: Final = 120.0
 WHY: Final = "Node was put into maintenance mode"
 
 
-async def drain(call: Call) -> Reply:
+async def drain(call: ApiRequest) -> ApiResponse:
     """Takes the node out of service: no client gets in any more; who is in has `grace_s` to go and is closed then.
     Answers when they are told so.
     """
@@ -475,26 +475,26 @@ async def drain(call: Call) -> Reply:
             raise Unavailable(str(error)) from None
     elsewhere = server.connections.elsewhere
     closed = 0 if elsewhere is None else elsewhere.force_all(WHY)
-    slices = Slices()
+    slices = TimeSlice()
     for connection in list(server.connections):
         if server.connections.by_name.get(connection.name) is connection:
             tell_forced(call, connection, WHY)
         connection.control.force(WHY)
         closed += 1
-        if slices.due:
-            call.broker.turn.want()
-            await slices.rest()
-    call.broker.turn.want()
+        if slices.expired:
+            call.broker.turn.schedule()
+            await slices.yield_loop()
+    call.broker.turn.schedule()
     return reply({"closed": closed})
 
 
-def _served(connections: Connections) -> int:
+def _served(connections: ConnectionRegistry) -> int:
     """Clients of this node, those that another one serves among them."""
     elsewhere = connections.elsewhere
     return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
 
 
-async def revive(call: Call) -> Reply:
+async def revive(call: ApiRequest) -> ApiResponse:
     """Clients get in again, on the same ports."""
     try:
         await call.server.resume_listeners()
@@ -506,22 +506,22 @@ async def revive(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def live(_call: Call) -> Reply:
+async def live(_call: ApiRequest) -> ApiResponse:
     """The broker's loop answers."""
     return reply({"status": "ok"})
 
 
-async def ready(call: Call) -> Reply:
+async def ready(call: ApiRequest) -> ApiResponse:
     """Clients can connect, else 503 with the reason."""
     trouble = call.server.not_ready
     return reply({"status": "failed", "reason": trouble}, 503) if trouble else reply({"status": "ok"})
 
 
 MAINTENANCE_ROUTES: Final = (
-    Route("GET", "health/live", Role.PUBLIC, live),
-    Route("GET", "health/ready", Role.PUBLIC, ready),
-    Route("POST", "api/amqpd/drain", Role.ADMINISTRATOR, drain),
-    Route("POST", "api/amqpd/revive", Role.ADMINISTRATOR, revive),
+    ApiRoute("GET", "health/live", Role.PUBLIC, live),
+    ApiRoute("GET", "health/ready", Role.PUBLIC, ready),
+    ApiRoute("POST", "api/amqpd/drain", Role.ADMINISTRATOR, drain),
+    ApiRoute("POST", "api/amqpd/revive", Role.ADMINISTRATOR, revive),
 )
 
 
@@ -535,7 +535,7 @@ class CannotReload(ApiError):
     error = "cannot_reload"
 
 
-async def reload(call: Call) -> Reply:
+async def reload(call: ApiRequest) -> ApiResponse:
     """Reads the settings again. `{changed, waiting, imported}`: settings that are taken over, those that need a
     restart, and the definitions that
     were imported again. Cost: files are read, and for each TLS listener 5 ms. Raises: CannotReload, MetadataError.
@@ -550,36 +550,36 @@ async def reload(call: Call) -> Reply:
     return reply({"changed": found.changed, "waiting": found.waiting, "imported": imported or None})
 
 
-RELOAD_ROUTES: Final = (Route("POST", "api/amqpd/reload", Role.ADMINISTRATOR, reload),)
+RELOAD_ROUTES: Final = (ApiRoute("POST", "api/amqpd/reload", Role.ADMINISTRATOR, reload),)
 
 
-class AppRuns(ApiError):
+class ApplicationRunning(ApiError):
     """What asks for a stopped app got a running one."""
 
     status = 409
     error = "app_running"
 
 
-async def reset(call: Call) -> Reply:
+async def reset(call: ApiRequest) -> ApiResponse:
     """Deletes everything, as before the first start. Raises: AppRuns; BadRequest of a node in a cluster."""
     if call.cluster is not None:
         raise BadRequest("the node is in a cluster, whose vhosts and users are not its own: it is not reset")
     if call.server.app_running:
-        raise AppRuns("the app is running; stop it with amqpctl stop_app")
+        raise ApplicationRunning("the app is running; stop it with amqpctl stop_app")
     broker = call.broker
     auth, first = broker.auth, broker.settings.default
     log.warning("reset: all vhosts, users and messages go")
     for vhost in list(broker.vhosts.values()):
         if vhost.protected:
-            await finished(partial(vhosts.protect, vhost, False))
-        await finished(partial(vhosts.delete, broker.vhosts, vhost))
+            await wait_done(partial(vhosts.protect, vhost, False))
+        await wait_done(partial(vhosts.delete, broker.vhosts, vhost))
     async with auth.changing:
         for name, _ in broker.user_limits.all():
-            await finished(partial(broker.user_limits.declare, name, {}))
+            await wait_done(partial(broker.user_limits.declare, name, {}))
     for name, _ in broker.global_parameters.all():
-        await finished(partial(broker.global_parameters.clear, name))
-    await finished(partial(broker.global_parameters.declare, CLUSTER_ID, json.loads(cluster_id_row().value)))
-    await finished(partial(vhosts.declare, broker.vhosts, first.vhost, "Default virtual host", (), "classic"))
+        await wait_done(partial(broker.global_parameters.clear, name))
+    await wait_done(partial(broker.global_parameters.declare, CLUSTER_ID, json.loads(cluster_id_row().value)))
+    await wait_done(partial(vhosts.declare, broker.vhosts, first.vhost, "Default virtual host", (), "classic"))
     for row in auth.users():
         if row.name != first.user:
             await auth.delete_user(row.name)
@@ -591,4 +591,4 @@ async def reset(call: Call) -> Reply:
     return NO_CONTENT
 
 
-RESET_ROUTES: Final = (Route("POST", "api/amqpd/reset", Role.ADMINISTRATOR, reset),)
+RESET_ROUTES: Final = (ApiRoute("POST", "api/amqpd/reset", Role.ADMINISTRATOR, reset),)

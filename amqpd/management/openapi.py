@@ -18,8 +18,8 @@ from typing import Any, Final, Literal, NotRequired, Required, Union, get_args, 
 
 from amqpd import __version__
 from amqpd.management.api_types import ANSWERS
-from amqpd.management.request import Call, Reply, Role, to_json
-from amqpd.management.router import Route
+from amqpd.management.request import ApiRequest, ApiResponse, Role, to_json
+from amqpd.management.router import ApiRoute
 
 _PLAIN: Final[dict[Any, str]] = {str: "string", int: "integer", float: "number", bool: "boolean"}
 _PAGED: Final = ("filtered_count", "item_count", "page", "page_count", "page_size", "total_count")
@@ -124,7 +124,7 @@ downloaded here.</p>
 """
 
 
-def summary(route: Route) -> str:
+def summary(route: ApiRoute) -> str:
     handler = route.handler
     function = handler.func if isinstance(handler, partial) else handler
     text = " ".join((function.__doc__ or "").split("\n\n")[0].split())
@@ -132,13 +132,13 @@ def summary(route: Route) -> str:
     return first or str(getattr(function, "__name__", "")).replace("_", " ").strip()
 
 
-def kind(route: Route) -> str:
+def kind(route: ApiRoute) -> str:
     """Under which heading it stands: the first word of its path."""
     words = route.path.removeprefix("api/").split("/")
     return words[1] if words[0] in ("health", "amqpd") and len(words) > 1 else words[0]
 
 
-def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
+def openapi(routes: tuple[ApiRoute, ...]) -> dict[str, Any]:
     """The description. Cost: some 10 ms."""
     paths: dict[str, dict[str, Any]] = {}
     schemas = Schemas()
@@ -156,7 +156,7 @@ def openapi(routes: tuple[Route, ...]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schemas: Schemas) -> dict[str, Any]:
+def _operation(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
     names = re.findall(r"{(\w+)}", route.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     kind_of_answer = ANSWERS.get(f"{route.method} /{route.path}")
@@ -183,7 +183,7 @@ def _operation(route: Route, schemas: Schemas) -> dict[str, Any]:
     return operation
 
 
-def page(routes: tuple[Route, ...]) -> str:
+def page(routes: tuple[ApiRoute, ...]) -> str:
     rows = [
         f"<tr><td>{route.method}</td><td><code>/{escape(route.path)}</code></td>"
         f"<td>{'' if route.role == Role.PUBLIC else route.role.name.lower()}</td><td>{escape(summary(route))}</td></tr>"
@@ -199,24 +199,24 @@ def page(routes: tuple[Route, ...]) -> str:
     )
 
 
-async def get_cli(_call: Call) -> Reply:
+async def get_cli(_call: ApiRequest) -> ApiResponse:
     """Where to get rabbitmqadmin, RabbitMQ's command-line client of this API."""
-    return Reply(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
+    return ApiResponse(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
 
 
-async def _moved(place: str, _call: Call) -> Reply:
+async def _moved(place: str, _call: ApiRequest) -> ApiResponse:
     """Redirects to where that is now."""
-    return Reply(301, headers={"Location": place})
+    return ApiResponse(301, headers={"Location": place})
 
 
-async def _text(make: Callable[[], bytes], content_type: str, _call: Call) -> Reply:
+async def _text(make: Callable[[], bytes], content_type: str, _call: ApiRequest) -> ApiResponse:
     """The reference of this API."""
-    return Reply(200, make(), content_type, POLICY)
+    return ApiResponse(200, make(), content_type, POLICY)
 
 
-def reference(routes: tuple[Route, ...]) -> tuple[Route, ...]:
+def reference(routes: tuple[ApiRoute, ...]) -> tuple[ApiRoute, ...]:
     """The routes that describe these, and themselves. What they answer is made when somebody asks first."""
-    described: list[Route] = []
+    described: list[ApiRoute] = []
 
     @cache
     def html() -> bytes:
@@ -227,13 +227,13 @@ def reference(routes: tuple[Route, ...]) -> tuple[Route, ...]:
         return to_json(openapi(tuple(described))).encode()
 
     made = (
-        Route("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
-        Route("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
-        Route("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
-        Route("GET", "cli/index.html", Role.PUBLIC, get_cli),
-        Route("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_cli),
-        Route("GET", "api/index.html", Role.PUBLIC, partial(_text, html, HTML)),
-        Route("GET", "api/openapi.json", Role.PUBLIC, partial(_text, description, "application/json")),
+        ApiRoute("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
+        ApiRoute("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
+        ApiRoute("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
+        ApiRoute("GET", "cli/index.html", Role.PUBLIC, get_cli),
+        ApiRoute("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_cli),
+        ApiRoute("GET", "api/index.html", Role.PUBLIC, partial(_text, html, HTML)),
+        ApiRoute("GET", "api/openapi.json", Role.PUBLIC, partial(_text, description, "application/json")),
     )
     described += (*routes, *made)
     return made

@@ -28,18 +28,18 @@ from amqpd import __version__
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.vhost.exchange import DELAYED_MESSAGE
 from amqpd.broker.vhost.parameters import CLUSTER_NAME, InvalidParameter
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.config.rabbitmq_conf import PART_OF_IT
 from amqpd.management.certificates import PROTOCOLS
-from amqpd.management.connections import HELD_BY, held_by
+from amqpd.management.connections import HELD_BY, pause_reasons
 from amqpd.management.listing import cut, listing, one, spans
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import sizes, unacked_apart
-from amqpd.management.request import NO_CONTENT, BadRequest, Call, NotThere, Reply, Role, reply
-from amqpd.management.router import Route
-from amqpd.management.samples import POLICIES, Spans
-from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, numbers, parted
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, NotThere, Role, reply
+from amqpd.management.router import ApiRoute
+from amqpd.management.samples import POLICIES, SampleRanges
+from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, numbers, split_stats
+from amqpd.management.time_slice import TimeSlice
 from amqpd.routing.registry import exchange_type_names
 from amqpd.storage.fsync_thread import BOUNDS_S
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
 
 
-def listeners(call: Call) -> list[dict[str, Any]]:
+def listeners(call: ApiRequest) -> list[dict[str, Any]]:
     """What listens on the network now."""
     return [
         {
@@ -67,7 +67,7 @@ def _secure(protocol: str) -> dict[str, str]:
     return {"ssl": "true"} if protocol == "https" else {}
 
 
-def contexts(call: Call) -> list[dict[str, Any]]:
+def contexts(call: ApiRequest) -> list[dict[str, Any]]:
     """Where HTTP is served."""
     return [
         {"description": "Management API", "path": "/", "ip": each.host, "port": each.port, **_secure(each.protocol)}
@@ -81,7 +81,7 @@ def exchange_types() -> list[dict[str, Any]]:
     return [{"name": name, "description": "", "enabled": True} for name in names]
 
 
-def churn(call: Call) -> dict[str, Any]:
+def churn(call: ApiRequest) -> dict[str, Any]:
     """What came and went since the start, with rates."""
     return call.rates.details(call.rates.churn, CHURN, spans(call.query))
 
@@ -98,9 +98,9 @@ class Totals:
             0,
         )
 
-    async def count(self, call: Call, vhosts: list[VHost]) -> dict[str, int]:
+    async def count(self, call: ApiRequest, vhosts: list[VHost]) -> dict[str, int]:
         """Reads the log of each queue that nobody has used since the start."""
-        slices, counts = Slices(), self.counts
+        slices, counts = TimeSlice(), self.counts
         for vhost in vhosts:
             counts["exchanges"] += len(vhost.exchanges)
             counts["messages_delayed"] += call.broker.delays.count_of(vhost.name)
@@ -111,8 +111,8 @@ class Totals:
                 counts["messages_ready"] += queue.ready_count
                 counts["messages_unacked"] += unacked_apart(queue)
                 counts["messages_delayed_retry"] += queue.delayed_count
-                if slices.due:
-                    await slices.rest()
+                if slices.expired:
+                    await slices.yield_loop()
         names = {vhost.name for vhost in vhosts}
         for connection in call.server.connections:
             if connection.session.vhost.name in names:
@@ -121,7 +121,7 @@ class Totals:
         return counts
 
 
-async def overview(call: Call) -> Reply:
+async def overview(call: ApiRequest) -> ApiResponse:
     """Totals, rates, listeners and versions of the broker; `fields` cuts it as `columns` does."""
     broker = call.broker
     counts = await Totals().count(call, call.vhosts())
@@ -156,7 +156,7 @@ async def overview(call: Call) -> Reply:
     }
     if call.caller.has(Role.MONITORING):
         within = spans(call.query)
-        shown = parted(await call.rates.totals(QUEUE, within))
+        shown = split_stats(await call.rates.totals(QUEUE, within))
         published = await _published(call, within)
         item["message_stats"] = {**shown.stats, **published, **call.rates.unroutable(within)}
         for name in LENGTHS:
@@ -167,28 +167,28 @@ async def overview(call: Call) -> Reply:
     return one(call, cut(item, call.query.get("fields", "")))
 
 
-async def _published(call: Call, within: Spans) -> dict[str, Any]:
+async def _published(call: ApiRequest, within: SampleRanges) -> dict[str, Any]:
     """What publishers sent, each message once however many queues took it."""
     totals = await call.rates.totals(CHANNEL, within)
     return {name: totals[name] for name in ("publish", "publish_details", "confirm", "confirm_details")}
 
 
-async def cluster_name(call: Call) -> Reply:
+async def cluster_name(call: ApiRequest) -> ApiResponse:
     """The cluster's name that clients see."""
     return reply({"name": call.broker.cluster_name})
 
 
-async def put_cluster_name(call: Call) -> Reply:
+async def put_cluster_name(call: ApiRequest) -> ApiResponse:
     """Kept as the global parameter of that name; clients are told it in server-properties."""
     name = call.text("name")
     try:
-        await finished(partial(call.broker.global_parameters.declare, CLUSTER_NAME, name))
+        await wait_done(partial(call.broker.global_parameters.declare, CLUSTER_NAME, name))
     except InvalidParameter as error:
         raise BadRequest(str(error)) from None
     return NO_CONTENT
 
 
-def clock_state(call: Call) -> dict[str, Any]:
+def clock_state(call: ApiRequest) -> dict[str, Any]:
     """Return whether a jump of the wall clock is held, by how much it is ahead, and for how long it is held."""
     watch = call.broker.storage.clock_watch
     return {
@@ -198,28 +198,28 @@ def clock_state(call: Call) -> dict[str, Any]:
     }
 
 
-def this_node(call: Call) -> None:
+def this_node(call: ApiRequest) -> None:
     """The node of the path, if it names one, is this one: there is no other. Raises: NotThere."""
     if call.params.get("node", call.node) != call.node:
         raise NotThere(f"no node '{call.params['node']}'")
 
 
-async def extensions(call: Call) -> Reply:
+async def extensions(call: ApiRequest) -> ApiResponse:
     """Extensions of the page. RabbitMQ: scripts of its page, the first of which its own plugin always names."""
     return reply([{"javascript": "dispatcher.js"}])
 
 
-async def auth_attempts(call: Call) -> Reply:
+async def auth_attempts(call: ApiRequest) -> ApiResponse:
     """Which ways to log in the page has: basic auth. rabbit: its OAuth 2 servers (UAA), of which there are none."""
     return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
 
 
 ROUTES: Final = (
-    Route("GET", "api/auth", Role.PUBLIC, auth_attempts),
-    Route("GET", "api/overview", Role.MANAGEMENT, overview),
-    Route("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
-    Route("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
-    Route("GET", "api/extensions", Role.MANAGEMENT, extensions),
+    ApiRoute("GET", "api/auth", Role.PUBLIC, auth_attempts),
+    ApiRoute("GET", "api/overview", Role.MANAGEMENT, overview),
+    ApiRoute("GET", "api/cluster-name", Role.MANAGEMENT, cluster_name),
+    ApiRoute("PUT", "api/cluster-name", Role.ADMINISTRATOR, put_cluster_name),
+    ApiRoute("GET", "api/extensions", Role.MANAGEMENT, extensions),
 )
 
 
@@ -234,7 +234,7 @@ MEMORY_NAMES: Final = (
 )
 
 
-def node_item(call: Call, memory: dict[str, Any] | None) -> dict[str, Any]:
+def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]:
     """memory: by use, where the caller asks for it."""
     broker = call.broker
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -280,7 +280,7 @@ def node_item(call: Call, memory: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _counted(call: Call) -> dict[str, Any]:
+def _counted(call: ApiRequest) -> dict[str, Any]:
     """What changes, with rates. rabbit: io_sync_avg_time is ms, of those of the last sweep."""
     found = call.rates.details(call.rates.node, NODE, spans(call.query))
     took, often = found.pop("io_sync_us_details")["rate"], found["io_sync_count_details"]["rate"]
@@ -289,13 +289,13 @@ def _counted(call: Call) -> dict[str, Any]:
     return {**found, "io_sync_avg_time": average, "io_sync_avg_time_details": {"rate": 0.0}}
 
 
-async def get_nodes(call: Call) -> Reply:
+async def get_nodes(call: ApiRequest) -> ApiResponse:
     """The nodes: memory, disk, descriptors, alarms, rates."""
     memory = await _asked_memory(call)
     return await listing(call, [call], lambda each: node_item(each, memory), lambda _: call.node)
 
 
-async def get_node(call: Call) -> Reply:
+async def get_node(call: ApiRequest) -> ApiResponse:
     """One node."""
     this_node(call)
     return one(call, node_item(call, await _asked_memory(call)))
@@ -304,7 +304,7 @@ async def get_node(call: Call) -> Reply:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-async def memory_sizes(call: Call) -> dict[str, int]:
+async def memory_sizes(call: ApiRequest) -> dict[str, int]:
     """Resident bytes by what they are for, in RabbitMQ's categories: program files (code), message bodies on their way
     in (connection_readers) and in queues (binary), and all else (other_proc); the others are Erlang's.
     """
@@ -323,36 +323,36 @@ async def memory_sizes(call: Call) -> dict[str, int]:
     return {**dict.fromkeys(MEMORY_NAMES, 0), **used}
 
 
-async def _queued_bytes(call: Call) -> int:
+async def _queued_bytes(call: ApiRequest) -> int:
     """Bytes of message bodies that queues keep in memory. Cost: 2 us a queue, in slices."""
-    slices = Slices()
+    slices = TimeSlice()
     found = 0
     for vhost in list(call.broker.vhosts.values()):
         for queue in list(vhost.queues.values()):
             if queue.opening is None and not queue.deleted:
                 found += sizes(queue)["message_bytes_ram"]
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
     return found
 
 
-async def _asked_memory(call: Call) -> dict[str, Any] | None:
+async def _asked_memory(call: ApiRequest) -> dict[str, Any] | None:
     return await _memory(call) if call.query_shows("memory") else None
 
 
-async def get_memory(call: Call) -> Reply:
+async def get_memory(call: ApiRequest) -> ApiResponse:
     """What its memory is used for, in bytes."""
     this_node(call)
     return reply({"memory": await _memory(call)})
 
 
-async def _memory(call: Call) -> dict[str, Any]:
+async def _memory(call: ApiRequest) -> dict[str, Any]:
     found = await memory_sizes(call)
     total = sum(found.values())
     return {**found, "strategy": "rss", "total": {"erlang": total, "rss": total, "allocated": total}}
 
 
-async def get_relative_memory(call: Call) -> Reply:
+async def get_relative_memory(call: ApiRequest) -> ApiResponse:
     """What its memory is used for, in per cent, rounded up."""
     this_node(call)
     found = await memory_sizes(call)
@@ -362,26 +362,26 @@ async def get_relative_memory(call: Call) -> Reply:
 
 
 NODE_ROUTES: Final = (
-    Route("GET", "api/nodes", Role.MONITORING, get_nodes),
-    Route("GET", "api/nodes/{node}", Role.MONITORING, get_node),
-    Route("GET", "api/nodes/{node}/memory", Role.MONITORING, get_memory),
-    Route("GET", "api/nodes/{node}/memory/relative", Role.MONITORING, get_relative_memory),
+    ApiRoute("GET", "api/nodes", Role.MONITORING, get_nodes),
+    ApiRoute("GET", "api/nodes/{node}", Role.MONITORING, get_node),
+    ApiRoute("GET", "api/nodes/{node}/memory", Role.MONITORING, get_memory),
+    ApiRoute("GET", "api/nodes/{node}/memory/relative", Role.MONITORING, get_relative_memory),
 )
 
 
 FAILED_LOGS_MAX: Final = 20
 
 
-async def get_pulse(call: Call) -> Reply:
+async def get_pulse(call: ApiRequest) -> ApiResponse:
     """Alarms, what holds connections, how long syncs took and how late the loop was."""
     broker = call.broker
-    slices = Slices()
+    slices = TimeSlice()
     held = dict.fromkeys(HELD_BY.values(), 0)
     for connection in list(call.server.connections):
-        for word in held_by(connection.gate.reasons):
+        for word in pause_reasons(connection.gate.reasons):
             held[word] += 1
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     times, lag = broker.storage.sync_times, call.rates.loop_lag
     failed = await _failed_logs(call, slices)
     return reply(
@@ -398,21 +398,21 @@ async def get_pulse(call: Call) -> Reply:
     )
 
 
-async def get_pulse_of(call: Call) -> Reply:
+async def get_pulse_of(call: ApiRequest) -> ApiResponse:
     """The same of a node of the cluster, asked at any node."""
     this_node(call)
     return await get_pulse(call)
 
 
-async def _failed_logs(call: Call, slices: Slices) -> list[Queue]:
+async def _failed_logs(call: ApiRequest, slices: TimeSlice) -> list[Queue]:
     """The queues whose log takes nothing more. Cost: a step per queue, in slices."""
     found: list[Queue] = []
     for vhost in list(call.broker.vhosts.values()):
         for queue in list(vhost.queues.values()):
             if queue.store is not None and queue.store.failed:
                 found.append(queue)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
     return found
 
 
@@ -421,7 +421,7 @@ def _histogram(bounds_s: tuple[float, ...], counts: list[int], total_s: float) -
     return {"bounds_s": list(bounds_s), "counts": list(counts), "total_s": total_s}
 
 
-async def get_rights(call: Call) -> Reply:
+async def get_rights(call: ApiRequest) -> ApiResponse:
     """Which permissions the caller has on the queue or exchange of the query, whether it is there or not."""
     kinds = [kind for kind in ("queue", "exchange") if kind in call.query]
     if len(kinds) != 1:
@@ -433,14 +433,14 @@ async def get_rights(call: Call) -> Reply:
     inside = call.may_enter(vhost.name)
     return reply(
         {
-            kind: inside and (caller.operator or auth.may(caller.user, vhost.name, kind, name))
+            kind: inside and (caller.operator or auth.is_allowed(caller.user, vhost.name, kind, name))
             for kind in ("configure", "write", "read")
         }
     )
 
 
 LIVE_STATUS_ROUTES: Final = (
-    Route("GET", "api/amqpd/pulse", Role.MONITORING, get_pulse),
-    Route("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_pulse_of),
-    Route("GET", "api/amqpd/rights/{vhost}", Role.MANAGEMENT, get_rights),
+    ApiRoute("GET", "api/amqpd/pulse", Role.MONITORING, get_pulse),
+    ApiRoute("GET", "api/amqpd/pulse/{node}", Role.MONITORING, get_pulse_of),
+    ApiRoute("GET", "api/amqpd/rights/{vhost}", Role.MANAGEMENT, get_rights),
 )

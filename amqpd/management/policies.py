@@ -22,25 +22,25 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import parameters, policies
-from amqpd.broker.vhost.parameters import Component, InvalidParameter, Parameter, component_of
-from amqpd.broker.vhost.pending import finished
-from amqpd.broker.vhost.policy_table import EXCHANGE, Effective, InvalidPolicy, Policy, PolicyTable
+from amqpd.broker.vhost.parameters import InvalidParameter, Parameter, ParameterComponent, component_of
+from amqpd.broker.vhost.pending import wait_done
+from amqpd.broker.vhost.policy_table import EXCHANGE, EffectivePolicy, InvalidPolicy, Policy, PolicyTable
 from amqpd.management.listing import document, listing, one
 from amqpd.management.message_counts import unacked_apart
 from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
+    ApiRequest,
+    ApiResponse,
     BadRequest,
-    Call,
     NotThere,
-    Reply,
     Role,
     clean_name,
-    key_missing,
+    missing_keys,
     number,
 )
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.exchange import Exchange
@@ -60,18 +60,18 @@ def policy_item(policy: Policy) -> dict[str, Any]:
     }
 
 
-async def get_policies(operator: bool, call: Call) -> Reply:
+async def get_policies(operator: bool, call: ApiRequest) -> ApiResponse:
     """Policies, of all virtual hosts or of one; operator policies likewise."""
     found = [policy for vhost in call.vhosts() for policy in vhost.policies.all(operator)]
     return await listing(call, found, policy_item, lambda policy: policy.row.name)
 
 
-async def get_policy(operator: bool, call: Call) -> Reply:
+async def get_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """One policy."""
     return one(call, policy_item(_found(operator, call)))
 
 
-async def put_policy(operator: bool, call: Call) -> Reply:
+async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Sets the policy; 201 for a new one, 204 for another of its name, once every queue and exchange obeys it; 400
     for what
     is none."""
@@ -79,36 +79,36 @@ async def put_policy(operator: bool, call: Call) -> Reply:
     name = clean_name(call.params["name"], "a policy")
     fields = call.fields()
     if missing := [key for key in ("pattern", "definition") if key not in fields]:
-        raise key_missing(*missing)
+        raise missing_keys(*missing)
     value: dict[str, Any] = {"priority": 0, **{key: fields[key] for key in policies.FIELDS if key in fields}}
     try:
-        new = await finished(partial(policies.declare, vhost, name, value, operator))
+        new = await wait_done(partial(policies.declare, vhost, name, value, operator))
     except InvalidPolicy as error:
         raise BadRequest(str(error)) from None
     return CREATED if new else NO_CONTENT
 
 
-async def delete_policy(operator: bool, call: Call) -> Reply:
+async def delete_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Clears the policy."""
     policy = _found(operator, call)
-    await finished(partial(policies.clear, call.vhost(), policy))
+    await wait_done(partial(policies.clear, call.vhost(), policy))
     return NO_CONTENT
 
 
-def _found(operator: bool, call: Call) -> Policy:
+def _found(operator: bool, call: ApiRequest) -> Policy:
     policy = call.vhost().policies.get(call.params["name"], operator)
     if policy is None:
         raise NotThere(NotThere.text)
     return policy
 
 
-def _routes(path: str, operator: bool, role: Role) -> tuple[Route, ...]:
+def _routes(path: str, operator: bool, role: Role) -> tuple[ApiRoute, ...]:
     return (
-        Route("GET", path, Role.MANAGEMENT, partial(get_policies, operator)),
-        Route("GET", f"{path}/{{vhost}}", Role.MANAGEMENT, partial(get_policies, operator)),
-        Route("GET", f"{path}/{{vhost}}/{{name}}", role, partial(get_policy, operator)),
-        Route("PUT", f"{path}/{{vhost}}/{{name}}", role, partial(put_policy, operator)),
-        Route("DELETE", f"{path}/{{vhost}}/{{name}}", role, partial(delete_policy, operator)),
+        ApiRoute("GET", path, Role.MANAGEMENT, partial(get_policies, operator)),
+        ApiRoute("GET", f"{path}/{{vhost}}", Role.MANAGEMENT, partial(get_policies, operator)),
+        ApiRoute("GET", f"{path}/{{vhost}}/{{name}}", role, partial(get_policy, operator)),
+        ApiRoute("PUT", f"{path}/{{vhost}}/{{name}}", role, partial(put_policy, operator)),
+        ApiRoute("DELETE", f"{path}/{{vhost}}/{{name}}", role, partial(delete_policy, operator)),
     )
 
 
@@ -132,18 +132,18 @@ def global_item(named: tuple[str, Any]) -> dict[str, Any]:
     return {"name": named[0], "value": named[1]}
 
 
-async def get_parameters(call: Call) -> Reply:
+async def get_parameters(call: ApiRequest) -> ApiResponse:
     """Runtime parameters, all or of one component."""
     found = parameters.parameters(call.vhosts(), call.params.get("component", ""))
     return await listing(call, found, parameter_item, lambda each: each.name)
 
 
-async def get_parameter(call: Call) -> Reply:
+async def get_parameter(call: ApiRequest) -> ApiResponse:
     """One parameter."""
     return one(call, parameter_item(_parameter(call)))
 
 
-async def put_parameter(call: Call) -> Reply:
+async def put_parameter(call: ApiRequest) -> ApiResponse:
     """Sets the parameter; 201 for a new one, 204 for another value; 400 for an unknown component, or a wrong value."""
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")
@@ -151,83 +151,83 @@ async def put_parameter(call: Call) -> Reply:
     try:
         component = component_of(call.params["component"])
         _check(call, component)
-        new = await finished(partial(component.declare, vhost, name, value))
+        new = await wait_done(partial(component.declare, vhost, name, value))
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return CREATED if new else NO_CONTENT
 
 
-async def delete_parameter(call: Call) -> Reply:
+async def delete_parameter(call: ApiRequest) -> ApiResponse:
     """Clears the parameter."""
     found = _parameter(call)
     component = component_of(found.component)
     _check(call, component)
     try:
-        await finished(partial(component.clear, call.vhost(), found.name))
+        await wait_done(partial(component.clear, call.vhost(), found.name))
     except InvalidParameter as error:
         raise BadRequest(str(error)) from None
     return NO_CONTENT
 
 
-def _parameter(call: Call) -> Parameter:
+def _parameter(call: ApiRequest) -> Parameter:
     found = parameters.find(call.vhost(), call.params["component"], call.params["name"])
     if found is None:
         raise NotThere(NotThere.text)
     return found
 
 
-def _check(call: Call, component: Component) -> None:
+def _check(call: ApiRequest, component: ParameterComponent) -> None:
     if component.administrators:
         call.require(Role.ADMINISTRATOR)
 
 
-async def get_global_parameters(call: Call) -> Reply:
+async def get_global_parameters(call: ApiRequest) -> ApiResponse:
     """Global parameters."""
     return await listing(call, call.broker.global_parameters.all(), global_item, lambda named: named[0])
 
 
-async def get_global_parameter(call: Call) -> Reply:
+async def get_global_parameter(call: ApiRequest) -> ApiResponse:
     """One global parameter."""
     name = call.params["name"]
     _global(call, name)
     return one(call, global_item((name, call.broker.global_parameters.get(name))))
 
 
-async def put_global_parameter(call: Call) -> Reply:
+async def put_global_parameter(call: ApiRequest) -> ApiResponse:
     """Sets the global parameter."""
     name = clean_name(call.params["name"], "a parameter")
     value = call.given("value")
     try:
-        new = await finished(partial(call.broker.global_parameters.declare, name, value))
+        new = await wait_done(partial(call.broker.global_parameters.declare, name, value))
     except InvalidParameter as error:
         raise BadRequest(str(error)) from None
     return CREATED if new else NO_CONTENT
 
 
-async def delete_global_parameter(call: Call) -> Reply:
+async def delete_global_parameter(call: ApiRequest) -> ApiResponse:
     """Clears the global parameter."""
     name = call.params["name"]
     _global(call, name)
-    await finished(partial(call.broker.global_parameters.clear, name))
+    await wait_done(partial(call.broker.global_parameters.clear, name))
     return NO_CONTENT
 
 
-def _global(call: Call, name: str) -> None:
+def _global(call: ApiRequest, name: str) -> None:
     if not call.broker.global_parameters.has(name):
         raise NotThere(NotThere.text)
 
 
-async def get_federation_links(call: Call) -> Reply:
+async def get_federation_links(call: ApiRequest) -> ApiResponse:
     """Federation links, of which there are none."""
     return await _none(call)
 
 
-async def get_shovels(call: Call) -> Reply:
+async def get_shovels(call: ApiRequest) -> ApiResponse:
     """Shovels, of which there are none."""
     return await _none(call)
 
 
-async def _none(call: Call) -> Reply:
+async def _none(call: ApiRequest) -> ApiResponse:
     """The empty list, or page. Raises: as `Call.vhost`."""
     call.vhosts()
     nothing: list[dict[str, Any]] = []
@@ -238,20 +238,20 @@ _ONE: Final = "api/parameters/{component}/{vhost}/{name}"
 _GLOBAL: Final = "api/global-parameters"
 
 PARAMETER_ROUTES: Final = (
-    Route("GET", "api/parameters", Role.POLICYMAKER, get_parameters),
-    Route("GET", "api/parameters/{component}", Role.POLICYMAKER, get_parameters),
-    Route("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, get_parameters),
-    Route("GET", _ONE, Role.POLICYMAKER, get_parameter),
-    Route("PUT", _ONE, Role.POLICYMAKER, put_parameter),
-    Route("DELETE", _ONE, Role.POLICYMAKER, delete_parameter),
-    Route("GET", _GLOBAL, Role.POLICYMAKER, get_global_parameters),
-    Route("GET", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, get_global_parameter),
-    Route("PUT", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, put_global_parameter),
-    Route("DELETE", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, delete_global_parameter),
-    Route("GET", "api/federation-links", Role.MONITORING, get_federation_links),
-    Route("GET", "api/federation-links/{vhost}", Role.MONITORING, get_federation_links),
-    Route("GET", "api/shovels", Role.MONITORING, get_shovels),
-    Route("GET", "api/shovels/{vhost}", Role.MONITORING, get_shovels),
+    ApiRoute("GET", "api/parameters", Role.POLICYMAKER, get_parameters),
+    ApiRoute("GET", "api/parameters/{component}", Role.POLICYMAKER, get_parameters),
+    ApiRoute("GET", "api/parameters/{component}/{vhost}", Role.POLICYMAKER, get_parameters),
+    ApiRoute("GET", _ONE, Role.POLICYMAKER, get_parameter),
+    ApiRoute("PUT", _ONE, Role.POLICYMAKER, put_parameter),
+    ApiRoute("DELETE", _ONE, Role.POLICYMAKER, delete_parameter),
+    ApiRoute("GET", _GLOBAL, Role.POLICYMAKER, get_global_parameters),
+    ApiRoute("GET", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, get_global_parameter),
+    ApiRoute("PUT", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, put_global_parameter),
+    ApiRoute("DELETE", f"{_GLOBAL}/{{name}}", Role.POLICYMAKER, delete_global_parameter),
+    ApiRoute("GET", "api/federation-links", Role.MONITORING, get_federation_links),
+    ApiRoute("GET", "api/federation-links/{vhost}", Role.MONITORING, get_federation_links),
+    ApiRoute("GET", "api/shovels", Role.MONITORING, get_shovels),
+    ApiRoute("GET", "api/shovels/{vhost}", Role.MONITORING, get_shovels),
 )
 
 
@@ -278,14 +278,14 @@ class Preview:
         self.items: list[dict[str, Any]] = []
         self.found_count = 0
 
-    async def look(self, vhost: VHost, slices: Slices) -> None:
+    async def look(self, vhost: VHost, slices: TimeSlice) -> None:
         """At each queue and exchange there is. Cost: 1 us a policy and thing."""
         table = await _table(vhost, self.name, self.operator, self.policy, slices)
-        for thing in vhost.things():
+        for thing in vhost.policy_targets():
             if not thing.deleted:
                 await self._look_at(vhost, table, thing)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
     async def _look_at(self, vhost: VHost, table: PolicyTable, thing: Queue | Exchange) -> None:
         is_queue = isinstance(thing, Queue)
@@ -311,7 +311,7 @@ class Preview:
         if len(self.items) < self.count:
             self.items.append(item)
 
-    def _why(self, kind: str, name: str, before: Effective, after: Effective) -> str:
+    def _why(self, kind: str, name: str, before: EffectivePolicy, after: EffectivePolicy) -> str:
         """Empty: the policy has nothing to do with it."""
         was, holds = (before.operator_policy, after.operator_policy) if self.operator else (before.policy, after.policy)
         if self.policy is not None:
@@ -324,7 +324,7 @@ class Preview:
     def _is_for_queues(self) -> bool:
         return self.policy is not None and self.policy.row.apply_to in ("queues", "all")
 
-    def _costs(self, queue: Queue, before: Effective, after: Effective) -> dict[str, Any]:
+    def _costs(self, queue: Queue, before: EffectivePolicy, after: EffectivePolicy) -> dict[str, Any]:
         """What it loses by other rules: messages over a length, which go at once; those whose time to live gets
         shorter, which may; and the queue itself, where nobody uses it."""
         old, new = before.rules(queue.kind, queue.arguments), after.rules(queue.kind, queue.arguments)
@@ -355,19 +355,19 @@ class Preview:
         }
 
 
-async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None, slices: Slices) -> PolicyTable:
+async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None, slices: TimeSlice) -> PolicyTable:
     """The vhost's policies as they would be."""
     there = [each for kind in (False, True) for each in vhost.policies.all(kind)]
     kept = [each for each in there if (each.row.name, each.row.operator) != (name, operator)]
     table = PolicyTable()
     for each in (*kept, *(() if policy is None else (policy,))):
         table.put(each)
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return table
 
 
-async def preview(operator: bool, call: Call) -> Reply:
+async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
     """What the policy of the body would do: what it matches, what changes there, and how many messages go."""
     vhost = call.vhost()
     fields = call.fields()
@@ -384,13 +384,13 @@ async def preview(operator: bool, call: Call) -> Reply:
         except InvalidPolicy as error:
             raise BadRequest(str(error)) from None
     found = Preview(name, operator, policy, count)
-    await found.look(vhost, Slices())
+    await found.look(vhost, TimeSlice())
     return await document(found.told())
 
 
 PREVIEW_ROUTES: Final = (
-    Route("POST", "api/amqpd/policies/{vhost}/preview", Role.POLICYMAKER, partial(preview, False), quiet=True),
-    Route(
+    ApiRoute("POST", "api/amqpd/policies/{vhost}/preview", Role.POLICYMAKER, partial(preview, False), quiet=True),
+    ApiRoute(
         "POST", "api/amqpd/operator-policies/{vhost}/preview", Role.ADMINISTRATOR, partial(preview, True), quiet=True
     ),
 )

@@ -9,8 +9,8 @@ Prometheus' text format: families, and the sheet on which their samples are put 
     # HELP rabbitmq_queue_messages_ready Messages that wait for a consumer
     rabbitmq_queue_messages_ready{vhost="/",queue="orders"} 12
 
-All samples of a family stand together, whatever the order in which objects are looked at: so a `Sheet` keeps the lines
-by family, in the order in which families come first, and joins them at the end, in pieces.
+All samples of a family stand together, whatever the order in which objects are looked at: so a `MetricsWriter` keeps
+the lines by family, in the order in which families come first, and joins them at the end, in pieces.
 
 Source: Prometheus exposition format 0.0.4. RabbitMQ 3.10 writes quotes in names of queues as they are, which no parser
 takes; here they are escaped.
@@ -22,7 +22,7 @@ import math
 from typing import Final, NamedTuple
 
 from amqpd.broker.stats import QUEUE_COUNTERS
-from amqpd.management.time_slice import Slices
+from amqpd.management.time_slice import TimeSlice
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 CHUNK_BYTES: Final = 64 * 1024
@@ -69,7 +69,7 @@ def shown(value: float) -> str:
     return "NaN" if math.isnan(value) else f"{value:.15g}"
 
 
-class Sheet:
+class MetricsWriter:
     """One answer on its way. detailed: names are those of `/metrics/detailed`."""
 
     def __init__(self, *, detailed: bool = False) -> None:
@@ -101,7 +101,7 @@ class Sheet:
             lines.append(f'{name}_bucket{{le="{shown_bound}"}} {below}\n')
         lines += [f"{name}_sum {shown(total)}\n", f"{name}_count {below}\n"]
 
-    async def chunks(self, slices: Slices) -> list[bytes]:
+    async def chunks(self, slices: TimeSlice) -> list[bytes]:
         """The answer's body. The sheet is empty afterwards: 10,000 queues' lines go little by little."""
         found: list[bytes] = []
         piece: list[str] = []
@@ -116,8 +116,8 @@ class Sheet:
                 if size >= CHUNK_BYTES:
                     found.append("".join(piece).encode())
                     piece, size = [], 0
-                    if slices.due:
-                        await slices.rest()
+                    if slices.expired:
+                        await slices.yield_loop()
         found.append("".join(piece).encode())
         return found
 

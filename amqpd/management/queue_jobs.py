@@ -10,20 +10,29 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, Request, browse
+from amqpd.broker.jobs.job import QueueJob
+from amqpd.broker.jobs.jobs import COPY, DELETE, MOVE, REDRIVE, REWIND, JobRequest, browse
 from amqpd.broker.queue.log_opener import opened
 from amqpd.management.queues import message_item
-from amqpd.management.request import DEFAULT_EXCHANGE, BadRequest, Call, NotThere, Reply, Role, number, reply
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import (
+    DEFAULT_EXCHANGE,
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    NotThere,
+    Role,
+    number,
+    reply,
+)
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.field_table import SHORT_STRING_SIZE_BYTES_MAX
 from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import MATCHES_ALL, Selector, parse_selector
 from amqpd.routing.selector_parser import suggest_fix
 
 if TYPE_CHECKING:
-    from amqpd.broker.consumer import Entry
+    from amqpd.broker.consumer import QueueEntry
     from amqpd.broker.queue.queue import Queue
 
 COUNT_MAX: Final = 1000
@@ -40,7 +49,7 @@ _FIELDS: Final[dict[str, frozenset[str]]] = {
 _SHARED: Final = frozenset({"action", "where", "limit", "dry_run", "wait_ms"})
 
 
-async def get_messages(call: Call) -> Reply:
+async def get_messages(call: ApiRequest) -> ApiResponse:
     """Shows messages where they lie, a page at a time.
     `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query; with `end=true` the answer has no
     message and the offset of the next one that will come."""
@@ -57,17 +66,17 @@ async def get_messages(call: Call) -> Reply:
     if call.query_flag("end"):
         return reply({"messages": [], "next_offset": int(queue.backing.next_offset), "ended": True, "hint": ""})
     page = await browse(queue, selector, count, begin, begin_ms)
-    slices = Slices()
+    slices = TimeSlice()
     messages: list[dict[str, Any]] = []
     for entry, state in page.messages:
         messages.append(_shown(entry, state, encoding, truncate))
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     said = suggest_fix(selector.text) if selector is not None and not messages else ""
     return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": said})
 
 
-def _shown(entry: Entry, state: str, encoding: str, truncate: int | None) -> dict[str, Any]:
+def _shown(entry: QueueEntry, state: str, encoding: str, truncate: int | None) -> dict[str, Any]:
     message = entry.message
     assert message is not None  # what is read has its message
     item = {
@@ -83,7 +92,7 @@ def _shown(entry: Entry, state: str, encoding: str, truncate: int | None) -> dic
     return message_item((item, message.properties(), message.body()), encoding, truncate)
 
 
-async def post_job(call: Call) -> Reply:
+async def post_job(call: ApiRequest) -> ApiResponse:
     """Moves, copies, deletes, redrives or rewinds messages.
     202 with the job; 200 where it has ended within `wait_ms`."""
     fields = call.fields()
@@ -95,12 +104,12 @@ async def post_job(call: Call) -> Reply:
         raise BadRequest(f"{verb} takes no {', '.join(unknown)}")
     wait_ms = number("wait_ms", fields.get("wait_ms", 0), 0, WAIT_MS_MAX)
     job = call.broker.jobs.begin(await _request(call, verb))
-    call.broker.turn.want()
+    call.broker.turn.schedule()
     await call.broker.jobs.until_ended(job, wait_ms)
     return reply(job_item(job), 202 if job.ended_ms == 0 else 200)
 
 
-async def _request(call: Call, verb: str) -> Request:
+async def _request(call: ApiRequest, verb: str) -> JobRequest:
     """What is asked for, once all of it is checked. Raises: BadRequest, NotAuthorised, NotThere."""
     fields = call.fields()
     vhost = call.vhost()
@@ -133,7 +142,7 @@ async def _request(call: Call, verb: str) -> Request:
     if to_exchange is not None:
         to_exchange = "" if to_exchange == DEFAULT_EXCHANGE else to_exchange
         call.check(vhost.name, "write", "exchange", to_exchange)
-    return Request(
+    return JobRequest(
         verb,
         vhost,
         source,
@@ -152,16 +161,16 @@ async def _request(call: Call, verb: str) -> Request:
     )
 
 
-def _may_write(call: Call, vhost: str) -> Any:
+def _may_write(call: ApiRequest, vhost: str) -> Any:
     caller, auth = call.caller, call.broker.auth
 
     def may_write(kind: str, name: str) -> bool:
-        return caller.operator or auth.may(caller.user, vhost, "write", name or DEFAULT_EXCHANGE)
+        return caller.operator or auth.is_allowed(caller.user, vhost, "write", name or DEFAULT_EXCHANGE)
 
     return may_write
 
 
-async def _source(call: Call, *, configure: bool) -> Queue:
+async def _source(call: ApiRequest, *, configure: bool) -> Queue:
     """The queue of the path, open. Raises: NotAuthorised, NotThere, ResourceLocked, ResourceError."""
     vhost = call.vhost()
     name = call.params["queue"]
@@ -175,7 +184,7 @@ async def _source(call: Call, *, configure: bool) -> Queue:
     return queue
 
 
-async def get_jobs(call: Call) -> Reply:
+async def get_jobs(call: ApiRequest) -> ApiResponse:
     """Those of vhosts that the caller may see; of one queue where the path names it."""
     jobs = [job for job in call.broker.jobs.all() if call.may_see(job.source.vhost_name)]
     if "queue" in call.params:
@@ -185,14 +194,14 @@ async def get_jobs(call: Call) -> Reply:
     return reply([job_item(job) for job in jobs])
 
 
-async def get_job(call: Call) -> Reply:
+async def get_job(call: ApiRequest) -> ApiResponse:
     """One job. `wait_ms` in the query: the answer comes when it has ended, or after so long."""
     job = _job(call)
     await call.broker.jobs.until_ended(job, number("wait_ms", call.query.get("wait_ms", 0), 0, WAIT_MS_MAX))
     return reply(job_item(job))
 
 
-async def delete_job(call: Call) -> Reply:
+async def delete_job(call: ApiRequest) -> ApiResponse:
     """Stops the job, and shows it.
     The answer comes when it has stopped, or after WAIT_MS_MAX; one that has ended stays as it is."""
     job = _job(call)
@@ -202,14 +211,14 @@ async def delete_job(call: Call) -> Reply:
     return reply(job_item(job))
 
 
-def _job(call: Call) -> Job:
+def _job(call: ApiRequest) -> QueueJob:
     job = call.broker.jobs.get(call.params["job"])
     if job is None or not call.may_see(job.source.vhost_name):
         raise NotThere(f"no job '{call.params['job']}'")
     return job
 
 
-def job_item(job: Job) -> dict[str, Any]:
+def job_item(job: QueueJob) -> dict[str, Any]:
     """A job as the API shows it."""
     took_ms: int = max(1, (job.ended_ms or job.now_ms()) - job.begun_ms)
     selector = job.conditions.selector
@@ -235,7 +244,7 @@ def job_item(job: Job) -> dict[str, Any]:
     }
 
 
-def _optional(call: Call, name: str) -> str | None:
+def _optional(call: ApiRequest, name: str) -> str | None:
     return call.text(name) if call.fields().get(name) is not None else None
 
 
@@ -272,10 +281,10 @@ def time_ms(value: object) -> int:
 
 _QUEUE: Final = "api/queues/{vhost}/{queue}"
 ROUTES: Final = (
-    Route("GET", _QUEUE + "/messages", Role.MANAGEMENT, get_messages),
-    Route("GET", _QUEUE + "/jobs", Role.MANAGEMENT, get_jobs),
-    Route("POST", _QUEUE + "/jobs", Role.MANAGEMENT, post_job),
-    Route("GET", "api/amqpd/jobs", Role.MANAGEMENT, get_jobs),
-    Route("GET", "api/amqpd/jobs/{job}", Role.MANAGEMENT, get_job),
-    Route("DELETE", "api/amqpd/jobs/{job}", Role.MANAGEMENT, delete_job),
+    ApiRoute("GET", _QUEUE + "/messages", Role.MANAGEMENT, get_messages),
+    ApiRoute("GET", _QUEUE + "/jobs", Role.MANAGEMENT, get_jobs),
+    ApiRoute("POST", _QUEUE + "/jobs", Role.MANAGEMENT, post_job),
+    ApiRoute("GET", "api/amqpd/jobs", Role.MANAGEMENT, get_jobs),
+    ApiRoute("GET", "api/amqpd/jobs/{job}", Role.MANAGEMENT, get_job),
+    ApiRoute("DELETE", "api/amqpd/jobs/{job}", Role.MANAGEMENT, delete_job),
 )

@@ -12,16 +12,16 @@ from base64 import b64encode
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from amqpd.broker.consume import refuse_of_streams
+from amqpd.broker.consume import reject_on_stream
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.stats import QUEUE_COUNTERS
 from amqpd.broker.vhost import declare as declarations
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.broker.vhost.policy_table import NONE
 from amqpd.channel.channel import had_by_queue
-from amqpd.channel.consumer import ChannelConsumer, Deliveries
+from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.errors import AccessRefused
 from amqpd.management.bindings import by_source, show
 from amqpd.management.connections import channel_details, connection_details, consumer_item, idle
@@ -31,19 +31,19 @@ from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
     SESSION_NAME,
+    ApiRequest,
+    ApiResponse,
     BadRequest,
-    Call,
     NotThere,
-    Reply,
     Role,
     clean_name,
-    key_missing,
+    missing_keys,
     number,
     reply,
 )
-from amqpd.management.router import Route
-from amqpd.management.stats import DELIVERED, LENGTHS, QUEUE, lengths, parted
-from amqpd.management.time_slice import Slices
+from amqpd.management.router import ApiRoute
+from amqpd.management.stats import DELIVERED, LENGTHS, QUEUE, lengths, split_stats
+from amqpd.management.time_slice import TimeSlice
 from amqpd.protocol.properties import decode_properties
 from amqpd.storage.acks.retained import retained_of
 from amqpd.storage.local_log import LocalLog
@@ -52,7 +52,7 @@ from amqpd.storage.queue_log import QueueLog
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from amqpd.broker.consumer import Entry
+    from amqpd.broker.consumer import QueueEntry
     from amqpd.broker.queue.queue import Queue
     from amqpd.broker.vhost.consumer_offsets import StoredOffset
 
@@ -67,7 +67,7 @@ _ACK_MODES: Final = {
 }
 
 
-def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
+def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     """A queue as RabbitMQ shows it. Reads a queue's log if nobody has since the start: up to 25 ms after a kill.
 
     One whose log cannot be read now is `down` and shown without its messages, as one is whose log comes back from Kafka
@@ -78,7 +78,7 @@ def queue_item(call: Call, queue: Queue) -> dict[str, Any]:
     opened = not coming and queue.can_open()
     store = queue.store
     owner: Any = queue.exclusive_owner
-    shown = parted(call.rates.details(queue, QUEUE, spans(call.query)))
+    shown = split_stats(call.rates.details(queue, QUEUE, spans(call.query)))
     first = queue.consumers[0].tag if queue.consumers else None
     vhost = call.broker.vhosts.get(queue.vhost_name)
     followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
@@ -138,7 +138,7 @@ def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
     return {"state": "down", "state_reason": why}
 
 
-def _replicas(call: Call, queue: Queue) -> dict[str, Any]:
+def _replicas(call: ApiRequest, queue: Queue) -> dict[str, Any]:
     """rabbit: where a quorum queue or a stream has its copies: here."""
     if queue.kind not in ("quorum", "stream"):
         return {}
@@ -146,7 +146,7 @@ def _replicas(call: Call, queue: Queue) -> dict[str, Any]:
     return {**here, "members": [call.node], "online": [call.node]}
 
 
-def plain_item(call: Call, queue: Queue, totals: bool) -> dict[str, Any]:
+def plain_item(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
     """What a queue is, without what it counts; totals: but for its messages."""
     vhost = call.broker.vhosts.get(queue.vhost_name)
     followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
@@ -203,9 +203,9 @@ def retained_item(queue: Queue) -> dict[str, Any]:
     }
 
 
-async def get_queues(call: Call) -> Reply:
+async def get_queues(call: ApiRequest) -> ApiResponse:
     """Queues, of all virtual hosts or of one."""
-    slices = Slices()
+    slices = TimeSlice()
     bare, totals = call.query_shows("disable_stats"), call.query_shows("enable_queue_totals")
     queues: list[Queue] = []
     for vhost in call.vhosts():
@@ -213,14 +213,14 @@ async def get_queues(call: Call) -> Reply:
     for queue in queues:
         if queue.opening is not None and (totals or not bare):
             await opened(queue)
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     if bare:
         return await listing(call, queues, lambda queue: plain_item(call, queue, totals), _name)
     return await listing(call, queues, lambda queue: queue_item(call, queue), _name, _keys(call))
 
 
-def _keys(call: Call) -> dict[str, Callable[[Queue], object]]:
+def _keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
     """What `queue_item` has in the columns that a list of ten thousand is sorted by every few seconds."""
 
     def rate(index: int) -> Callable[[Queue], object]:
@@ -243,7 +243,7 @@ def _keys(call: Call) -> dict[str, Callable[[Queue], object]]:
     }
 
 
-async def get_queue(call: Call) -> Reply:
+async def get_queue(call: ApiRequest) -> ApiResponse:
     """One queue."""
     queue = call.queue()
     await opened(queue)
@@ -259,16 +259,16 @@ async def get_queue(call: Call) -> Reply:
     return one(call, item)
 
 
-async def get_queue_consumers(call: Call) -> Reply:
+async def get_queue_consumers(call: ApiRequest) -> ApiResponse:
     """Consumers of the queue."""
     found = list(call.queue().consumers)
     return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
 
 
-async def _deliveries(call: Call, queue: Queue) -> list[dict[str, Any]]:
+async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
     """The channels that have had something of it and are there. Cost: a look at each channel there is."""
-    slices = Slices()
-    found: dict[Deliveries, None] = {}
+    slices = TimeSlice()
+    found: dict[ChannelConsumers, None] = {}
     for consumer in queue.consumers:
         if isinstance(consumer, ChannelConsumer):
             found[consumer.deliveries] = None
@@ -277,20 +277,20 @@ async def _deliveries(call: Call, queue: Queue) -> list[dict[str, Any]]:
             served = channel.deliveries.served
             if served is not None and queue in served.queues and not channel.closing:
                 found[channel.deliveries] = None
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     items: list[dict[str, Any]] = []
     for deliveries in found:
         had = had_by_queue(deliveries).get(queue)
         if had is not None:
             stats = call.rates.pairs.delivered(deliveries, queue, had)
             items.append({"channel_details": channel_details(call, deliveries), "stats": stats})
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return items
 
 
-async def put_queue(call: Call) -> Reply:
+async def put_queue(call: ApiRequest) -> ApiResponse:
     """Declares the queue; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
     vhost = call.vhost()
     name = clean_name(call.params["queue"], "a queue")
@@ -305,46 +305,46 @@ async def put_queue(call: Call) -> Reply:
     if name.startswith("amq.rabbitmq.reply-to"):
         raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
     asked = QueueDeclaration(name, durable, False, auto_delete, arguments)
-    new = await finished(partial(declarations.declare_queue, vhost, asked))
+    new = await wait_done(partial(declarations.declare_queue, vhost, asked))
     call.broker.catalogue.queue_declared_count += 1
     return CREATED if new else NO_CONTENT
 
 
-async def delete_queue(call: Call) -> Reply:
+async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Deletes the queue with its messages; if-empty=true, if-unused=true."""
     queue = _to_change(call, "configure", call.params["queue"])
     await drop(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
     return NO_CONTENT
 
 
-async def drop(call: Call, queue: Queue, if_unused: bool, if_empty: bool) -> int:
+async def drop(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) -> int:
     """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
     queue.prepare()
     vhost = call.vhost()
     declarations.check_queue_deletable(vhost, queue, if_unused, if_empty)
-    call.broker.turn.want()
-    return await finished(partial(declarations.delete_queue, vhost, queue))
+    call.broker.turn.schedule()
+    return await wait_done(partial(declarations.delete_queue, vhost, queue))
 
 
-async def purge_queue(call: Call) -> Reply:
+async def purge_queue(call: ApiRequest) -> ApiResponse:
     """Drops all messages that are ready."""
     purge(call, _to_change(call, "read", call.params["queue"]))
     return NO_CONTENT
 
 
-def purge(call: Call, queue: Queue) -> int:
+def purge(call: ApiRequest, queue: Queue) -> int:
     """Removes what is ready. Returns how many went."""
-    call.broker.vhosts[queue.vhost_name].check_not_own(queue.name)
-    refuse_of_streams(queue, "queue.purge")
+    call.broker.vhosts[queue.vhost_name].check_not_system(queue.name)
+    reject_on_stream(queue, "queue.purge")
     queue.prepare()
     count = queue.purge()
     about = {"vhost": queue.vhost_name, "name": queue.name, "messages": count}
     call.broker.catalogue.events.record("queue.purged", about)
-    call.broker.turn.want()
+    call.broker.turn.schedule()
     return count
 
 
-def _to_change(call: Call, kind: Any, name: str) -> Queue:
+def _to_change(call: ApiRequest, kind: Any, name: str) -> Queue:
     """The queue, when the caller may do this to it; an exclusive one belongs to its connection alone."""
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", name)
@@ -353,7 +353,7 @@ def _to_change(call: Call, kind: Any, name: str) -> Queue:
     return queue
 
 
-async def get_queue_bindings(call: Call) -> Reply:
+async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
     """What is bound to the queue; `name` is looked for in sources and routing keys."""
     vhost = call.vhost()
     try:
@@ -363,11 +363,11 @@ async def get_queue_bindings(call: Call) -> Reply:
     return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])], by_source)
 
 
-async def get_messages(call: Call) -> Reply:
+async def get_messages(call: ApiRequest) -> ApiResponse:
     """Takes up to `count` messages and puts them back or not, as `ackmode` says; the body as text or base64."""
     missing = [name for name in ("count", "ackmode", "encoding") if name not in call.fields()]
     if missing:
-        raise key_missing(*missing)
+        raise missing_keys(*missing)
     count = number("count", call.given("count"), 1, GET_COUNT_MAX)
     mode, encoding = call.text("ackmode"), call.text("encoding")
     if mode not in _ACK_MODES:
@@ -378,9 +378,9 @@ async def get_messages(call: Call) -> Reply:
     if truncate is not None:
         truncate = number("truncate", truncate, 0, 1 << 62)
     queue = _to_change(call, "read", call.params["queue"])
-    refuse_of_streams(queue, "basic.get")
+    reject_on_stream(queue, "basic.get")
     queue.prepare()
-    queue.used()
+    queue.touch()
     # No await between taking and giving back: a request that is broken off must not keep messages.
     entries = _take(queue, count)
     tap = call.vhost().tap
@@ -392,25 +392,25 @@ async def get_messages(call: Call) -> Reply:
     if _ACK_MODES[mode]:
         for entry in entries:
             queue.requeue(entry, counts=True, failed=mode.startswith("reject"))
-        queue.pump_later()
+        queue.schedule_dispatch()
     elif mode.startswith("ack"):
         for entry in entries:
-            queue.settle(entry)
+            queue.ack(entry)
     else:
         for entry in entries:
             queue.reject(entry)
-    call.broker.turn.want()
-    slices = Slices()
+    call.broker.turn.schedule()
+    slices = TimeSlice()
     messages: list[dict[str, Any]] = []
     for each in raw:
         messages.append(message_item(each, encoding, truncate))
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return reply(messages)
 
 
-def _take(queue: Queue, count: int) -> list[Entry]:
-    entries: list[Entry] = []
+def _take(queue: Queue, count: int) -> list[QueueEntry]:
+    entries: list[QueueEntry] = []
     size = 0
     while len(entries) < count and size < GET_BYTES_MAX:
         entry = queue.get(False)
@@ -421,7 +421,7 @@ def _take(queue: Queue, count: int) -> list[Entry]:
     return entries
 
 
-def _copy(entry: Entry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
+def _copy(entry: QueueEntry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
     message = entry.message
     assert message is not None  # get() has read it
     item = {
@@ -456,28 +456,28 @@ def _name(queue: Queue) -> str:
 
 _ONE: Final = "api/queues/{vhost}/{queue}"
 ROUTES: Final = (
-    Route("GET", "api/queues", Role.MANAGEMENT, get_queues),
+    ApiRoute("GET", "api/queues", Role.MANAGEMENT, get_queues),
     # rabbit: from 4.x on /queues leaves out what is costly there; here it has all.
-    Route("GET", "api/queues/detailed", Role.MANAGEMENT, get_queues),
-    Route("GET", "api/queues/{vhost}", Role.MANAGEMENT, get_queues),
-    Route("GET", _ONE, Role.MANAGEMENT, get_queue),
-    Route("PUT", _ONE, Role.MANAGEMENT, put_queue),
-    Route("DELETE", _ONE, Role.MANAGEMENT, delete_queue),
-    Route("GET", _ONE + "/consumers", Role.MANAGEMENT, get_queue_consumers),
-    Route("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
-    Route("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
-    Route("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True, messages=True),
+    ApiRoute("GET", "api/queues/detailed", Role.MANAGEMENT, get_queues),
+    ApiRoute("GET", "api/queues/{vhost}", Role.MANAGEMENT, get_queues),
+    ApiRoute("GET", _ONE, Role.MANAGEMENT, get_queue),
+    ApiRoute("PUT", _ONE, Role.MANAGEMENT, put_queue),
+    ApiRoute("DELETE", _ONE, Role.MANAGEMENT, delete_queue),
+    ApiRoute("GET", _ONE + "/consumers", Role.MANAGEMENT, get_queue_consumers),
+    ApiRoute("GET", _ONE + "/bindings", Role.MANAGEMENT, get_queue_bindings),
+    ApiRoute("DELETE", _ONE + "/contents", Role.MANAGEMENT, purge_queue),
+    ApiRoute("POST", _ONE + "/get", Role.MANAGEMENT, get_messages, quiet=True, messages=True),
 )
 
 
-async def get_offsets(call: Call) -> Reply:
+async def get_offsets(call: ApiRequest) -> ApiResponse:
     """Stored offsets of a stream, by consumers' names."""
     queue, store = await _stream(call)
     stored = list(call.broker.catalogue.stored_offsets.of(queue.id).items())
     return await listing(call, stored, partial(_item, store), lambda each: each[0])
 
 
-async def get_offset(call: Call) -> Reply:
+async def get_offset(call: ApiRequest) -> ApiResponse:
     """How far the consumer of that name has come."""
     queue, store = await _stream(call)
     name = call.params["name"]
@@ -487,7 +487,7 @@ async def get_offset(call: Call) -> Reply:
     return reply(_item(store, (name, stored)))
 
 
-async def put_offset(call: Call) -> Reply:
+async def put_offset(call: ApiRequest) -> ApiResponse:
     """Sets where the consumer of that name continues.
     `offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
     queue, store = await _stream(call)
@@ -496,15 +496,15 @@ async def put_offset(call: Call) -> Reply:
     offsets = call.broker.catalogue.stored_offsets
     if not offsets.admit(queue.id, name):
         raise BadRequest(f"queue '{queue.name}' in vhost '{queue.vhost_name}' has offsets of too many consumers")
-    await finished(partial(offsets.set, queue.id, name, offset))
+    await wait_done(partial(offsets.set, queue.id, name, offset))
     return NO_CONTENT
 
 
-async def delete_offset(call: Call) -> Reply:
+async def delete_offset(call: ApiRequest) -> ApiResponse:
     """Removes a stored offset."""
     queue, _ = await _stream(call)
     name = call.params["name"]
-    if not await finished(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):
+    if not await wait_done(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):
         raise _unknown(queue, name)
     return NO_CONTENT
 
@@ -520,7 +520,7 @@ def _unknown(queue: Queue, name: str) -> NotThere:
     return NotThere(f"no offset of a consumer '{name}' is stored for queue '{queue.name}'")
 
 
-async def _stream(call: Call) -> tuple[Queue, QueueLog]:
+async def _stream(call: ApiRequest) -> tuple[Queue, QueueLog]:
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()
@@ -533,8 +533,8 @@ async def _stream(call: Call) -> tuple[Queue, QueueLog]:
 
 
 STREAM_OFFSET_ROUTES: Final = (
-    Route("GET", "api/queues/{vhost}/{queue}/offsets", Role.MANAGEMENT, get_offsets),
-    Route("GET", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, get_offset),
-    Route("PUT", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, put_offset),
-    Route("DELETE", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, delete_offset),
+    ApiRoute("GET", "api/queues/{vhost}/{queue}/offsets", Role.MANAGEMENT, get_offsets),
+    ApiRoute("GET", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, get_offset),
+    ApiRoute("PUT", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, put_offset),
+    ApiRoute("DELETE", "api/queues/{vhost}/{queue}/offsets/{name}", Role.MANAGEMENT, delete_offset),
 )

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from amqpd.management import definitions, definitions_import
 from amqpd.management.overview import this_node
-from amqpd.management.request import NO_CONTENT, BadRequest, Call, Reply, Role, reply
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, Role, reply
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 
 FLAGS: Final = {
     "consumer_timeout": "Deliveries that are unacked for too long end their consumer",
@@ -51,12 +51,12 @@ def item(name: str) -> dict[str, Any]:
     }
 
 
-async def get_flags(_call: Call) -> Reply:
+async def get_flags(_call: ApiRequest) -> ApiResponse:
     """Feature flags, all of them enabled."""
     return reply([item(name) for name in sorted(FLAGS)])
 
 
-async def enable(call: Call) -> Reply:
+async def enable(call: ApiRequest) -> ApiResponse:
     """Enables the flag. rabbit: 204 also for what is enabled already."""
     if call.params["name"] not in FLAGS:
         raise BadRequest("unsupported")
@@ -74,48 +74,48 @@ def _deprecated_item(name: str) -> dict[str, Any]:
     }
 
 
-async def get_deprecated(_call: Call) -> Reply:
+async def get_deprecated(_call: ApiRequest) -> ApiResponse:
     """Deprecated features of RabbitMQ, as amqpd has them."""
     return reply([_deprecated_item(name) for name in sorted(DEPRECATED)])
 
 
-async def get_deprecated_used(call: Call) -> Reply:
+async def get_deprecated_used(call: ApiRequest) -> ApiResponse:
     """Deprecated features that are in use now.
     Rates are always collected. Cost: a look at each channel and queue, as far as the first."""
-    slices = Slices()
+    slices = TimeSlice()
     used = {"management_metrics_collection"}
     for connection in list(call.server.connections):
         if any(channel.deliveries.window_size > 0 for channel in connection.channels.all()):
             used.add("global_qos")
             break
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     for queue in [each for vhost in call.broker.vhosts.values() for each in vhost.queues.values()]:
         if not queue.durable and queue.exclusive_owner is None:
             used.add("transient_nonexcl_queues")
             break
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return reply([_deprecated_item(name) for name in sorted(used)])
 
 
 ROUTES: Final = (
-    Route("GET", "api/deprecated-features", Role.MONITORING, get_deprecated),
-    Route("GET", "api/deprecated-features/used", Role.MONITORING, get_deprecated_used),
-    Route("GET", "api/feature-flags", Role.MONITORING, get_flags),
-    Route("PUT", "api/feature-flags/{name}/enable", Role.ADMINISTRATOR, enable),
+    ApiRoute("GET", "api/deprecated-features", Role.MONITORING, get_deprecated),
+    ApiRoute("GET", "api/deprecated-features/used", Role.MONITORING, get_deprecated_used),
+    ApiRoute("GET", "api/feature-flags", Role.MONITORING, get_flags),
+    ApiRoute("PUT", "api/feature-flags/{name}/enable", Role.ADMINISTRATOR, enable),
 )
 
 
 ACTIONS: Final = ("sync", "cancel_sync")
 
 
-async def rebalance(_call: Call) -> Reply:
+async def rebalance(_call: ApiRequest) -> ApiResponse:
     """Does nothing, as on a single node of RabbitMQ."""
     return NO_CONTENT
 
 
-async def act(call: Call) -> Reply:
+async def succeed(call: ApiRequest) -> ApiResponse:
     """rabbit: copies of a classic mirrored queue are brought up to date, of which there are none."""
     call.check(call.queue().vhost_name, "read", "queue", call.params["queue"])
     action = call.fields().get("action")
@@ -124,7 +124,7 @@ async def act(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def start_vhost(call: Call) -> Reply:
+async def start_vhost(call: ApiRequest) -> ApiResponse:
     """Answers 204 if the vhost exists: a vhost that exists is running. rabbit: 400 for one that is not, and for another
     node.
     """
@@ -133,19 +133,19 @@ async def start_vhost(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def reset_stats(call: Call) -> Reply:
+async def reset_stats(call: ApiRequest) -> ApiResponse:
     """Resets rates; counters are the objects' own and stay."""
     this_node(call)
     call.rates.forget()
     return NO_CONTENT
 
 
-async def login(_call: Call) -> Reply:
+async def login(_call: ApiRequest) -> ApiResponse:
     """Checks name and password of the form; later requests bring them again."""
     return reply([])
 
 
-async def no_extra_tables(call: Call) -> Reply:
+async def no_extra_tables(call: ApiRequest) -> ApiResponse:
     """Memory of Erlang's tables (ETS): zero, as there are none."""
     this_node(call)
     return reply({"ets_tables_memory": {"total": 0}})
@@ -155,9 +155,9 @@ _ETS: Final = "api/nodes/{node}/memory/ets"
 _OLD_DEFINITIONS: Final = "api/all-configuration"
 
 
-def _renamed() -> tuple[Route, ...]:
+def _renamed() -> tuple[ApiRoute, ...]:
     """rabbit: /all-configuration is what /definitions was called."""
-    found: list[Route] = []
+    found: list[ApiRoute] = []
     for route in (*definitions.ROUTES, *definitions_import.ROUTES):
         if route.path == "api/definitions":
             found.append(route._replace(path=_OLD_DEFINITIONS))
@@ -165,13 +165,13 @@ def _renamed() -> tuple[Route, ...]:
 
 
 ONE_NODE_ROUTES: Final = (
-    Route("POST", "api/rebalance/queues", Role.ADMINISTRATOR, rebalance),
-    Route("POST", "api/queues/{vhost}/{queue}/actions", Role.MANAGEMENT, act),
-    Route("POST", "api/vhosts/{vhost}/start/{node}", Role.ADMINISTRATOR, start_vhost),
-    Route("DELETE", "api/reset", Role.ADMINISTRATOR, reset_stats),
-    Route("DELETE", "api/reset/{node}", Role.ADMINISTRATOR, reset_stats),
-    Route("POST", "api/login", Role.MANAGEMENT, login, quiet=True, login_form=True),
-    Route("GET", _ETS, Role.MONITORING, no_extra_tables),
-    Route("GET", _ETS + "/relative", Role.MONITORING, no_extra_tables),
+    ApiRoute("POST", "api/rebalance/queues", Role.ADMINISTRATOR, rebalance),
+    ApiRoute("POST", "api/queues/{vhost}/{queue}/actions", Role.MANAGEMENT, succeed),
+    ApiRoute("POST", "api/vhosts/{vhost}/start/{node}", Role.ADMINISTRATOR, start_vhost),
+    ApiRoute("DELETE", "api/reset", Role.ADMINISTRATOR, reset_stats),
+    ApiRoute("DELETE", "api/reset/{node}", Role.ADMINISTRATOR, reset_stats),
+    ApiRoute("POST", "api/login", Role.MANAGEMENT, login, quiet=True, login_form=True),
+    ApiRoute("GET", _ETS, Role.MONITORING, no_extra_tables),
+    ApiRoute("GET", _ETS + "/relative", Role.MONITORING, no_extra_tables),
     *_renamed(),
 )

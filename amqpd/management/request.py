@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
     from amqpd.config import Settings
-    from amqpd.connection.registry import Connections
+    from amqpd.connection.registry import ConnectionRegistry
     from amqpd.listeners import Listener
-    from amqpd.management.sessions import Sessions
+    from amqpd.management.sessions import LoginSessions
     from amqpd.management.stats import Rates
     from amqpd.process import Reloaded
 
@@ -135,7 +135,7 @@ class AppIsStopped(Unavailable):
     error = "app_stopped"
 
 
-class Caller(NamedTuple):
+class Principal(NamedTuple):
     """Who asks. operator: came through the unix socket, and is above all permissions."""
 
     user: User
@@ -146,7 +146,7 @@ class Caller(NamedTuple):
         return role == Role.PUBLIC or self.operator or not TAGS[role].isdisjoint(self.user.tags)
 
 
-class Reply(NamedTuple):
+class ApiResponse(NamedTuple):
     """body: encoded already, in one piece or in chunks; None for an empty one.
 
     file: a path whose bytes are the body, in ranges when the request says so.
@@ -162,16 +162,16 @@ class Reply(NamedTuple):
 to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
 """Encode a value as JSON of the admin API. RabbitMQ: no blank after a comma or a colon; clients compare such text."""
 
-CREATED: Final = Reply(201)
-NO_CONTENT: Final = Reply(204)
+CREATED: Final = ApiResponse(201)
+NO_CONTENT: Final = ApiResponse(204)
 
 
-def reply(data: object, status: int = 200) -> Reply:
+def reply(data: object, status: int = 200) -> ApiResponse:
     """A small answer, encoded at once. Lists that grow with the broker go through `listing`."""
-    return Reply(status, to_json(data).encode())
+    return ApiResponse(status, to_json(data).encode())
 
 
-class Call:
+class ApiRequest:
     """One request. params: the path's names, decoded. query: the last value of each name; query_pairs: all of them, in
     order. body: JSON, or None. sessions: logins of the page.
     """
@@ -181,14 +181,14 @@ class Call:
         broker: Broker,
         server: ServerControl,
         rates: Rates,
-        caller: Caller,
+        caller: Principal,
         method: str,
         params: Mapping[str, str],
         query: Mapping[str, str],
         headers: Mapping[str, str],
         body: object,
         query_pairs: Sequence[tuple[str, str]] = (),
-        sessions: Sessions | None = None,
+        sessions: LoginSessions | None = None,
     ) -> None:
         self.broker = broker
         self.server = server
@@ -206,7 +206,7 @@ class Call:
         # Another node asks: a list is answered as lines, for it to merge (listing.py).
         self.part = False
 
-    def for_part(self) -> Call:
+    def for_part(self) -> ApiRequest:
         """The same, as another node would ask it."""
         part = copy(self)
         part.part = True
@@ -231,7 +231,7 @@ class Call:
         """A text of the body; without a default it must be there. Raises: BadRequest."""
         value = self.fields().get(name, default)
         if value is None:
-            raise key_missing(name)
+            raise missing_keys(name)
         if not isinstance(value, str):
             raise BadRequest(f"{name} must be text")
         return value
@@ -239,19 +239,19 @@ class Call:
     def given(self, name: str) -> Any:
         """What the body says under this name, whatever it is. Raises: BadRequest where that is nothing."""
         if name not in self.fields():
-            raise key_missing(name)
+            raise missing_keys(name)
         return self.fields()[name]
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A boolean of the body; rabbit: the words count too. Raises: BadRequest."""
-        return truth(name, self.fields().get(name, default))
+        return parse_bool(name, self.fields().get(name, default))
 
     def query_flag(self, name: str) -> bool:
         """A boolean of the query that changes what the request does, `if-empty=true` in any case; absent is False.
 
         Raises: BadRequest for any other word.
         """
-        return truth(name, self.query.get(name, "false").lower())
+        return parse_bool(name, self.query.get(name, "false").lower())
 
     def query_shows(self, name: str) -> bool:
         """A boolean of the query that shapes the answer only. RabbitMQ: any word but `true` is false."""
@@ -330,7 +330,7 @@ class Call:
     def check(self, vhost: str, kind: Kind, thing: str, name: str) -> None:
         """The permission AMQP would ask for. thing: queue or exchange. Raises: NotAuthorised."""
         shown = name or DEFAULT_EXCHANGE
-        if not self.caller.operator and not self.broker.auth.may(self.caller.user, vhost, kind, shown):
+        if not self.caller.operator and not self.broker.auth.is_allowed(self.caller.user, vhost, kind, shown):
             raise NotAuthorised(
                 f"ACCESS_REFUSED - access to {thing} '{shown}' in vhost '{vhost}' refused for user "
                 f"'{self.caller.user.name}'"
@@ -341,22 +341,22 @@ class Call:
         if self.caller.operator or exchange.kind != "topic":
             return
         for key in keys:
-            if not self.broker.auth.may_topic(self.caller.user, vhost, exchange.name, kind, key):
+            if not self.broker.auth.is_topic_allowed(self.caller.user, vhost, exchange.name, kind, key):
                 raise NotAuthorised(
                     f"ACCESS_REFUSED - access to topic '{key}' in exchange '{exchange.name}' in vhost '{vhost}' "
                     f"refused for user '{self.caller.user.name}'"
                 )
 
 
-Handler: TypeAlias = Callable[[Call], Awaitable[Reply]]
+Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse]]
 
 
-def key_missing(*names: str) -> BadRequest:
+def missing_keys(*names: str) -> BadRequest:
     """rabbit: an Erlang list of what the body lacks."""
     return BadRequest("[" + ",".join(f"{{key_missing,{name}}}" for name in names) + "]")
 
 
-def truth(name: str, value: object) -> bool:
+def parse_bool(name: str, value: object) -> bool:
     """Raises: BadRequest."""
     if isinstance(value, bool):
         return value
@@ -433,7 +433,7 @@ class ServerControl(Protocol):
         """The settings that were read last: those of the start, with what a reload has taken over."""
 
     @property
-    def connections(self) -> Connections:
+    def connections(self) -> ConnectionRegistry:
         """The AMQP connections."""
 
     @property

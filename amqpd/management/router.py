@@ -11,10 +11,10 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from amqpd.management.request import BadRequest, Call, Handler, MethodNotAllowed, NotThere, Reply, Role
+from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, Handler, MethodNotAllowed, NotThere, Role
 
 
-class Route(NamedTuple):
+class ApiRoute(NamedTuple):
     """path: segments, without a slash at either end. definitions: the body is a document of many items. quiet: a change
     that is traffic rather than an operator's; the log tells of it at level debug. messages: it publishes or takes
     messages; the audit log counts such requests by the minute. login_form: the body is a form with
@@ -37,13 +37,13 @@ class _Node:
     def __init__(self) -> None:
         self.words: dict[str, _Node] = {}
         self.any: _Node | None = None
-        self.routes: dict[str, tuple[Route, list[str]]] = {}
+        self.routes: dict[str, tuple[ApiRoute, list[str]]] = {}
 
 
 class Router:
     """Finds the route of a raw path. Built once. Raises: ValueError for two routes of one path and method."""
 
-    def __init__(self, routes: tuple[Route, ...]) -> None:
+    def __init__(self, routes: tuple[ApiRoute, ...]) -> None:
         self._root = _Node()
         for route in routes:
             node, names = self._root, list[str]()
@@ -59,7 +59,7 @@ class Router:
                 raise ValueError(f"two routes for {route.method} {route.path}")
             node.routes[route.method] = (route, names)
 
-    def find(self, method: str, raw_path: str) -> tuple[Route, dict[str, str]]:
+    def find(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
         """The route and the decoded names. raw_path: as it came, without the query. HEAD is GET.
 
         Raises: NotThere, MethodNotAllowed, BadRequest for what is no UTF-8.
@@ -75,7 +75,7 @@ class Router:
         if found is None:
             allowed = sorted({*node.routes, "OPTIONS", *(("HEAD",) if "GET" in node.routes else ())})
             if method == "OPTIONS":
-                return Route("OPTIONS", "", Role.PUBLIC, partial(_options, ", ".join(allowed))), {}
+                return ApiRoute("OPTIONS", "", Role.PUBLIC, partial(_options, ", ".join(allowed))), {}
             raise MethodNotAllowed(f"{method} is not for this path", {"Allow": ", ".join(allowed)})
         route, names = found
         return route, dict(zip(names, values, strict=True))
@@ -105,9 +105,9 @@ def _walk(node: _Node, segments: list[str], index: int, values: list[str]) -> _N
     return found
 
 
-async def _options(allowed: str, _call: Call) -> Reply:
+async def _options(allowed: str, _call: ApiRequest) -> ApiResponse:
     """What the path takes. rabbit: asked without a password, as browsers do before a request of another site."""
-    return Reply(200, headers={"Allow": allowed})
+    return ApiResponse(200, headers={"Allow": allowed})
 
 
 def _decoded(segment: str) -> str:

@@ -32,9 +32,9 @@ from amqpd.management import (
 )
 from amqpd.management import collectors as metrics
 from amqpd.management.openapi import reference
-from amqpd.management.router import Route
+from amqpd.management.router import ApiRoute
 
-_OF_THINGS: Final[tuple[Route, ...]] = (
+_OF_THINGS: Final[tuple[ApiRoute, ...]] = (
     *overview.ROUTES,
     *ui.ROUTES,
     *ui.SESSION_ROUTES,

@@ -38,24 +38,24 @@ POLICIES: Final = {"global": GLOBAL, "basic": BASIC, "detailed": DETAILED}
 """By RabbitMQ's names: the node and its vhosts; queues, exchanges, channels, connections; pairs of these."""
 
 
-class Span(NamedTuple):
+class SampleRange(NamedTuple):
     """Seconds."""
 
     age: int
     increment: int
 
 
-class Spans(NamedTuple):
+class SampleRanges(NamedTuple):
     """What of an answer is to come with samples; None: rates alone."""
 
-    rates: Span | None
-    lengths: Span | None
-    octets: Span | None
-    node: Span | None = None
+    rates: SampleRange | None
+    lengths: SampleRange | None
+    octets: SampleRange | None
+    node: SampleRange | None = None
 
 
-NO_SPANS: Final = Spans(None, None, None)
-Moment = tuple[int, Sequence[int]]
+NO_SPANS: Final = SampleRanges(None, None, None)
+SamplePoint = tuple[int, Sequence[int]]
 """Milliseconds since 1970, and what the counters were."""
 
 
@@ -126,13 +126,13 @@ class History:
     def size_bytes(self) -> int:
         return sum(track.size_bytes() for track in self._tracks)
 
-    def moments(self, span: Span, now: float, current: Sequence[int]) -> list[Moment]:
+    def moments(self, span: SampleRange, now: float, current: Sequence[int]) -> list[SamplePoint]:
         """Newest first, those of the span that were recorded; the newest is always there, as `current`.
 
         now: seconds since 1970. Cost: 6 us each, 2 us where nothing changed.
         """
         at = int(now) // span.increment * span.increment
-        found: list[Moment] = [(at * 1000, current)]
+        found: list[SamplePoint] = [(at * 1000, current)]
         for _ in range(span.age // span.increment):
             at -= span.increment
             counts = self._at(at, now, current)
@@ -147,7 +147,7 @@ class History:
         return None
 
 
-def details(moments: Sequence[Moment], index: int, since: float) -> dict[str, Any]:
+def details(moments: Sequence[SamplePoint], index: int, since: float) -> dict[str, Any]:
     """Return `samples`, `avg`, `avg_rate` and `recorded_since` of one counter, by its place among the object's.
 
     since: when the object's first sample was taken, seconds since 1970.

@@ -31,35 +31,35 @@ from aiohttp import web
 
 from amqpd.auth.internal_backend import AuthenticationRefused, AuthError, NoSuchUser, NoSuchVhost, User
 from amqpd.auth.permissions import InvalidPattern
-from amqpd.broker.audit import REQUEST, Request
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.audit import REQUEST, AuditedRequest
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, CLI, ORIGIN
 from amqpd.broker.queue.log_opener import opening_over
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.connection import peer_certificate
 from amqpd.connection.transport import is_loopback
 from amqpd.errors import AccessRefused, AmqpError, NotFound, ResourceError
-from amqpd.management.cluster_gateway import SESSION_DIGEST, SESSION_PATH, Asked, Whole, asked
+from amqpd.management.cluster_gateway import SESSION_DIGEST, SESSION_PATH, ClusterApi, ForwardedRequest, asked
 from amqpd.management.collectors import OPEN_ROUTES
-from amqpd.management.file_response import FileRange
+from amqpd.management.file_response import LogFileResponse
 from amqpd.management.json_body import form, parsed, read_body
 from amqpd.management.request import (
     ApiError,
+    ApiRequest,
+    ApiResponse,
     AppIsStopped,
     BadRequest,
-    Call,
-    Caller,
     Forbidden,
     NotAuthorised,
     NotThere,
-    Reply,
+    Principal,
     Role,
     Unavailable,
     to_json,
 )
-from amqpd.management.router import Route, Router
+from amqpd.management.router import ApiRoute, Router
 from amqpd.management.routes import ROUTES
-from amqpd.management.sessions import FILE, Sessions, token_of
+from amqpd.management.sessions import FILE, LoginSessions, token_of
 from amqpd.management.stats import Rates
 from amqpd.management.time_slice import release
 from amqpd.management.ui import PAGE_HEADER, check_header
@@ -94,7 +94,7 @@ HEADERS: Final = {
 """Headers of every answer."""
 
 
-class Handler(web.RequestHandler):
+class HttpConnection(web.RequestHandler):
     """One connection. What is no HTTP ends it, and must not keep it: the error's frames have the connection, the
     connection's last message has the error, and the collector hardly ever comes.
     """
@@ -121,7 +121,7 @@ class Handler(web.RequestHandler):
                 exc.__traceback__ = None
 
 
-class Door(web.Server):
+class LimitedHttpServer(web.Server):
     """Where connections come in: so many from one address, and the first request within HEADER_WAIT_S."""
 
     def __init__(self, handler: Any) -> None:
@@ -139,7 +139,7 @@ class Door(web.Server):
         self._told_at = -TELL_EVERY_S
 
     def __call__(self) -> web.RequestHandler:
-        return Handler(self, loop=asyncio.get_running_loop(), **self._kwargs)
+        return HttpConnection(self, loop=asyncio.get_running_loop(), **self._kwargs)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
@@ -203,13 +203,13 @@ REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
 NEEDS_APP: Final = "Amqpd-Needs-App"
 PATH_SHOWN_MAX: Final = 500
 UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
-OPERATOR: Final = Caller(User("amqpctl", ("administrator",)), True)
+OPERATOR: Final = Principal(User("amqpctl", ("administrator",)), True)
 
 
 class AdminServer:
     """Serves the admin API from `start` to `stop`."""
 
-    def __init__(self, broker: Broker, server: ServerControl, whole: Whole | None = None) -> None:
+    def __init__(self, broker: Broker, server: ServerControl, whole: ClusterApi | None = None) -> None:
         """whole: the other nodes of its cluster, where it is in one."""
         self._broker = broker
         self._whole = whole
@@ -218,11 +218,11 @@ class AdminServer:
         self._metrics_router = Router(OPEN_ROUTES)
         self._rates = Rates(broker, server.connections)
         kept_s, path = broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE
-        self._sessions = Sessions(kept_s, path, elsewhere=whole)
-        self._doors: list[Door] = []
+        self._sessions = LoginSessions(kept_s, path, elsewhere=whole)
+        self._doors: list[LimitedHttpServer] = []
         self._runners: list[web.ServerRunner] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._inner_door = Door(self._from_inner)
+        self._inner_door = LimitedHttpServer(self._from_inner)
 
     async def start(
         self,
@@ -243,7 +243,7 @@ class AdminServer:
         self._rates.start()
 
     async def _serve(self, handler: Any, sock: socket.socket, context: ssl.SSLContext | None) -> None:
-        door = Door(handler)
+        door = LimitedHttpServer(handler)
         self._doors.append(door)
         runner = web.ServerRunner(door, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
@@ -277,8 +277,8 @@ class AdminServer:
     async def _from_unix(self, request: web.BaseRequest) -> web.StreamResponse:
         if not _is_own_peer(request):
             log.warning("unix socket: refused a peer of another user")
-            return _response(Reply(403, b'{"error":"forbidden","reason":"not your broker"}'))
-        return await self._answer(request, Asked(OPERATOR, ("", 0)))
+            return _response(ApiResponse(403, b'{"error":"forbidden","reason":"not your broker"}'))
+        return await self._answer(request, ForwardedRequest(OPERATOR, ("", 0)))
 
     async def _from_inner(self, request: web.BaseRequest) -> web.StreamResponse:
         """Of another node of the cluster."""
@@ -292,20 +292,20 @@ class AdminServer:
             return _response(_error_reply(error))
         return await self._answer(request, by)
 
-    def _session_of(self, request: web.BaseRequest) -> Reply:
+    def _session_of(self, request: web.BaseRequest) -> ApiResponse:
         """Whose session this node keeps, for a node that has been sent its cookie."""
         digest = request.headers.get(SESSION_DIGEST, "")
         user = self._sessions.kept(digest, self._broker.auth)
         if request.method == "DELETE":
             self._sessions.end(digest)
-        return Reply(200, to_json({"user": user or ""}).encode())
+        return ApiResponse(200, to_json({"user": user or ""}).encode())
 
     def inner_connection(self) -> web.RequestHandler:
         """What serves a connection that another node has opened and proven."""
         return self._inner_door()
 
     async def _answer(
-        self, request: web.BaseRequest, by: Asked | None = None, router: Router | None = None
+        self, request: web.BaseRequest, by: ForwardedRequest | None = None, router: Router | None = None
     ) -> web.StreamResponse:
         """by: who asks, where the door says it. router: where not all of the API is there."""
         for door in self._doors:
@@ -331,23 +331,25 @@ class AdminServer:
         if isinstance(reply.body, list) and len(reply.body) > 1:
             return await _stream(request, reply, reply.body)
         if reply.file is not None:
-            return FileRange(reply.file, {**_headers(reply), "Content-Type": reply.content_type})
+            return LogFileResponse(reply.file, {**_headers(reply), "Content-Type": reply.content_type})
         response = _response(reply)
         if reply.status in (408, 413):
             # The rest of the body is not waited for.
             response.force_close()
         return response
 
-    async def _reply(self, request: web.BaseRequest, by: Asked | None, router: Router) -> Reply | web.StreamResponse:
+    async def _reply(
+        self, request: web.BaseRequest, by: ForwardedRequest | None, router: Router
+    ) -> ApiResponse | web.StreamResponse:
         path, _, query_text = request.raw_path.partition("?")
         ORIGIN.set(None)
         if not path.startswith("/"):
             raise BadRequest("the path begins with a slash")
         route, params = router.find(request.method, path)
-        by = by or Asked(await self._caller(request, route), _peer(request))
+        by = by or ForwardedRequest(await self._caller(request, route), _peer(request))
         caller = by.caller
         ACTOR.set(CLI if caller.operator else caller.user.name)
-        ORIGIN.set(Request("amqpctl" if caller.operator else "http", by.peer))
+        ORIGIN.set(AuditedRequest("amqpctl" if caller.operator else "http", by.peer))
         if not caller.has(route.role):
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
         if NEEDS_APP in request.headers and not self._server.app_running:
@@ -366,7 +368,7 @@ class AdminServer:
             raise BadRequest("the query is not UTF-8, or too long") from None
         method, query = _method(request), dict(pairs)
         told = (method, params, query, request.headers, body, pairs, self._sessions)
-        call = Call(self._broker, self._server, self._rates, caller, *told)
+        call = ApiRequest(self._broker, self._server, self._rates, caller, *told)
         call.part = by.part
         call.cluster = None if self._whole is None else self._whole.control
         handler = route.handler if whole is None else whole.handler(route)
@@ -380,15 +382,15 @@ class AdminServer:
                     await self._recorded()
                     return reply
                 # Nothing is changed yet: the request is answered from the start ...
-                except OnItsWay as name:
+                except DeclarationPending as name:
                     await name.over()  # ... once that name is there, or gone
-                except NotOpenYet as waits:
+                except LogNotOpen as waits:
                     await opening_over(waits.destinations)  # ... or once the queues' logs are open, or cannot be
         finally:
             if route.definitions:
                 await release(body)
 
-    def _tell(self, request: web.BaseRequest, route: Route, caller: Caller) -> None:
+    def _tell(self, request: web.BaseRequest, route: ApiRoute, caller: Principal) -> None:
         """Who has changed what. Nothing secret stands in a path."""
         if request.method in UNSAFE:
             who = "amqpctl" if caller.operator else f"user '{caller.user.name}'"
@@ -397,33 +399,37 @@ class AdminServer:
             shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
             log.log(level, "%s did %s", who, shown, extra=about)
             origin, events = ORIGIN.get(), self._broker.catalogue.events
-            if route.messages and events.recorder is not None:
+            if route.messages and events.audit_hook is not None:
                 self._broker.audit.message_request(ACTOR.get(), shown.partition("?")[0])
-            elif not route.quiet and isinstance(origin, Request) and origin.told_count == 0:
+            elif not route.quiet and isinstance(origin, AuditedRequest) and origin.told_count == 0:
                 # No event has told what it did.
                 events.record(REQUEST, {"name": shown})
 
     async def _recorded(self) -> None:
         """Returns when the audit log has what this request did on disk, or cannot have it."""
         origin = ORIGIN.get()
-        if isinstance(origin, Request) and origin.told_count > 0:
+        if isinstance(origin, AuditedRequest) and origin.told_count > 0:
             there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._broker.audit.when_safe(partial(_go_on, there))
             await there
 
     def _tell_refusal(self, request: web.BaseRequest, error: ApiError) -> None:
         """For the audit log: who is known may not change that."""
-        if request.method not in UNSAFE or error.status not in (401, 403) or not isinstance(ORIGIN.get(), Request):
+        if (
+            request.method not in UNSAFE
+            or error.status not in (401, 403)
+            or not isinstance(ORIGIN.get(), AuditedRequest)
+        ):
             return
-        if self._broker.catalogue.events.recorder is not None:
+        if self._broker.catalogue.events.audit_hook is not None:
             shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
             self._broker.audit.refused(ACTOR.get(), shown, error.reason)
 
     # -- who asks ----------------------------------------------------------------------------------------------------
 
-    async def _caller(self, request: web.BaseRequest, route: Route) -> Caller:
+    async def _caller(self, request: web.BaseRequest, route: ApiRoute) -> Principal:
         if route.role == Role.PUBLIC:
-            return Caller(User(""), False)
+            return Principal(User(""), False)
         auth, peer = self._broker.auth, peer_address(request.transport)
         name, shown = "", {}
         if not route.login_form and "Authorization" not in request.headers:
@@ -433,8 +439,8 @@ class AdminServer:
             shown = self._shown(request)
         try:
             if shown:
-                name = peer_certificate.user_name(shown, self._broker.settings.auth)
-                user = auth.vouched(name, is_loopback(peer))
+                name = peer_certificate.external_user_name(shown, self._broker.settings.auth)
+                user = auth.authenticate_external(name, is_loopback(peer))
             else:
                 name, password = await _login_form(request) if route.login_form else _credentials(request)
                 user = await auth.authenticate(name, password, is_loopback(peer), peer)
@@ -444,9 +450,9 @@ class AdminServer:
             await asyncio.sleep(auth.failures.delay_s(peer, name))
             raise NotAuthorised("Login failed", REALM) from None
         self._login(name, peer, "", shown)
-        return Caller(user, False)
+        return Principal(user, False)
 
-    async def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Caller | None:
+    async def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Principal | None:
         """Who is logged in by the page's cookie; None: that session is over. Raises: Forbidden."""
         name = await self._sessions.find(token, self._broker.auth)
         if name is None:
@@ -454,7 +460,7 @@ class AdminServer:
         if request.method in UNSAFE:
             check_header(request.headers)
         try:
-            return Caller(self._broker.auth.vouched(name, is_loopback(peer)), False)
+            return Principal(self._broker.auth.authenticate_external(name, is_loopback(peer)), False)
         except AuthenticationRefused:
             return None  # a user of loopback addresses alone, from elsewhere
 
@@ -466,8 +472,8 @@ class AdminServer:
 
     def _login(self, name: str, peer: str, error: str, shown: dict[str, Any]) -> None:
         self._broker.auth.attempts.count("http", peer, name, not error)
-        if self._broker.catalogue.events.recorder is not None:
-            self._broker.audit.login(name, peer, error, peer_certificate.told(shown))
+        if self._broker.catalogue.events.audit_hook is not None:
+            self._broker.audit.login(name, peer, error, peer_certificate.tls_info(shown))
 
 
 def _go_on(there: asyncio.Future[None], _safe: bool) -> None:
@@ -565,27 +571,27 @@ def _translate(error: Exception) -> ApiError | None:
     return None
 
 
-def _error_reply(error: ApiError) -> Reply:
+def _error_reply(error: ApiError) -> ApiResponse:
     """RabbitMQ: the body of a 404 is always the same text, and clients compare it. Ours says more in `detail`."""
     told = {"error": error.error, "reason": error.reason}
     if isinstance(error, NotThere) and error.reason != NotThere.text:
         told = {"error": error.error, "reason": NotThere.text, "detail": error.reason}
-    return Reply(error.status, to_json(told).encode(), headers=error.headers)
+    return ApiResponse(error.status, to_json(told).encode(), headers=error.headers)
 
 
-def _headers(reply: Reply) -> dict[str, str]:
+def _headers(reply: ApiResponse) -> dict[str, str]:
     headers = {**HEADERS, **reply.headers}
     if reply.body is not None:
         headers["Content-Type"] = reply.content_type
     return headers
 
 
-def _response(reply: Reply) -> web.Response:
+def _response(reply: ApiResponse) -> web.Response:
     body = b"".join(reply.body) if isinstance(reply.body, list) else reply.body
     return web.Response(status=reply.status, body=body, headers=_headers(reply))
 
 
-async def _stream(request: web.BaseRequest, reply: Reply, chunks: list[bytes]) -> web.StreamResponse:
+async def _stream(request: web.BaseRequest, reply: ApiResponse, chunks: list[bytes]) -> web.StreamResponse:
     """A large answer, as fast as its reader takes it. A reader that goes away or stops ends it."""
     response = web.StreamResponse(status=reply.status, headers=_headers(reply))
     response.content_length = sum(map(len, chunks))

@@ -50,7 +50,7 @@ OF_USER_MAX: Final = 100
 """Sessions of one user; the oldest ends when there is one more."""
 
 
-class Session(NamedTuple):
+class LoginSession(NamedTuple):
     """password: a digest of its hash as it was at the login; another one ends the session. ends_at: s since 1970."""
 
     user: str
@@ -58,7 +58,7 @@ class Session(NamedTuple):
     ends_at: float
 
 
-class Elsewhere(Protocol):
+class RemoteSessions(Protocol):
     """The other nodes' sessions. name: this node's."""
 
     name: str
@@ -68,7 +68,7 @@ class Elsewhere(Protocol):
         raise NotImplementedError
 
 
-class Sessions:
+class LoginSessions:
     """Who is logged in by a cookie. path: of FILE; None keeps nothing. clock: seconds since 1970. elsewhere: in a
     cluster.
     """
@@ -78,7 +78,7 @@ class Sessions:
         lasts_s: float,
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteSessions | None = None,
     ) -> None:
         self._lasts_s = lasts_s
         self._path = path
@@ -86,7 +86,7 @@ class Sessions:
         self._elsewhere = elsewhere
         self._writer = ThreadPoolExecutor(1, "page-sessions")
         self._text = ""
-        self._by_digest: dict[str, Session] = {}
+        self._by_digest: dict[str, LoginSession] = {}
         if path is not None:
             self._by_digest = _read(path)
 
@@ -106,7 +106,7 @@ class Sessions:
         token = secrets.token_urlsafe(TOKEN_SIZE_BYTES)
         if self._elsewhere is not None:
             token += "." + urlsafe_b64encode(self._elsewhere.name.encode()).decode().rstrip("=")
-        self._by_digest[_digest(token)] = Session(user, _digest(row.password_hash), now + self._lasts_s)
+        self._by_digest[_digest(token)] = LoginSession(user, _digest(row.password_hash), now + self._lasts_s)
         self._keep()
         return token
 
@@ -189,10 +189,12 @@ def _node_of(token: str) -> str:
         return ""
 
 
-def _read(path: Path) -> dict[str, Session]:
+def _read(path: Path) -> dict[str, LoginSession]:
     try:
         found = json.loads(path.read_text("utf-8"))
-        return {digest: Session(str(user), str(password), float(at)) for digest, (user, password, at) in found.items()}
+        return {
+            digest: LoginSession(str(user), str(password), float(at)) for digest, (user, password, at) in found.items()
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:

@@ -49,23 +49,23 @@ from amqpd.broker.stats import QUEUE_COUNTERS, queue_counts
 from amqpd.channel.channel import CHANNEL_COUNTERS, channel_counts, had_by_queue
 from amqpd.management.loop_lag import LoopLag
 from amqpd.management.message_counts import unacked_apart
-from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Moment, Span, Spans, details
-from amqpd.management.time_slice import Slices
+from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, SamplePoint, SampleRange, SampleRanges, details
+from amqpd.management.time_slice import TimeSlice
 from amqpd.process import disk_free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from amqpd.broker.broker import Broker
-    from amqpd.broker.consumer import Source
+    from amqpd.broker.consumer import QueueBase
     from amqpd.broker.queue.queue import Queue
-    from amqpd.broker.stats import Sent
+    from amqpd.broker.stats import PublisherStats
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
-    from amqpd.channel.consumer import Deliveries
-    from amqpd.channel.stats import Had
+    from amqpd.channel.consumer import ChannelConsumers
+    from amqpd.channel.stats import QueueDeliveryStats
     from amqpd.connection.connection import Connection
-    from amqpd.connection.registry import Connections
+    from amqpd.connection.registry import ConnectionRegistry
 
 
 NODE_COUNTERS: Final = (
@@ -81,7 +81,7 @@ _PAGE_BYTES: Final = resource.getpagesize()
 class NodeCounts:
     """Of this node."""
 
-    def __init__(self, broker: Broker, connections: Connections) -> None:
+    def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
         self._connections = connections
 
@@ -143,7 +143,7 @@ NAMES: Final = (
 class Churn:
     """What came and went since the start, all of it."""
 
-    def __init__(self, broker: Broker, connections: Connections) -> None:
+    def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
         self._connections = connections
 
@@ -187,13 +187,13 @@ def passed(exchange: Exchange) -> tuple[int, int]:
     return (exchange.passed.in_count, exchange.passed.out_count)
 
 
-async def settle(connections: Iterable[Connection], slices: Slices) -> None:
+async def flush_counters(connections: Iterable[Connection], slices: TimeSlice) -> None:
     """What publishers have sent is in the counts of its exchanges. connections: a snapshot. Cost: 0.2 us a channel."""
     for connection in connections:
         for channel in connection.channels.all():
             channel.publisher.settle_counts()
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
 
 
 class VhostSum:
@@ -239,7 +239,7 @@ READERS: Final[tuple[Any, ...]] = (
 )
 
 
-class Shown(NamedTuple):
+class StatsParts(NamedTuple):
     """What `Rates` tells of an object, by where it stands in an answer."""
 
     stats: dict[str, Any]
@@ -247,8 +247,8 @@ class Shown(NamedTuple):
     octets: dict[str, Any]
 
 
-def parted(found: dict[str, Any]) -> Shown:
-    parts = Shown({}, {}, {})
+def split_stats(found: dict[str, Any]) -> StatsParts:
+    parts = StatsParts({}, {}, {})
     for name, value in found.items():
         counter = name.removesuffix("_details")
         part = parts.lengths if counter in LENGTHS else parts.octets if counter in OCTETS else parts.stats
@@ -263,7 +263,7 @@ HAD: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack", "get_empty", "re
 _DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
 
 
-def had_counts(had: Had) -> tuple[int, ...]:
+def had_counts(had: QueueDeliveryStats) -> tuple[int, ...]:
     """In the order of HAD."""
     return (had.deliver, had.deliver_no_ack, had.get, had.get_no_ack, had.get_empty, had.redeliver, had.ack)
 
@@ -277,15 +277,15 @@ class _Seen:
         self.asked_at = asked_at
 
 
-class Pairs:
+class PairRates:
     """One per admin server."""
 
     def __init__(self) -> None:
-        self._sent: dict[Sent, _Seen] = {}
-        self._had: dict[Deliveries, dict[Source, _Seen]] = {}
+        self._sent: dict[PublisherStats, _Seen] = {}
+        self._had: dict[ChannelConsumers, dict[QueueBase, _Seen]] = {}
         self._had_count = 0
 
-    def published(self, sent: Sent) -> dict[str, Any]:
+    def published(self, sent: PublisherStats) -> dict[str, Any]:
         """Stats of one publisher and one exchange."""
         counts = (int(sent.in_count),)
         seen = self._sent.get(sent)
@@ -293,7 +293,7 @@ class Pairs:
             seen = self._sent[sent] = _Seen(counts, 0.0)
         return _told(PUBLISHED, counts, seen)
 
-    def delivered(self, channel: Deliveries, queue: Source, had: Had) -> dict[str, Any]:
+    def delivered(self, channel: ChannelConsumers, queue: QueueBase, had: QueueDeliveryStats) -> dict[str, Any]:
         """Stats of one channel and one queue."""
         counts = had_counts(had)
         queues = self._had.setdefault(channel, {})
@@ -306,7 +306,7 @@ class Pairs:
         found["deliver_get_details"] = {"rate": round(sum(found[f"{name}_details"]["rate"] for name in _DELIVERED), 1)}
         return found
 
-    async def sweep(self, elapsed_s: float, slices: Slices) -> None:
+    async def sweep(self, elapsed_s: float, slices: TimeSlice) -> None:
         """How fast those rose that were asked for. elapsed_s: since the sweep before."""
         since = time.monotonic() - ASKED_KEPT_S
         for sent, seen in list(self._sent.items()):
@@ -314,8 +314,8 @@ class Pairs:
                 self._sent.pop(sent, None)
             else:
                 _rise(seen, (int(sent.in_count),), elapsed_s)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         for channel, queues in list(self._had.items()):
             now = had_by_queue(channel)
             for queue, seen in list(queues.items()):
@@ -326,8 +326,8 @@ class Pairs:
                     _rise(seen, had_counts(now[queue]), elapsed_s)
             if not queues:
                 self._had.pop(channel, None)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
 
 def _rise(seen: _Seen, counts: Sequence[int], elapsed_s: float) -> None:
@@ -373,12 +373,12 @@ class Sample(NamedTuple):
 class Rates:
     """One per admin server. `details` and `totals` answer from the last sweep and from now."""
 
-    def __init__(self, broker: Broker, connections: Connections) -> None:
+    def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
         self._connections = connections
         self.churn = Churn(broker, connections)
         self.node = NodeCounts(broker, connections)
-        self.pairs = Pairs()
+        self.pairs = PairRates()
         self._asked_at = time.monotonic()
         self._samples: dict[Any, Sample] = {}
         self._histories: dict[Any, History] = {}
@@ -424,14 +424,14 @@ class Rates:
 
     async def sweep(self) -> None:
         """Reads all counters once."""
-        slices = Slices()
+        slices = TimeSlice()
         now, wall = time.monotonic(), time.time()
         elapsed = max(now - self._swept_at, 0.001)
         before, after = self._samples, dict[Any, Sample]()
         sums = [[0.0] * len(names) for names in NAMES]
         totals = [self._ended(kind) for kind in range(len(NAMES))]
         by_vhost = {vhost: VhostSum(vhost) for vhost in self._broker.vhosts.values()}
-        await settle(list(self._connections), slices)
+        await flush_counters(list(self._connections), slices)
         for kind in (QUEUE, CHANNEL, CONNECTION, CHURN, EXCHANGE, NODE):
             for thing in self._all(kind):
                 counts = READERS[kind](thing)
@@ -441,8 +441,8 @@ class Rates:
                 for index, count in enumerate(counts):
                     totals[kind][index] += count
                 self._into_vhost(by_vhost, thing, kind, counts)
-                if slices.due:
-                    await slices.rest()
+                if slices.expired:
+                    await slices.yield_loop()
         for vhost, found in by_vhost.items():
             counts = found.counts()
             after[vhost] = sample = _sampled(counts, before.get(vhost), VHOST, elapsed, wall)
@@ -468,7 +468,7 @@ class Rates:
             found = by_vhost[thing.session.vhost]
             (found.add_channel if kind == CHANNEL else found.add_connection)(counts)
 
-    async def _keep(self, totals: list[tuple[int, ...]], slices: Slices) -> None:
+    async def _keep(self, totals: list[tuple[int, ...]], slices: TimeSlice) -> None:
         """Samples of the whole, and of those that somebody has asked for; what is gone or forgotten is let go."""
         now = time.time()
         for kind in (QUEUE, CHANNEL, VHOST):
@@ -484,8 +484,8 @@ class Rates:
                 history.add(now, self._samples[thing].counts)
             else:
                 self._histories.pop(thing, None)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
 
     def _all(self, kind: int) -> list[Any]:
         """What lives now, at one moment: neither counted as ended nor forgotten. Cost: 3 ms for 100,000 queues."""
@@ -508,11 +508,11 @@ class Rates:
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
-    def details(self, thing: object, kind: int, within: Spans = NO_SPANS) -> dict[str, Any]:
+    def details(self, thing: object, kind: int, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
         """`publish`, `publish_details: {rate}` and so on, for one object."""
         return self.shown(thing, kind, READERS[kind](thing), within)
 
-    def shown(self, thing: object, kind: int, counts: Sequence[int], within: Spans = NO_SPANS) -> dict[str, Any]:
+    def shown(self, thing: object, kind: int, counts: Sequence[int], within: SampleRanges = NO_SPANS) -> dict[str, Any]:
         """The same for counts that were read already."""
         self._asked_at = time.monotonic()
         sample = self._samples.get(thing)
@@ -539,15 +539,15 @@ class Rates:
         self._asked_at = time.monotonic()
         return self._utilised.get(queue, 1.0) if queue.consumers else 0.0
 
-    async def _note_utilisation(self, slices: Slices) -> None:
+    async def _note_utilisation(self, slices: TimeSlice) -> None:
         utilised: dict[Queue, float] = {}
         ends: dict[Queue, int] = {}
         for queue in self._all(QUEUE):
             if queue.consumers:
                 was = self._utilised.get(queue, 1.0)
                 utilised[queue] = was + 0.3 * (self._have_taken_all(queue, ends) - was)
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         self._utilised, self._ends = utilised, ends
 
     def _have_taken_all(self, queue: Queue, ends: dict[Queue, int]) -> bool:
@@ -560,7 +560,7 @@ class Rates:
         # A reader below 0 has not begun: it waits in the line of single active consumers, or for the log.
         return all(not 0 <= each.offset < seen for each in readers if isinstance(each, StreamReader))
 
-    def unroutable(self, within: Spans = NO_SPANS) -> dict[str, Any]:
+    def unroutable(self, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
         """What was returned and dropped in all vhosts there are."""
         counts = [0] * len(VHOST_COUNTERS)
         for vhost in self._broker.vhosts.values():
@@ -569,26 +569,26 @@ class Rates:
         found = self._details(VHOST, VHOST, counts, self._sums[VHOST], within)
         return {name: found[name] for each in UNROUTABLE for name in (each, f"{each}_details")}
 
-    async def totals(self, kind: int, within: Spans = NO_SPANS) -> dict[str, Any]:
+    async def totals(self, kind: int, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
         """Likewise for all queues or channels since the broker's start, those that ended included."""
         self._asked_at = time.monotonic()
-        slices = Slices()
+        slices = TimeSlice()
         # Chosen before the first rest: what ends meanwhile keeps its counts and is in no sum yet.
         counts, things = self._ended(kind), self._all(kind)
         for thing in things:
             for index, count in enumerate(READERS[kind](thing)):
                 counts[index] += count
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         return self._details(kind, kind, counts, self._sums[kind], within)
 
     def _details(
-        self, thing: object, kind: int, counts: Sequence[int], per_s: Sequence[float], within: Spans
+        self, thing: object, kind: int, counts: Sequence[int], per_s: Sequence[float], within: SampleRanges
     ) -> dict[str, Any]:
         """A total is its kind's, as a thing."""
         now = time.time()
         history = self._begin(thing, kind, counts, now) if within is not NO_SPANS else None
-        moments: dict[Span, list[Moment]] = {}
+        moments: dict[SampleRange, list[SamplePoint]] = {}
         found: dict[str, Any] = {}
         for index, name in enumerate(NAMES[kind]):
             found[name] = counts[index]
@@ -630,19 +630,19 @@ def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s:
     return Sample(counts, _per_s(counts, seen.counts, elapsed_s), now)
 
 
-async def _let_go(samples: dict[Any, Sample], slices: Slices) -> None:
+async def _let_go(samples: dict[Any, Sample], slices: TimeSlice) -> None:
     """Little by little: those of 100,000 queues at once would hold the loop."""
     while samples:
         samples.popitem()
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
 
 
 def _per_s(counts: Sequence[int], base: Sequence[int], elapsed_s: float) -> tuple[float, ...]:
     return tuple(round((count - was) / elapsed_s, 1) for count, was in zip(counts, base, strict=True))
 
 
-def _span_of(name: str, kind: int, within: Spans) -> Span | None:
+def _span_of(name: str, kind: int, within: SampleRanges) -> SampleRange | None:
     if kind == NODE:
         return within.node
     if name in OCTETS:

@@ -13,18 +13,18 @@ SLICE_S: Final = 0.003
 """How long a piece of work goes on before the loop has its turn, seconds."""
 
 
-class Slices:
+class TimeSlice:
     """Keeps a long piece of work from holding the loop: `if slices.due: await slices.rest()` in its loop."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + SLICE_S
 
     @property
-    def due(self) -> bool:
+    def expired(self) -> bool:
         """Whether it has worked for SLICE_S since the last rest. Cost: 0.1 us."""
         return time.perf_counter() >= self._until
 
-    async def rest(self) -> None:
+    async def yield_loop(self) -> None:
         """One turn of the loop; what was looked at before may have changed behind it."""
         await sleep(0)
         self._until = time.perf_counter() + SLICE_S
@@ -35,11 +35,11 @@ async def release(value: object) -> None:
 
     Empties its lists; what they held stays with whoever else has it.
     """
-    slices = Slices()
+    slices = TimeSlice()
     lists = list(value.values()) if isinstance(value, dict) else [value]
     for each in lists:
         if isinstance(each, list):
             while each:
                 del each[-1000:]
-                if slices.due:
-                    await slices.rest()
+                if slices.expired:
+                    await slices.yield_loop()

@@ -22,13 +22,13 @@ from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.queue import Queue
 from amqpd.channel.consumer import ChannelConsumer
 from amqpd.management.listing import Body
-from amqpd.management.request import Call, Reply, Role, number, to_json
-from amqpd.management.router import Route
+from amqpd.management.request import ApiRequest, ApiResponse, Role, number, to_json
+from amqpd.management.router import ApiRoute
 from amqpd.management.stats import EXCHANGE, QUEUE, lengths
-from amqpd.management.time_slice import Slices
+from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
-    from amqpd.broker.stats import Passed
+    from amqpd.broker.stats import ExchangeStats
     from amqpd.broker.vhost.exchange import Exchange
     from amqpd.broker.vhost.vhost import VHost
 
@@ -45,7 +45,7 @@ _IN: Final = 0
 _OUT: Final = slice(1, 5)
 
 
-class _Busiest:
+class TopK:
     """The first `count` of those that are added, by rank. It keeps no more than it needs: to let go of 100,000
     at once would hold the loop.
     """
@@ -69,10 +69,10 @@ class _Busiest:
 class Topology:
     """What is chosen of these vhosts, and what it is told as."""
 
-    def __init__(self, call: Call, vhosts: list[VHost]) -> None:
+    def __init__(self, call: ApiRequest, vhosts: list[VHost]) -> None:
         self._call = call
         self._vhosts = vhosts
-        self._slices = Slices()
+        self._slices = TimeSlice()
         self.exchanges: dict[Exchange, VHost] = {}
         self.queues: dict[Queue, VHost] = {}
         self.totals = {"exchanges": 0, "queues": 0}
@@ -87,22 +87,22 @@ class Topology:
     async def choose(self, name: str, count: int) -> None:
         """Cost: 2 us a queue there is, in slices."""
         part = name.lower()
-        exchanges, queues = _Busiest(count), _Busiest(count)
+        exchanges, queues = TopK(count), TopK(count)
         for vhost in self._vhosts:
             self.totals["exchanges"] += len(vhost.exchanges)
             self.totals["queues"] += len(vhost.queues)
             for exchange in list(vhost.exchanges.values()):
                 if part in exchange.name.lower() and (part or self._is_used(vhost, exchange)):
                     exchanges.add(self._rate(exchange), len(exchange.bindings), exchange, vhost)
-                if self._slices.due:
-                    await self._slices.rest()
+                if self._slices.expired:
+                    await self._slices.yield_loop()
             for queue in list(vhost.queues.values()):
                 if part in queue.name.lower():
                     if queue.opening is not None:
                         await opened(queue)
                     queues.add(self._rate(queue), lengths(queue)[0], queue, vhost)
-                if self._slices.due:
-                    await self._slices.rest()
+                if self._slices.expired:
+                    await self._slices.yield_loop()
         for exchange, vhost in exchanges.first(max(count // 4, count - queues.seen_count)):
             self.exchanges[exchange] = vhost
         for queue, vhost in queues.first(count - len(self.exchanges)):
@@ -146,8 +146,8 @@ class Topology:
         return self._call.rates.per_s(thing, EXCHANGE)[0]
 
     async def _rest(self) -> None:
-        if self._slices.due:
-            await self._slices.rest()
+        if self._slices.expired:
+            await self._slices.yield_loop()
 
     # -- told ---------------------------------------------------------------------------------------------------------
 
@@ -165,8 +165,8 @@ class Topology:
             links += await self._links_to(queue, vhost)
             if queue.consumers:
                 consumers += self._consumers(queue)
-            if self._slices.due:
-                await self._slices.rest()
+            if self._slices.expired:
+                await self._slices.yield_loop()
         for exchange, vhost in self.exchanges.items():
             for source in dict.fromkeys(each.source for each in vhost.bindings_to(exchange)):
                 self._bound.setdefault(source, []).append(exchange)
@@ -226,8 +226,8 @@ class Topology:
                 shown = keys.setdefault(binding.source, [])
                 if len(shown) < KEYS_MAX:
                     shown.append(binding.routing_key)
-            if self._slices.due:
-                await self._slices.rest()
+            if self._slices.expired:
+                await self._slices.yield_loop()
         is_queue = isinstance(end, Queue)
         came = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
         links: list[dict[str, Any]] = []
@@ -300,7 +300,7 @@ class Topology:
         for connection in list(self._call.server.connections):
             session = connection.session
             for channel in connection.channels.all():
-                sent: Passed
+                sent: ExchangeStats
                 for sent in channel.publisher.sent:
                     if sent in shown and not channel.closing:
                         found.setdefault(shown[sent], []).append((session.name, session.user.name))
@@ -317,7 +317,7 @@ class Topology:
         ]
 
 
-async def get_topology(call: Call) -> Reply:
+async def get_topology(call: ApiRequest) -> ApiResponse:
     """Exchanges, queues, links between them, publishers and consumers; query `name`, `count` (at most 2000)."""
     count = number("count", call.query.get("count", COUNT), 1, COUNT_MAX)
     found = Topology(call, call.vhosts())
@@ -325,9 +325,9 @@ async def get_topology(call: Call) -> Reply:
     return await encoded(await found.told())
 
 
-async def encoded(told: dict[str, Any]) -> Reply:
+async def encoded(told: dict[str, Any]) -> ApiResponse:
     """As `listing.document`, but that many small objects are encoded together: half the time, and never over 1 ms."""
-    slices = Slices()
+    slices = TimeSlice()
     body = Body()
     before = "{"
     for name, value in told.items():
@@ -339,14 +339,14 @@ async def encoded(told: dict[str, Any]) -> Reply:
         body.add("[")
         for start in range(0, len(value), _TOGETHER):
             body.add(("," if start else "") + to_json(value[start : start + _TOGETHER])[1:-1])
-            if slices.due:
-                await slices.rest()
+            if slices.expired:
+                await slices.yield_loop()
         body.add("]")
     body.add("}")
-    return Reply(200, body.finished())
+    return ApiResponse(200, body.finished())
 
 
 ROUTES: Final = (
-    Route("GET", "api/amqpd/topology", Role.MANAGEMENT, get_topology),
-    Route("GET", "api/amqpd/topology/{vhost}", Role.MANAGEMENT, get_topology),
+    ApiRoute("GET", "api/amqpd/topology", Role.MANAGEMENT, get_topology),
+    ApiRoute("GET", "api/amqpd/topology/{vhost}", Role.MANAGEMENT, get_topology),
 )

@@ -18,9 +18,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from amqpd.management.request import Call, Forbidden, NotThere, Reply, Role, reply
-from amqpd.management.router import Route
-from amqpd.management.sessions import Sessions, cookie, token_of
+from amqpd.management.request import ApiRequest, ApiResponse, Forbidden, NotThere, Role, reply
+from amqpd.management.router import ApiRoute
+from amqpd.management.sessions import LoginSessions, cookie, token_of
 
 DIST: Final = Path(__file__).parent / "page" / "dist"
 SETUP: Final = Path(__file__).parents[2] / "setup.py"
@@ -145,28 +145,28 @@ def accepted(header: str) -> set[str]:
     return found
 
 
-def _sent(call: Call, asset: _Asset, caching: dict[str, str]) -> Reply:
+def _sent(call: ApiRequest, asset: _Asset, caching: dict[str, str]) -> ApiResponse:
     taken = accepted(call.headers.get("Accept-Encoding", ""))
     encoding = next((name for name, _ in ENCODINGS if name in taken and name in asset.content), "")
     tag = f'"{asset.tag}{"-" + encoding if encoding else ""}"'
     headers = {**HEADERS, **caching, "ETag": tag}
     if tag in [each.strip().removeprefix("W/") for each in call.headers.get("If-None-Match", "").split(",")]:
-        return Reply(304, headers=headers)
+        return ApiResponse(304, headers=headers)
     if encoding:
         headers["Content-Encoding"] = encoding
-    return Reply(200, asset.content[encoding], asset.content_type, headers)
+    return ApiResponse(200, asset.content[encoding], asset.content_type, headers)
 
 
-async def get_page(files: PageFiles, call: Call) -> Reply:
+async def get_page(files: PageFiles, call: ApiRequest) -> ApiResponse:
     """The page."""
     index = files.find(INDEX)
     if index is not None:
         return _sent(call, index, ASK_AGAIN)
     why = FROM_SOURCES if SETUP.exists() else WITHOUT
-    return Reply(200, NOT_BUILT.format(why=why).encode(), HTML, {"Content-Security-Policy": PLAIN_POLICY})
+    return ApiResponse(200, NOT_BUILT.format(why=why).encode(), HTML, {"Content-Security-Policy": PLAIN_POLICY})
 
 
-async def get_asset(files: PageFiles, call: Call) -> Reply:
+async def get_asset(files: PageFiles, call: ApiRequest) -> ApiResponse:
     """A script, style or picture of the page."""
     name = call.params["file"]
     asset = files.find(name) if name != INDEX else None
@@ -175,16 +175,16 @@ async def get_asset(files: PageFiles, call: Call) -> Reply:
     return _sent(call, asset, FOR_EVER)
 
 
-async def get_plain(_call: Call) -> Reply:
+async def get_plain(_call: ApiRequest) -> ApiResponse:
     """The same without script: links to what is most asked for."""
-    return Reply(200, PLAIN.encode(), HTML, {"Content-Security-Policy": PLAIN_POLICY})
+    return ApiResponse(200, PLAIN.encode(), HTML, {"Content-Security-Policy": PLAIN_POLICY})
 
 
 _FILES: Final = PageFiles()
 ROUTES: Final = (
-    Route("GET", "", Role.PUBLIC, partial(get_page, _FILES)),
-    Route("GET", "assets/{file}", Role.PUBLIC, partial(get_asset, _FILES)),
-    Route("GET", "plain", Role.PUBLIC, get_plain),
+    ApiRoute("GET", "", Role.PUBLIC, partial(get_page, _FILES)),
+    ApiRoute("GET", "assets/{file}", Role.PUBLIC, partial(get_asset, _FILES)),
+    ApiRoute("GET", "plain", Role.PUBLIC, get_plain),
 )
 
 
@@ -192,7 +192,7 @@ PAGE_HEADER: Final = "Amqpd-Page"
 """Sent by the page with each request: its refusals bring no WWW-Authenticate, at which browsers ask for a password."""
 
 
-def _sessions(call: Call) -> Sessions:
+def _sessions(call: ApiRequest) -> LoginSessions:
     assert call.sessions is not None  # server.py gives them to every call
     return call.sessions
 
@@ -203,7 +203,7 @@ def check_header(headers: Mapping[str, str]) -> None:
         raise Forbidden(f"a change by cookie needs the header {PAGE_HEADER}")
 
 
-def _who(call: Call, left_s: float | None) -> dict[str, object]:
+def _who(call: ApiRequest, left_s: float | None) -> dict[str, object]:
     user = call.caller.user
     return {
         "name": user.name,
@@ -215,7 +215,7 @@ def _who(call: Call, left_s: float | None) -> dict[str, object]:
     }
 
 
-async def post_session(call: Call) -> Reply:
+async def post_session(call: ApiRequest) -> ApiResponse:
     """Logs in: name and password of the form open a session, whose cookie the answer sets."""
     check_header(call.headers)
     sessions = _sessions(call)
@@ -225,20 +225,20 @@ async def post_session(call: Call) -> Reply:
     return answer._replace(headers={"Set-Cookie": cookie(call.headers, token, int(left_s))})
 
 
-async def get_session(call: Call) -> Reply:
+async def get_session(call: ApiRequest) -> ApiResponse:
     """Who is logged in, with which tags, and for how long."""
     return reply(_who(call, _sessions(call).left_s(token_of(call.headers))))
 
 
-async def delete_session(call: Call) -> Reply:
+async def delete_session(call: ApiRequest) -> ApiResponse:
     """Logs out."""
     await _sessions(call).close(token_of(call.headers))
-    return Reply(204, headers={"Set-Cookie": cookie(call.headers, "", 0)})
+    return ApiResponse(204, headers={"Set-Cookie": cookie(call.headers, "", 0)})
 
 
 _PATH: Final = "api/amqpd/session"
 SESSION_ROUTES: Final = (
-    Route("POST", _PATH, Role.MANAGEMENT, post_session, quiet=True, login_form=True),
-    Route("GET", _PATH, Role.MANAGEMENT, get_session),
-    Route("DELETE", _PATH, Role.MANAGEMENT, delete_session, quiet=True),
+    ApiRoute("POST", _PATH, Role.MANAGEMENT, post_session, quiet=True, login_form=True),
+    ApiRoute("GET", _PATH, Role.MANAGEMENT, get_session),
+    ApiRoute("DELETE", _PATH, Role.MANAGEMENT, delete_session, quiet=True),
 )

@@ -15,9 +15,18 @@ from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.auth.passwords import algorithm_of
 from amqpd.management.listing import listing, one
 from amqpd.management.overview import this_node
-from amqpd.management.request import NO_CONTENT, AlreadyThere, BadRequest, Call, NotThere, Reply, Role, clean_name
-from amqpd.management.router import Route
-from amqpd.management.time_slice import Slices
+from amqpd.management.request import (
+    NO_CONTENT,
+    AlreadyThere,
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    NotThere,
+    Role,
+    clean_name,
+)
+from amqpd.management.router import ApiRoute
+from amqpd.management.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.limits import UserLimits
@@ -57,13 +66,13 @@ def tags_of(value: object) -> list[str]:
     raise BadRequest("tags is text with commas, or a list of words")
 
 
-async def whoami(call: Call) -> Reply:
+async def whoami(call: ApiRequest) -> ApiResponse:
     """Name and tags of who asks."""
     user = call.caller.user
     return one(call, {"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
 
 
-async def get_users(call: Call) -> Reply:
+async def get_users(call: ApiRequest) -> ApiResponse:
     """Users, with tags and hashes; with `vhosts=true` also the virtual hosts that each may enter."""
     shown = partial(user_item, call.broker.user_limits)
     if not call.query_shows("vhosts"):
@@ -79,19 +88,19 @@ async def get_users(call: Call) -> Reply:
     )
 
 
-async def get_users_without_permissions(call: Call) -> Reply:
+async def get_users_without_permissions(call: ApiRequest) -> ApiResponse:
     """Users who may enter no virtual host."""
     known = {row.user for row in call.broker.auth.permissions()}
     rows = [row for row in call.broker.auth.users() if row.name not in known]
     return await listing(call, rows, partial(user_item, call.broker.user_limits), lambda row: row.name)
 
 
-async def get_user(call: Call) -> Reply:
+async def get_user(call: ApiRequest) -> ApiResponse:
     """One user."""
     return one(call, user_item(call.broker.user_limits, call.broker.auth.user(call.params["user"])))
 
 
-async def put_user(call: Call) -> Reply:
+async def put_user(call: ApiRequest) -> ApiResponse:
     """Makes or changes a user; 201 for a new one, 204 for another password and other tags; with `If-None-Match: *`
     412 for one there is."""
     name = call.params["user"]
@@ -118,10 +127,10 @@ async def put_user(call: Call) -> Reply:
     else:
         # rabbit: a user that no password opens; a certificate may
         await auth.add_user(name, tags=tags, replace=True)
-    return Reply(204 if exists else 201)
+    return ApiResponse(204 if exists else 201)
 
 
-async def put_password(call: Call) -> Reply:
+async def put_password(call: ApiRequest) -> ApiResponse:
     """Changes the password and keeps the tags; an empty password_hash leaves none that opens."""
     name = call.params["user"]
     if call.fields().get("password_hash") == "":
@@ -131,19 +140,19 @@ async def put_password(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def put_tags(call: Call) -> Reply:
+async def put_tags(call: ApiRequest) -> ApiResponse:
     """Sets the tags, and nothing else."""
     await call.broker.auth.set_tags(call.params["user"], tags_of(call.fields().get("tags", "")))
     return NO_CONTENT
 
 
-async def delete_user(call: Call) -> Reply:
+async def delete_user(call: ApiRequest) -> ApiResponse:
     """Deletes the user; the user's connections are closed."""
     await call.broker.auth.delete_user(call.params["user"])
     return NO_CONTENT
 
 
-async def bulk_delete(call: Call) -> Reply:
+async def bulk_delete(call: ApiRequest) -> ApiResponse:
     """Deletes the users that are named.
     rabbit: 400 where one does not exist; there those before it have gone, here none has."""
     names = call.fields().get("users")
@@ -152,30 +161,30 @@ async def bulk_delete(call: Call) -> Reply:
     known = {row.name for row in call.broker.auth.users()}
     if not known.issuperset(names):
         raise BadRequest(f"no user '{min(set(names) - known)}'")
-    slices = Slices()
+    slices = TimeSlice()
     for name in names:
         with suppress(NoSuchUser):  # gone meanwhile
             await call.broker.auth.delete_user(name)
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     return NO_CONTENT
 
 
 # -- permissions -----------------------------------------------------------------------------------------------------
 
 
-async def get_permissions(call: Call) -> Reply:
+async def get_permissions(call: ApiRequest) -> ApiResponse:
     """Permissions, of everybody, or of the user: `name` is then looked for in their virtual hosts."""
     rows = call.broker.auth.permissions(call.params.get("user"), call.params.get("vhost"))
     return await listing(call, rows, permission_item, lambda row: row.vhost if "user" in call.params else row.user)
 
 
-async def get_permission(call: Call) -> Reply:
+async def get_permission(call: ApiRequest) -> ApiResponse:
     """What the user may do in the virtual host."""
     return one(call, permission_item(_permission(call)))
 
 
-def _permission(call: Call) -> PermissionRow:
+def _permission(call: ApiRequest) -> PermissionRow:
     """Raises: NotThere."""
     rows = call.broker.auth.permissions(call.params["user"], call.params["vhost"])
     if not rows:
@@ -183,17 +192,17 @@ def _permission(call: Call) -> PermissionRow:
     return rows[0]
 
 
-async def put_permission(call: Call) -> Reply:
+async def put_permission(call: ApiRequest) -> ApiResponse:
     """Sets permissions; 201 for a first one, 204 for another one."""
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
     _both_there(call, user, vhost)
     exists = bool(call.broker.auth.permissions(user, vhost))
     await call.broker.auth.set_permissions(user, vhost, *patterns)
-    return Reply(204 if exists else 201)
+    return ApiResponse(204 if exists else 201)
 
 
-def _both_there(call: Call, user: str, vhost: str) -> None:
+def _both_there(call: ApiRequest, user: str, vhost: str) -> None:
     """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
     if not any(row.name == user for row in call.broker.auth.users()):
         raise BadRequest(f"user '{user}' does not exist")
@@ -201,21 +210,21 @@ def _both_there(call: Call, user: str, vhost: str) -> None:
         raise BadRequest(f"vhost '{vhost}' does not exist")
 
 
-async def delete_permission(call: Call) -> Reply:
+async def delete_permission(call: ApiRequest) -> ApiResponse:
     """Takes the user's permissions in the virtual host away."""
     row = _permission(call)
     await call.broker.auth.clear_permissions(row.user, row.vhost)
     return NO_CONTENT
 
 
-async def get_topic_permissions(call: Call) -> Reply:
+async def get_topic_permissions(call: ApiRequest) -> ApiResponse:
     """Topic permissions, of everybody, or of the user: `name` is then looked for in virtual hosts and exchanges."""
     rows = call.broker.auth.topic_permissions(call.params.get("user"), call.params.get("vhost"))
     own = "user" in call.params
     return await listing(call, rows, topic_item, lambda row: (row.vhost, row.exchange) if own else row.user)
 
 
-async def get_topic_permission(call: Call) -> Reply:
+async def get_topic_permission(call: ApiRequest) -> ApiResponse:
     """The user's topic permissions in the virtual host, one per exchange."""
     rows = call.broker.auth.topic_permissions(call.params["user"], call.params["vhost"])
     exchange = call.params.get("exchange")
@@ -225,7 +234,7 @@ async def get_topic_permission(call: Call) -> Reply:
     return await listing(call, rows, topic_item, lambda row: row.user)
 
 
-async def put_topic_permission(call: Call) -> Reply:
+async def put_topic_permission(call: ApiRequest) -> ApiResponse:
     """Sets which routing keys the user may write and read at an exchange."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.text("exchange")
     _both_there(call, user, vhost)
@@ -234,10 +243,10 @@ async def put_topic_permission(call: Call) -> Reply:
     rows = call.broker.auth.topic_permissions(user, vhost)
     exists = any(row.exchange == exchange for row in rows)
     await call.broker.auth.set_topic_permissions(user, vhost, exchange, call.text("write"), call.text("read"))
-    return Reply(204 if exists else 201)
+    return ApiResponse(204 if exists else 201)
 
 
-async def delete_topic_permission(call: Call) -> Reply:
+async def delete_topic_permission(call: ApiRequest) -> ApiResponse:
     """Takes the user's topic permissions away."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.params.get("exchange")
     rows = call.broker.auth.topic_permissions(user, vhost)
@@ -248,27 +257,27 @@ async def delete_topic_permission(call: Call) -> Reply:
 
 
 ROUTES: Final = (
-    Route("GET", "api/whoami", Role.MANAGEMENT, whoami),
-    Route("GET", "api/users", Role.ADMINISTRATOR, get_users),
-    Route("GET", "api/users/without-permissions", Role.ADMINISTRATOR, get_users_without_permissions),
-    Route("POST", "api/users/bulk-delete", Role.ADMINISTRATOR, bulk_delete),
-    Route("GET", "api/users/{user}", Role.ADMINISTRATOR, get_user),
-    Route("PUT", "api/users/{user}", Role.ADMINISTRATOR, put_user),
-    Route("DELETE", "api/users/{user}", Role.ADMINISTRATOR, delete_user),
-    Route("GET", "api/users/{user}/permissions", Role.ADMINISTRATOR, get_permissions),
-    Route("GET", "api/users/{user}/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
-    Route("GET", "api/permissions", Role.ADMINISTRATOR, get_permissions),
-    Route("GET", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_permission),
-    Route("PUT", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_permission),
-    Route("DELETE", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_permission),
-    Route("GET", "api/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
-    Route("GET", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_topic_permission),
-    Route("PUT", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_topic_permission),
-    Route("DELETE", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_topic_permission),
-    Route("GET", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, get_topic_permission),
-    Route("DELETE", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, delete_topic_permission),
-    Route("PUT", "api/amqpd/users/{user}/password", Role.ADMINISTRATOR, put_password),
-    Route("PUT", "api/amqpd/users/{user}/tags", Role.ADMINISTRATOR, put_tags),
+    ApiRoute("GET", "api/whoami", Role.MANAGEMENT, whoami),
+    ApiRoute("GET", "api/users", Role.ADMINISTRATOR, get_users),
+    ApiRoute("GET", "api/users/without-permissions", Role.ADMINISTRATOR, get_users_without_permissions),
+    ApiRoute("POST", "api/users/bulk-delete", Role.ADMINISTRATOR, bulk_delete),
+    ApiRoute("GET", "api/users/{user}", Role.ADMINISTRATOR, get_user),
+    ApiRoute("PUT", "api/users/{user}", Role.ADMINISTRATOR, put_user),
+    ApiRoute("DELETE", "api/users/{user}", Role.ADMINISTRATOR, delete_user),
+    ApiRoute("GET", "api/users/{user}/permissions", Role.ADMINISTRATOR, get_permissions),
+    ApiRoute("GET", "api/users/{user}/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
+    ApiRoute("GET", "api/permissions", Role.ADMINISTRATOR, get_permissions),
+    ApiRoute("GET", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_permission),
+    ApiRoute("PUT", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_permission),
+    ApiRoute("DELETE", "api/permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_permission),
+    ApiRoute("GET", "api/topic-permissions", Role.ADMINISTRATOR, get_topic_permissions),
+    ApiRoute("GET", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, get_topic_permission),
+    ApiRoute("PUT", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, put_topic_permission),
+    ApiRoute("DELETE", "api/topic-permissions/{vhost}/{user}", Role.ADMINISTRATOR, delete_topic_permission),
+    ApiRoute("GET", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, get_topic_permission),
+    ApiRoute("DELETE", "api/topic-permissions/{vhost}/{user}/{exchange}", Role.ADMINISTRATOR, delete_topic_permission),
+    ApiRoute("PUT", "api/amqpd/users/{user}/password", Role.ADMINISTRATOR, put_password),
+    ApiRoute("PUT", "api/amqpd/users/{user}/tags", Role.ADMINISTRATOR, put_tags),
 )
 
 
@@ -277,7 +286,7 @@ def _counts(count: list[int]) -> dict[str, int]:
     return {"auth_attempts": right + wrong, "auth_attempts_succeeded": right, "auth_attempts_failed": wrong}
 
 
-async def by_protocol(call: Call) -> Reply:
+async def by_protocol(call: ApiRequest) -> ApiResponse:
     """Logins tried, by protocol."""
     this_node(call)
     found = call.broker.auth.attempts.by_protocol
@@ -288,7 +297,7 @@ async def by_protocol(call: Call) -> Reply:
     return await listing(call, list(found), item, str)
 
 
-async def by_source(call: Call) -> Reply:
+async def by_source(call: ApiRequest) -> ApiResponse:
     """Those since `PUT /api/amqpd/auth_attempt_sources`: 10,000 at most, see amqpd/auth/login_throttle.py."""
     this_node(call)
     found = list(call.broker.auth.attempts.by_source.items())
@@ -305,21 +314,21 @@ async def by_source(call: Call) -> Reply:
     return await listing(call, found, item, lambda entry: str(entry[0]))
 
 
-async def forget(call: Call) -> Reply:
+async def forget(call: ApiRequest) -> ApiResponse:
     """Sets the counts of logins to zero."""
     this_node(call)
     call.broker.auth.attempts.forget()
     return NO_CONTENT
 
 
-async def forget_sources(call: Call) -> Reply:
+async def forget_sources(call: ApiRequest) -> ApiResponse:
     """Resets the counts of logins by address."""
     this_node(call)
     call.broker.auth.attempts.forget(sources_only=True)
     return NO_CONTENT
 
 
-async def track_sources(call: Call) -> Reply:
+async def track_sources(call: ApiRequest) -> ApiResponse:
     """Counts logins by address and user, or no more: what was kept goes then."""
     attempts = call.broker.auth.attempts
     attempts.track_sources = call.flag("on")
@@ -331,9 +340,9 @@ async def track_sources(call: Call) -> Reply:
 _PATH: Final = "api/auth/attempts/{node}"
 
 AUTH_ATTEMPT_ROUTES: Final = (
-    Route("GET", _PATH, Role.MONITORING, by_protocol),
-    Route("DELETE", _PATH, Role.ADMINISTRATOR, forget),
-    Route("GET", f"{_PATH}/source", Role.MONITORING, by_source),
-    Route("DELETE", f"{_PATH}/source", Role.ADMINISTRATOR, forget_sources),
-    Route("PUT", "api/amqpd/auth_attempt_sources", Role.ADMINISTRATOR, track_sources),
+    ApiRoute("GET", _PATH, Role.MONITORING, by_protocol),
+    ApiRoute("DELETE", _PATH, Role.ADMINISTRATOR, forget),
+    ApiRoute("GET", f"{_PATH}/source", Role.MONITORING, by_source),
+    ApiRoute("DELETE", f"{_PATH}/source", Role.ADMINISTRATOR, forget_sources),
+    ApiRoute("PUT", "api/amqpd/auth_attempt_sources", Role.ADMINISTRATOR, track_sources),
 )

@@ -13,7 +13,7 @@ from amqpd.broker.queue.log_opener import opened
 from amqpd.broker.queue.types import KINDS
 from amqpd.broker.vhost import limits, vhosts
 from amqpd.broker.vhost.limits import InvalidLimits
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.broker.vhost.vhosts import ProtectedVhost
 from amqpd.channel.channel import channel_counts
 from amqpd.management.listing import listing, one, spans
@@ -21,16 +21,16 @@ from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
     AlreadyThere,
+    ApiRequest,
+    ApiResponse,
     BadRequest,
-    Call,
     NotAuthorised,
-    Reply,
     Role,
     clean_name,
 )
-from amqpd.management.router import Route
-from amqpd.management.stats import VHOST, VhostSum, counted_connection, counted_queue, parted
-from amqpd.management.time_slice import Slices
+from amqpd.management.router import ApiRoute
+from amqpd.management.stats import VHOST, VhostSum, counted_connection, counted_queue, split_stats
+from amqpd.management.time_slice import TimeSlice
 from amqpd.management.users import permission_item, tags_of, topic_item
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def metadata_item(vhost: VHost) -> dict[str, Any]:
     }
 
 
-async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]:
+async def vhost_item(call: ApiRequest, vhost: VHost, slices: TimeSlice) -> dict[str, Any]:
     """A vhost with its message counts. Cost: a look at each of its queues."""
     delayed = 0
     found = VhostSum(vhost)
@@ -55,17 +55,17 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
         await opened(queue)
         delayed += queue.delayed_count
         found.add_queue(counted_queue(queue))
-        if slices.due:
-            await slices.rest()
+        if slices.expired:
+            await slices.yield_loop()
     for connection in list(call.server.connections):
         if connection.session.vhost is vhost:
             found.add_connection(counted_connection(connection))
             for channel in connection.channels.all():
                 if not channel.closing:
                     found.add_channel(channel_counts(channel))
-        if slices.due:
-            await slices.rest()
-    shown = parted(call.rates.shown(vhost, VHOST, found.counts(), spans(call.query)))
+        if slices.expired:
+            await slices.yield_loop()
+    shown = split_stats(call.rates.shown(vhost, VHOST, found.counts(), spans(call.query)))
     return {
         "name": vhost.name,
         "description": vhost.description,
@@ -83,19 +83,19 @@ async def vhost_item(call: Call, vhost: VHost, slices: Slices) -> dict[str, Any]
     }
 
 
-async def get_vhosts(call: Call) -> Reply:
+async def get_vhosts(call: ApiRequest) -> ApiResponse:
     """Virtual hosts."""
-    slices = Slices()
+    slices = TimeSlice()
     items = [await vhost_item(call, vhost, slices) for vhost in call.vhosts()]
     return await listing(call, items, lambda item: item, lambda item: str(item["name"]))
 
 
-async def get_vhost(call: Call) -> Reply:
+async def get_vhost(call: ApiRequest) -> ApiResponse:
     """One virtual host."""
-    return one(call, await vhost_item(call, call.vhost(), Slices()))
+    return one(call, await vhost_item(call, call.vhost(), TimeSlice()))
 
 
-async def put_vhost(call: Call) -> Reply:
+async def put_vhost(call: ApiRequest) -> ApiResponse:
     """Makes or changes a virtual host; 201 for a new one; 204 for one there is, whose description, tags and so on
     become those given; with
     `If-Match: *` 412 where there is none.
@@ -118,37 +118,37 @@ async def put_vhost(call: Call) -> Reply:
     protected = call.flag("protected_from_deletion", vhost is not None and vhost.protected)
     traced = call.flag("tracing", vhost is not None and vhost.tap is not None)
     if vhost is None:
-        await finished(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
+        await wait_done(partial(vhosts.declare, broker.vhosts, name, description, tags, kind))
         if traced and name in broker.vhosts:
-            await finished(partial(trace, broker.vhosts[name], call.node, True))
+            await wait_done(partial(trace, broker.vhosts[name], call.node, True))
         if protected and name in broker.vhosts:
-            await finished(partial(vhosts.protect, broker.vhosts[name], True))
+            await wait_done(partial(vhosts.protect, broker.vhosts[name], True))
         if not call.caller.operator:
             # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
         return CREATED
-    await finished(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
+    await wait_done(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
     await _protected(vhost, protected)
-    await finished(partial(trace, vhost, call.node, traced))
+    await wait_done(partial(trace, vhost, call.node, traced))
     return NO_CONTENT
 
 
-async def delete_vhost(call: Call) -> Reply:
+async def delete_vhost(call: ApiRequest) -> ApiResponse:
     """Deletes the virtual host with all that is in it."""
     try:
-        await finished(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
+        await wait_done(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
     except ProtectedVhost as error:
         raise AlreadyThere(str(error)) from None
     return NO_CONTENT
 
 
-async def protect_vhost(call: Call) -> Reply:
+async def protect_vhost(call: ApiRequest) -> ApiResponse:
     """Protects the virtual host from deletion."""
     await _protected(call.any_vhost(), True)
     return NO_CONTENT
 
 
-async def release_vhost(call: Call) -> Reply:
+async def release_vhost(call: ApiRequest) -> ApiResponse:
     """Takes the protection from deletion away."""
     await _protected(call.any_vhost(), False)
     return NO_CONTENT
@@ -156,61 +156,61 @@ async def release_vhost(call: Call) -> Reply:
 
 async def _protected(vhost: VHost, on: bool) -> None:
     if vhost.protected != on:
-        await finished(partial(vhosts.protect, vhost, on))
+        await wait_done(partial(vhosts.protect, vhost, on))
 
 
-async def get_vhost_permissions(call: Call) -> Reply:
+async def get_vhost_permissions(call: ApiRequest) -> ApiResponse:
     """Permissions of all users in the virtual host."""
     rows = call.broker.auth.permissions(vhost=call.vhost().name)
     return await listing(call, rows, permission_item, lambda row: row.user)
 
 
-async def get_vhost_topic_permissions(call: Call) -> Reply:
+async def get_vhost_topic_permissions(call: ApiRequest) -> ApiResponse:
     """Topic permissions of all users in the virtual host."""
     rows = call.broker.auth.topic_permissions(vhost=call.vhost().name)
     return await listing(call, rows, topic_item, lambda row: row.user)
 
 
 ROUTES: Final = (
-    Route("GET", "api/vhosts", Role.MANAGEMENT, get_vhosts),
-    Route("GET", "api/vhosts/{vhost}", Role.MANAGEMENT, get_vhost),
-    Route("PUT", "api/vhosts/{vhost}", Role.ADMINISTRATOR, put_vhost),
-    Route("DELETE", "api/vhosts/{vhost}", Role.ADMINISTRATOR, delete_vhost),
-    Route("POST", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
-    Route("PUT", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
-    Route("DELETE", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, release_vhost),
-    Route("GET", "api/vhosts/{vhost}/permissions", Role.ADMINISTRATOR, get_vhost_permissions),
-    Route("GET", "api/vhosts/{vhost}/topic-permissions", Role.ADMINISTRATOR, get_vhost_topic_permissions),
+    ApiRoute("GET", "api/vhosts", Role.MANAGEMENT, get_vhosts),
+    ApiRoute("GET", "api/vhosts/{vhost}", Role.MANAGEMENT, get_vhost),
+    ApiRoute("PUT", "api/vhosts/{vhost}", Role.ADMINISTRATOR, put_vhost),
+    ApiRoute("DELETE", "api/vhosts/{vhost}", Role.ADMINISTRATOR, delete_vhost),
+    ApiRoute("POST", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
+    ApiRoute("PUT", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, protect_vhost),
+    ApiRoute("DELETE", "api/vhosts/{vhost}/deletion/protection", Role.ADMINISTRATOR, release_vhost),
+    ApiRoute("GET", "api/vhosts/{vhost}/permissions", Role.ADMINISTRATOR, get_vhost_permissions),
+    ApiRoute("GET", "api/vhosts/{vhost}/topic-permissions", Role.ADMINISTRATOR, get_vhost_topic_permissions),
 )
 
 
-async def get_vhost_limits(call: Call) -> Reply:
+async def get_vhost_limits(call: ApiRequest) -> ApiResponse:
     """Limits of all virtual hosts that have any."""
     items = [{"vhost": vhost.name, "value": vhost.limits.value} for vhost in call.vhosts() if vhost.limits.value]
     return await listing(call, items, lambda item: item, lambda item: str(item["vhost"]))
 
 
-async def put_vhost_limit(call: Call) -> Reply:
+async def put_vhost_limit(call: ApiRequest) -> ApiResponse:
     """Sets a limit of the virtual host."""
     vhost = call.any_vhost()
     value = {**vhost.limits.value, call.params["name"]: call.given("value")}
     try:
-        await finished(partial(limits.declare, vhost, limits.PARAMETER, value))
+        await wait_done(partial(limits.declare, vhost, limits.PARAMETER, value))
     except InvalidLimits as error:
         raise BadRequest(str(error)) from None
     return NO_CONTENT
 
 
-async def delete_vhost_limit(call: Call) -> Reply:
+async def delete_vhost_limit(call: ApiRequest) -> ApiResponse:
     """Clears a limit of the virtual host. rabbit: one that is not set is a success."""
     vhost = call.any_vhost()
     value = {name: limit for name, limit in vhost.limits.value.items() if name != call.params["name"]}
     if value != vhost.limits.value:
-        await finished(partial(limits.declare, vhost, limits.PARAMETER, value))
+        await wait_done(partial(limits.declare, vhost, limits.PARAMETER, value))
     return NO_CONTENT
 
 
-async def get_user_limits(call: Call) -> Reply:
+async def get_user_limits(call: ApiRequest) -> ApiResponse:
     """Limits of all users that have any; without the tag monitoring only one's own."""
     only = call.params.get("user")
     own = call.caller.user.name
@@ -224,20 +224,20 @@ async def get_user_limits(call: Call) -> Reply:
     return await listing(call, items, lambda item: item, lambda item: str(item["user"]))
 
 
-async def put_user_limit(call: Call) -> Reply:
+async def put_user_limit(call: ApiRequest) -> ApiResponse:
     """Sets a limit of the user."""
     _known_user(call)
     await _set_user_limits(call, {call.params["name"]: call.given("value")})
     return NO_CONTENT
 
 
-def _known_user(call: Call) -> None:
+def _known_user(call: ApiRequest) -> None:
     """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
     if not any(row.name == call.params["user"] for row in call.broker.auth.users()):
         raise BadRequest(f"user '{call.params['user']}' does not exist")
 
 
-async def put_user_limits(call: Call) -> Reply:
+async def put_user_limits(call: ApiRequest) -> ApiResponse:
     """Several at once, `amqpctl set_user_limits`: the others stay as they are."""
     value = call.given("value")
     if not isinstance(value, dict):
@@ -246,17 +246,17 @@ async def put_user_limits(call: Call) -> Reply:
     return NO_CONTENT
 
 
-async def _set_user_limits(call: Call, value: dict[str, Any]) -> None:
+async def _set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
     user, user_limits = call.params["user"], call.broker.user_limits
     async with call.broker.auth.changing:
         call.broker.auth.user(user)
         try:
-            await finished(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
+            await wait_done(partial(user_limits.declare, user, {**user_limits.get(user), **value}))
         except InvalidLimits as error:
             raise BadRequest(str(error)) from None
 
 
-async def delete_user_limit(call: Call) -> Reply:
+async def delete_user_limit(call: ApiRequest) -> ApiResponse:
     """Clears a limit of the user, or with no name all. rabbit: one that is not set is a success."""
     user, user_limits = call.params["user"], call.broker.user_limits
     async with call.broker.auth.changing:
@@ -264,7 +264,7 @@ async def delete_user_limit(call: Call) -> Reply:
         name = call.params.get("name")
         value = {other: limit for other, limit in user_limits.get(user).items() if name not in (None, other)}
         if value != user_limits.get(user):
-            await finished(partial(user_limits.declare, user, value))
+            await wait_done(partial(user_limits.declare, user, value))
     return NO_CONTENT
 
 
@@ -272,14 +272,14 @@ _VHOST: Final = "api/vhost-limits"
 _USER: Final = "api/user-limits"
 
 LIMIT_ROUTES: Final = (
-    Route("GET", _VHOST, Role.MANAGEMENT, get_vhost_limits),
-    Route("GET", f"{_VHOST}/{{vhost}}", Role.MANAGEMENT, get_vhost_limits),
-    Route("PUT", f"{_VHOST}/{{vhost}}/{{name}}", Role.ADMINISTRATOR, put_vhost_limit),
-    Route("DELETE", f"{_VHOST}/{{vhost}}/{{name}}", Role.ADMINISTRATOR, delete_vhost_limit),
-    Route("GET", _USER, Role.MANAGEMENT, get_user_limits),
-    Route("GET", f"{_USER}/{{user}}", Role.MANAGEMENT, get_user_limits),
-    Route("PUT", f"{_USER}/{{user}}/{{name}}", Role.ADMINISTRATOR, put_user_limit),
-    Route("DELETE", f"{_USER}/{{user}}/{{name}}", Role.ADMINISTRATOR, delete_user_limit),
-    Route("PUT", "api/amqpd/user-limits/{user}", Role.ADMINISTRATOR, put_user_limits),
-    Route("DELETE", "api/amqpd/user-limits/{user}", Role.ADMINISTRATOR, delete_user_limit),
+    ApiRoute("GET", _VHOST, Role.MANAGEMENT, get_vhost_limits),
+    ApiRoute("GET", f"{_VHOST}/{{vhost}}", Role.MANAGEMENT, get_vhost_limits),
+    ApiRoute("PUT", f"{_VHOST}/{{vhost}}/{{name}}", Role.ADMINISTRATOR, put_vhost_limit),
+    ApiRoute("DELETE", f"{_VHOST}/{{vhost}}/{{name}}", Role.ADMINISTRATOR, delete_vhost_limit),
+    ApiRoute("GET", _USER, Role.MANAGEMENT, get_user_limits),
+    ApiRoute("GET", f"{_USER}/{{user}}", Role.MANAGEMENT, get_user_limits),
+    ApiRoute("PUT", f"{_USER}/{{user}}/{{name}}", Role.ADMINISTRATOR, put_user_limit),
+    ApiRoute("DELETE", f"{_USER}/{{user}}/{{name}}", Role.ADMINISTRATOR, delete_user_limit),
+    ApiRoute("PUT", "api/amqpd/user-limits/{user}", Role.ADMINISTRATOR, put_user_limits),
+    ApiRoute("DELETE", "api/amqpd/user-limits/{user}", Role.ADMINISTRATOR, delete_user_limit),
 )

@@ -44,7 +44,7 @@ from amqpd.storage.spark import decode
 from amqpd.storage.spark.arrow import Decoder, PartReader, headers_map
 from amqpd.storage.spark.columns import BASE
 from amqpd.storage.spark.files import DirectorySource
-from amqpd.storage.spark.job import ExportOptions, Job
+from amqpd.storage.spark.job import ExportJob, ExportOptions
 from amqpd.storage.spark.offsets import batch_parts
 from amqpd.storage.spark.options import parse
 from amqpd.storage.spark.plan import Snapshot
@@ -223,7 +223,7 @@ def _job(spark: SparkSession, directory: str, target: str, columns: Sequence[str
     check = f"{target}.checkpoint"
     options = ExportOptions({"path": directory}, "/", queue, target, check, columns=tuple(columns))
     try:
-        Job(options, lambda report: None, lambda: False, spark).run()
+        ExportJob(options, lambda report: None, lambda: False, spark).run()
     finally:
         shutil.rmtree(target, ignore_errors=True)
         shutil.rmtree(check, ignore_errors=True)

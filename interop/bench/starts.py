@@ -24,9 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from amqpd.auth.internal_backend import bootstrap
+from amqpd.auth.internal_backend import initial_rows
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import BindingRow, Metadata, Put, QueueRow, Row, UserRow, VhostRow, random_id
+from amqpd.storage.metadata.store import BindingRow, Put, QueueRow, Row, SqlMetadataStore, UserRow, VhostRow, random_id
 from amqpd.storage.queue_json import describe
 from amqpd.storage.storage import Storage
 from amqpd.testing import BrokerProcess
@@ -58,8 +58,8 @@ def fill(data_dir: Path, kind: str, count: int, clean: bool) -> None:
     """kind: `queues` with a directory and a message each, or rows alone: `vhosts`, `bindings`, `users`."""
     loop = _Loop()
     storage = Storage(data_dir, post=loop.post)
-    metadata = Metadata("", data_dir, loop.post)
-    vhost = metadata.open(lambda: bootstrap("guest", "guest", "/")).vhosts[0]
+    metadata = SqlMetadataStore("", data_dir, loop.post)
+    vhost = metadata.open(lambda: initial_rows("guest", "guest", "/")).vhosts[0]
     rows: list[Row] = []
     if kind == "vhosts":
         rows = [VhostRow(f"v{number}", random_id()) for number in range(count)]

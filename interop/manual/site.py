@@ -38,7 +38,9 @@ LINK: Final = re.compile(r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\
 
 def papers() -> list[str]:
     """Every paper beside the code, by its path below the root: `amqpd/broker/README.md`."""
-    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in path.parts]
+    found = [
+        path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.md")) if "node_modules" not in path.parts
+    ]
     return [*ROOT_PAPERS, *(str(path.relative_to(ROOT)) for path in found)]
 
 

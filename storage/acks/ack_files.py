@@ -16,7 +16,7 @@ from mypy_extensions import i64
 from amqpd.storage.acks import ack_set
 from amqpd.storage.filesystem import APPEND, FileSystem, OpenFile, Reserve
 from amqpd.storage.log.segment import REWRITE_FROM, Segment
-from amqpd.storage.sync_job import JobPart
+from amqpd.storage.sync_job import SyncPart
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
     filesystem.rename(temporary, path)
 
 
-class SettledFiles:
+class AckFileWriter:
     """What is to be written to the `.settled` files of one log.
 
     boot: for the first entry of this life in each file. dirty: where files to sync are put.
@@ -186,11 +186,11 @@ class SettledFiles:
         """Whether a file written anew waits for its sync and its name."""
         return len(self._renames) > 0
 
-    def collect(self, part: JobPart) -> None:
+    def collect(self, part: SyncPart) -> None:
         """Gives `part` the names that written-anew files get once they are synced."""
         part.renames, self._renames = self._renames, []
 
-    def synced(self, part: JobPart) -> None:
+    def synced(self, part: SyncPart) -> None:
         """The job is done; files that got their name may be written anew again."""
         if part.renames and part.renamed and not part.failed:
             renamed = {target for _, target in part.renames}

@@ -21,7 +21,7 @@ Facts are only ever added, so the order of entries matters for the last `totals`
 the union of two such files is true where each is. A bad entry is passed over: what it told is forgotten, which costs a
 redelivery and never a message. Here is how entries are written; ack_set.py alone reads them.
 
-**Memory.** `SettledSet` keeps ranges while they are few, then one bit per offset of the segment. Every offset of a
+**Memory.** `AckSet` keeps ranges while they are few, then one bit per offset of the segment. Every offset of a
 segment that holds no message (markers, gaps, transient messages of an earlier life) is in the set too, so that
 `end - base - count` is the number of messages.
 
@@ -105,7 +105,7 @@ def tally(count: i64, due_ms: i64) -> i64:
 
 
 @final
-class SettledSet:
+class AckSet:
     """The settled offsets of one segment, from `base` on. `count` of them, none above `highest` (-1: none)."""
 
     def __init__(self, base: i64) -> None:
@@ -160,7 +160,7 @@ class SettledSet:
             self._to_range()
         return self.count - before
 
-    def take_out(self, other: SettledSet) -> i64:
+    def take_out(self, other: AckSet) -> i64:
         """What is in `other`, which has the same base, is settled no more. Returns how many were. Cost: a step per
         range, some ns per byte of bits.
         """
@@ -222,9 +222,9 @@ class SettledSet:
             result.append((first, self.highest))
         return result
 
-    def copy(self) -> SettledSet:
+    def copy(self) -> AckSet:
         """One with the same offsets, for another thread."""
-        other = SettledSet(self.base)
+        other = AckSet(self.base)
         other.count = self.count
         other.highest = self.highest
         other._firsts = self._firsts[:]
@@ -374,7 +374,7 @@ KIND_NAMES: Final = (
 
 
 @final
-class SettledFile:
+class AckFileReader:
     """The entries of one file, from its bytes. Cost: 0.3 us an entry.
 
     entries: the good ones, in order. bad: positions in bytes of those whose checksum is wrong or whose kind nobody
@@ -440,7 +440,7 @@ class SettledFile:
         return found
 
 
-def settle_told(entries: list[Entry], known: SettledSet, end: int) -> None:
+def settle_told(entries: list[Entry], known: AckSet, end: int) -> None:
     """Settles in `known` what the entries tell of offsets from its base up to `end`, not included: as settled, lost or
     transient messages of an earlier life. Cost: a step per entry, 128 for one of bits.
     """

@@ -7,7 +7,7 @@ each call.
 The *delivery mark* precedes the deliveries: nothing above it was given to a consumer, as the files tell it. While
 deliveries go on without a pause it runs ahead of them, so that it need not be written with every turn (`_ahead`).
 
-A log makes its `Settlements` when the first of this happens, or when recovery finds it; one that nobody settles in has
+A log makes its `QueueAcks` when the first of this happens, or when recovery finds it; one that nobody settles in has
 none.
 """
 
@@ -19,7 +19,7 @@ from mypy_extensions import i64
 
 from amqpd.storage.acks.ack_set import tally
 from amqpd.storage.log.log import Log
-from amqpd.storage.loop_log import TurnLog
+from amqpd.storage.loop_log import GroupCommitLog
 
 _NONE: Final[set[int]] = set()
 AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
@@ -27,15 +27,15 @@ _STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
 
 
 @final
-class Settlements:
+class QueueAcks:
     """What was settled, delivered and given back in one log. owner: that log, whose counts follow.
 
     returned: offset -> tally (ack_set.py) of what was given back and is live.
     due: what was settled goes with this turn. delivered_mark: the highest offset that was delivered, or may have been.
     """
 
-    def __init__(self, owner: TurnLog, log: Log, delivered_mark: i64, returned: dict[int, int]) -> None:
-        self.owner: TurnLog = owner
+    def __init__(self, owner: GroupCommitLog, log: Log, delivered_mark: i64, returned: dict[int, int]) -> None:
+        self.owner: GroupCommitLog = owner
         self._log: Log = log
         self.returned: dict[int, int] = returned
         owner.returned = returned  # for those who read
@@ -85,7 +85,7 @@ class Settlements:
             self._begin_run(first, last, body_size_bytes)
 
     def _begin_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
-        self.owner.wake()
+        self.owner.mark_dirty_later()
         if self._run_first >= 0:
             self._runs.append((self._run_first, self._run_next - 1, self._run_bytes))
         self._run_first = first

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from amqpd.storage.acks import replay_file
-from amqpd.storage.acks.ack_set import SettledSet
+from amqpd.storage.acks.ack_set import AckSet
 from amqpd.storage.fsync_thread import Task
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.segment import Segment
@@ -37,7 +37,7 @@ _REMOVING: Final[int] = 3
 _OVER: Final[int] = 4
 
 
-class Rewind:
+class AckedReplay:
     """One of them, of one log: what is to be taken back is added, it begins, and `go_on` is called until `over`.
 
     taken: by base offset of the segment, those that are taken back; at the end, that were. body_bytes: of each
@@ -45,7 +45,7 @@ class Rewind:
     """
 
     def __init__(self, store: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]) -> None:
-        self.taken: dict[int, SettledSet] = {}
+        self.taken: dict[int, AckSet] = {}
         self.body_bytes: dict[int, int] = {}
         self.count = 0
         self.size_bytes = 0
@@ -69,7 +69,7 @@ class Rewind:
             if segment is None:
                 return  # it has left the log
             if segment.base not in self.taken:
-                self.taken[segment.base] = SettledSet(segment.base)
+                self.taken[segment.base] = AckSet(segment.base)
                 self.body_bytes[segment.base] = 0
         self.taken[segment.base].add(offset, offset)
         self.body_bytes[segment.base] += body_size_bytes

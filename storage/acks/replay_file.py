@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import Entry, SettledFile, SettledSet, encode_entry
+from amqpd.storage.acks.ack_set import AckFileReader, AckSet, Entry, encode_entry
 
 NAME: Final = "rewind"
 
 
-def encode_rewind(taken: Mapping[int, SettledSet], body_bytes: Mapping[int, int], epoch: int) -> bytes:
+def encode_rewind(taken: Mapping[int, AckSet], body_bytes: Mapping[int, int], epoch: int) -> bytes:
     """taken, body_bytes: by base offset of the segment. Cost: 1 us an entry: one for each range, or for 128 offsets."""
     parts: list[bytes] = []
     for base, offsets in taken.items():
@@ -39,7 +39,7 @@ def encode_rewind(taken: Mapping[int, SettledSet], body_bytes: Mapping[int, int]
 
 def decode_rewind(data: bytes) -> tuple[list[Entry], int] | None:
     """(entries, epoch); None where it is not whole."""
-    file = SettledFile(data)
+    file = AckFileReader(data)
     if file.bad_count or not file.entries:
         return None
     kind, count, epoch, _ = file.entries[-1]
@@ -59,9 +59,9 @@ def by_segment(entries: list[Entry]) -> dict[int, list[Entry]]:
     return found
 
 
-def told_of(entries: list[Entry], base: int, end: int) -> tuple[SettledSet, int]:
+def told_of(entries: list[Entry], base: int, end: int) -> tuple[AckSet, int]:
     """What the entries take back of the segment with these offsets, and bytes of its bodies."""
-    offsets = SettledSet(base)
+    offsets = AckSet(base)
     size = 0
     for kind, a, b, c in entries:
         if kind == ack_set.SETTLED and a < end and b >= base:

@@ -48,21 +48,21 @@ SEGMENT_SIZE_BYTES_MIN: Final = 1 << 20
 SEGMENT_AGE_MS_MIN: Final = 10_000
 
 
-class Kept:
+class RetainedBytes:
     """What all logs of a data directory keep because of retention: bytes of drained segments' `.log` files."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
-class Retention:
+class AckedRetention:
     """Of one log. Loop thread only.
 
     max_age_ms, max_bytes: -1 for none; with both, what either lets go. kept_bytes: of drained segments, by their
     `.log`, when one was last looked at.
     """
 
-    def __init__(self, watch: ClockWatch, kept: Kept) -> None:
+    def __init__(self, watch: ClockWatch, kept: RetainedBytes) -> None:
         self.max_age_ms = -1
         self.max_bytes = -1
         self.kept_bytes = 0
@@ -167,7 +167,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _FILE: Final = re.compile(r"export-(.+)\.offset")
 
 
-class Losses:
+class ExportLosses:
     """What all logs of a data directory have given up unexported, since the start."""
 
     def __init__(self) -> None:
@@ -175,14 +175,14 @@ class Losses:
         self.bytes = 0
 
 
-class Hold:
+class ExportHold:
     """The exporters of one log, and what is kept for them. Loop thread only.
 
     exported: name -> offset below which it has everything. limit_bytes: of drained segments kept, by their `.log`;
     kept_bytes: how much that was when a segment was last looked at.
     """
 
-    def __init__(self, filesystem: FileSystem, directory_chain: list[str], queue: str, losses: Losses) -> None:
+    def __init__(self, filesystem: FileSystem, directory_chain: list[str], queue: str, losses: ExportLosses) -> None:
         self.exported: dict[str, int] = {}
         self.limit_bytes = LIMIT_BYTES
         self.kept_bytes = 0

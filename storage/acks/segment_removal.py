@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 from amqpd.storage.log import checkpoint
 
 if TYPE_CHECKING:
-    from amqpd.storage.acks.retained import Hold, Retention
+    from amqpd.storage.acks.retained import AckedRetention, ExportHold
     from amqpd.storage.log.segment import Segment
-    from amqpd.storage.sync_job import JobPart
+    from amqpd.storage.sync_job import SyncPart
 
 DELETED = ".deleted"
 
 
-class Removals:
+class SegmentRemoval:
     """What of one log can go, and is going.
 
     `wanted`: there may be something to remove; `postponed`: there will be, once the settlements of the turn have
@@ -40,12 +40,12 @@ class Removals:
         self.postponed = False
         self.full = False
         self.delay_ms = 0
-        self.hold: Hold | None = None
-        self.retention: Retention | None = None
+        self.hold: ExportHold | None = None
+        self.retention: AckedRetention | None = None
         self.waiting: list[tuple[int, str]] = []  # (not before this time, path), renamed already
         self._directory = directory
 
-    def collect(self, segments: list[Segment], start: int, part: JobPart) -> None:
+    def collect(self, segments: list[Segment], start: int, part: SyncPart) -> None:
         """Tells `part` which files go after its syncs. start: first offset of the log that is not settled; the
         log starts there, or with what is kept."""
         self.wanted = False
@@ -77,11 +77,11 @@ class Removals:
                     part.unlinks += files[:3]
                 self._begin(segment, part)
 
-    def _begin(self, segment: Segment, part: JobPart) -> None:
+    def _begin(self, segment: Segment, part: SyncPart) -> None:
         segment.removing = True
         part.removed.append(segment.base)
 
-    def done(self, segments: list[Segment], part: JobPart, now_ms: int) -> list[Segment]:
+    def done(self, segments: list[Segment], part: SyncPart, now_ms: int) -> list[Segment]:
         """The job has removed them. Returns the segments that stay; `wanted` when one of them can go on with."""
         bases = set(part.removed)
         keep: list[Segment] = []

@@ -54,7 +54,7 @@ from amqpd.storage.log.batch import (
     plain,
 )
 from amqpd.storage.log.log import Log
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.record import (
     BadRecord,
     RecordDecoder,
@@ -68,7 +68,7 @@ from amqpd.storage.log.record import (
     write_tombstone,
 )
 from amqpd.storage.log.writer import append as append_to
-from amqpd.storage.loop_log import StoreContext, TurnLog
+from amqpd.storage.loop_log import GroupCommitLog, LogContext
 
 _ATTRIBUTES: Final[i64] = LOG_APPEND_TIME | TRANSIENT | COMPRESSION
 _EPOCH_END: Final[i64] = 16  # of the fields that the checksum does not cover
@@ -180,7 +180,7 @@ _SEQUENCE_MAX: Final[i64] = 0x7FFF_FFFF
 
 
 @final
-class Replica:
+class KafkaSequencer:
     """How batches are numbered that Kafka is to have as they are, and those that it has not been given yet.
 
     sequence: of the next record; behind 2147483647 comes 0. closed: the batches, in order, until taken.
@@ -217,15 +217,15 @@ class Appender:
     numbered and where they go besides, from the next one on; None: nowhere.
     """
 
-    def __init__(self, owner: TurnLog, log: Log) -> None:
-        self.owner: TurnLog = owner
+    def __init__(self, owner: GroupCommitLog, log: Log) -> None:
+        self.owner: GroupCommitLog = owner
         self._log: Log = log
-        self._context: StoreContext = owner.context
+        self._context: LogContext = owner.context
         # the open batch
         self._writer: BytesWriter | None = None
         self._count: i64 = 0
         self.codec: i64 = 0
-        self.replica: Replica | None = None
+        self.replica: KafkaSequencer | None = None
         self._persistent: bool = True
         self._timestamp_ms: i64 = 0
         self._body_bytes: i64 = 0
@@ -332,7 +332,7 @@ class Appender:
         write_tombstone(self._open_batch(True), route, 0, properties)
         return self._take(1, 0)
 
-    def append_prepared(self, prepared: Prepared) -> i64:
+    def append_prepared(self, prepared: PreparedTransaction) -> i64:
         """See `QueueLog.append_prepared`. Cost: 1 us and the CRC per batch of 64 records."""
         alone = self.replica is not None and len(prepared.batches) == 1
         self.begin_transaction()

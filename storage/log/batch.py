@@ -46,13 +46,13 @@ from google_crc32c import extend, value
 from librt.strings import BytesWriter, read_i64_be, write_i64_be
 from mypy_extensions import i64
 
-from amqpd.storage.acks.ack_set import COUNT_MAX, SettledSet, write_u32
+from amqpd.storage.acks.ack_set import COUNT_MAX, AckSet, write_u32
 from amqpd.storage.log.record import (
     RECORD_OVERHEAD_BYTES,
     BadRecord,
-    Places,
     Record,
     RecordDecoder,
+    RecordViews,
     read_offset_delta,
     read_varint,
     record_stop,
@@ -365,7 +365,7 @@ class BatchCursor:
     def read(
         self,
         wanted: i64,
-        settled: SettledSet | None,
+        settled: AckSet | None,
         returned: dict[int, int],
         budget: i64,
         records: list[Record],
@@ -409,7 +409,7 @@ class BatchCursor:
             self.next_offset = self.last_offset + 1
         return budget
 
-    def read_places(self, wanted: i64, settled: SettledSet | None, budget: i64, places: Places) -> i64:
+    def read_places(self, wanted: i64, settled: AckSet | None, budget: i64, places: RecordViews) -> i64:
         """As `read`, of records that were never given back: adds them to `places`. Cost: about 40 ns a record; a copy
         of its body where the batch is so large that it is not to be held for a few records.
         """
@@ -449,7 +449,7 @@ class BatchCursor:
             self.next_offset = self.last_offset + 1
         return budget
 
-    def pass_over(self, wanted: i64, settled: SettledSet | None) -> tuple[i64, i64]:
+    def pass_over(self, wanted: i64, settled: AckSet | None) -> tuple[i64, i64]:
         """Goes to the batch's end: (how many records from offset `wanted` on are not settled, bytes of their bodies).
 
         Cost: some 40 ns a record. Raises: BadRecord, and then stays where it is.

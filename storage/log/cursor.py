@@ -1,7 +1,7 @@
-"""Places in a local log from which its readers go on (`LocalCursor`), and all of them that one log has (`Cursors`).
+"""Places in a local log from which its readers go on (`LocalCursor`), and all of them that one log has (`CursorSet`).
 
-A cursor reads what the files hold: what this turn appended and settled is written first (`TurnLog.read_end`). It keeps
-the batch it stands in and the bytes around that, so that reading on needs no look-up; when the log gives up its
+A cursor reads what the files hold: what this turn appended and settled is written first (`GroupCommitLog.read_end`). It
+keeps the batch it stands in and the bytes around that, so that reading on needs no look-up; when the log gives up its
 descriptors, its cursors let go of both, and look their place up again.
 
 Where in a log a time begins.
@@ -23,9 +23,9 @@ from mypy_extensions import i64
 from amqpd.storage.log.batch import HEADER_SIZE, BatchCursor, BatchHeader, crc_fits
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.reader import LogReader
-from amqpd.storage.log.record import BadRecord, Places, Record
-from amqpd.storage.loop_log import TurnLog
-from amqpd.storage.queue_log import Cursor, Fetch
+from amqpd.storage.log.record import BadRecord, Record, RecordViews
+from amqpd.storage.loop_log import GroupCommitLog
+from amqpd.storage.queue_log import Cursor, ReadResult
 
 if TYPE_CHECKING:
     from amqpd.storage.log.segment import Segment
@@ -39,7 +39,7 @@ SHORT_BY: Final[i64] = 8
 
 
 @final
-class Cursors:
+class CursorSet:
     """The cursors of one log. Holds none but those that were asked for, and none of a log that is deleted."""
 
     def __init__(self, log: Log) -> None:
@@ -47,7 +47,7 @@ class Cursors:
         self._own: LocalCursor | None = None
         self._all: list[LocalCursor] = []
 
-    def own(self, owner: TurnLog) -> LocalCursor:
+    def own(self, owner: GroupCommitLog) -> LocalCursor:
         """The queue's, made when it is wanted. owner: the log, as all of them know it."""
         cursor = self._own
         if cursor is None:
@@ -56,7 +56,7 @@ class Cursors:
                 self._own = cursor
         return cursor
 
-    def new(self, owner: TurnLog) -> LocalCursor:
+    def new(self, owner: GroupCommitLog) -> LocalCursor:
         """One more."""
         cursor = LocalCursor(owner, self._log, self)
         if not owner.deleted:
@@ -91,31 +91,31 @@ class Cursors:
 class LocalCursor(Cursor):
     """One reader's place in a local log: the batch it stands in, and the bytes around that."""
 
-    def __init__(self, owner: TurnLog, log: Log, cursors: Cursors) -> None:
-        self._owner: TurnLog = owner
+    def __init__(self, owner: GroupCommitLog, log: Log, cursors: CursorSet) -> None:
+        self._owner: GroupCommitLog = owner
         self._log: Log = log
-        self._cursors: Cursors = cursors
+        self._cursors: CursorSet = cursors
         self._reader: LogReader = LogReader(log, owner.context.ahead)
         self._batch: BatchCursor | None = None
         self._waiting: bool = False
 
-    def read(self, offset: i64, size_bytes_max: i64) -> Fetch:
+    def read(self, offset: i64, size_bytes_max: i64) -> ReadResult:
         return self._read(offset, size_bytes_max, None)
 
-    def read_at_hand(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+    def read_if_cached(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         return self._read(offset, size_bytes_max, arrived)
 
-    def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+    def read_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         return self._read_below(self._log.watermark.offset, offset, size_bytes_max, arrived)
 
-    def places_safe(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Places:
+    def views_below_hw(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> RecordViews:
         self._reader.cuts_out = True
-        places = Places()
+        places = RecordViews()
         next_offset = self._read_on(self._log.watermark.offset, offset, size_bytes_max, arrived, [], places)
         places.close(next_offset, self._waiting)
         return places
 
-    def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> Fetch:
+    def read_settled(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None]) -> ReadResult:
         self._reader.reads_settled = True
         fetch = self._read_below(self._owner.read_end(), offset, size_bytes_max, arrived)
         log = self._log
@@ -126,7 +126,7 @@ class LocalCursor(Cursor):
                 continue
             if not within(record.offset, segment.transient_gone):
                 found.append(record)
-        return Fetch(found, fetch.next_offset, fetch.waiting)
+        return ReadResult(found, fetch.next_offset, fetch.waiting)
 
     def last_batch(self, end: i64, arrived: Callable[[], None]) -> i64:
         self._waiting = False
@@ -149,13 +149,13 @@ class LocalCursor(Cursor):
             self.release()
         return fetch.records[0] if fetch.records else None
 
-    def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> Fetch:
+    def _read(self, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> ReadResult:
         return self._read_below(self._owner.read_end(), offset, size_bytes_max, arrived)
 
-    def _read_below(self, end: i64, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> Fetch:
+    def _read_below(self, end: i64, offset: i64, size_bytes_max: i64, arrived: Callable[[], None] | None) -> ReadResult:
         records: list[Record] = []
         next_offset = self._read_on(end, offset, size_bytes_max, arrived, records, None)
-        return Fetch(records, next_offset, self._waiting)
+        return ReadResult(records, next_offset, self._waiting)
 
     def _read_on(
         self,
@@ -164,7 +164,7 @@ class LocalCursor(Cursor):
         size_bytes_max: i64,
         arrived: Callable[[], None] | None,
         records: list[Record],
-        places: Places | None,
+        places: RecordViews | None,
     ) -> i64:
         """Appends what is found to `records`, or to `places` where they are given. Returns where reading goes on."""
         owner = self._owner

@@ -29,20 +29,20 @@ from typing import Final, final
 from mypy_extensions import i64
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_files import FULL, PASSING, SettledFiles
-from amqpd.storage.acks.segment_removal import Removals
+from amqpd.storage.acks.ack_files import FULL, PASSING, AckFileWriter
+from amqpd.storage.acks.segment_removal import SegmentRemoval
 from amqpd.storage.filesystem import FileSystem, MappedBytes, OpenFile, Reserve
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.producer_state import Producers, snapshot_path
 from amqpd.storage.log.segment import Segment
 from amqpd.storage.retention_policy import RetentionPolicy
-from amqpd.storage.sync_job import JobPart
+from amqpd.storage.sync_job import SyncPart
 
 SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may wait for the kernel to write them
 
 
 @final
-class Unsynced:
+class DirtyFiles:
     """What of one log was written and waits for the next job to sync it.
 
     files: `.log` files that were written to. settled: `.settled` files. closed: some were closed before they were
@@ -96,7 +96,7 @@ class Unsynced:
         self._spilled_due = True
         return size
 
-    def collect(self, part: JobPart, settled_too: bool, durable: bool, failed: bool) -> None:
+    def collect(self, part: SyncPart, settled_too: bool, durable: bool, failed: bool) -> None:
         """Moves it into `part`, `.settled` files only when `settled_too`. durable, failed: of the log."""
         spilled = self._spilled_due
         self._spilled_due = False
@@ -262,12 +262,12 @@ class Log:
         self.clean = False  # a clean-shutdown mark stands in the directory
         self.recovery_rest: Callable[[], None] | None = None  # what recovery has to write before this life does
         self.begun = False  # this life has written to it
-        self.unsynced = Unsynced()
-        self.settled_files = SettledFiles(filesystem, boot, reserve, self.unsynced.settled)
+        self.unsynced = DirtyFiles()
+        self.settled_files = AckFileWriter(filesystem, boot, reserve, self.unsynced.settled)
         self.watermark = HighWatermark(filesystem, self.directory)
         self.sealed: list[Segment] = []  # files to close after the next sync
         self.found: Segment | None = None  # where the last offset was found
-        self.removals = Removals(self.directory)
+        self.removals = SegmentRemoval(self.directory)
         self.producers: Producers | None = None  # who has numbered what is in it, if anybody has
         # Of a cache (replicated/log.py): others move the watermark, and are told what is settled.
         self.replicated = False
@@ -491,7 +491,7 @@ class Log:
             try:
                 active.flush_index()
             except OSError as error:
-                self.trouble(error)
+                self.on_error(error)
 
     def flush(self) -> None:
         """Entries to `.settled`, to `.index` if they are many; a drained active segment is sealed."""
@@ -504,13 +504,13 @@ class Log:
                 else:
                     active.flush_index(INDEX_ENTRIES_MIN)
         except OSError as error:
-            self.trouble(error)
+            self.on_error(error)
         if self.settled_files.pending:
             try:
                 self._flush_settled()
                 self.removals.full = False
             except OSError as error:
-                self.trouble(error)
+                self.on_error(error)
                 self.removals.full = error.errno in FULL
             if self.removals.postponed and (self.removals.full or not self.settled_files.pending):
                 self.removals.postponed = False
@@ -528,7 +528,7 @@ class Log:
                 self.begin()
             self.settled_files.flush()
 
-    def trouble(self, error: OSError) -> None:
+    def on_error(self, error: OSError) -> None:
         """A write for the log, not of its batches, has failed."""
         self.error = error
         if error.errno not in PASSING:
@@ -542,7 +542,7 @@ class Log:
         """Whether there is something for a job."""
         return self.unsynced.any or (self.removals.wanted and not self.cleaning)
 
-    def collect(self, part: JobPart, settled_too: bool = True) -> None:
+    def collect(self, part: SyncPart, settled_too: bool = True) -> None:
         """Moves everything that needs a sync into `part`.
 
         settled_too: else what was settled may wait for a later job, when nothing of this one rests on it. It costs a
@@ -561,7 +561,7 @@ class Log:
         if self.removals.wanted and not self.cleaning and not self.failed:  # a failed log's settlements are not safe
             self.removals.collect(self.segments, self.start_offset(), part)
 
-    def synced(self, part: JobPart, now_ms: int, publish: bool) -> None:
+    def synced(self, part: SyncPart, now_ms: int, publish: bool) -> None:
         """The job is done, on the loop. After a failed one the log is sealed at what was synced before. publish: else
         the caller does it later.
         """

@@ -28,7 +28,7 @@ class PreparedBatch:
 
 
 @final
-class Prepared:
+class PreparedTransaction:
     """The encoded records of one transaction, in batches that wait for their base offsets. `count`: records so far.
 
     whole: they are one batch, and persistent, as Kafka has them.

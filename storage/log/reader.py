@@ -38,7 +38,7 @@ from amqpd.storage.log.batch import (
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.record import BadRecord, RecordDecoder
 from amqpd.storage.log.segment import Segment
-from amqpd.storage.worker import RANGE_SIZE, FileRange, ReadAhead
+from amqpd.storage.worker import RANGE_SIZE, ReadAhead, ReadAheadRange
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class LogReader:
     def __init__(self, log: Log, ahead: ReadAhead | None = None) -> None:
         self._log = log
         self._ahead = ahead
-        self._asked: FileRange | None = None  # asked for
+        self._asked: ReadAheadRange | None = None  # asked for
         self._fetched: OpenFile | None = None  # of the range before it, which ends there
         self._fetched_end: i64 = 0
         self._waiting: Callable[[], None] | None = None  # to call when the range has arrived
@@ -166,7 +166,7 @@ class LogReader:
             end: i64 = position + RANGE_SIZE
             self._asked = ahead.ask(segment.open_log(), position, min(end, segment.size), self._arrived)
 
-    def _arrived(self, asked: FileRange) -> None:
+    def _arrived(self, asked: ReadAheadRange) -> None:
         if asked is not self._asked:
             return
         self._asked = None

@@ -20,7 +20,8 @@ twice but the body, and of a place not even that.
 Records as places in the bytes they were read from: what who only passes bodies on reads of a log.
 
 A record is four words of eight bytes in one piece of memory: offset, time, where its body stands, and the number of its
-`Alike`, which says what it shares with the records around it. Nothing is cut out, and no object is made for a record.
+`SharedFields`, which says what it shares with the records around it. Nothing is cut out, and no object is made for a
+record.
 """
 
 from __future__ import annotations
@@ -332,7 +333,7 @@ _PLACE_SIZE: Final[i64] = 32
 
 
 @final
-class Alike:
+class SharedFields:
     """What records share that follow each other: the bytes they stand in, and what is not their body."""
 
     def __init__(self, data: bytes, exchange: bytes, routing_key: bytes, properties: bytes, persistent: bool) -> None:
@@ -344,20 +345,20 @@ class Alike:
 
 
 @final
-class Places:
+class RecordViews:
     """Records in the order of their offsets; whole, and not to be changed, once `close` was called.
 
-    next_offset: where the next reading goes on. waiting: as `Fetch.waiting`.
+    next_offset: where the next reading goes on. waiting: as `ReadResult.waiting`.
     """
 
     def __init__(self) -> None:
         self.count: i64 = 0
-        self.alikes: list[Alike] = []
+        self.alikes: list[SharedFields] = []
         self.next_offset: i64 = -1
         self.waiting: bool = False
         self._writer: BytesWriter | None = BytesWriter()
         self._packed: bytes = _NO_BYTES
-        self._last: Alike | None = None
+        self._last: SharedFields | None = None
 
     def add(
         self,
@@ -381,7 +382,7 @@ class Places:
             or exchange is not last.exchange
             or persistent != last.persistent
         ):
-            last = Alike(data, exchange, routing_key, properties, persistent)
+            last = SharedFields(data, exchange, routing_key, properties, persistent)
             self._last = last
             self.alikes.append(last)
         writer = self._writer
@@ -425,7 +426,7 @@ class Places:
         return read_i64_le(self._packed, index * _PLACE_SIZE + 8)
 
     def body_start(self, index: i64) -> i64:
-        """Where its body begins in the bytes of its `Alike`."""
+        """Where its body begins in the bytes of its `SharedFields`."""
         return read_i64_le(self._packed, index * _PLACE_SIZE + 16) >> 32
 
     def body_size(self, index: i64) -> i64:
@@ -455,9 +456,9 @@ class Places:
         return low
 
 
-def places_of(records: list[Record], next_offset: i64, waiting: bool) -> Places:
+def places_of(records: list[Record], next_offset: i64, waiting: bool) -> RecordViews:
     """The same for records that are objects already."""
-    places = Places()
+    places = RecordViews()
     for record in records:
         places.add_record(record)
     places.close(next_offset, waiting)
@@ -518,7 +519,7 @@ class RecordDecoder:
         offset: i64,
         timestamp_ms: i64,
         persistent: bool,
-        places: Places,
+        places: RecordViews,
     ) -> i64:
         """As `read`, but adds where its body stands to `places`. Returns the bytes that it counts.
 

@@ -61,7 +61,7 @@ from mypy_extensions import i64
 
 from amqpd.storage.acks import ack_set, replay_file
 from amqpd.storage.acks.ack_files import FULL, replace_settled
-from amqpd.storage.acks.ack_set import ENTRY_SIZE, Entry, SettledFile, SettledSet
+from amqpd.storage.acks.ack_set import ENTRY_SIZE, AckFileReader, AckSet, Entry
 from amqpd.storage.compaction import finish_swaps
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.local_log import LocalLog
@@ -76,7 +76,7 @@ from amqpd.storage.queue_log import LogUnusable
 PIECE_COUNT: Final = 2048
 
 
-class Recovery:
+class RecoveryState:
     """One log's. clean: the clean-shutdown mark, None when there is none to be trusted. entries: of `.settled`, by base
     offset of the segment. scanned, rewrite: segments that were read, and whose `.settled` is to be written anew.
     aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
@@ -115,7 +115,7 @@ class Recovery:
 logger = logging.getLogger(__name__)
 
 
-class Rest:
+class RecoveryWrites:
     """What recovery has to write and sync: paths of logs to sync, `.settled` files to write anew, the directory, what
     goes then, the recovery point, before that the snapshot of what producers have numbered below it. Made on the loop;
     `write` may be called in any thread.
@@ -160,12 +160,12 @@ class Rest:
             segment.settled_size = len(self.settled[index][1])
 
 
-def rest_in_pieces(state: Recovery) -> Generator[Rest | None, None, None]:
+def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, None, None]:
     """What recovery changed, as it has to be written and synced before anything is appended: None after each piece,
     then all of it. Where the disk is full that may be later, and some segments may have gone meanwhile.
     """
     log = state.log
-    rest = Rest(log.directory)
+    rest = RecoveryWrites(log.directory)
     checked = [segment for segment in state.scanned if segment in log.segments and not segment.gone]
     state.rewrite = [each for each in state.rewrite if each in log.segments and not (each.gone and each.removing)]
     rest.syncs += state.cut_paths
@@ -200,7 +200,7 @@ def rest_in_pieces(state: Recovery) -> Generator[Rest | None, None, None]:
     yield rest
 
 
-def make_whole(state: Recovery) -> None:
+def make_whole(state: RecoveryState) -> None:
     """Writes it now. Raises: OSError."""
     for rest in rest_in_pieces(state):
         if rest is not None:
@@ -238,7 +238,7 @@ Place: TypeAlias = tuple[int, int, int, int]
 """An offset, its position, the body bytes before it, the base of its segment."""
 
 
-def check_tail(state: Recovery) -> Generator[None, None, None]:
+def check_tail(state: RecoveryState) -> Generator[None, None, None]:
     """Scans what cannot be trusted, cuts what is torn, and finds where the log ends, in pieces.
 
     Cost: 0.3 ms a MiB that is scanned. Raises: OSError.
@@ -294,7 +294,7 @@ def check_tail(state: Recovery) -> Generator[None, None, None]:
         log.epochs.append((highest_epoch, end))
 
 
-def _know_producers(state: Recovery, scanned: Producers) -> None:
+def _know_producers(state: RecoveryState, scanned: Producers) -> None:
     """Who has numbered what is in the log: as the snapshot tells it, then as the scan has found it."""
     log = state.log
     known, start = state.snapshot if state.snapshot is not None else (Producers(), 0)
@@ -312,7 +312,7 @@ def _know_producers(state: Recovery, scanned: Producers) -> None:
         state.snapshot_below = (snapshot_path(log.directory, base), below.encode(base))
 
 
-def _trust_totals(state: Recovery, segment: Segment, next_base: int) -> bool:
+def _trust_totals(state: RecoveryState, segment: Segment, next_base: int) -> bool:
     for kind, end, size, body_bytes in reversed(state.entries[segment.base]):
         if 0 <= next_base < end:
             continue  # of what the cleaner was about to make of several
@@ -325,7 +325,7 @@ def _trust_totals(state: Recovery, segment: Segment, next_base: int) -> bool:
     return False
 
 
-def _hole_in_unread(state: Recovery, segment: Segment, next_base: int, floor: int) -> Place | None:
+def _hole_in_unread(state: RecoveryState, segment: Segment, next_base: int, floor: int) -> Place | None:
     """Of a segment that is not scanned: its log is gone, or what its totals tell is trusted."""
     if segment.gone:
         segment.end = _totals_end(state, segment)
@@ -336,7 +336,7 @@ def _hole_in_unread(state: Recovery, segment: Segment, next_base: int, floor: in
     return _vanished(state, segment.end, next_base, floor)
 
 
-def _look_behind(state: Recovery, segment: Segment, next_base: int, scan: Scan) -> None:
+def _look_behind(state: RecoveryState, segment: Segment, next_base: int, scan: Scan) -> None:
     """A segment without bad bytes ends before the next one begins: it is shorter than it was, or another one stood
     between; or nothing is wrong, as it was sealed with a gap at its end, or cleaned.
     """
@@ -348,14 +348,14 @@ def _look_behind(state: Recovery, segment: Segment, next_base: int, scan: Scan) 
         scan.hole = _vanished(state, max(ends), next_base, scan.floor)
 
 
-def _vanished(state: Recovery, end: int, next_base: int, floor: int) -> Place | None:
+def _vanished(state: RecoveryState, end: int, next_base: int, floor: int) -> Place | None:
     """A segment between a sealed one and the next whose names a power cut took, log and all. One that was removed has a
     snapshot of what its producers had numbered.
     """
     return (next_base, 0, 0, next_base) if state.snapshot is not None and floor <= end < next_base else None
 
 
-def _totals_end(state: Recovery, segment: Segment) -> int:
+def _totals_end(state: RecoveryState, segment: Segment) -> int:
     ends = [segment.base]
     for kind, a, b, _ in state.entries[segment.base]:
         if kind == ack_set.TOTALS:
@@ -372,7 +372,7 @@ def _forget(segment: Segment, part: tuple[int, int, int]) -> None:
         segment.transient_gone.append(part)
 
 
-def _tell(state: Recovery, segment: Segment, first: int, last: int) -> None:
+def _tell(state: RecoveryState, segment: Segment, first: int, last: int) -> None:
     """`.settled` has to tell of these offsets before anything is appended: once the high watermark is behind them, a
     start would take a hole for damage, and the pieces of a transaction for all that damage has left of it.
     """
@@ -380,7 +380,7 @@ def _tell(state: Recovery, segment: Segment, first: int, last: int) -> None:
         segment.settled_size = -1
 
 
-def _settle_scan(state: Recovery, segment: Segment, scan: Scan) -> None:
+def _settle_scan(state: RecoveryState, segment: Segment, scan: Scan) -> None:
     segment.gaps = scan.gaps
     for first, last in scan.gaps:
         segment.settled.add(first, last)
@@ -400,7 +400,7 @@ def _settle_scan(state: Recovery, segment: Segment, scan: Scan) -> None:
             segment.settled_size = -1
 
 
-def _cut_tail(state: Recovery, transaction: Place | None, hole: Place | None) -> None:
+def _cut_tail(state: RecoveryState, transaction: Place | None, hole: Place | None) -> None:
     """hole: with what producers have numbered behind it."""
     if hole is not None and state.power_cut and (transaction is None or hole[0] < transaction[0]):
         logger.warning(
@@ -414,7 +414,7 @@ def _cut_tail(state: Recovery, transaction: Place | None, hole: Place | None) ->
         _cut_behind(state, transaction)
 
 
-def _cut_behind(state: Recovery, place: Place) -> None:
+def _cut_behind(state: RecoveryState, place: Place) -> None:
     """What stands there goes, and all behind it."""
     offset, position, body_bytes, base = place
     log = state.log
@@ -431,7 +431,7 @@ def _cut_behind(state: Recovery, place: Place) -> None:
     first.forget_settled(offset)
 
 
-def _cut_log(state: Recovery, segment: Segment, size: int) -> None:
+def _cut_log(state: RecoveryState, segment: Segment, size: int) -> None:
     state.cut = True
     file = segment.open_log(create=True)
     state.filesystem.truncate(file.fd, size)
@@ -439,7 +439,7 @@ def _cut_log(state: Recovery, segment: Segment, size: int) -> None:
         state.cut_paths.append(file.path)
 
 
-def read_checkpoints(state: Recovery, names: list[str]) -> None:
+def read_checkpoints(state: RecoveryState, names: list[str]) -> None:
     """The checkpoints of the directory. Raises: UnknownFormat when a newer version wrote the clean mark."""
     log = state.log
     directory = log.directory
@@ -449,7 +449,7 @@ def read_checkpoints(state: Recovery, names: list[str]) -> None:
     log.clean = checkpoint.CLEAN_SHUTDOWN in names
 
 
-def load_segments(state: Recovery, names: list[str]) -> Generator[None, None, None]:
+def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, None, None]:
     """The segments there are, with what their `.settled` files tell, in pieces. names: of the files in the directory.
 
     Cost: 0.3 us an entry. Raises: OSError; UnknownFormat.
@@ -507,7 +507,7 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
         told: list[Entry] = []
         foreign = False
         for start in range(0, len(data), PIECE_COUNT * ENTRY_SIZE):
-            file = SettledFile(data[start : start + PIECE_COUNT * ENTRY_SIZE])
+            file = AckFileReader(data[start : start + PIECE_COUNT * ENTRY_SIZE])
             bad += file.bad_count
             if file.newer():
                 raise checkpoint.UnknownFormat(path)
@@ -526,7 +526,7 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
     return entries, bad
 
 
-def apply_entries(state: Recovery) -> Generator[None, None, None]:
+def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
     """Applies what the `.settled` files tell, now that it is known where each segment ends, in pieces."""
     log = state.log
     boot: tuple[int, int] | None = None
@@ -536,7 +536,7 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
         scanned = segment in state.scanned
         segment.transient_gone.sort()  # what a scan has found, which is settled already
         transient = _transient(segment, state.entries[segment.base])
-        told = SettledSet(segment.base)
+        told = AckSet(segment.base)
         for kind, a, b, c in state.entries[segment.base]:
             count += 1
             if count % PIECE_COUNT == 0:
@@ -586,9 +586,9 @@ def apply_entries(state: Recovery) -> Generator[None, None, None]:
             del state.returned[offset]
 
 
-def _transient(segment: Segment, entries: list[Entry]) -> SettledSet:
+def _transient(segment: Segment, entries: list[Entry]) -> AckSet:
     """What the entries tell as transient."""
-    found = SettledSet(segment.base)
+    found = AckSet(segment.base)
     for kind, a, b, _ in entries:
         if kind == ack_set.TRANSIENT:
             found.add(max(a, segment.base), min(b, segment.end - 1))
@@ -605,7 +605,7 @@ def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> 
         segment.settled_size = -1
 
 
-def apply_rewind(state: Recovery) -> None:
+def apply_rewind(state: RecoveryState) -> None:
     """A rewind that a crash came into (settle/rewind.py) is done: what its file says is live again."""
     log = state.log
     path = f"{log.directory}/{replay_file.NAME}"
@@ -623,7 +623,7 @@ def apply_rewind(state: Recovery) -> None:
             continue
         offsets, size = replay_file.told_of(parts[segment.base], segment.base, segment.end)
         for first, last, _ in segment.transient_gone:
-            ended = SettledSet(segment.base)
+            ended = AckSet(segment.base)
             ended.add(first, last)
             offsets.take_out(ended)
         taken = segment.settled.take_out(offsets)
@@ -636,7 +636,7 @@ def apply_rewind(state: Recovery) -> None:
     logger.info("%s: a rewind is completed, %d messages are in the queue again", log.directory, count)
 
 
-def delivered_mark(state: Recovery) -> int:
+def delivered_up_to(state: RecoveryState) -> int:
     """The delivery mark as the file tells it that has to; others, of older segments, go before it does."""
     segment = state.log.delivered_mark_segment(state.delivered_mark)
     if segment is None or segment in state.rewrite:
@@ -648,11 +648,11 @@ class DamagedLog(LogUnusable):
     """Strict recovery found bad bytes in the middle of a log."""
 
 
-class Opening:
+class RecoveredLog:
     """A log that has been read and waits to be made whole, then used. Made by a `Reading`."""
 
     def __init__(
-        self, store: LocalLog, state: Recovery | None, boot: tuple[int, int], power_cut: bool, rest: Rest
+        self, store: LocalLog, state: RecoveryState | None, boot: tuple[int, int], power_cut: bool, rest: RecoveryWrites
     ) -> None:
         self.store = store
         self.waiting: list[Callable[[], None]] = []  # called on the loop when a thread has written it
@@ -726,10 +726,10 @@ class Opening:
         if self._power_cut or (state.clean is None and state.last_boot != self._boot):
             seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
         store.torn_bytes = state.torn_bytes
-        store.recovered(delivered_mark(state), seen_end, state.returned, state.lost)
+        store.recovered(delivered_up_to(state), seen_end, state.returned, state.lost)
 
 
-class Reading:
+class RecoveryReader:
     """Reads a log from its directory. A missing directory is an empty log. Whoever gives it up ends it (`end`).
 
     power_cut: the whole process before this one ended with the machine, so clean marks are not to be trusted with what
@@ -741,7 +741,7 @@ class Reading:
         self._clock = clock
         self._steps = _steps(store, boot, clock, power_cut, strict)
 
-    def go_on(self, slice_s: float) -> Opening | None:
+    def go_on(self, slice_s: float) -> RecoveredLog | None:
         """Goes on for so long; None: it is not done. Raises: OSError; UnknownFormat when a newer version wrote it;
         DamagedLog (strict only). A new one may be made then.
         """
@@ -753,7 +753,7 @@ class Reading:
             if self._clock.monotonic() >= end_s:
                 return None
 
-    def all(self) -> Opening:
+    def all(self) -> RecoveredLog:
         """The rest of it, at once. Raises: likewise."""
         while True:
             opening = next(self._steps)
@@ -767,16 +767,16 @@ class Reading:
 
 def _steps(
     store: LocalLog, boot: tuple[int, int], clock: Clock, power_cut: bool, strict: bool
-) -> Generator[Opening | None, None, None]:
+) -> Generator[RecoveredLog | None, None, None]:
     """None after each piece, and at the end what was read."""
     log = store.log
     log.reset()
-    state = Recovery(log, strict, clock, power_cut)
+    state = RecoveryState(log, strict, clock, power_cut)
     names = log.filesystem.listdir(log.directory)
     if finish_swaps(log.filesystem, log.directory, names):
         names = log.filesystem.listdir(log.directory)
     if not names:
-        yield Opening(store, None, boot, power_cut, Rest(""))
+        yield RecoveredLog(store, None, boot, power_cut, RecoveryWrites(""))
         return
     names = set_aside_foreign(log.filesystem, log.directory, names)
     read_checkpoints(state, names)
@@ -816,4 +816,4 @@ def _steps(
             except OSError as error:  # can be made again
                 logger.warning("%s.index: %s", segment.prefix, error)
     for rest in rest_in_pieces(state):
-        yield None if rest is None else Opening(store, state, boot, power_cut, rest)
+        yield None if rest is None else RecoveredLog(store, state, boot, power_cut, rest)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
-from amqpd.storage.acks.ack_set import Entry, SettledSet, settle_told, totals_of
+from amqpd.storage.acks.ack_set import AckSet, Entry, settle_told, totals_of
 from amqpd.storage.filesystem import READ, FileSystem
 from amqpd.storage.log.batch import (
     HEADER_SIZE,
@@ -393,7 +393,7 @@ def untold(entries: list[Entry], segment: Segment) -> bool:
 
 def untold_ranges(entries: list[Entry], start: int, end: int) -> list[tuple[int, int]]:
     """The ranges of start..end, `end` not included, of which `.settled` entries tell nothing."""
-    told = SettledSet(start)
+    told = AckSet(start)
     settle_told(entries, told, end)
     holes = []
     for low, high in [*told.ranges(), (end, end)]:

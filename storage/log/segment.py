@@ -29,7 +29,7 @@ from bisect import bisect_right
 from librt.strings import BytesWriter
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import SettledSet, encode_entry
+from amqpd.storage.acks.ack_set import AckSet, encode_entry
 from amqpd.storage.filesystem import APPEND, READ, FileSystem, OpenFile
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch
 
@@ -161,7 +161,7 @@ class Segment:
         self.end = base
         self.size = 0
         self.body_bytes = 0
-        self.settled = SettledSet(base)
+        self.settled = AckSet(base)
         self.settled_body_bytes = 0
         # Of those: bytes of transient messages that a scan would count again. (Not those of `transient_gone`.)
         self.settled_transient_bytes = 0
@@ -410,7 +410,7 @@ class Segment:
         `end` and beyond never was, since those offsets are used again. A range that `end` lies in keeps what is before.
         """
         ranges = self.settled.ranges()
-        self.settled = SettledSet(self.base)
+        self.settled = AckSet(self.base)
         for first, last in ranges:
             if first < end:
                 self.settled.add(first, min(last, end - 1))

@@ -190,7 +190,7 @@ def finish(log: Log) -> None:
             active.flush_index()
             active.write_time_index()
     except OSError as error:
-        log.trouble(error)
+        log.on_error(error)
 
 
 def mark_clean(log: Log, delivered: int) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from amqpd.storage.metadata.store import Done, MetadataState
 
 
-class MetadataKeeper(Protocol):
+class MetadataStore(Protocol):
     """What a broker asks of it; `Metadata` says it all."""
 
     def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:

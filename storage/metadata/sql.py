@@ -71,7 +71,7 @@ def core_schema() -> sa.MetaData:
     return schema
 
 
-class CoreStore:
+class SqlAlchemyTables:
     """One engine. Used by one thread at a time. Raises sqlalchemy.exc.SQLAlchemyError; `metadata` translates."""
 
     def __init__(self, url: str | Path) -> None:

@@ -96,7 +96,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-class SqliteStart:
+class SqliteBootstrap:
     """Reads or makes the file at `path`. Raises sqlite3.Error; `metadata` translates."""
 
     def __init__(self, path: Path) -> None:

@@ -53,12 +53,12 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 from amqpd.storage.metadata.schema import SCHEMA_VERSION
-from amqpd.storage.metadata.sqlite import SqliteStart
+from amqpd.storage.metadata.sqlite import SqliteBootstrap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from amqpd.storage.metadata.sql import CoreStore
+    from amqpd.storage.metadata.sql import SqlAlchemyTables
 
 __all__ = [
     "BindingRow",
@@ -68,7 +68,6 @@ __all__ = [
     "ExchangeRow",
     "GlobalParameterRow",
     "InstanceMismatch",
-    "Metadata",
     "MetadataClosed",
     "MetadataError",
     "MetadataState",
@@ -81,6 +80,7 @@ __all__ = [
     "Row",
     "SeenCacheRow",
     "SeenRow",
+    "SqlMetadataStore",
     "StoredOffsetRow",
     "TopicPermissionRow",
     "UserLimitsRow",
@@ -174,7 +174,7 @@ def random_id() -> str:
     return os.urandom(16).hex()
 
 
-class Metadata:
+class SqlMetadataStore:
     """The metadata of one data directory. `open` once, then `submit` from the loop, then `close`."""
 
     def __init__(self, url: str, data_dir: Path, post: Post) -> None:
@@ -182,7 +182,7 @@ class Metadata:
         self._url: str | Path = url or data_dir / DATABASE_NAME
         self._data_dir = data_dir
         self._post = post
-        self._store: CoreStore | None = None
+        self._store: SqlAlchemyTables | None = None
         self._waiting: deque[_Submission] = deque()
         self._changed = threading.Condition()
         self._warm = False
@@ -263,7 +263,7 @@ class Metadata:
 
     def _start(self) -> _Start:
         if isinstance(self._url, Path):
-            return SqliteStart(self._url)
+            return SqliteBootstrap(self._url)
         return self._core()
 
     def _open(self, start: _Start, seed: Callable[[], Sequence[Row]] | None) -> MetadataState:
@@ -380,11 +380,11 @@ class Metadata:
             # The loop is closed: nobody is left to be told; what was written stays written.
             logger.warning("metadata: %d answers after the end of the loop", len(group))
 
-    def _core(self) -> CoreStore:
+    def _core(self) -> SqlAlchemyTables:
         if self._store is None:
-            from amqpd.storage.metadata.sql import CoreStore
+            from amqpd.storage.metadata.sql import SqlAlchemyTables
 
-            self._store = CoreStore(self._url)
+            self._store = SqlAlchemyTables(self._url)
         return self._store
 
     def _dispose(self) -> None:

@@ -42,7 +42,7 @@ from amqpd.storage.spark.decode import (
     FULL,
     IRREGULAR,
     PACKED,
-    Borders,
+    FieldOffsets,
     HeaderColumns,
     PropertyColumns,
     scan,
@@ -50,7 +50,7 @@ from amqpd.storage.spark.decode import (
     scan_properties,
 )
 from amqpd.storage.spark.files import LogFiles
-from amqpd.storage.spark.plan import DataLoss, Part, Snapshot
+from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot
 
 _BORDERS: Final = 8
 _FIELD_BORDERS: Final = 26
@@ -105,7 +105,7 @@ class Decoder:
         self._constants = {"vhost": vhost, "queue": queue}
         self._repeated: dict[str, Any] = {}
 
-    def batch(self, data: bytes, found: Borders) -> Any:
+    def batch(self, data: bytes, found: FieldOffsets) -> Any:
         """The rows of `found`, whose borders lie in `data`, as a pyarrow.RecordBatch."""
         rows = found.rows
         fields = _Overlay(data, found.borders.getvalue(), rows, _BORDERS)
@@ -351,7 +351,7 @@ class PartReader:
     def __init__(
         self,
         files: LogFiles,
-        part: Part,
+        part: LogPartition,
         decoder: Decoder,
         *,
         batch_rows: int = BATCH_ROWS,
@@ -367,7 +367,7 @@ class PartReader:
         self._fail = fail_on_data_loss
         self._plans = plans
         self._name = segment_name(part.base) + (".log.swap" if part.swap else ".log")
-        self._found = Borders(part.base, part.end)
+        self._found = FieldOffsets(part.base, part.end)
         self._data = b""
         self._start = 0  # where `_data` stands in the file
 
@@ -430,7 +430,7 @@ class PartReader:
             found.expected = header.last_offset + 1
             if self._scan() != PACKED or found.rows:
                 break
-        inner = Borders(first, part.end)
+        inner = FieldOffsets(first, part.end)
         inner.at_end = True
         data = b"".join(images)
         while True:
@@ -535,7 +535,7 @@ class PartReader:
         if len(self._data) > 0 or position < self._part.log_size:
             self._lose(self._found.expected, self._part.stop - 1, f"the file ends at {position + len(self._data)}")
 
-    def _one_by_one(self, data: bytes, found: Borders) -> list[Record]:
+    def _one_by_one(self, data: bytes, found: FieldOffsets) -> list[Record]:
         """The (plain) batch at the scan's position, read by the generic parser; the scan goes on behind it."""
         part = self._part
         header = BatchHeader(data, found.position)

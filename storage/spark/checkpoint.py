@@ -61,7 +61,7 @@ class State:
     next: Progress | None = None
 
 
-class Ledger:
+class ExportCheckpoint:
     """An open checkpoint. what: the export's identity, compared with what the directory was made for.
 
     Raises: CheckpointError, OSError.

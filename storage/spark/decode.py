@@ -69,7 +69,7 @@ COMPILED: Final[bool] = not __file__.endswith(".py")
 
 
 @final
-class Borders:
+class FieldOffsets:
     """What scans of one piece have found so far, as the buffers that the module describes.
 
     rows: records found. offsets: their offsets, i64 little endian. timestamps: the broker's time of each in us, i64
@@ -104,7 +104,7 @@ class Borders:
 
 
 def scan(
-    found: Borders,
+    found: FieldOffsets,
     data: bytes,
     first: i64,
     stop: i64,
@@ -165,7 +165,7 @@ def scan(
         position = end
 
 
-def _gap(found: Borders, data: bytes, position: i64, header: BatchHeader) -> i64:
+def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> i64:
     """DONE where the batch at `position` may follow a gap: that is legal, but the checksum does not cover the offset.
     If the batch behind starts before this one ends, it is this one that is wrong.
     """
@@ -181,7 +181,7 @@ def _gap(found: Borders, data: bytes, position: i64, header: BatchHeader) -> i64
     return DONE
 
 
-def _whole(found: Borders, data: bytes, position: i64, header: BatchHeader) -> bool:
+def _whole(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> bool:
     """Whether the batch's checksum is right."""
     buffer = found.buffer
     start = position + CRC_START
@@ -203,7 +203,7 @@ def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
     return read_i64_le(wanted, size - 8) == read_i64_le(data, position + size - 8)
 
 
-def _field(found: Borders, data: bytes) -> i64:
+def _field(found: FieldOffsets, data: bytes) -> i64:
     """Where the field begins whose length stands at `found.at`; that is then behind the field. A null one is empty."""
     # Zigzag, so an odd number is a negative length; one or two bytes in nearly all cases.
     position: i64 = found.at
@@ -221,7 +221,7 @@ def _field(found: Borders, data: bytes) -> i64:
     return position
 
 
-def _record_end(found: Borders, data: bytes, position: i64, end: i64) -> i64:
+def _record_end(found: FieldOffsets, data: bytes, position: i64, end: i64) -> i64:
     """Where the record at `position` ends; `found.at` is then behind its length. Raises: BadRecord, IndexError."""
     found.at = position
     start: i64 = _field(found, data)
@@ -234,7 +234,7 @@ def _record_end(found: Borders, data: bytes, position: i64, end: i64) -> i64:
     return record_end
 
 
-def _learn_middle(found: Borders, data: bytes, position: i64, record_end: i64) -> bool:
+def _learn_middle(found: FieldOffsets, data: bytes, position: i64, record_end: i64) -> bool:
     """What stands at `position` between a record's body and its properties, for the records that follow; False where
     that is not what we write.
     """
@@ -253,7 +253,7 @@ def _learn_middle(found: Borders, data: bytes, position: i64, record_end: i64) -
     return True
 
 
-def _row(found: Borders, data: bytes, record_end: i64, offset: i64, timestamp_us: i64) -> bool:
+def _row(found: FieldOffsets, data: bytes, record_end: i64, offset: i64, timestamp_us: i64) -> bool:
     """Adds the record whose key's length stands at `found.at`; False when its headers are not in our order."""
     key: i64 = _field(found, data)
     key_end: i64 = found.at
@@ -291,7 +291,7 @@ def _row(found: Borders, data: bytes, record_end: i64, offset: i64, timestamp_us
 
 
 def _batch(
-    found: Borders,
+    found: FieldOffsets,
     data: bytes,
     position: i64,
     header: BatchHeader,
@@ -320,7 +320,7 @@ def _batch(
 
 
 def _records(
-    found: Borders,
+    found: FieldOffsets,
     data: bytes,
     position: i64,
     header: BatchHeader,

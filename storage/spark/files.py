@@ -99,7 +99,7 @@ class LogSource(ABC):
     """Where queues are found. Picklable."""
 
     @property
-    def unseen(self) -> str:
+    def unlisted(self) -> str:
         """Why a queue that is there may not be listed; for people."""
         return ""
 
@@ -300,7 +300,7 @@ class BrokerSource(LogSource):
         return {"Authorization": f"Basic {token}"}
 
     @property
-    def unseen(self) -> str:
+    def unlisted(self) -> str:
         return f", or {self.shown_user} may not read it"
 
     @property

@@ -35,13 +35,13 @@ from urllib.parse import quote
 
 from amqpd.storage.acks.retained import file_name
 from amqpd.storage.spark import offsets
-from amqpd.storage.spark.checkpoint import Ledger
+from amqpd.storage.spark.checkpoint import ExportCheckpoint
 from amqpd.storage.spark.columns import BASE, COLUMNS, TIMES, chosen
 from amqpd.storage.spark.files import BrokerSource, LogSource, QueueName, SourceError
 from amqpd.storage.spark.options import NoSuchQueue, parse
-from amqpd.storage.spark.plan import DataLoss, Part, Snapshot
+from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot
 from amqpd.storage.spark.session import CannotRunSpark
-from amqpd.storage.spark.targets import Database, Delta, Files, Target, TargetError, file_label
+from amqpd.storage.spark.targets import Database, Delta, ExportTarget, Files, TargetError, file_label
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -172,7 +172,7 @@ class ExportOptions:
 
 
 @dataclass
-class Report:
+class ExportReport:
     """One batch, or a whole run. lag: offsets that wait behind it. seconds: all; working_s: without Spark's start."""
 
     batches: int = 0
@@ -185,7 +185,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Span:
+class OffsetSpan:
     """first <= offset < stop of a queue; `end` is where its log ended. whole: what is settled is read, too."""
 
     queue: QueueName
@@ -198,7 +198,7 @@ class Span:
 class _Batch:
     """targets.Batch: the spans of one batch, and the job to read them."""
 
-    def __init__(self, job: Job, spans: list[Span]) -> None:
+    def __init__(self, job: ExportJob, spans: list[OffsetSpan]) -> None:
         self.plain = not job.options.where
         self._job = job
         self._spans = spans
@@ -210,7 +210,7 @@ class _Batch:
         return self._job.to_parquet(self._spans, directory, by)
 
 
-class Job:
+class ExportJob:
     """One run of an export, from the first batch that is left to the last there is.
 
     say: gets a Report after every batch. stopped: asked between batches. starting: called before Spark is started,
@@ -225,7 +225,7 @@ class Job:
     def __init__(
         self,
         options: ExportOptions,
-        say: Callable[[Report], None],
+        say: Callable[[ExportReport], None],
         stopped: Callable[[], bool],
         session: SparkSession | None = None,
         starting: Callable[[], None] = lambda: None,
@@ -268,18 +268,18 @@ class Job:
             return {"startingOffsets": text}
         return {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
 
-    def run(self) -> Report:
+    def run(self) -> ExportReport:
         """Exports what there is; with `follow` until `stopped`. Returns the whole run's report.
 
         Where Spark fails once `stopped` says so, the batch at work is left to the next run: no error.
         """
         options = self.options
-        total = Report()
+        total = ExportReport()
         started = time.monotonic()
         if not Path(options.checkpoint).exists():
             self._require_queue()  # what cannot begin leaves nothing behind
         with ExitStack() as stack:
-            ledger = Ledger(Path(options.checkpoint), options.identity())
+            ledger = ExportCheckpoint(Path(options.checkpoint), options.identity())
             stack.callback(ledger.close)
             target = self._target(ledger)
             self._quick = target.by_tasks(not options.where)
@@ -309,10 +309,10 @@ class Job:
     def _require_queue(self) -> None:
         options = self.options
         if not self._parsed.queues() and options.queue is not None:
-            unseen = self._parsed.source.unseen
+            unseen = self._parsed.source.unlisted
             raise NoSuchQueue(f"no durable queue '{options.queue}' with messages in vhost '{options.vhost}'{unseen}")
 
-    def _target(self, ledger: Ledger) -> Target:
+    def _target(self, ledger: ExportCheckpoint) -> ExportTarget:
         options = self.options
         if options.is_database:
             return Database(options.to, options.table, [(name, COLUMNS[name]) for name in options.columns], ledger)
@@ -320,7 +320,7 @@ class Job:
             return Delta(Path(options.to), list(options.partition_by), ledger)
         return Files(Path(options.to), options.format, list(options.partition_by), ledger)
 
-    def _settle_last(self, ledger: Ledger, target: Target, total: Report) -> None:
+    def _settle_last(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
         """What became of the batch that was under way when the last run ended."""
         under_way = ledger.state.next
         if under_way is None:
@@ -338,7 +338,7 @@ class Job:
 
     # -- batches
 
-    def _batches(self, ledger: Ledger, target: Target) -> Iterator[Report]:
+    def _batches(self, ledger: ExportCheckpoint, target: ExportTarget) -> Iterator[ExportReport]:
         limit = self.options.batch_rows or target.batch_rows
         while not self.stopped():
             spans = self._spans(ledger, limit)
@@ -351,7 +351,7 @@ class Job:
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
 
-    def _is_done(self, spans: list[Span]) -> bool:
+    def _is_done(self, spans: list[OffsetSpan]) -> bool:
         to_offset = self.options.to_offset
         return to_offset is not None and bool(spans) and spans[0].first >= to_offset
 
@@ -360,7 +360,7 @@ class Job:
         while time.monotonic() < until and not self.stopped():
             time.sleep(0.1)
 
-    def _batch(self, ledger: Ledger, target: Target, spans: list[Span]) -> Report:
+    def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
         self._session()
         if self.options.where and not self._where_is_good:
             self.rows(spans)  # a wrong one ends the run before the checkpoint remembers it
@@ -385,14 +385,14 @@ class Job:
         ledger.commit()
         self._commit_holds(ledger, spans)
         took = time.monotonic() - began
-        report = Report(1, progress.rows, progress.bytes, took, took, batch=progress.batch)
+        report = ExportReport(1, progress.rows, progress.bytes, took, took, batch=progress.batch)
         report.lag = sum(span.end - span.stop for span in spans)
         return report
 
-    def _spans(self, ledger: Ledger, limit: int | None) -> list[Span]:
+    def _spans(self, ledger: ExportCheckpoint, limit: int | None) -> list[OffsetSpan]:
         """What there is to export now, of each queue its share of `limit` by what it has waiting. Raises: DataLoss."""
         known = ledger.state.position
-        found: list[Span] = []
+        found: list[OffsetSpan] = []
         with ExitStack() as stack:
             snapshots = offsets.snapshots(self._parsed, stack)
             if not snapshots:
@@ -405,12 +405,14 @@ class Job:
                 if self.options.to_offset is not None:
                     end = min(end, self.options.to_offset)
                 whole = file_name(self.options.name) in snapshot.files.sizes()
-                found.append(Span(snapshot.queue, first, max(first, end), max(first, end), whole))
+                found.append(OffsetSpan(snapshot.queue, first, max(first, end), max(first, end), whole))
         waiting = sum(span.end - span.first for span in found)
         if limit is None or waiting <= limit:
             return found
         return [
-            Span(span.queue, span.first, span.first + min(span.end - span.first, max(1, share)), span.end, span.whole)
+            OffsetSpan(
+                span.queue, span.first, span.first + min(span.end - span.first, max(1, share)), span.end, span.whole
+            )
             for span in found
             for share in [limit * (span.end - span.first) // waiting]
         ]
@@ -468,7 +470,7 @@ class Job:
                 if not self._was_broken_off(error):
                     raise
 
-    def rows(self, spans: list[Span]) -> DataFrame:
+    def rows(self, spans: list[OffsetSpan]) -> DataFrame:
         """The batch, narrowed and with the columns to partition by."""
         options = self.options
         found: DataFrame | None = None
@@ -486,7 +488,7 @@ class Job:
         columns += [f"{DERIVED[name]} AS {name}" for name in options.partition_by if name in DERIVED]
         return found.selectExpr(*columns)
 
-    def to_parquet(self, spans: list[Span], directory: str, by: tuple[str, ...]) -> list[Written]:
+    def to_parquet(self, spans: list[OffsetSpan], directory: str, by: tuple[str, ...]) -> list[Written]:
         """The batch, written by the tasks that read it."""
         from amqpd.storage.spark.targets import write_parquet
 
@@ -494,8 +496,8 @@ class Job:
         parts = self._parts(spans, PART_BYTES)
         return write_parquet(spark, replace(self._parsed, columns=self.options.columns), parts, directory, by)
 
-    def _parts(self, spans: list[Span], split_bytes: int) -> list[Part]:
-        found: list[Part] = []
+    def _parts(self, spans: list[OffsetSpan], split_bytes: int) -> list[LogPartition]:
+        found: list[LogPartition] = []
         for whole in (False, True):
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
@@ -503,13 +505,13 @@ class Job:
                 found += offsets.batch_parts(read)
         return found
 
-    def _load(self, spans: list[Span], whole: bool) -> DataFrame:
+    def _load(self, spans: list[OffsetSpan], whole: bool) -> DataFrame:
         reader = self._session().read.format("amqp")
         for name, value in self._read_options(spans, whole).items():
             reader = reader.option(name, value)
         return reader.load()
 
-    def _read_options(self, spans: list[Span], whole: bool) -> dict[str, str]:
+    def _read_options(self, spans: list[OffsetSpan], whole: bool) -> dict[str, str]:
         options = self.options
         read = {name: value for name, value in self._read.items() if not name.startswith("starting")}
         read["queuePattern"] = "|".join(re.escape(span.queue.queue) for span in spans)
@@ -524,7 +526,7 @@ class Job:
 
     # -- holds
 
-    def _commit_holds(self, ledger: Ledger, spans: list[Span] | None = None) -> None:
+    def _commit_holds(self, ledger: ExportCheckpoint, spans: list[OffsetSpan] | None = None) -> None:
         """Tells the broker how far the queues that it keeps for us are exported."""
         for span in self._spans(ledger, None) if spans is None else spans:
             if not span.whole:
@@ -542,4 +544,4 @@ def without_password(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}" if found else url
 
 
-__all__ = ["BadExport", "ExportOptions", "Job", "Report", "TargetError", "without_password"]
+__all__ = ["BadExport", "ExportJob", "ExportOptions", "ExportReport", "TargetError", "without_password"]

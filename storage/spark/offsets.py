@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from amqpd.storage.spark.options import EARLIEST, LATEST, BadOption, ReadOptions
-from amqpd.storage.spark.plan import DataLoss, Part, Snapshot, split_size
+from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot, split_size
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def key_of(vhost: str, queue: str) -> str:
     return f"{vhost}/{queue}"
 
 
-def batch_parts(options: ReadOptions) -> list[Part]:
+def batch_parts(options: ReadOptions) -> list[LogPartition]:
     """All parts of a batch query. Raises: BadOption, NoSuchQueue, DataLoss, SourceError."""
     with ExitStack() as stack:
         found = list(snapshots(options, stack).values())
@@ -80,7 +80,7 @@ def _resolve(snapshot: Snapshot, offset: int) -> int:
     return snapshot.end if offset == LATEST else offset
 
 
-def _parts(options: ReadOptions, ranges: list[Range]) -> list[Part]:
+def _parts(options: ReadOptions, ranges: list[Range]) -> list[LogPartition]:
     sizes = []
     for each in ranges:
         _check(options, each)
@@ -153,7 +153,7 @@ def limited(options: ReadOptions, start: StreamOffset, ends: StreamOffset, rows_
     return reached
 
 
-def stream_parts(options: ReadOptions, start: StreamOffset, end: StreamOffset) -> list[Part]:
+def stream_parts(options: ReadOptions, start: StreamOffset, end: StreamOffset) -> list[LogPartition]:
     """The parts of one trigger. Raises: DataLoss, SourceError."""
     with ExitStack() as stack:
         found = snapshots(options, stack)

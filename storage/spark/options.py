@@ -108,7 +108,7 @@ class ReadOptions:
         missing = set(self.names) - {queue.queue for queue in queues}
         if missing:
             names = ", ".join(map(repr, sorted(missing)))
-            raise NoSuchQueue(f"no durable queue {names} with messages in vhost '{self.vhost}'{self.source.unseen}")
+            raise NoSuchQueue(f"no durable queue {names} with messages in vhost '{self.vhost}'{self.source.unlisted}")
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:

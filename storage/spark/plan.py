@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from amqpd.storage.acks import ack_set
-from amqpd.storage.acks.ack_set import SettledFile, told_end, totals_of
+from amqpd.storage.acks.ack_set import AckFileReader, told_end, totals_of
 from amqpd.storage.compaction import CLEANER_OFFSET, decode_clean_offsets
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader
@@ -42,7 +42,7 @@ class DataLoss(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPartition:
     """A piece of one segment for one task: records with first <= offset < stop that are not settled.
 
     position: of the batch to begin with, whose last offset is `anchor` (-1: the segment's first). bits: settled ones,
@@ -130,7 +130,7 @@ class Snapshot:
             base = int(name[:20])
             prefix = segment_name(base)
             new = self.files.read(f"{prefix}.settled.swap")  # first: see _entries
-            end = told_end(SettledFile(self.files.read(f"{prefix}.settled") + new).entries, size)
+            end = told_end(AckFileReader(self.files.read(f"{prefix}.settled") + new).entries, size)
             if not end:
                 logger.warning("%s of queue %s was not left by a cleaning: it is not read", name, self.queue.queue)
                 continue
@@ -280,17 +280,17 @@ class Snapshot:
 
     def _cut(self, segment: SegmentView) -> int | None:
         """The first offset that a sealed segment's shortened file lacks; None when it has the size noted at its end."""
-        noted = totals_of(SettledFile(self._entries(segment)).entries)
+        noted = totals_of(AckFileReader(self._entries(segment)).entries)
         return self._whole_end(segment) if noted and noted[-1][1] > segment.size else None
 
     def parts(
         self, first: int, stop: int, *, split_bytes: int = SPLIT_BYTES, include_settled: bool = False
-    ) -> list[Part]:
+    ) -> list[LogPartition]:
         """What tasks read for first <= offset < stop. Segments and ranges that are all settled make no part.
 
         split_bytes: a part is about that large, never smaller than one batch.
         """
-        found: list[Part] = []
+        found: list[LogPartition] = []
         for segment in self.segments:
             low, high = max(first, segment.base), min(stop, segment.end)
             if segment.size <= 0 or high <= low:
@@ -304,7 +304,7 @@ class Snapshot:
 
     def _split(
         self, segment: SegmentView, index: OffsetIndex, low: int, high: int, bits: bytes, split_bytes: int
-    ) -> Iterator[Part]:
+    ) -> Iterator[LogPartition]:
         number = _count_up_to(index, low - segment.base)
         anchor, position = -1, 0
         if number:
@@ -325,12 +325,12 @@ class Snapshot:
 
     def _part(
         self, segment: SegmentView, first: int, stop: int, position: int, anchor: int, size_bytes: int, bits: bytes
-    ) -> Iterator[Part]:
+    ) -> Iterator[LogPartition]:
         low = (first - segment.base) // 8
         piece = bits[low : (stop - segment.base + 7) // 8].rstrip(b"\0")
         if piece and _all_set(bits, first - segment.base, stop - 1 - segment.base):
             return
-        yield Part(
+        yield LogPartition(
             self.queue,
             segment.base,
             segment.end,
@@ -373,7 +373,7 @@ def bits_of(entries: bytes, base: int, end: int) -> bytes:
     """The bits of a segment from the bytes of its `.settled` file; empty when nothing is settled."""
     bits = bytearray((end - base + 7) // 8 + 16)
     touched = False
-    for kind, a, b, c in SettledFile(entries).entries:
+    for kind, a, b, c in AckFileReader(entries).entries:
         if kind in (ack_set.SETTLED, ack_set.LOST):
             low, high = max(a, base) - base, min(b, end - 1) - base
             if high >= low:

@@ -79,7 +79,7 @@ class PublishError(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class SinkTarget:
     """Where to connect. secure: over TLS, the certificate checked against the system's authorities."""
 
     host: str
@@ -90,13 +90,13 @@ class Target:
     secure: bool
 
     @staticmethod
-    def from_url(url: str) -> Target:
+    def from_url(url: str) -> SinkTarget:
         """From amqp://user:password@host:5672/vhost or amqps://...; no path is vhost `/`. Raises: ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("amqp", "amqps") or not parts.hostname or "/" in parts.path[1:]:
             raise ValueError("expected amqp://user:password@host:5672/vhost (%2F for a slash in the vhost's name)")
         secure = parts.scheme == "amqps"
-        return Target(
+        return SinkTarget(
             parts.hostname,
             parts.port or (5671 if secure else 5672),
             unquote(parts.username or "guest"),
@@ -106,7 +106,7 @@ class Target:
         )
 
 
-class Publisher:
+class SinkPublisher:
     """One connection, which only publishes.
 
     Connects at once. Not for several threads. Raises, each method: PublishError.
@@ -117,7 +117,7 @@ class Publisher:
 
     def __init__(
         self,
-        target: Target,
+        target: SinkTarget,
         *,
         transaction: bool = False,
         mandatory: bool = True,
@@ -202,7 +202,7 @@ class Publisher:
 
     # -- opening
 
-    def _connect(self, target: Target) -> socket.socket:
+    def _connect(self, target: SinkTarget) -> socket.socket:
         try:
             made = socket.create_connection((target.host, target.port), self._timeout_s)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -213,7 +213,7 @@ class Publisher:
             raise PublishError(f"no connection to {self._where}: {error}") from error
         return made
 
-    def _open(self, target: Target) -> None:
+    def _open(self, target: SinkTarget) -> None:
         self._out += _HEADER
         self._wait(c.ConnectionStart)
         told = {
@@ -371,7 +371,7 @@ class Published(WriterCommitMessage):
 class SinkOptions:
     """The options, parsed. exchange, routing_key: None: take the column."""
 
-    target: Target
+    target: SinkTarget
     exchange: str | None
     routing_key: str | None
     transaction: bool
@@ -395,7 +395,7 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
     if "url" not in given:
         raise BadOption("url is needed: amqp://user:password@host:5672/vhost")
     try:
-        target = Target.from_url(given["url"])
+        target = SinkTarget.from_url(given["url"])
     except ValueError as error:
         raise BadOption(f"url: {error}") from None
     return SinkOptions(
@@ -474,8 +474,8 @@ class _Task:
         options = self.options
         context = TaskContext.get()
         task = f"{self.identity}:{context.partitionId() if context is not None else 0}"
-        messages = Messages(options, task)
-        publisher = Publisher(
+        messages = MessageRows(options, task)
+        publisher = SinkPublisher(
             options.target,
             transaction=options.transaction,
             mandatory=options.mandatory,
@@ -498,7 +498,7 @@ class BadRow(ValueError):
     """A row that cannot be a message."""
 
 
-class Messages:
+class MessageRows:
     """Rows in, (exchange, routing key, properties, body) out. task: a name for the ids of `messageId=row`."""
 
     def __init__(self, options: SinkOptions, task: str) -> None:

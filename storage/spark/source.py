@@ -35,13 +35,13 @@ from amqpd.storage.spark import offsets
 from amqpd.storage.spark.arrow import Decoder, PartReader
 from amqpd.storage.spark.columns import COLUMNS, UnknownColumn, ddl
 from amqpd.storage.spark.options import BadOption, ReadOptions, parse
-from amqpd.storage.spark.plan import Part
+from amqpd.storage.spark.plan import LogPartition
 
 
 class AmqpPartition(InputPartition):
     """One part for one task."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: LogPartition) -> None:
         super().__init__(part)
         self.part = part
 
@@ -90,7 +90,7 @@ class _Columns:
             if _kind(field.dataType) != kind:
                 raise UnknownColumn(f"column '{field.name}' is {kind}, not {_kind(field.dataType)}")
 
-    def read_part(self, part: Part) -> Iterator[Any]:
+    def read_part(self, part: LogPartition) -> Iterator[Any]:
         options = self.options
         schema = to_arrow_schema(self.wanted, timezone="UTC")
         decoder = Decoder(part.queue.vhost, part.queue.queue, self.wanted.names, schema)

@@ -43,10 +43,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from amqpd.storage.spark.arrow import Decoder, PartReader
-from amqpd.storage.spark.checkpoint import CheckpointError, Ledger, Progress, move, sync_files
+from amqpd.storage.spark.checkpoint import CheckpointError, ExportCheckpoint, Progress, move, sync_files
 from amqpd.storage.spark.columns import TIMES
 from amqpd.storage.spark.options import ReadOptions
-from amqpd.storage.spark.plan import Part
+from amqpd.storage.spark.plan import LogPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +64,7 @@ class TargetError(Exception):
     """The target does not take what it is given; the text says what to do."""
 
 
-class Batch(Protocol):
+class ExportBatch(Protocol):
     """What a job hands to a target.
 
     rows: as a DataFrame, with the columns to partition by. plain: nothing is to be done with the rows on the way, so
@@ -78,7 +78,7 @@ class Batch(Protocol):
     def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[Written]: ...
 
 
-class Target(ABC):
+class ExportTarget(ABC):
     """Where an export puts its rows, each batch once.
 
     `batch_rows`: how many offsets make a batch unless it is said otherwise.
@@ -87,7 +87,7 @@ class Target(ABC):
     batch_rows = 1_000_000
 
     @abstractmethod
-    def write(self, batch: Batch, progress: Progress, label: str) -> None:
+    def write(self, batch: ExportBatch, progress: Progress, label: str) -> None:
         """Makes the batch seen, and notes in `progress` how much it is.
 
         label: for names; the same for the same offsets. Raises: TargetError, OSError, and what Spark raises.
@@ -110,10 +110,10 @@ class Target(ABC):
         return
 
 
-class Files(Target):
+class Files(ExportTarget):
     """A directory of Parquet, JSON or CSV files. partition_by: columns that become directories `name=value`."""
 
-    def __init__(self, directory: Path, kind: str, partition_by: list[str], ledger: Ledger) -> None:
+    def __init__(self, directory: Path, kind: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
         self.directory = directory
         self.kind = kind
         self.partition_by = partition_by
@@ -138,7 +138,7 @@ class Files(Target):
     def by_tasks(self, plain: bool) -> bool:
         return plain and self.kind == "parquet" and set(self.partition_by) <= set(TIMES)
 
-    def write(self, batch: Batch, progress: Progress, label: str) -> None:
+    def write(self, batch: ExportBatch, progress: Progress, label: str) -> None:
         staging = self.ledger.attempt().absolute()
         if self.by_tasks(batch.plain):
             found = batch.to_parquet(str(staging), tuple(self.partition_by))
@@ -192,19 +192,19 @@ class Files(Target):
         return True
 
 
-class Delta(Target):
+class Delta(ExportTarget):
     """A Delta table, written by the package deltalake. A reader has to know Delta: other files lie there, too."""
 
     batch_rows = 100_000
 
-    def __init__(self, directory: Path, partition_by: list[str], ledger: Ledger) -> None:
+    def __init__(self, directory: Path, partition_by: list[str], ledger: ExportCheckpoint) -> None:
         if find_spec("deltalake") is None:
             raise TargetError("--format delta needs the package deltalake: pip install deltalake")
         self.directory = directory
         self.partition_by = partition_by
         self.ledger = ledger
 
-    def write(self, batch: Batch, progress: Progress, label: str) -> None:
+    def write(self, batch: ExportBatch, progress: Progress, label: str) -> None:
         from deltalake import CommitProperties, Transaction, write_deltalake
 
         table = batch.rows().toArrow()
@@ -231,7 +231,7 @@ class Delta(Target):
         return version is not None and version >= progress.batch
 
 
-class Database(Target):
+class Database(ExportTarget):
     """A table of any database that SQLAlchemy knows. The batches' table stands beside it.
 
     Times are UTC. Their column has a zone where the database has such a type; SQLite and MySQL have none.
@@ -239,7 +239,7 @@ class Database(Target):
 
     batch_rows = 100_000
 
-    def __init__(self, url: str, table: str, columns: list[tuple[str, str]], ledger: Ledger) -> None:
+    def __init__(self, url: str, table: str, columns: list[tuple[str, str]], ledger: ExportCheckpoint) -> None:
         from sqlalchemy import create_engine
         from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
@@ -255,7 +255,7 @@ class Database(Target):
     def _prepare(self) -> None:
         self.rows.metadata.create_all(self.engine)
 
-    def write(self, batch: Batch, progress: Progress, label: str) -> None:
+    def write(self, batch: ExportBatch, progress: Progress, label: str) -> None:
         from sqlalchemy import text
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -359,7 +359,7 @@ def file_label(name: str) -> str:
     return f"{label[: LABEL_MAX - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-__all__ = ["FORMATS", "CheckpointError", "Database", "Delta", "Files", "Target", "TargetError", "file_label"]
+__all__ = ["FORMATS", "CheckpointError", "Database", "Delta", "ExportTarget", "Files", "TargetError", "file_label"]
 
 
 GROUP_BYTES: Final = 32 << 20
@@ -379,7 +379,7 @@ class Written(NamedTuple):
 
 
 def write_parquet(
-    spark: SparkSession, options: ReadOptions, parts: Sequence[Part], directory: str, by: tuple[str, ...] = ()
+    spark: SparkSession, options: ReadOptions, parts: Sequence[LogPartition], directory: str, by: tuple[str, ...] = ()
 ) -> list[Written]:
     """Writes the parts below `directory`, which every worker must reach. by: of `TIMES`, the outer directory first.
 
@@ -393,7 +393,7 @@ def write_parquet(
     return [each for some in found for each in some]
 
 
-def spread(parts: Sequence[Part], cores: int) -> list[list[Part]]:
+def spread(parts: Sequence[LogPartition], cores: int) -> list[list[LogPartition]]:
     """The parts in their order, cut into tasks of about one size: as many for each core, of at most TASK_BYTES.
 
     Fewer than there are cores only where they would be smaller than TASK_BYTES_MIN.
@@ -401,7 +401,7 @@ def spread(parts: Sequence[Part], cores: int) -> list[list[Part]]:
     total = sum(part.size_bytes for part in parts)
     rounds = -(-total // (cores * TASK_BYTES))
     count = min(len(parts), max(1, min(cores * rounds, total // TASK_BYTES_MIN)))
-    tasks: list[list[Part]] = [[] for _ in range(count)]
+    tasks: list[list[LogPartition]] = [[] for _ in range(count)]
     before = 0
     for part in parts:
         middle = before + part.size_bytes / 2
@@ -411,7 +411,7 @@ def spread(parts: Sequence[Part], cores: int) -> list[list[Part]]:
 
 
 def _in_worker(
-    options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[Part]]
+    options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[LogPartition]]
 ) -> list[Written]:
     """`write_task` in a process of Spark's, with the allocator that suits it.
 
@@ -423,7 +423,7 @@ def _in_worker(
 
 
 def write_task(
-    options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[Part]]
+    options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[LogPartition]]
 ) -> list[Written]:
     """Some parts, in this process: one file for each date and hour in them. Raises: DataLoss, SourceError, OSError."""
     number, parts = numbered
@@ -452,7 +452,7 @@ def write_task(
     return [Written(path, count, sizes.get(path, 0)) for path, count in rows.items()]
 
 
-def batches(options: ReadOptions, part: Part) -> Iterator[Any]:
+def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
     """The record batches of one part, read in this process."""
     decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns)
     with closing(options.source.open(part.queue)) as files:

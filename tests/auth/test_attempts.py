@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from amqpd.auth.login_throttle import DELAY_MAX_S, FORGET_S, Attempts, AttemptSource, Failures, Turns, network
+from amqpd.auth.login_throttle import (
+    DELAY_MAX_S,
+    FORGET_S,
+    AttemptSource,
+    FailureBackoff,
+    LoginStats,
+    PasswordCheckQueue,
+    network,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +42,7 @@ class Clock:
 
 def test_the_delay_doubles_for_that_user_from_there_and_is_forgotten() -> None:
     clock = Clock()
-    failures = Failures(clock)
+    failures = FailureBackoff(clock)
     delays = [failures.delay_s("10.0.0.1", "anna") for _ in range(8)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, DELAY_MAX_S, DELAY_MAX_S])
     assert failures.delay_s("10.0.0.1", "bert") == failures.delay_s("10.0.0.2", "anna") == pytest.approx(0.1)
@@ -44,7 +52,7 @@ def test_the_delay_doubles_for_that_user_from_there_and_is_forgotten() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    failures = Failures(Clock(), entries_max=100)
+    failures = FailureBackoff(Clock(), entries_max=100)
     failures.delay_s("10.0.0.1", "anna")
     for number in range(99):
         failures.delay_s("10.0.0.2", f"{number}")
@@ -57,7 +65,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 async def test_turns_go_round_addresses_then_users() -> None:
-    turns = Turns(1)
+    turns = PasswordCheckQueue(1)
     await turns.take("", "")
     order: list[str] = []
 
@@ -76,7 +84,7 @@ async def test_turns_go_round_addresses_then_users() -> None:
 
 
 async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on() -> None:
-    turns = Turns(1)
+    turns = PasswordCheckQueue(1)
     await turns.take("", "")
     first = asyncio.ensure_future(turns.take("1", "a"))
     second = asyncio.ensure_future(turns.take("2", "a"))
@@ -89,7 +97,7 @@ async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on()
 
 
 def test_attempts_are_counted_by_protocol_and_where_asked_by_source() -> None:
-    attempts = Attempts(sources_max=2)
+    attempts = LoginStats(sources_max=2)
     attempts.count("amqp091", "10.0.0.1", "anna", True)
     assert (attempts.by_protocol, attempts.by_source) == ({"amqp091": [1, 0]}, {})
     attempts.track_sources = True

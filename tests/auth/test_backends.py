@@ -21,16 +21,16 @@ from amqpd.auth.internal_backend import (
     NoSuchVhost,
     User,
     UserExists,
-    bootstrap,
+    initial_rows,
 )
 from amqpd.auth.passwords import ARGON2ID, RABBIT_SHA256, hash_password
 from amqpd.auth.permissions import InvalidPattern
 from amqpd.storage.metadata.store import (
     Delete,
-    Metadata,
     MetadataError,
     PermissionRow,
     Put,
+    SqlMetadataStore,
     TopicPermissionRow,
     UserRow,
     VhostRow,
@@ -58,7 +58,7 @@ class House:
 
     def open(self) -> None:
         loop = asyncio.get_running_loop()
-        self.metadata = Metadata("", self.data_dir, loop.call_soon_threadsafe)
+        self.metadata = SqlMetadataStore("", self.data_dir, loop.call_soon_threadsafe)
         state = self.metadata.open(
             lambda: [
                 *(VhostRow(name, random_id()) for name in sorted(self.vhosts)),
@@ -150,16 +150,16 @@ async def test_whom_a_certificate_names_needs_no_password(house: House) -> None:
     """But has to be there, and where he is from counts as ever."""
     await house.backend.add_user("anna", tags=["management"])  # no password opens it
     assert not await login(house, "anna", b"")
-    assert house.backend.vouched("anna", False) == User("anna", ("management",))
-    assert house.backend.vouched("guest", True) == GUEST
+    assert house.backend.authenticate_external("anna", False) == User("anna", ("management",))
+    assert house.backend.authenticate_external("guest", True) == GUEST
     with pytest.raises(AuthenticationRefused, match="loopback"):
-        house.backend.vouched("guest", False)
+        house.backend.authenticate_external("guest", False)
     for stranger in ("Anna", "anna\0", ""):
         with pytest.raises(AuthenticationRefused, match="invalid credentials"):
-            house.backend.vouched(stranger, True)
+            house.backend.authenticate_external(stranger, True)
     await house.backend.delete_user("anna")
     with pytest.raises(AuthenticationRefused, match="invalid credentials"):
-        house.backend.vouched("anna", True)
+        house.backend.authenticate_external("anna", True)
 
 
 async def test_a_verified_password_is_not_checked_again_for_five_minutes(
@@ -298,7 +298,7 @@ async def test_delete_user_takes_the_permissions_along(house: House) -> None:
     await house.backend.delete_user("guest")
     assert house.heard_now() == [AuthChange("user_deleted", "guest")]
     assert not await login(house, "guest", b"guest")
-    assert not house.backend.may(GUEST, "/", "read", "q")
+    assert not house.backend.is_allowed(GUEST, "/", "read", "q")
     await house.backend.add_user("guest", b"guest")
     assert house.backend.permissions() == []
     assert house.backend.topic_permissions() == []
@@ -312,7 +312,7 @@ async def test_bad_names(house: House, name: str) -> None:
     with pytest.raises(InvalidUser):
         await house.backend.add_user(name, b"x")
     with pytest.raises(InvalidUser):
-        bootstrap(name, "x", "/")
+        initial_rows(name, "x", "/")
 
 
 @pytest.mark.parametrize("tags", [[""], ["a,b"], ["a b"], ["x" * 256], ["a\n"], [f"t{n}" for n in range(65)]])
@@ -362,13 +362,13 @@ async def test_strangers(house: House) -> None:
 
 async def test_permissions_last_and_are_felt_at_once(house: House) -> None:
     backend = house.backend
-    assert backend.may(GUEST, "/", "read", "q")
+    assert backend.is_allowed(GUEST, "/", "read", "q")
     epoch = backend.epoch
     await backend.set_permissions("guest", "/", "^a", "", "^b")
     assert backend.epoch > epoch
     assert house.heard_now() == [AuthChange("permissions", "guest", "/")]
-    assert not backend.may(GUEST, "/", "read", "q")
-    assert backend.may(GUEST, "/", "read", "b")
+    assert not backend.is_allowed(GUEST, "/", "read", "q")
+    assert backend.is_allowed(GUEST, "/", "read", "b")
     house.reopen()
     assert house.backend.permissions("guest", "/") == [PermissionRow("guest", "/", "^a", "", "^b")]
     assert house.backend.may_access_vhost(GUEST, "/")
@@ -390,13 +390,13 @@ async def test_topic_permissions_last(house: House) -> None:
         TopicPermissionRow("guest", "/", "amq.topic", "^{username}", ".*"),
         TopicPermissionRow("guest", "/", "other", "", ""),
     ]
-    assert backend.may_topic(GUEST, "/", "amq.topic", "write", "guest.1")
-    assert not backend.may_topic(GUEST, "/", "amq.topic", "write", "x")
+    assert backend.is_topic_allowed(GUEST, "/", "amq.topic", "write", "guest.1")
+    assert not backend.is_topic_allowed(GUEST, "/", "amq.topic", "write", "x")
     await backend.clear_topic_permissions("guest", "/", "amq.topic")
-    assert backend.may_topic(GUEST, "/", "amq.topic", "write", "x")
-    assert not backend.may_topic(GUEST, "/", "other", "write", "x")
+    assert backend.is_topic_allowed(GUEST, "/", "amq.topic", "write", "x")
+    assert not backend.is_topic_allowed(GUEST, "/", "other", "write", "x")
     await backend.clear_topic_permissions("guest", "/")
-    assert backend.may_topic(GUEST, "/", "other", "write", "x")
+    assert backend.is_topic_allowed(GUEST, "/", "other", "write", "x")
     house.reopen()
     assert house.backend.topic_permissions() == []
 
@@ -419,8 +419,8 @@ async def test_forget_vhost(house: House) -> None:
     assert await deleted is None
     house.backend.forget_vhost("shop")
     assert house.heard_now() == [AuthChange("permissions", "guest", "shop")]
-    assert not house.backend.may(GUEST, "shop", "read", "q")
-    assert house.backend.may(GUEST, "/", "read", "q")
+    assert not house.backend.is_allowed(GUEST, "shop", "read", "q")
+    assert house.backend.is_allowed(GUEST, "/", "read", "q")
     house.reopen()
     assert [row.vhost for row in house.backend.permissions()] == ["/"]
     assert house.backend.topic_permissions() == []
@@ -445,7 +445,7 @@ async def test_what_is_not_committed_is_not_in_memory(house: House) -> None:
         with pytest.raises(WriteFailed, match="on fire"):
             await call
     assert [row.name for row in backend.users()] == ["guest"]
-    assert backend.may(GUEST, "/", "write", "q")
+    assert backend.is_allowed(GUEST, "/", "write", "q")
     assert backend.topic_permissions() == []
     assert (backend.epoch, house.heard_now()) == (epoch, [])
     assert await login(house, "guest", b"guest")
@@ -492,23 +492,23 @@ async def test_a_row_with_an_unknown_algorithm_is_told_at_start(house: House, ca
 
 
 async def test_bootstrap(tmp_path: Path) -> None:
-    metadata = Metadata("", tmp_path, asyncio.get_running_loop().call_soon_threadsafe)
-    state = metadata.open(lambda: bootstrap("boss", "pässword", "first"))
+    metadata = SqlMetadataStore("", tmp_path, asyncio.get_running_loop().call_soon_threadsafe)
+    state = metadata.open(lambda: initial_rows("boss", "pässword", "first"))
     backend = InternalBackend(BackendContext(metadata, state, {"first"}.__contains__, {"boss"}))
     with pytest.raises(AuthenticationRefused, match="loopback"):
         await backend.authenticate("boss", "pässword".encode(), False)
     boss = await backend.authenticate("boss", "pässword".encode(), True)
     assert boss == User("boss", ("administrator",))
-    assert all(backend.may(boss, "first", kind, "any") for kind in ("configure", "write", "read"))
+    assert all(backend.is_allowed(boss, "first", kind, "any") for kind in ("configure", "write", "read"))
     assert [row.name for row in state.vhosts] == ["first"]
     backend.close()
     metadata.close()
 
 
 def test_a_bootstrap_that_cannot_be_leaves_no_database(tmp_path: Path) -> None:
-    metadata = Metadata("", tmp_path, print)
+    metadata = SqlMetadataStore("", tmp_path, print)
     with pytest.raises(InvalidUser):
-        metadata.open(lambda: bootstrap("", "x", "/"))
+        metadata.open(lambda: initial_rows("", "x", "/"))
     assert not (tmp_path / "metadata.sqlite").exists()
     with pytest.raises(MetadataError):
         metadata.submit([], print)

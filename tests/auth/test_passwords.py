@@ -18,8 +18,8 @@ from amqpd.auth.passwords import (
     RABBIT_SHA256,
     RABBIT_SHA512,
     InvalidHash,
-    PasswordThreads,
-    VerifiedCache,
+    PasswordHasherPool,
+    VerifiedPasswordCache,
     check_hash,
     hash_password,
     verify,
@@ -126,7 +126,7 @@ class Clock:
 
 def test_cache_holds_for_its_time_only() -> None:
     clock = Clock()
-    cache = VerifiedCache(300.0, clock=clock)
+    cache = VerifiedPasswordCache(300.0, clock=clock)
     assert not cache.holds("u", b"p", "hash")
     cache.remember("u", b"p", "hash")
     assert cache.holds("u", b"p", "hash")
@@ -138,7 +138,7 @@ def test_cache_holds_for_its_time_only() -> None:
 
 
 def test_cache_is_of_user_password_and_hash() -> None:
-    cache = VerifiedCache()
+    cache = VerifiedPasswordCache()
     cache.remember("u", b"p", "hash")
     assert not cache.holds("u", b"P", "hash")
     assert not cache.holds("U", b"p", "hash")
@@ -152,7 +152,7 @@ def test_cache_is_of_user_password_and_hash() -> None:
 
 
 def test_cache_is_bounded_and_the_oldest_goes() -> None:
-    cache = VerifiedCache(entries_max=3)
+    cache = VerifiedPasswordCache(entries_max=3)
     for user in ("a", "b", "c", "a", "d"):
         cache.remember(user, b"p", "hash")
     assert len(cache) == 3
@@ -160,10 +160,10 @@ def test_cache_is_bounded_and_the_oldest_goes() -> None:
 
 
 def test_cache_keeps_no_password() -> None:
-    cache = VerifiedCache()
+    cache = VerifiedPasswordCache()
     cache.remember("u", b"canary", "hash")
     assert b"canary" not in cache._entries["u"][0]
-    other = VerifiedCache()
+    other = VerifiedPasswordCache()
     other.remember("u", b"canary", "hash")
     assert cache._entries["u"][0] != other._entries["u"][0]  # the key is this cache's own
 
@@ -175,12 +175,12 @@ def never() -> bool:
     return False
 
 
-async def check(threads: PasswordThreads, word: bytes, address: str = "a", user: str = "u") -> bool:
+async def check(threads: PasswordHasherPool, word: bytes, address: str = "a", user: str = "u") -> bool:
     return await threads.verify(word, "", ARGON2ID, address, user, never)
 
 
 async def test_threads_hash_and_verify_off_the_loop() -> None:
-    threads = PasswordThreads()
+    threads = PasswordHasherPool()
     stored = await threads.hash(b"secret")
     assert await threads.verify(b"secret", stored, ARGON2ID, "a", "u", never)
     assert not await threads.verify(b"wrong", stored, ARGON2ID, "a", "u", never)
@@ -188,7 +188,7 @@ async def test_threads_hash_and_verify_off_the_loop() -> None:
 
 
 async def test_the_loop_goes_on_during_a_storm() -> None:
-    threads = PasswordThreads()
+    threads = PasswordHasherPool()
     storm = [asyncio.ensure_future(check(threads, b"x")) for _ in range(8)]
     pauses = []
     while not all(each.done() for each in storm):
@@ -226,7 +226,7 @@ class Slow:
 async def test_a_flood_from_one_address_delays_another_by_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait already, none is refused; and at most two run at once."""
     slow = Slow(monkeypatch)
-    threads = PasswordThreads()
+    threads = PasswordHasherPool()
     flood = [asyncio.ensure_future(check(threads, b"f", "guesser", f"u{n % 300}")) for n in range(1000)]
     await asyncio.sleep(0)
     right = asyncio.ensure_future(check(threads, b"right", "elsewhere"))
@@ -243,7 +243,7 @@ async def test_a_flood_from_one_address_delays_another_by_a_round(monkeypatch: p
 
 async def test_who_hangs_up_leaves_nothing_and_frees_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch)
-    threads = PasswordThreads()
+    threads = PasswordHasherPool()
     running = [asyncio.ensure_future(check(threads, b"run")) for _ in range(2)]
     waiting = [asyncio.ensure_future(check(threads, b"wait", f"{n}")) for n in range(50)]
     await asyncio.sleep(0)
@@ -264,7 +264,7 @@ async def test_who_hangs_up_leaves_nothing_and_frees_no_thread(monkeypatch: pyte
 async def test_what_is_known_when_its_turn_comes_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch)
     slow.go.set()
-    threads = PasswordThreads()
+    threads = PasswordHasherPool()
     known: list[bool] = []
 
     async def login() -> None:
@@ -278,7 +278,7 @@ async def test_what_is_known_when_its_turn_comes_is_not_checked(monkeypatch: pyt
 
 async def test_a_stop_cancels_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch)
-    threads = PasswordThreads()
+    threads = PasswordHasherPool()
     checks = [asyncio.ensure_future(check(threads, b"x")) for _ in range(5)]
     await asyncio.sleep(0)
     threads.close()

@@ -13,25 +13,25 @@ import pytest
 from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.delayed.delayed_messages import DelayScheduler
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.jobs.jobs import Jobs
-from amqpd.broker.message import Envelope, Message, MessageView, make_message
+from amqpd.broker.jobs.jobs import JobManager
+from amqpd.broker.message import Message, MessageRoute, MessageView, make_message
 from amqpd.broker.publish import router
-from amqpd.broker.publish.dead_letter import DeadLetters
+from amqpd.broker.publish.dead_letter import DeadLetterPublisher
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue import log_opener
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.log_opener import SLICE_S, Opener, PumpRetries
-from amqpd.broker.queue.log_opening import Opening
-from amqpd.broker.queue.queue import Queue, outgoing
+from amqpd.broker.queue.log_opener import SLICE_S, FailedQueueRetry, LogOpener
+from amqpd.broker.queue.log_opening import LogOpening
+from amqpd.broker.queue.queue import Queue, for_consumer
 from amqpd.broker.queue.services import Windows
-from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import Exchange
-from amqpd.broker.vhost.vhost import Catalogue, VHost
+from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.filesystem import Clock, FileSystem
 from amqpd.storage.metadata.store import VhostRow
@@ -40,12 +40,12 @@ from amqpd.storage.storage import Storage
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-class PatientOpener(Opener):
+class PatientOpener(LogOpener):
     """Whose slice does not end where no test has set its length: how long a log took to be read is the machine's clock,
     not the room's.
     """
 
-    def open(self, queue: Opening) -> bool:
+    def open(self, queue: LogOpening) -> bool:
         if log_opener.SLICE_S == SLICE_S:
             self._spent_s = 0.0
         return super().open(queue)
@@ -107,19 +107,21 @@ class Room:
             boot_id=self.boot_id,
         )
         self.timers = Timers(self._call_later, self.storage.clock_watch)
-        self.turn = Turn(self.storage, self._soon.append, self.timers)
+        self.turn = LoopTurn(self.storage, self._soon.append, self.timers)
         # Here every commit succeeds at once.
         metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))
-        self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
+        self.catalogue = VhostServices(self.storage, metadata, self._post, self._call_later)
         self.storage.commits.on_commit = self.turn.committed
         self.opener = PatientOpener(self._soon.append)
         self.vhosts: dict[str, VHost] = {}
         self.windows = Windows()
         self.republisher = Republisher(self.turn, self.timers, self._soon.append)
-        self.dead_letters = DeadLetters(self.republisher, self.vhosts)
-        self.delays = Delays(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon.append)
-        self.pump_retries = PumpRetries(self._call_later)
-        host = BrokerHost(
+        self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
+        self.delays = DelayScheduler(
+            self.storage, self.turn, self.timers, self.republisher, self.vhosts, self._soon.append
+        )
+        self.pump_retries = FailedQueueRetry(self._call_later)
+        host = BrokerQueueServices(
             "/",
             "v1",
             self.turn,
@@ -229,14 +231,14 @@ class Room:
         """To every destination; False if one refused it. turn: the loop then runs until it is idle."""
         encoded = encode_properties(Properties(delivery_mode=2 if persistent else 1, **properties))  # type: ignore[arg-type]
         message = make_message(
-            Envelope(exchange, name), encoded, body, persistent, scan_properties(encoded, 0, len(encoded))
+            MessageRoute(exchange, name), encoded, body, persistent, scan_properties(encoded, 0, len(encoded))
         )
         accepted = True
         for destination in router.route(self.vhost, self.vhost.exchanges[exchange], [name], MessageView(message)):
             destination.prepare()
-            accepted = destination.offer(message) and accepted
+            accepted = destination.enqueue(message) and accepted
         if turn:
-            self.turn.want()
+            self.turn.schedule()
             self.turns()
         return accepted
 
@@ -249,11 +251,11 @@ class Room:
             self.turns()
             assert called, "nobody called the getter"
             entry = queue.get(True)
-        self.turn.want()
+        self.turn.schedule()
         self.turns()
         if entry is None:
             return None
-        message = outgoing(entry, queue.rules.counts_shown)
+        message = for_consumer(entry, queue.rules.counts_shown)
         assert message is not None
         return Got(message, entry.redelivered)
 
@@ -285,5 +287,5 @@ def memory_room() -> Callable[[], Room]:
 
 
 @pytest.fixture
-def jobs(room: Any) -> Jobs:
-    return Jobs(room.republisher, room.turn, room._soon.append)
+def jobs(room: Any) -> JobManager:
+    return JobManager(room.republisher, room.turn, room._soon.append)

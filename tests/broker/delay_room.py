@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqpd.broker.delayed.timing_wheel import Wheel
+from amqpd.broker.delayed.timing_wheel import TimingWheel
 from amqpd.broker.vhost import declare as bindings
 from amqpd.broker.vhost import declare as exchanges
 from amqpd.broker.vhost.declaration import ExchangeDeclaration
@@ -12,7 +12,7 @@ from amqpd.broker.vhost.declaration import ExchangeDeclaration
 SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
 
 
-def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **arguments: Any) -> Wheel:
+def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **arguments: Any) -> TimingWheel:
     """An exchange that delays, and a queue of its name, bound with every key. Returns its wheel."""
     table = {key.replace("_", "-"): value for key, value in arguments.items()}
     if kind == "x-delayed-message":
@@ -24,7 +24,7 @@ def declare(room: Any, name: str = "later", kind: str = "x-delayed-message", **a
         room.queue(name)
     bindings.bind(room.vhost, room.vhost.exchanges[name], room.vhost.queues[name], "", {})
     wheel = room.vhost.exchanges[name].wheel
-    assert isinstance(wheel, Wheel)
+    assert isinstance(wheel, TimingWheel)
     return wheel
 
 

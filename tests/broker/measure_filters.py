@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import Room
 from taker import Taker, take
 
-from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.message import MessageRoute, make_message
 from amqpd.broker.queue.queue import Queue
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 from amqpd.routing.selector import parse_selector
@@ -44,8 +44,10 @@ def report(what: str, figure_us: float, more: str = "") -> None:
 
 
 def offer(room: Room, queue: Queue, properties: bytes) -> None:
-    message = make_message(Envelope("", "q"), properties, BODY, True, scan_properties(properties, 0, len(properties)))
-    queue.offer(message)
+    message = make_message(
+        MessageRoute("", "q"), properties, BODY, True, scan_properties(properties, 0, len(properties))
+    )
+    queue.enqueue(message)
 
 
 def headers_of(number: int, last: int) -> dict[str, object]:
@@ -61,7 +63,7 @@ def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], P
         for number in range(count):
             offer(room, queue, encode_properties(properties_of(number)))
             if number % 1000 == 0:
-                room.turn.want()
+                room.turn.schedule()
                 room.turns()
         room.turns()
         parse_selector(wanted)  # the first one makes the parser
@@ -89,11 +91,12 @@ def flow(what: str, count: int, filters: int) -> None:
         names = [f"c{number % max(filters, 1)}" for number in range(count)]
         encoded = [encode_properties(Properties(headers={"colour": name, "n": 5})) for name in names[:64]]
         messages = [
-            make_message(Envelope("", "q"), each, BODY, False, scan_properties(each, 0, len(each))) for each in encoded
+            make_message(MessageRoute("", "q"), each, BODY, False, scan_properties(each, 0, len(each)))
+            for each in encoded
         ]
         began_s = time.process_time()
         for number in range(count):
-            queue.offer(messages[number % 64])
+            queue.enqueue(messages[number % 64])
             if number % 64 == 63:
                 room.turn.run()
         room.turns()

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measure_filters import BODY, RealRoom, report
 from taker import Taker, take
 
-from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.queue.queue import Queue
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 
@@ -36,7 +36,7 @@ def messages_of(like: str) -> list[Message]:
     for number in range(GROUPS):
         headers = {"customer": f"customer-{number}", "n": 5}
         encoded = encode_properties(Properties(headers=headers if like == "header" else None, delivery_mode=2))
-        envelope = Envelope("", f"key-{number}" if like == "key" else "q")
+        envelope = MessageRoute("", f"key-{number}" if like == "key" else "q")
         made.append(make_message(envelope, encoded, BODY, True, scan_properties(encoded, 0, len(encoded))))
     random.Random(1).shuffle(made)
     return made
@@ -60,9 +60,9 @@ def flow(count: int, by: str, like: str) -> None:
         takers = [take(room, queue, credit=100) for _ in range(CONSUMERS)]
         began_s = time.process_time()
         for number in range(count):
-            queue.offer(messages[number % GROUPS])
+            queue.enqueue(messages[number % GROUPS])
             if number % PER_TURN == PER_TURN - 1:
-                room.turn.want()
+                room.turn.schedule()
                 room.turns()
                 answer(takers)
         while queue.ready_count or queue.unacked_count:
@@ -76,9 +76,9 @@ def flow(count: int, by: str, like: str) -> None:
 
 def backlog(room: RealRoom, queue: Queue, messages: list[Message], count: int) -> None:
     for number in range(count):
-        queue.offer(messages[number % len(messages)])
+        queue.enqueue(messages[number % len(messages)])
         if number % 1000 == 0:
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
     room.turns()
 
@@ -113,12 +113,12 @@ def far(count: int) -> None:
         queue = queue_of(room, "routing_key")
         messages = messages_of("key")
         one = take(room, queue, credit=1)
-        queue.offer(messages[0])
+        queue.enqueue(messages[0])
         room.turns()
         one.leave()  # else what comes is looked at when it comes
         backlog(room, queue, messages[:1], count)
-        queue.offer(messages[1])
-        room.turn.want()
+        queue.enqueue(messages[1])
+        room.turn.schedule()
         room.turns()
         one = take(room, queue, credit=1)
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.routing.selector import parse_selector
 from amqpd.storage.filesystem import Clock
 from amqpd.storage.storage import Storage
@@ -38,16 +38,16 @@ def main() -> None:
     for number in range(count):
         room.publish("q", BODY, headers={"n": number % 3}, turn=False)
         if number % 1000 == 999:
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
     for where in ("", "n = 1"):
         queue.purge()
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         began = time.perf_counter()
-        job = jobs.begin(Request("rewind", room.vhost, queue, selector=parse_selector(where) if where else None))
+        job = jobs.begin(JobRequest("rewind", room.vhost, queue, selector=parse_selector(where) if where else None))
         longest, longest_cpu, what = 0.0, 0.0, ""
         while not job.ended_ms:
             calls = []

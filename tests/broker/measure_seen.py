@@ -14,32 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publish.deduplication import Note, Seen, Store
-from amqpd.broker.publish.exchange_state import SeenRows
+from amqpd.broker.message import MessageRoute, make_message
+from amqpd.broker.publish.deduplication import CacheEntry, CacheStore, DeduplicationCache
+from amqpd.broker.publish.exchange_state import MetadataCacheStore
 from amqpd.storage.metadata.store import SeenCacheRow
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import Room
 
-TRANSIENT = make_message(Envelope("x", "k"), b"\x00\x00", b"body", False, None)
+TRANSIENT = make_message(MessageRoute("x", "k"), b"\x00\x00", b"body", False, None)
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(room: Any, what: str, count: int, store: Store | None) -> None:
+def measure(room: Any, what: str, count: int, store: CacheStore | None) -> None:
     gc.collect()
     bound = [Destination()]
     before = resident_bytes()
-    seen = Seen(room.turn, room.timers, count, 0, store)
+    seen = DeduplicationCache(room.turn, room.timers, count, 0, store)
     began = time.thread_time()
     for number in range(count):
         *targets, note = seen.look(f"order-{number:010d}", None, bound)
-        assert isinstance(note, Note)
-        note.goes_with(targets)
-        note.offer(TRANSIENT)
+        assert isinstance(note, CacheEntry)
+        note.accepts_with(targets)
+        note.enqueue(TRANSIENT)
         if store is not None:
             store.put([note], lambda done: None)
     first_s = time.thread_time() - began
@@ -56,7 +56,7 @@ def measure(room: Any, what: str, count: int, store: Store | None) -> None:
 def main() -> None:
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 1_000_000
     room: Any = Room(Path(sys.argv[1]))
-    rows = SeenRows(SeenCacheRow("c", "/", "x"), lambda changes, done: done(None), room.timers)
+    rows = MetadataCacheStore(SeenCacheRow("c", "/", "x"), lambda changes, done: done(None), room.timers)
     for what, store in (("memory", None), ("disk", rows)):
         process = os.fork()  # neither uses what the other has freed
         if process == 0:

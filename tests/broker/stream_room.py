@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from amqpd.broker import consume
-from amqpd.broker.consumer import Consumer, Entry
+from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.broker.queue import queue as joining
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
@@ -27,13 +27,13 @@ class Reader(Consumer):
         self.queue_read = queue
         self.got: list[bytes] = []
         self.messages: list[Message] = []
-        self.entries: list[Entry] = []
+        self.entries: list[QueueEntry] = []
         self.told = False
 
     def can_take(self) -> bool:
         return self.in_flight < self.credit
 
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+    def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         assert entry is not None
         assert not redelivered
         self.in_flight += 1
@@ -51,7 +51,7 @@ class Reader(Consumer):
             self.in_flight -= 1
             if self.parked:
                 self.queue_read.activate(self)
-            entry.queue.settle(entry)
+            entry.queue.ack(entry)
 
     def offsets(self) -> list[int]:
         return [(decode_properties(each.properties()).headers or {})["x-stream-offset"] for each in self.messages]
@@ -64,15 +64,15 @@ class Reader(Consumer):
 
 def read(room, queue: Queue, credit: int = 1000, turn: bool = True, **arguments: object) -> Reader:
     reader = Reader(queue, credit, {name.replace("_", "-"): value for name, value in arguments.items()})
-    consume.check_reader(queue, credit, False, reader.arguments, 0)
-    consume.begin(queue, reader)
+    consume.check_stream_consumer(queue, credit, False, reader.arguments, 0)
+    consume.start_consumer(queue, reader)
     if turn:
         room.turns()
     return reader
 
 
 def leave(room, reader: Reader) -> None:
-    joining.leave(reader.queue_read, reader)
+    joining.detach_consumer(reader.queue_read, reader)
     for entry in reader.entries:
         entry.queue.requeue(entry, True)
     room.turns()
@@ -88,7 +88,7 @@ def fill_fast(room, count: int) -> list[bytes]:
 
 def finish(room) -> None:
     """The turn in which something was published without one."""
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.job import QueueJob
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.routing.selector import parse_selector
 
 KINDS = ("durable", "transient", "quorum", "priority")
@@ -19,8 +19,10 @@ def declare(room: Any, kind: str, name: str = "source") -> Any:
     return room.queue(name, durable=kind == "durable")
 
 
-def run(room: Any, jobs: Jobs, verb: str, source: Any, selector: str = "", **more: Any) -> Job:
-    job = jobs.begin(Request(verb, room.vhost, source, selector=parse_selector(selector) if selector else None, **more))
+def run(room: Any, jobs: JobManager, verb: str, source: Any, selector: str = "", **more: Any) -> QueueJob:
+    job = jobs.begin(
+        JobRequest(verb, room.vhost, source, selector=parse_selector(selector) if selector else None, **more)
+    )
     room.turns()
     return job
 
@@ -29,7 +31,7 @@ def fill(room: Any, name: str, count: int, **properties: Any) -> None:
     for number in range(count):
         headers = {"n": number, **properties.get("headers", {})}
         room.publish(name, b"%d" % number, priority=number % 3, headers=headers, turn=False)
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
 
 
@@ -45,6 +47,6 @@ def got(room: Any, queue: Any) -> list[int]:
             queue.when_ready(int)
             room.turns()
         else:
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
             return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from amqpd.broker import consume
-from amqpd.broker.consumer import Consumer, Entry
+from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.broker.queue.consumer_arguments import consumer_arguments
-from amqpd.broker.queue.queue import Queue, leave
+from amqpd.broker.queue.queue import Queue, detach_consumer
 
 
 class Taker(Consumer):
@@ -21,13 +21,13 @@ class Taker(Consumer):
         self.taken_from = queue
         self.got: list[bytes] = []
         self.redelivered: list[bool] = []
-        self.entries: list[Entry] = []
+        self.entries: list[QueueEntry] = []
         self.when_got: Any = None
 
     def can_take(self) -> bool:
         return self.credit == 0 or self.in_flight < self.credit
 
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+    def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         self.got.append(message.body())
         self.redelivered.append(redelivered)
         if entry is not None:
@@ -42,7 +42,7 @@ class Taker(Consumer):
     def cancel(self) -> None:
         self.cancelled = True
 
-    def _back(self, index: int) -> Entry:
+    def _back(self, index: int) -> QueueEntry:
         entry = self.entries.pop(index)
         self.in_flight -= 1
         if self.parked:
@@ -52,7 +52,7 @@ class Taker(Consumer):
 
     def ack(self, index: int = 0) -> None:
         entry = self._back(index)
-        entry.queue.settle(entry)
+        entry.queue.ack(entry)
 
     def ack_all(self) -> None:
         while self.entries:
@@ -65,10 +65,10 @@ class Taker(Consumer):
     def requeue(self, index: int = 0) -> None:
         entry = self._back(index)
         entry.queue.requeue(entry, True)
-        self.taken_from.pump_later()
+        self.taken_from.schedule_dispatch()
 
     def leave(self, requeue: bool = True) -> None:
-        leave(self.taken_from, self)
+        detach_consumer(self.taken_from, self)
         while requeue and self.entries:
             self.requeue()
 
@@ -90,9 +90,9 @@ def take(
         arguments["x-priority"] = priority
     taker = Taker(queue, credit, no_ack, arguments)
     taker.when_got = when_got
-    consume.check_free(queue, exclusive=False)
+    consume.check_exclusive(queue, exclusive=False)
     consume.check_filter(queue, taker.arguments)
-    consume.begin(queue, taker)
+    consume.start_consumer(queue, taker)
     if turn:
         room.turns()
     return taker

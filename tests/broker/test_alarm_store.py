@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from amqpd.cluster.node import StoreWaits
+from amqpd.cluster.node import ReplicationAlarm
 
 
 def test_raised_where_it_lasts_and_over_at_half() -> None:
     turn: Any = SimpleNamespace(commits=SimpleNamespace(unsynced_bytes=0), unsynced_bytes_max=100)
-    waits = StoreWaits(turn)
+    waits = ReplicationAlarm(turn)
     found = []
     for unsynced in (0, 100, 99, 100, 120, 99, 50, 49, 100):
         turn.commits.unsynced_bytes = unsynced

@@ -21,14 +21,14 @@ from amqpd.broker.audit import (
     USERS_MAX,
     WAITING_MAX,
     Audit,
-    Record,
-    Repeats,
-    Request,
-    Where,
+    AuditedRequest,
+    AuditRecord,
+    EventSource,
+    EventThrottle,
     fields_of,
     message_of,
 )
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.events import ACTOR, CLI, INTERNAL, ORIGIN, Events
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import decode_properties
@@ -54,12 +54,12 @@ class Stream:
         if self.unusable:
             raise ResourceError("it cannot be read")
         if self.closed:
-            raise NotOpenYet([self])  # type: ignore[list-item]
+            raise LogNotOpen([self])  # type: ignore[list-item]
 
     def when_open(self, done: Callable[[], object]) -> None:
         self.when_opened.append(done)
 
-    def offer(self, message: Any) -> bool:
+    def enqueue(self, message: Any) -> bool:
         if not self.failing:
             self.records.append(json.loads(message.body()))
         return not self.failing
@@ -105,7 +105,7 @@ class Loop:
         self.soon: list[Callable[[], None]] = []
         self.timers: list[Callable[[], None]] = []
 
-    def want(self) -> None:
+    def schedule(self) -> None:
         """The end of the turn writes."""
 
     def call_soon(self, call: Callable[[], None]) -> None:
@@ -148,9 +148,9 @@ def deleted(name: str = "q") -> dict[str, object]:
 
 class TestARecord:
     def test_it_says_who_where_what_and_when(self) -> None:
-        where = Where("amqp", "10.0.0.1:5000", "10.0.0.1:5000 -> 10.0.0.2:5672")
+        where = EventSource("amqp", "10.0.0.1:5000", "10.0.0.1:5000 -> 10.0.0.2:5672")
         about = {"vhost": "/", "name": "q", "durable": True, "auto_delete": False, "arguments": {"x-max-length": 3}}
-        message = message_of(Record("queue.created", NOW_MS, "alice", where, about))
+        message = message_of(AuditRecord("queue.created", NOW_MS, "alice", where, about))
         assert json.loads(message.body()) == {
             "event": "queue.created",
             "time": "2023-11-14T22:13:20.123Z",
@@ -172,7 +172,7 @@ class TestARecord:
 
     def test_only_what_its_rule_names(self) -> None:
         about = {"vhost": "/", "name": "up", "component": "shovel", "value": {"src-uri": "amqp://u:secret@host"}}
-        text = json.dumps(fields_of(Record("parameter.set", NOW_MS, "alice", Where(), about)))
+        text = json.dumps(fields_of(AuditRecord("parameter.set", NOW_MS, "alice", EventSource(), about)))
         assert "shovel" in text
         assert "secret" not in text
 
@@ -183,27 +183,27 @@ class TestARecord:
 
     def test_what_is_large_is_cut(self) -> None:
         about = {"vhost": "/", "name": "n" * 100_000, "arguments": {"x": "y" * 60_000}}
-        message = message_of(Record("queue.created", NOW_MS, "u" * 100_000, Where(), about))
+        message = message_of(AuditRecord("queue.created", NOW_MS, "u" * 100_000, EventSource(), about))
         assert message.body_size < 2000
         assert json.loads(message.body())["details"]["omitted_bytes"] > 60_000
 
     def test_any_name_and_any_argument_can_be_told(self) -> None:
         about = {"vhost": "/", "name": "\udc80\0", "arguments": {"a": b"\xff", "b": object(), "c": float("nan")}}
-        message = message_of(Record("queue.created", NOW_MS, "\udcff", Where(), about))
+        message = message_of(AuditRecord("queue.created", NOW_MS, "\udcff", EventSource(), about))
         assert json.loads(message.body())["name"] == "?\0"
 
 
 class TestWho:
     def test_a_session_a_request_and_the_broker(self, audit: Audit, stream: Stream) -> None:
         events = Events(lambda call: None)
-        events.recorder = audit.record
+        events.audit_hook = audit.record
 
         class Session:
             name, peer = "a -> b", ("10.0.0.1", 7)
 
-        for actor, origin in (("alice", Session()), (CLI, Request("amqpctl", ("", 0))), (INTERNAL, Session())):
+        for actor, origin in (("alice", Session()), (CLI, AuditedRequest("amqpctl", ("", 0))), (INTERNAL, Session())):
             tokens = ACTOR.set(actor), ORIGIN.set(origin)
-            events.tell("queue.deleted", deleted())
+            events.emit("queue.deleted", deleted())
             ACTOR.reset(tokens[0])
             ORIGIN.reset(tokens[1])
         told = [(each["user"], each["front_end"], each.get("peer"), each.get("connection")) for each in stream.records]
@@ -222,15 +222,20 @@ class TestWho:
 
 class TestRepetitions:
     def test_the_first_at_once_the_others_as_one_a_minute(self) -> None:
-        written: list[Record] = []
+        written: list[AuditRecord] = []
         loop, now = Loop(), [0.0]
-        repeats = Repeats(written.append, loop.later, 60.0, lambda: now[0])
+        repeats = EventThrottle(written.append, loop.later, 60.0, lambda: now[0])
         for number in range(100_000):
-            repeats.add("10.0.0.1", Record("user.authentication.failure", NOW_MS, f"u{number}", Where(), {"name": "x"}))
+            repeats.add(
+                "10.0.0.1",
+                AuditRecord("user.authentication.failure", NOW_MS, f"u{number}", EventSource(), {"name": "x"}),
+            )
         assert len(written) == len(repeats) == 1
         for minute in (1, 2):
             now[0] = 60.0 * minute
-            repeats.add("10.0.0.1", Record("user.authentication.failure", NOW_MS, "last", Where(), {"name": "x"}))
+            repeats.add(
+                "10.0.0.1", AuditRecord("user.authentication.failure", NOW_MS, "last", EventSource(), {"name": "x"})
+            )
             loop.timers.pop()()
         assert [each.times for each in written] == [1, 100_000, 1]
         assert written[1].user == "last"
@@ -241,11 +246,11 @@ class TestRepetitions:
         assert loop.timers == []
 
     def test_sources_are_bounded(self) -> None:
-        written: list[Record] = []
+        written: list[AuditRecord] = []
         loop, now = Loop(), [0.0]
-        repeats = Repeats(written.append, loop.later, 60.0, lambda: now[0])
+        repeats = EventThrottle(written.append, loop.later, 60.0, lambda: now[0])
         for number in range(SOURCES_MAX + 5000):
-            repeats.add(number, Record("access.refused", NOW_MS, "u", Where(), {}))
+            repeats.add(number, AuditRecord("access.refused", NOW_MS, "u", EventSource(), {}))
         assert len(repeats) == SOURCES_MAX + 1  # all the others are one
         assert len(written) == SOURCES_MAX + 1
         now[0] = 61.0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from amqpd.broker.consumer import NO_ARGUMENTS
-from amqpd.broker.queue.argument_checks import Context
-from amqpd.broker.queue.consumer_arguments import CONSUMER_ROWS, ConsumerRow, consumer_arguments
+from amqpd.broker.queue.argument_checks import ArgumentContext
+from amqpd.broker.queue.consumer_arguments import CONSUMER_ROWS, ConsumerArgumentSpec, consumer_arguments
 from amqpd.broker.queue.types import KINDS
 from amqpd.errors import PreconditionFailed
 
@@ -32,7 +32,7 @@ class TestDocumentation:
         assert documented.splitlines() == table
 
     @pytest.mark.parametrize("row", CONSUMER_ROWS.values(), ids=lambda row: row.name)
-    def test_the_file_that_obeys_it_speaks_of_it(self, row: ConsumerRow) -> None:
+    def test_the_file_that_obeys_it_speaks_of_it(self, row: ConsumerArgumentSpec) -> None:
         assert row.name in (SOURCES / f"{row.obeyed_by}.py").read_text("utf-8")
         assert row.kinds is None or row.kinds <= set(KINDS)
 
@@ -90,10 +90,10 @@ def test_a_new_argument_is_a_row_and_a_field(monkeypatch: pytest.MonkeyPatch) ->
     """Of a kind of queue that takes it; elsewhere it is refused, whatever its value."""
     seen: list[object] = []
 
-    def read(row: ConsumerRow, value: Any, context: Context) -> None:
+    def read(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> None:
         seen.append((row.name, value, context.kind))
 
-    row = ConsumerRow("x-new", read, "delivery", "", "new", frozenset({"quorum"}))
+    row = ConsumerArgumentSpec("x-new", read, "delivery", "", "new", frozenset({"quorum"}))
     monkeypatch.setitem(CONSUMER_ROWS, "x-new", row)
     consumer_arguments("q", "/", "quorum", {"x-new": 3}, b"")
     assert seen == [("x-new", 3, "quorum")]

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope
-from amqpd.broker.publish.dead_letter import HELD_MAX, REDELIVERED, Dresser, address, is_cycle, with_death
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, MessageRoute
+from amqpd.broker.publish.dead_letter import (
+    HELD_MAX,
+    REDELIVERED,
+    DeathHeaderCache,
+    dead_letter_with_history,
+    is_cycle,
+    with_death,
+)
 from amqpd.broker.publish.republisher import RETRY_MS
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties
 from amqpd.storage.log.record import Record
@@ -21,7 +28,7 @@ def live(room, name: str) -> list[Record]:
     return list(room.vhost.queue(name).store.cursor.read(0, 1 << 20).records)
 
 
-def given(room, queue) -> Entry:
+def given(room, queue) -> QueueEntry:
     """To a consumer. A queue that is still being read is asked again."""
     while (entry := queue.get(False)) is None:
         assert queue.waits()
@@ -247,7 +254,7 @@ class TestSafety:
         queue = room.queue("q", x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         room.publish("q", b"1")
         entry = queue.get(False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         queue.reject(entry)
         room.restart()
@@ -267,7 +274,7 @@ class TestSafety:
             room.publish("q", body)
         if reason == "rejected":
             queue.reject(queue.get(False))
-            room.turn.want()
+            room.turn.schedule()
         room.advance(100)
         died = [b"1", b"2"] if reason == "expired" else [b"1"]
         assert [record.body for record in live(room, "dead")] == died
@@ -276,7 +283,7 @@ class TestSafety:
         queue.prepare()
         if reason == "rejected":
             queue.reject(given(room, queue))
-        room.turn.want()
+        room.turn.schedule()
         room.advance(100)
         assert [(record.body, marked(record)) for record in live(room, "dead")] == [
             *((body, False) for body in died),
@@ -284,7 +291,7 @@ class TestSafety:
         ]
         if reason == "rejected":  # what was not on its way has no copy
             queue.reject(given(room, queue))
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
             assert not marked(live(room, "dead")[-1])
 
@@ -295,7 +302,7 @@ class TestSafety:
         entry = queue.get(False)
         queue.requeue(entry, True)
         queue.reject(queue.get(False))
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert [marked(record) for record in live(room, "dead")] == [False]
 
@@ -379,14 +386,16 @@ class TestDresser:
         queue = room.queue("q", **arguments)
         for destination in (queue, room.queue("dead"), room.queue("more")):
             room.bind("dlx", destination)
-        dresser = Dresser(room.vhosts)
+        dresser = DeathHeaderCache(room.vhosts)
         dresser.begin(1_700_000_000)
         for reason in ("expired", "rejected", "maxlen", "expired"):
-            for envelope in (Envelope("x", "key"), Envelope("", "q")):
+            for envelope in (MessageRoute("x", "key"), MessageRoute("", "q")):
                 for each in PROPERTIES * 2:
                     encoded = encode_properties(each)
-                    told = dresser.dress(queue, envelope, encoded, reason)
-                    alone = address(room.vhost, queue, exchange, envelope, encoded, reason, 1_700_000_000)
+                    told = dresser.dead_letter(queue, envelope, encoded, reason)
+                    alone = dead_letter_with_history(
+                        room.vhost, queue, exchange, envelope, encoded, reason, 1_700_000_000
+                    )
                     assert told is not None
                     assert decode_properties(told.properties) == decode_properties(alone.properties)
                     assert told.destinations == alone.destinations
@@ -421,7 +430,7 @@ class TestRanges:
         room.clock.now_ms += 60
         room.publish("q", b"young", turn=False)
         for _ in range(40):
-            queue.pump()
+            queue.dispatch()
         assert queue.ready_count == 1 and dead.ready_count == 0
         assert len(room.republisher.line) < 2 * HELD_MAX
         assert queue.get(False).message.body() == b"young"
@@ -439,7 +448,7 @@ class TestRanges:
         fill(room, "q", 6000)
         room.clock.now_ms += 60
         for _ in range(40):
-            queue.pump()
+            queue.dispatch()
         room.republisher.run()
         assert queue.ready_count == 0 and 0 < room.vhost.queue("dead").ready_count < 6000
         room.restart(down_ms=100)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.vhost.pending import CallbackFailed, Coming, Declared, Name
-from amqpd.channel.replies import Answer
+from amqpd.broker.vhost.pending import CallbackFailed, ObjectName, PendingDeclaration, PendingDeclarations
+from amqpd.channel.replies import DeferredReply
 from amqpd.errors import InternalError
 from amqpd.protocol.methods import QueueDelete
 from amqpd.storage.metadata.store import Delete, Put, QueueRow, WriteFailed
 
-NAME = Name("/", "queue", "q")
+NAME = ObjectName("/", "queue", "q")
 ROW = QueueRow("/", "q", "1")
 
 
@@ -24,7 +24,7 @@ class Catalogue:
     def __init__(self) -> None:
         self.waiting: list[Callable[[BaseException | None], None]] = []
         self.answers: list[BaseException | None] = []
-        self.declared = Declared(
+        self.declared = PendingDeclarations(
             lambda changes, done: self.waiting.append(done),
             lambda call, *given: call(*given),
             lambda delay_s, call: None,
@@ -46,7 +46,7 @@ def bug() -> None:
 
 
 def test_what_cannot_be_made_is_answered(catalogue: Catalogue, caplog: pytest.LogCaptureFixture) -> None:
-    catalogue.declared.make(Coming(NAME, Put(ROW), Delete(ROW), bug), catalogue.answers.append)
+    catalogue.declared.commit_and_apply(PendingDeclaration(NAME, Put(ROW), Delete(ROW), bug), catalogue.answers.append)
     catalogue.commit()
     (answer,) = catalogue.answers
     assert isinstance(answer, CallbackFailed) and "ZeroDivisionError" in str(answer)
@@ -62,7 +62,7 @@ def test_what_the_answer_itself_raises_is_answered(catalogue: Catalogue) -> None
         if error is None:
             bug()
 
-    catalogue.declared.make(Coming(NAME, None, None, lambda: None), done)
+    catalogue.declared.commit_and_apply(PendingDeclaration(NAME, None, None, lambda: None), done)
     assert catalogue.answers[0] is None and isinstance(catalogue.answers[1], CallbackFailed)
 
 
@@ -78,7 +78,7 @@ def test_what_fails_behind_a_removal_is_answered(catalogue: Catalogue) -> None:
 def test_a_channel_closes_its_connection_with_541(error: Exception, code: int) -> None:
     failed: list[Any] = []
     channel: Any = SimpleNamespace(busy=False, owner=SimpleNamespace(fail=failed.append))
-    answer = Answer(channel, QueueDelete("q", False, False, False))
+    answer = DeferredReply(channel, QueueDelete("q", False, False, False))
     answer.reply(b"ok")
     answer.done(error)
     assert [each.code for each in failed] == [code] and not channel.busy
@@ -86,7 +86,7 @@ def test_a_channel_closes_its_connection_with_541(error: Exception, code: int) -
 
 def test_what_is_done_at_once_raises_541() -> None:
     channel: Any = SimpleNamespace(busy=False)
-    answer = Answer(channel, QueueDelete("q", False, False, False))
+    answer = DeferredReply(channel, QueueDelete("q", False, False, False))
     answer.done(CallbackFailed("ZeroDivisionError()"))
     with pytest.raises(InternalError):
         answer.reply(b"ok")

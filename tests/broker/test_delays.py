@@ -17,11 +17,11 @@ from amqpd.broker.delayed.bucket import (
     keys_of,
     name_of,
     number_of,
-    obeyed,
     parse_name,
     place_below,
     place_of,
     shift,
+    strip_delay_header,
     with_delay,
     without_delay,
 )
@@ -63,9 +63,9 @@ class TestHeaders:
         assert due_ms({"x-deliver-at": value, "x-delay": 77}, 1000, True) == due, "and it comes first"
 
     def test_what_they_say_when_obeyed(self) -> None:
-        assert obeyed({"x-delay": "500"}) == {"x-delay": -500}
-        assert obeyed({"x-deliver-at": 9000, "x-delay": 5}) == {"x-delivered-at": 9000, "x-delay": -5}
-        assert obeyed({"x-delay": -5}) == {}
+        assert strip_delay_header({"x-delay": "500"}) == {"x-delay": -500}
+        assert strip_delay_header({"x-deliver-at": 9000, "x-delay": 5}) == {"x-delivered-at": 9000, "x-delay": -5}
+        assert strip_delay_header({"x-delay": -5}) == {}
 
 
 class TestStored:
@@ -322,7 +322,7 @@ class TestBuckets:
         delays = [(7919 * n) % (3 * HOUR) + 1 for n in range(300)]
         for delay in delays:
             later(room, delay, b"%d" % delay, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert wheel.count() == 300
         leap(room, 4 * HOUR)
@@ -335,7 +335,7 @@ class TestBuckets:
         declare(room)
         for number in range(2000):
             later(room, 20 * SECOND, b"%d" % number, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         leap(room, 20 * SECOND + 5)
         leap(room, 5)

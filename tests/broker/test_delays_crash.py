@@ -31,7 +31,7 @@ def taken(room: Any, came: list[bytes] | None = None) -> list[tuple[bytes, bool]
     while (entry := queue.get(True)) is not None:
         if came is not None:
             came.append(entry.message.body())
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         headers = decode_properties(entry.message.properties()).headers or {}
         found.append((entry.message.body(), entry.redelivered or "x-delayed-redelivered" in headers))

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from profiles import examples
 from simulated_filesystem import SimulatedFileSystem
 
-from amqpd.broker.consumer import NotOpenYet
-from amqpd.broker.delayed.listing import cancel, first
+from amqpd.broker.consumer import LogNotOpen
+from amqpd.broker.delayed.listing import cancel, next_due
 from amqpd.broker.vhost import declare as exchanges
 from amqpd.protocol.properties import decode_properties
 
@@ -36,7 +36,7 @@ def open_now(room: Any, queue: Any) -> None:
     while True:
         try:
             queue.prepare()
-        except NotOpenYet:
+        except LogNotOpen:
             room.turns()
         else:
             return
@@ -101,7 +101,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), data=st.data())
     def cancelled(self, name: str, data: st.DataObject) -> None:
-        *_, found = first([self.wheel(name)], 1000)
+        *_, found = next_due([self.wheel(name)], 1000)
         assert found is not None
         known = sorted((due, int(body)) for body, (due, _) in self.waiting[name].items())
         assert [each.due_ms for each in found] == [due for due, _ in known]
@@ -132,7 +132,7 @@ class Machine(RuleBasedStateMachine):
             while (entry := queue.get(True)) is not None:
                 headers = decode_properties(entry.message.properties()).headers or {}
                 came.append((entry.message.body(), "x-delayed-redelivered" in headers or entry.redelivered))
-                self.room.turn.want()
+                self.room.turn.schedule()
                 self.room.turns()
             now = self.now()
             dues = []

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.vhost.deletion import Deletions
-from amqpd.broker.vhost.recovery import Findings, Report
+from amqpd.broker.vhost.deletion import DeletionQueue
+from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, QueueRow, VhostRow
 from amqpd.storage.storage import Storage
@@ -29,7 +29,7 @@ class Steps:
         self.seen: list[Any] = []
         self.closed = False
         self.storage = Storage(path, post=lambda call, *given: self.posted.append((call, given)), inline=True)
-        self.deletions = Deletions(self.storage, self, self.remove, lambda count: self.see("counted", count))  # type: ignore[arg-type]
+        self.deletions = DeletionQueue(self.storage, self, self.remove, lambda count: self.see("counted", count))  # type: ignore[arg-type]
 
     def see(self, what: str, more: object = None) -> None:
         self.seen.append((what, more, sorted(path.name for path in self.path.glob("vhosts/v*/queues/*"))))
@@ -162,7 +162,7 @@ def test_a_start_empties_what_is_void_once_its_row_is_gone(steps: Steps) -> None
     row = QueueRow("/", "q", "0a")
     state: Any = None
     changes: list[Change] = [Delete(row), Put(QueueRow("/", "r", "0b"))]
-    steps.deletions.take_over(Findings(state, changes, [str(directory.with_suffix(""))], [], Report()))
+    steps.deletions.take_over(RecoveryFindings(state, changes, [str(directory.with_suffix(""))], [], RecoveryReport()))
     assert (directory / "log").exists()
     steps.run()
     assert steps.seen == [("submitted", changes, ["0a.deleted"])]

@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 import pytest
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.queue.entry_deque import Entries
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.queue.entry_deque import EntryDeque
 
 
 @pytest.fixture
-def entry(room) -> Callable[[int], Entry]:
+def entry(room) -> Callable[[int], QueueEntry]:
     queue = room.queue("q")
-    return lambda offset: Entry(queue, offset, None, False)
+    return lambda offset: QueueEntry(queue, offset, None, False)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_a_deque(entry: Callable[[int], Entry], seed: int) -> None:
+def test_it_is_a_deque(entry: Callable[[int], QueueEntry], seed: int) -> None:
     """In phases that fill and phases that empty it, past the length at which the list is moved up."""
     dice = random.Random(seed)
-    fifo, twin = Entries(), deque[Entry]()
+    fifo, twin = EntryDeque(), deque[QueueEntry]()
     offset = 0
     for phase in range(12):
         for _ in range(2000):
@@ -45,15 +45,15 @@ def test_it_is_a_deque(entry: Callable[[int], Entry], seed: int) -> None:
 
 
 def test_nothing_is_there() -> None:
-    fifo = Entries()
+    fifo = EntryDeque()
     for call in (fifo.first, fifo.popleft):
         with pytest.raises(IndexError):
             call()
 
 
-def test_what_has_gone_is_not_held(entry: Callable[[int], Entry]) -> None:
+def test_what_has_gone_is_not_held(entry: Callable[[int], QueueEntry]) -> None:
     """A queue that never runs empty: the list is moved up all the same."""
-    fifo = Entries()
+    fifo = EntryDeque()
     for number in range(100):
         fifo.append(entry(number))
     for number in range(20_000):

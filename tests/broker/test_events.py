@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from amqpd.broker import events
-from amqpd.broker.events import ACTOR, COUNT_MAX, INTERNAL, Event, Events, by_itself
+from amqpd.broker.events import ACTOR, COUNT_MAX, INTERNAL, Event, Events, as_broker
 
 
 class Loop:
@@ -19,7 +19,7 @@ class Loop:
         self.told: list[Event] = []
         self.events = Events(self.soon.append)
         self.events.publish = self.told.append
-        self.events.wanted = True
+        self.events.exchange_bound = True
 
     def turns(self) -> int:
         count = 0
@@ -35,15 +35,15 @@ def loop() -> Loop:
 
 
 def test_nobody_listens(loop: Loop) -> None:
-    loop.events.wanted = False
-    loop.events.tell("queue.created", {"name": "q"})
+    loop.events.exchange_bound = False
+    loop.events.emit("queue.created", {"name": "q"})
     assert loop.soon == []
 
 
 def test_they_are_told_in_a_turn_of_their_own_and_in_order(loop: Loop) -> None:
-    loop.events.tell("a.created", {"n": 1})
-    loop.events.tell("b.created", {"n": 2}, "guest")
-    loop.events.tell("c.created", {"n": 3}, "")
+    loop.events.emit("a.created", {"n": 1})
+    loop.events.emit("b.created", {"n": 2}, "guest")
+    loop.events.emit("c.created", {"n": 3}, "")
     assert loop.told == []
     assert loop.turns() == 1
     assert [event.key for event in loop.told] == ["a.created", "b.created", "c.created"]
@@ -54,11 +54,11 @@ def test_they_are_told_in_a_turn_of_their_own_and_in_order(loop: Loop) -> None:
 
 def test_nobody_did_what_happens_by_itself(loop: Loop) -> None:
     token = ACTOR.set("ann")
-    with by_itself():
-        loop.events.tell("a.created", {})
-    with pytest.raises(KeyError), by_itself():
+    with as_broker():
+        loop.events.emit("a.created", {})
+    with pytest.raises(KeyError), as_broker():
         raise KeyError
-    loop.events.tell("b.created", {})
+    loop.events.emit("b.created", {})
     ACTOR.reset(token)
     loop.turns()
     assert [event.headers["user_who_performed_action"] for event in loop.told] == [INTERNAL, "ann"]
@@ -66,7 +66,7 @@ def test_nobody_did_what_happens_by_itself(loop: Loop) -> None:
 
 def test_who_did_it(loop: Loop) -> None:
     token = ACTOR.set("ann")
-    loop.events.tell("a.created", {})
+    loop.events.emit("a.created", {})
     ACTOR.reset(token)
     loop.turns()
     assert loop.told[0].headers["user_who_performed_action"] == "ann"
@@ -75,14 +75,14 @@ def test_who_did_it(loop: Loop) -> None:
 def test_in_slices(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "SLICE_S", 0.0)
     for number in range(5):
-        loop.events.tell("a.created", {"n": number})
+        loop.events.emit("a.created", {"n": number})
     assert loop.turns() == 5
     assert len(loop.told) == 5
 
 
 def test_a_flood_is_bounded_and_told(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(COUNT_MAX + 7):
-        loop.events.tell("a.created", {"n": number})
+        loop.events.emit("a.created", {"n": number})
     with caplog.at_level(logging.WARNING):
         loop.turns()
     assert len(loop.told) == COUNT_MAX
@@ -91,8 +91,8 @@ def test_a_flood_is_bounded_and_told(loop: Loop, caplog: pytest.LogCaptureFixtur
 
 def test_during_an_alarm_alarms_alone_are_told(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
     loop.events.alarmed = lambda: True
-    loop.events.tell("queue.created", {})
-    loop.events.tell("alarm.set", {"source": "disk"}, "")
+    loop.events.emit("queue.created", {})
+    loop.events.emit("alarm.set", {"source": "disk"}, "")
     with caplog.at_level(logging.WARNING):
         loop.turns()
     assert [event.key for event in loop.told] == ["alarm.set"]

@@ -11,7 +11,7 @@ from amqpd._build import is_compiled
 from amqpd.broker.consumer import NO_ARGUMENTS, Consumer
 from amqpd.broker.message import TTL_MS_MAX, expiration_ms
 from amqpd.broker.publish.dead_letter import BEHIND_BYTES, HELD_MAX
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.expiry import SLICE_COUNT, SLICE_MS
 
 STEPS = st.lists(
@@ -90,7 +90,7 @@ class TestHead:
         room.publish("q", b"over", expiration="20")
         room.publish("q", b"third")
         room.advance(40)
-        queue.obey(Rules({"length_max": 2}, ()))
+        queue.apply_config(QueueConfig({"length_max": 2}, ()))
         room.turns()
         assert queue.ready_count == 1
         assert room.bodies(queue) == [b"third"]
@@ -109,7 +109,7 @@ class TestHead:
         entry = queue.get(False)
         room.advance(90)
         queue.requeue(entry, True)
-        queue.pump()
+        queue.dispatch()
         assert queue.ready_count == 1
         room.advance(15)
         assert queue.ready_count == 0
@@ -120,7 +120,7 @@ class TestHead:
         entry = queue.get(False)
         room.advance(200)
         queue.requeue(entry, True)
-        queue.pump()
+        queue.dispatch()
         assert queue.ready_count == 0
         assert queue.unacked_count == 0
 
@@ -209,7 +209,7 @@ class TestBacklog:
         queue = room.queue("q", x_message_ttl=1000)
         for number in range(9000):
             room.publish("q", b"%d" % number, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.advance(990)
         assert queue.ready_count == 9000
         room.advance(60)
@@ -222,7 +222,7 @@ class TestBacklog:
         queue = room.queue("q", x_message_ttl=1000)
         for number in range(9000):
             room.publish("q", b"%d" % number, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.advance(500)
         room.clock.wall_base_ms += days * 86_400_000
         room.publish("q", b"later")
@@ -261,11 +261,11 @@ class TestSlices:
         queue = room.queue("q")
         for number in range(5000):
             room.publish("q", b"%d" % number, turn=False, expiration="10")
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.clock.now_ms += 20
         room.clock.per_look_ms = 1
-        queue.pump()
+        queue.dispatch()
         assert 5000 - 2 * SLICE_COUNT * (SLICE_MS + 1) <= queue.ready_count < 5000
         assert queue.pump_wanted
         room.clock.per_look_ms = 0
@@ -289,8 +289,8 @@ class TestSlices:
         room.advance(100)
         assert queue.ready_count == queue.ready_bytes == 0
         for entry in mine:
-            queue.settle(entry)
-        room.turn.want()
+            queue.ack(entry)
+        room.turn.schedule()
         room.turns()
         if durable:
             assert queue.store.record_count == 2  # the young ones, unacked
@@ -307,12 +307,12 @@ class TestSlices:
         queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
         for number in range(6000):
             room.publish("q", b"%d" % number, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.clock.now_ms += 60
         queue.add_consumer(Hungry(queue))
         for _ in range(20):
-            queue.pump()
+            queue.dispatch()
         assert len(room.republisher.line) <= HELD_MAX + 64 + 20
         room.turns()
         assert room.vhost.queue("dead").ready_count == 6000
@@ -328,10 +328,10 @@ class TestSlices:
         room.publish("plain", b"stays")
         room.clock.now_ms += 60
         room.republisher.held_bytes += BEHIND_BYTES
-        dying.pump()
-        dying.pump()
+        dying.dispatch()
+        dying.dispatch()
         assert room.dead_letters.is_behind() and dying.ready_count > 0, "so many letters hold it up"
-        plain.pump()
+        plain.dispatch()
         assert plain.ready_count == 1
         room.republisher.held_bytes -= BEHIND_BYTES
         room.turns()
@@ -367,7 +367,7 @@ def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
                 room.publish("q", body, turn=False, **({"expiration": "40"} if mortal else {}))
                 ready.append((number * 1000 + index, body, room.clock.now_ms + (40 if mortal else 100)))
                 drop()
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
         elif step == "advance":
             room.advance(value)
@@ -382,13 +382,13 @@ def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
         elif unacked:
             entry, twin = unacked.pop(value % len(unacked))
             if step == "ack":
-                queue.settle(entry)
+                queue.ack(entry)
             else:
                 queue.requeue(entry, True)
-                queue.pump()
+                queue.dispatch()
                 ready.append(twin)
                 ready.sort()
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
         drop()
         if not any(0 <= room.clock.now_ms - twin[2] <= 8 for twin in ready) and step == "advance" and value > 8:
@@ -397,8 +397,8 @@ def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
     room.advance(200)
     assert queue.ready_count == queue.ready_bytes == 0
     for entry, _ in unacked:
-        queue.settle(entry)
-    room.turn.want()
+        queue.ack(entry)
+    room.turn.schedule()
     room.turns()
     if durable:
         assert queue.store.record_count == queue.store.size_bytes == 0

@@ -6,7 +6,7 @@ import pytest
 from colours import BLUE, RED, publish, texts
 from taker import Taker, take
 
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import FILTERS_MAX, FilteredOrder
 from amqpd.errors import PreconditionFailed
@@ -130,7 +130,7 @@ class TestWhoGetsWhat:
         publish(room, "bgbgbrgbrgbrgr")
         assert texts(red.got) == "r5 r8 r11"
         assert queue.purge() == 11
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert (queue.ready_count, queue.ready_bytes, queue.unacked_count) == (0, 0, 3)
         if durable:
@@ -267,7 +267,7 @@ class TestWithRules:
         publish(room, "bg")
         for number in range(2, 60):
             room.publish("q", b"r%d" % number, headers={"colour": "red"}, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert len(red.got) == 50
         assert queue.ready_count == 3
@@ -285,7 +285,7 @@ class TestWithRules:
         red = take(room, queue, RED)
         publish(room, "brb")
         red.reject()
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert texts(room.bodies(dead)) == "r1"
 
@@ -303,7 +303,7 @@ class TestWithRules:
         queue = room.queue("q")
         red = take(room, queue, RED, 1)
         publish(room, "brgrgrg")
-        queue.obey(Rules({"length_max": 2}))
+        queue.apply_config(QueueConfig({"length_max": 2}))
         room.turns()
         assert queue.ready_count == 2
         red.ack()

@@ -9,7 +9,7 @@ from colours import BLUE, RED, publish, texts
 from taker import take
 
 from amqpd.broker.flow import loop_turn
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, RANGE_MIN
 
 
@@ -22,7 +22,7 @@ class TestLog:
         red.ack()
         room.turns()
         assert texts(red.got) == "r5 r8 r11"
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart()
         queue = room.vhost.queue("q")
@@ -39,7 +39,7 @@ class TestLog:
         publish(room, wanted)
         red = take(room, queue, RED)
         queue.purge()
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert (queue.ready_count, queue.ready_bytes, queue.unacked_count) == (0, 0, 4)
         assert queue.store.record_count == 4
@@ -149,7 +149,7 @@ class TestLog:
         room.clock.per_look_ms = 1
         red = take(room, queue, RED, turn=False)
         room.turn.run()
-        queue.obey(Rules({"length_max": 1500}))
+        queue.apply_config(QueueConfig({"length_max": 1500}))
         room.turn.run()
         assert queue.ready_count > 1500
         room.turns()

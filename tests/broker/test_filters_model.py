@@ -223,7 +223,7 @@ class FilterMachine(TakerMachine):
 
     def rest(self) -> None:
         self.note_able()
-        self.room.turn.want()
+        self.room.turn.schedule()
         self.room.turns()
         if self.wrong is not None:
             raise self.wrong

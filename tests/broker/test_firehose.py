@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.publish import firehose
 from amqpd.broker.publish.firehose import BEHIND_COUNT, COUNT_MAX, EXCHANGE, trace
 from amqpd.broker.queue.queue import Queue
 
 
 def message(body: bytes = b"x", exchange: str = "amq.direct") -> Message:
-    return make_message(Envelope(exchange, "k"), b"\0\0", body, False, None)
+    return make_message(MessageRoute(exchange, "k"), b"\0\0", body, False, None)
 
 
 def publish(room, count: int = 1, body: bytes = b"x") -> None:

@@ -10,7 +10,7 @@ from taker import Taker, take
 
 from amqpd.broker import consume
 from amqpd.broker.flow import loop_turn
-from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.message import MessageRoute, make_message
 from amqpd.broker.queue.grouped_log import KEPT_COUNT
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.message_groups import GroupKey, is_group_by
@@ -144,14 +144,14 @@ class TestWhatComesBack:
         publish(room, "aaab")
         entry = one.entries.pop(0)
         one.in_flight -= 1
-        queue.grouped.hold_back(entry)
+        queue.grouped.reserve(entry)
         queue.activate(one)
         room.turns()
         one.ack()
         room.turns()
         assert (texts(one.got), texts(two.got)) == ("a0 a1", "b3")
         queue.requeue(entry, True)
-        queue.pump_later()
+        queue.schedule_dispatch()
         room.turns()
         assert texts(one.got[2:] + two.got[1:]) in ("a0 a2", "a0"), "it comes first, when it is back"
         assert queue.grouped.locked_count == 2
@@ -180,12 +180,12 @@ class TestWhatComesBack:
         assert queue.get(False) is None
         assert not queue.waits()
         assert queue.ready_count == 2
-        queue.settle(second)
+        queue.ack(second)
         assert texts(room.bodies(queue)) == "b3", "and nothing is held by one that needs no answer"
         one = take(room, queue)
         assert texts(one.got) == ""
         queue.requeue(first, True)
-        queue.pump_later()
+        queue.schedule_dispatch()
         room.turns()
         assert texts(one.got) == "a0 a1"
 
@@ -245,7 +245,7 @@ class TestWhatEnds:
         takers = [take(room, queue, credit=1) for _ in range(3)]
         for number, letter in enumerate("abc"):
             room.publish("q", b"%s%d" % (letter.encode(), number), headers={"group": letter}, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert sorted(texts(taker.got) for taker in takers) == ["a0", "b1", "c2"]
 
@@ -280,8 +280,10 @@ class TestBacklogs:
         one = take(room, queue, credit=1)
         for number in range(4_000):
             room.publish("q", b"q%d" % number, turn=number % 500 == 0)
-        late = make_message(Envelope("", "other"), encode_properties(Properties(delivery_mode=2)), b"late", True, None)
-        queue.offer(late)
+        late = make_message(
+            MessageRoute("", "other"), encode_properties(Properties(delivery_mode=2)), b"late", True, None
+        )
+        queue.enqueue(late)
         two = take(room, queue, credit=1, turn=False)
         room.turns()
         assert texts(two.got) == "late"
@@ -325,7 +327,7 @@ class TestBacklogs:
             group = chance.choice(names)
             sent[group].append(number)
             room.publish("q", b"%d" % number, headers={"group": group}, turn=False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         of = {message: group for group, messages in sent.items() for message in messages}
         takers = [take(room, queue, credit=chance.choice([1, 3, 20])) for _ in range(10)]
@@ -453,7 +455,7 @@ class TestKeys:
         for rest in ({}, {"content_type": "text/plain"}, {"content_encoding": "x", "content_type": "", "app_id": "y"}):
             encoded = encode_properties(Properties(headers=headers, delivery_mode=2, **rest))
             message = make_message(
-                Envelope("", "key"), encoded, b"body", True, scan_properties(encoded, 0, len(encoded))
+                MessageRoute("", "key"), encoded, b"body", True, scan_properties(encoded, 0, len(encoded))
             )
             record = Record(0, 0, b"", b"key", encoded, b"body", True)
             by_header, by_key = GroupKey("header:who"), GroupKey("routing_key")

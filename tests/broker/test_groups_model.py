@@ -19,8 +19,8 @@ from taker import Taker, take
 from taker_model import TakerMachine, beside_a_twin
 
 from amqpd.broker.message import Message
-from amqpd.broker.queue.filtered import Judge
-from amqpd.broker.queue.scan import GroupedSearch
+from amqpd.broker.queue.filtered import MessagePredicate
+from amqpd.broker.queue.scan import GroupScan
 from amqpd.protocol.properties import decode_properties
 
 EXAMPLES = int(os.environ.get("GROUP_EXAMPLES", examples(80)))
@@ -39,7 +39,7 @@ class Held:
         self.killed = False  # the broker may have forgotten that it was not delivered
 
 
-class Wanted(Judge):
+class Wanted(MessagePredicate):
     """Messages of these groups."""
 
     def __init__(self, groups: set[str]) -> None:
@@ -267,9 +267,9 @@ class GroupMachine(TakerMachine):
                 entry.message = None
             self.back(held)
             self.queue.requeue(entry, True)
-            self.queue.pump_later()
+            self.queue.schedule_dispatch()
         else:
-            self.queue.settle(entry)
+            self.queue.ack(entry)
         self.displaced()
         self.rest()
 
@@ -281,7 +281,7 @@ class GroupMachine(TakerMachine):
     def search(self, groups: set[str], count: int, answers: list[bool]) -> None:
         """Somebody who is no consumer takes some out of the middle; what he gives back goes to its place."""
         self.rest()
-        search = GroupedSearch(self.queue, Wanted(groups), lambda: None)
+        search = GroupScan(self.queue, Wanted(groups), lambda: None)
         entries: list[Any] = []
         for _ in range(3000):
             if search.ended or len(entries) >= count:
@@ -315,7 +315,7 @@ class GroupMachine(TakerMachine):
     # -- at rest
 
     def rest(self) -> None:
-        self.room.turn.want()
+        self.room.turn.schedule()
         self.room.turns()
         if self.wrong is not None:
             raise self.wrong

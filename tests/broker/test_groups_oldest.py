@@ -10,11 +10,11 @@ import pytest
 from taker import Taker, take
 
 from amqpd.broker.message import Message
-from amqpd.broker.queue.filtered import Judge
-from amqpd.broker.queue.scan import GroupedSearch
+from amqpd.broker.queue.filtered import MessagePredicate
+from amqpd.broker.queue.scan import GroupScan
 
 
-class One(Judge):
+class One(MessagePredicate):
     """The message with this body."""
 
     def __init__(self, body: bytes) -> None:
@@ -79,7 +79,7 @@ def test_what_is_given_back_behind_the_oldest_is_not_forgotten(room: Any, more: 
     bench.consume()
     bench.publish(groups)
     bench.consume()
-    search = GroupedSearch(bench.queue, One(b"24"), lambda: None)
+    search = GroupScan(bench.queue, One(b"24"), lambda: None)
     entries: list[Any] = []
     for _ in range(100):
         if not entries:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from amqpd.broker.queue.priority import CHUNK_SIZE, LevelIndex
+from amqpd.broker.queue.priority import CHUNK_SIZE, PriorityIndex
 
 
 def fill(room, queue, count: int, levels: int, seed: int = 7) -> list[bytes]:
@@ -18,7 +18,7 @@ def fill(room, queue, count: int, levels: int, seed: int = 7) -> list[bytes]:
         body = b"%d:%d" % (priority, number)
         sent.append((-priority, number, body))
         room.publish(queue.name, body, priority=priority, turn=number % 100 == 0)
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
     return [body for _, _, body in sorted(sent)]
 
@@ -106,7 +106,7 @@ class TestLog:
         assert queue.head() is None
         room.publish("q", b"new", priority=2, turn=False)
         assert queue.ready_count == 902
-        queue.pump()
+        queue.dispatch()
         assert 0 < sum(queue.order.level_counts().values()) < 902, "it was read in one turn"
         room.turns()
         assert queue.order.level_counts() == {2: 302, 1: 300, 0: 300}
@@ -133,7 +133,7 @@ class TestLog:
         queue = room.vhost.queues["q"]
         queue.prepare()
         for _ in range(pumps):
-            queue.pump()
+            queue.dispatch()
         assert queue.purge() == 900
         room.turns()
         assert (queue.ready_count, queue.store.record_count, room.get(queue)) == (0, 0, None)
@@ -155,7 +155,7 @@ class TestLog:
         room.publish("q", b"low", priority=0)
         room.publish("q", b"high", priority=4)
         queue.get(False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart()
         queue = room.vhost.queue("q")
@@ -170,7 +170,7 @@ class TestLog:
         fill(room, queue, 700, 5)
         taken = [queue.get(False) for _ in range(3)]
         assert queue.purge() == 697
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert queue.ready_count == 0
         room.restart()
@@ -194,7 +194,7 @@ class TestFullDisk:
         queue.order.count_max = 10
         order = fill(room, queue, 500, 5)
         gone = range(3, 400)
-        queue.unwritten([(gone[0], 99), (100, gone[-1])])
+        queue.on_write_failed([(gone[0], 99), (100, gone[-1])])
         left = [body for body in order if int(body.partition(b":")[2]) not in gone]
         assert queue.ready_count == len(left) == 103
         assert room.bodies(queue) == left
@@ -220,7 +220,7 @@ class TestLimits:
 
 class TestIndex:
     def test_beside_a_naive_twin(self) -> None:
-        index = LevelIndex()
+        index = PriorityIndex()
         twin: dict[int, int] = {}
         chance = random.Random(3)
         offset = 0
@@ -241,7 +241,7 @@ class TestIndex:
         assert index.offsets() == sorted(twin)
 
     def test_empty_chunks_are_dropped(self) -> None:
-        index = LevelIndex()
+        index = PriorityIndex()
         for offset in range(0, 10 * CHUNK_SIZE, 100):
             index.add(offset, 5)
         while (offset := index.find(5, 0)) >= 0:

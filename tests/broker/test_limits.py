@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queue.queue import outgoing
+from amqpd.broker.queue.queue import for_consumer
 
 
 def deaths(got) -> list[tuple]:
@@ -105,7 +105,7 @@ class TestFullDisk:
         queue = room.queue("q", x_max_length_bytes=1000)
         for number in range(5):
             room.publish("q", b"%d..." % number)
-        queue.unwritten([(3, 4)])
+        queue.on_write_failed([(3, 4)])
         assert (queue.ready_count, queue.ready_bytes) == (3, 12)
         assert room.bodies(queue) == [b"0...", b"1...", b"2..."]
 
@@ -129,7 +129,7 @@ class TestAfterAKill:
         room.publish("q", b"1")
         for _ in range(2):
             queue.requeue(queue.get(False), True)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart()
         queue = room.vhost.queue("q")
@@ -150,7 +150,7 @@ class TestDeliveryCount:
         seen = []
         for _ in range(3):
             entry = queue.get(False)
-            message = outgoing(entry, queue.rules.counts_shown)
+            message = for_consumer(entry, queue.rules.counts_shown)
             seen.append(b"x-delivery-count" in message.properties())
             queue.requeue(entry, True)
             assert entry.delivery_count == len(seen)
@@ -189,7 +189,7 @@ class TestLease:
         queue = room.queue("q", x_expires=100)
         for _ in range(5):
             room.advance(60)
-            queue.used()
+            queue.touch()
         assert room.expired == []
         room.advance(105)
         assert room.expired == ["q"]

@@ -166,8 +166,8 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
                         queue.reject(entry)
                         twin.dead.append((message[2], "rejected"))
                     else:
-                        queue.settle(entry)
-        room.turn.want()
+                        queue.ack(entry)
+        room.turn.schedule()
         room.turns()
         assert queue.ready_count == len(twin.ready)
         assert queue.unacked_count == len(twin.unacked)

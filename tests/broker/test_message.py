@@ -11,9 +11,9 @@ from librt.strings import BytesWriter
 from amqpd.broker.message import (
     FRAME_PAYLOAD_BYTES,
     KEPT_PROPERTIES_MAX,
-    Envelope,
-    FromLog,
+    LogMessageFactory,
     Message,
+    MessageRoute,
     make_message,
     message_in_parts,
     with_properties,
@@ -32,7 +32,9 @@ PROPERTIES = b"\x10\x00\x02"
 def test_without_its_frames(size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     body = body[:size]
-    message = make_message(Envelope("x", "k"), PROPERTIES, body, True, scan_properties(PROPERTIES, 0, len(PROPERTIES)))
+    message = make_message(
+        MessageRoute("x", "k"), PROPERTIES, body, True, scan_properties(PROPERTIES, 0, len(PROPERTIES))
+    )
     assert message.properties() == PROPERTIES
     assert message.body() == body
     assert message.unframed() == PROPERTIES + body
@@ -45,7 +47,7 @@ def test_a_large_body_goes_out_in_frames_that_the_peer_takes(payload_max: int) -
     header = BytesWriter()
     write_header(header, 1, PROPERTIES, len(body))
     info = scan_properties(PROPERTIES, 0, len(PROPERTIES))
-    message = message_in_parts(Envelope("x", "k"), header.getvalue(), parts, len(body), True, info)
+    message = message_in_parts(MessageRoute("x", "k"), header.getvalue(), parts, len(body), True, info)
     assert message.body() == body
     assert message.unframed() == PROPERTIES + body
     assert message.size_bytes() == len(header.getvalue()) + len(body)
@@ -86,7 +88,7 @@ EXPIRING = encode_properties(Properties(delivery_mode=2, expiration="5000", head
 @pytest.mark.parametrize("properties", [b"\x00\x00", PROPERTIES, EXPIRING, b"\x80\x00\xff" + b"t" * 255])
 def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
     """Of every size, the same as if it were made by itself, behind whatever came before."""
-    from_log = FromLog()
+    from_log = LogMessageFactory()
     for size in [0, 1, 1, 1000, 1000, FRAME_PAYLOAD_BYTES, FRAME_PAYLOAD_BYTES + 1, LARGE_BODY_BYTES + 1, 1000]:
         for number in range(again):
             body = bytes([number]) * size
@@ -94,7 +96,7 @@ def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
             record = Record(number, 77, b"ex", key, properties, body, True)
             message = from_log.message(record)
             info = scan_properties(properties, 0, len(properties)) if len(properties) > 3 else None
-            alone = make_message(Envelope("ex", key.decode()), properties, body, True, info)
+            alone = make_message(MessageRoute("ex", key.decode()), properties, body, True, info)
             assert (message.header_size, message.body_size) == (alone.header_size, alone.body_size)
             assert message.unframed() == alone.unframed() == properties + body
             for channel, payload_max in [(1, FRAME_PAYLOAD_BYTES), (1, 600), (0x1234, FRAME_PAYLOAD_BYTES), (7, 600)]:
@@ -114,7 +116,7 @@ def test_out_of_a_log_it_is_what_it_was(properties: bytes, again: int) -> None:
 
 
 def test_large_properties_are_not_kept() -> None:
-    from_log = FromLog()
+    from_log = LogMessageFactory()
     headers = {f"key{number}": "x" * 200 for number in range(10)}
     for properties in (PROPERTIES, encode_properties(Properties(headers=headers)), PROPERTIES):
         message = from_log.message(Record(0, 0, b"", b"k", properties, b"body", True))
@@ -138,7 +140,7 @@ def test_a_message_out_of_one_log_goes_into_another(room, size: int) -> None:
     for entry in entries:
         assert entry is not None
         queue.reject(entry)
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
     room.restart()
     assert room.vhost.queues["q"].can_open() and room.vhost.queues["q"].ready_count == 0
@@ -159,11 +161,11 @@ def test_a_body_under_other_properties(size: int) -> None:
     """The body's frames keep the channel they came on, and each reader gets all frames on its own."""
     body = bytes(range(256)) * (size // 256) + b"." * (size % 256)
     sent = BytesWriter()
-    make_message(Envelope("x", "k"), b"\0\0", body, True, None).write_content(sent, 7, FRAME_PAYLOAD_BYTES)
+    make_message(MessageRoute("x", "k"), b"\0\0", body, True, None).write_content(sent, 7, FRAME_PAYLOAD_BYTES)
     content = sent.getvalue()
     header_size = 12 + 2 + 8
-    came = Message(Envelope("x", "k"), content, header_size, size, min(size, FRAME_PAYLOAD_BYTES), True, None)
-    changed = with_properties(came, Envelope("", "other"), b"\x10\x00\x02", None)
+    came = Message(MessageRoute("x", "k"), content, header_size, size, min(size, FRAME_PAYLOAD_BYTES), True, None)
+    changed = with_properties(came, MessageRoute("", "other"), b"\x10\x00\x02", None)
     assert (changed.properties(), changed.body(), changed.body_size) == (b"\x10\x00\x02", body, size)
     assert came.properties() == b"\0\0" and came.body() == body
     for channel in (1, 7):

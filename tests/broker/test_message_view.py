@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqpd.broker.message import Envelope, MessageView, make_message
+from amqpd.broker.message import MessageRoute, MessageView, make_message
 from amqpd.protocol.properties import NO_PROPERTIES, Properties, encode_properties, scan_properties
 from amqpd.routing import selector_fields as fields
 from amqpd.routing.selector import parse_selector
@@ -28,7 +28,7 @@ FULL = Properties(
 def view_of(properties: Properties) -> MessageView:
     data = encode_properties(properties)
     info = None if data == NO_PROPERTIES else scan_properties(data, 0, len(data))
-    return MessageView(make_message(Envelope("orders", "eu.new"), data, b"body", False, info))
+    return MessageView(make_message(MessageRoute("orders", "eu.new"), data, b"body", False, info))
 
 
 def test_every_field_has_its_number() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import aiormq
 import pytest
 
-from amqpd.broker.vhost.pending import Declared, Name, OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending, ObjectName, PendingDeclarations
 from amqpd.protocol.field_table import encode_table
 from amqpd.server import Server
 from amqpd.storage.metadata.store import (
@@ -57,7 +57,7 @@ async def connect(server: Server, vhost: str = "moves") -> aiormq.abc.AbstractCo
 
 async def allow(server: Server) -> None:
     """Who may come in is of the whole broker, and not the vhost's."""
-    server.broker.auth.keep_all([], [PermissionRow("guest", "moves", ".*", ".*", ".*")])
+    server.broker.auth.save_all([], [PermissionRow("guest", "moves", ".*", ".*", ".*")])
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -229,7 +229,7 @@ async def test_a_queue_that_is_halted_delivers_nothing_and_goes_on_where_it_was(
         got: asyncio.Queue[Any] = asyncio.Queue()
         await channel.basic_consume("leased", got.put)
         for name in ("leased", "plain"):
-            vhost.queues[name].round_robin.halt(True)
+            vhost.queues[name].round_robin.suspend(True)
         await channel.basic_publish(b"one", exchange="", routing_key="leased")
         await channel.basic_publish(b"two", exchange="", routing_key="plain")
         other = await connection.channel()
@@ -239,8 +239,8 @@ async def test_a_queue_that_is_halted_delivers_nothing_and_goes_on_where_it_was(
         assert not getting.done(), "there is something: it is not told that there is nothing"
         assert vhost.queues["leased"].ready_count == 1
         for name in ("leased", "plain"):
-            vhost.queues[name].round_robin.halt(False)
-            vhost.queues[name].pump_later()
+            vhost.queues[name].round_robin.suspend(False)
+            vhost.queues[name].schedule_dispatch()
         assert (await got.get()).body == b"one"
         assert (await getting).body == b"two"
         await connection.close()
@@ -255,19 +255,19 @@ def test_what_could_not_be_removed_is_not_tried_again_where_its_vhost_has_left()
         tried.append(changes)
         done(WriteFailed("the slot is another's"))
 
-    declared = Declared(fails, lambda *call: soon.append(call), lambda _, call: later.append(call))
+    declared = PendingDeclarations(fails, lambda *call: soon.append(call), lambda _, call: later.append(call))
     gone: list[int] = []
     declared.remove([Put(QueueRow("moves", "q", "1" * 32, state="deleting"))], lambda: gone.append(1))
     declared.remove([Put(QueueRow("stays", "q", "2" * 32, state="deleting"))], lambda: gone.append(2))
-    with pytest.raises(OnItsWay):
+    with pytest.raises(DeclarationPending):
         declared.check("moves", "queue", "q")
     declared.forget_vhost("moves")
     declared.check("moves", "queue", "q")
-    with pytest.raises(OnItsWay):
+    with pytest.raises(DeclarationPending):
         declared.check("stays", "queue", "q")
     tried.clear()
     for call in later[:]:
         call()
     assert len(tried) == 1, "only what is still ours is tried again"
     assert gone == []
-    declared.hold(Name("moves", "queue", "q"))
+    declared.hold(ObjectName("moves", "queue", "q"))

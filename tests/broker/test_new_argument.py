@@ -5,32 +5,32 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.consumer import Source
+from amqpd.broker.consumer import QueueBase
 from amqpd.broker.message import Message
-from amqpd.broker.queue.argument_checks import Row, is_natural, non_negative
+from amqpd.broker.queue.argument_checks import ArgumentSpec, is_natural, non_negative
 from amqpd.broker.queue.arguments import ROWS, compare, compared_names, rules_of, validate
-from amqpd.broker.queue.config import Admission
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.config import PublishCheck
+from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.types import CLASSIC
 from amqpd.errors import PreconditionFailed
 
 NAME = "x-body-size-max"
 
 
-class BodySizeMax(Admission):
+class BodySizeMax(PublishCheck):
     """The rule: a message with a larger body is refused."""
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__()
         self.size_bytes = size_bytes
 
-    def admits(self, queue: Source, host: QueueHost, message: Message) -> bool:
+    def admits(self, queue: QueueBase, host: QueueServices, message: Message) -> bool:
         return message.body_size <= self.size_bytes
 
 
 @pytest.fixture(autouse=True)
-def row(monkeypatch: pytest.MonkeyPatch) -> Row:
-    made = Row(
+def row(monkeypatch: pytest.MonkeyPatch) -> ArgumentSpec:
+    made = ArgumentSpec(
         NAME,
         non_negative,
         True,
@@ -76,24 +76,24 @@ def test_it_is_obeyed_through_a_declaration(room, durable: bool) -> None:
 def test_it_is_obeyed_beside_others_and_while_the_queue_runs(room) -> None:
     queue = room.queue("q")
     assert room.publish("q", b"abcd")
-    queue.obey(rules_of({NAME: 3, "x-max-length": 2, "x-overflow": "reject-publish"}))
+    queue.apply_config(rules_of({NAME: 3, "x-max-length": 2, "x-overflow": "reject-publish"}))
     assert not room.publish("q", b"abcd")
     assert room.publish("q", b"abc")
     assert not room.publish("q", b"abc"), "it is full"
-    queue.obey(rules_of({}))
+    queue.apply_config(rules_of({}))
     assert room.publish("q", b"abcd")
     assert len(room.bodies(queue)) == 3
 
 
 def test_a_policy_sets_it(room) -> None:
     queue = room.queue("q", **{NAME: 4})
-    queue.obey(rules_of(queue.arguments, {"body-size-max": 3}))
+    queue.apply_config(rules_of(queue.arguments, {"body-size-max": 3}))
     assert not room.publish("q", b"abcd"), "the lower number holds"
-    queue.obey(rules_of(queue.arguments, {"body-size-max": 5}))
+    queue.apply_config(rules_of(queue.arguments, {"body-size-max": 5}))
     assert room.publish("q", b"abcd")
     assert not room.publish("q", b"abcde")
 
 
-def test_it_is_documented(row: Row) -> None:
+def test_it_is_documented(row: ArgumentSpec) -> None:
     """The table of the room's README is made of the rows: test_arguments compares the two."""
     assert (row.name, row.meaning, row.obeyed_by) == (NAME, "how many bytes a body may have", "limits")

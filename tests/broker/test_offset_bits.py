@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBits
+from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBitmap
 
 
 class TestOffsetBits:
     def test_beside_a_set(self) -> None:
         chance = random.Random(5)
-        bits = OffsetBits()
+        bits = OffsetBitmap()
         twin: set[int] = set()
         for _ in range(3000):
             offset = chance.choice([chance.randrange(3 * CHUNK_SIZE), chance.randrange(400)])
@@ -25,7 +25,7 @@ class TestOffsetBits:
         assert all(bits.has(offset) for offset in twin if offset >= CHUNK_SIZE)
 
     def test_a_full_chunk_is_no_bytes(self) -> None:
-        bits = OffsetBits()
+        bits = OffsetBitmap()
         for offset in range(CHUNK_SIZE + 3):
             bits.add(offset)
         bits.add(7)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.record import Record, RecordRoute
-from amqpd.storage.queue_log import Cursor, Fetch, LogFailed, QueueLog
+from amqpd.storage.queue_log import Cursor, LogFailed, QueueLog, ReadResult
 
 
 class MemoryCursor(Cursor):
@@ -29,7 +29,7 @@ class MemoryCursor(Cursor):
         self.log = log
         self.waiting: Callable[[], None] | None = None
 
-    def read(self, offset: int, size_bytes_max: int) -> Fetch:
+    def read(self, offset: int, size_bytes_max: int) -> ReadResult:
         records: list[Record] = []
         budget = max(size_bytes_max, 1)
         while budget > 0 and offset < self.log.next_offset:
@@ -39,16 +39,16 @@ class MemoryCursor(Cursor):
                 record.delivery_count = self.log.returned.get(record.offset, 0)
                 records.append(record)
                 budget -= len(record.body) + len(record.properties) + 64
-        return Fetch(records, offset, False)
+        return ReadResult(records, offset, False)
 
-    def read_at_hand(self, offset: int, size_bytes_max: int, arrived: Callable[[], None]) -> Fetch:
+    def read_if_cached(self, offset: int, size_bytes_max: int, arrived: Callable[[], None]) -> ReadResult:
         if self.log.slow:
             self.waiting = arrived
-            return Fetch([], offset, True)
+            return ReadResult([], offset, True)
         return self.read(offset, size_bytes_max)
 
     def read_first(self, offset: int, arrived: Callable[[], None]) -> Record | None:
-        fetch = self.read_at_hand(offset, 1, arrived)
+        fetch = self.read_if_cached(offset, 1, arrived)
         return fetch.records[0] if fetch.records else None
 
     def answer(self) -> None:
@@ -133,7 +133,7 @@ class MemoryLog(QueueLog):
     ) -> int:
         return self._take(route, properties, b"".join(parts), persistent)
 
-    def append_prepared(self, prepared: Prepared) -> int:
+    def append_prepared(self, prepared: PreparedTransaction) -> int:
         raise NotImplementedError("no test prepares a transaction for it")
 
     def begin_transaction(self) -> None:
@@ -257,7 +257,7 @@ def test_groups_over_a_disk_that_takes_its_time(room: Any, log: MemoryLog) -> No
         body = b"%s/%d" % (name.encode(), number)
         sent[name].append(body)
         room.publish("elsewhere", body, turn=False, headers={"group": name})
-    room.turn.want()
+    room.turn.schedule()
     takers = [take(room, queue, credit=credit) for credit in (1, 1, 2, 5)]
     waited = 0
     done: dict[str, list[bytes]] = {name: [] for name in names}
@@ -322,7 +322,7 @@ class ShyLog(MemoryLog):
 class ShyCursor(MemoryCursor):
     log: ShyLog
 
-    def read(self, offset: int, size_bytes_max: int) -> Fetch:
+    def read(self, offset: int, size_bytes_max: int) -> ReadResult:
         if self.log.unreadable:
             raise OSError(errno.EIO, "Input/output error")
         return super().read(offset, size_bytes_max)
@@ -333,7 +333,7 @@ def test_what_is_over_its_length_and_cannot_be_read_keeps_nobody_waiting(room: A
     for body in (b"1", b"2", b"3"):
         log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", body, True)
     queue = over(room, log, x_max_length=1)
-    with pytest.raises(NotOpenYet):
+    with pytest.raises(LogNotOpen):
         queue.prepare()
     called: list[bool] = []
     queue.when_open(lambda: called.append(True))
@@ -376,13 +376,13 @@ def test_a_length_that_comes_while_the_log_cannot_be_read_is_obeyed_later(room: 
     for body in (b"1", b"2", b"3"):
         log.append_parts(RecordRoute(b"", b"shy"), b"\0\0", body, True)
     queue = over(room, log)
-    with pytest.raises(NotOpenYet):
+    with pytest.raises(LogNotOpen):
         queue.prepare()
     (opened,) = log.opened
     opened()
     assert queue.ready_count == 3
     log.unreadable = True
-    queue.obey(rules_of({"x-max-length": 1}))
+    queue.apply_config(rules_of({"x-max-length": 1}))
     assert queue.rules.length_max == 1
     assert queue.ready_count > 1
     log.unreadable = False

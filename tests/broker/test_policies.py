@@ -310,7 +310,7 @@ class TestEffect:
         room.queue("q")
         put(room, "p", "^q", {"expires": 50})
         room.advance(40)
-        room.vhost.queues["q"].used()
+        room.vhost.queues["q"].touch()
         room.advance(40)
         assert room.expired == []
         room.advance(20)
@@ -328,7 +328,7 @@ class TestEffect:
         for policy in table.all():
             room.vhost.policies.put(policy)
         queue = room.vhost.queues["q"]
-        room.vhost.follow(queue)
+        room.vhost.apply_policies(queue)
         assert shown(room, queue)[0] == "p"
         for number in range(5, 7):
             room.publish("q", b"%d" % number)

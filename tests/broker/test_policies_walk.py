@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from test_policies import MAX, put
 
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.limits import SLICE_COUNT
 from amqpd.broker.vhost import policies, policy_table
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending
 
 FILLED = 6000
 
@@ -123,7 +123,7 @@ class TestWalk:
         room.vhost.deleted = True
         policies.declare(room.vhost, "p", {"pattern": "", "definition": MAX, "priority": 0}, False, done.append)
         room.turns()
-        assert isinstance(done[0], OnItsWay), "the command is given again, and finds no vhost"
+        assert isinstance(done[0], DeclarationPending), "the command is given again, and finds no vhost"
 
     def test_one_that_cannot_obey_keeps_nobody_else_from_it(self, room: Any, monkeypatch: Any, caplog: Any) -> None:
         queues = self.many(room, 3)
@@ -208,10 +208,10 @@ class TestAHugeQueue:
         """What has to go is what the rules say then."""
         queue = self.filled(room)
         left = self.begin(room, queue)
-        queue.obey(Rules({"length_max": 10, "overflow": "reject-publish"}))
+        queue.apply_config(QueueConfig({"length_max": 10, "overflow": "reject-publish"}))
         room.turns()
         assert queue.ready_count == left
         assert not room.publish("q", b"")
-        queue.obey(Rules({"length_max": left - 1}))
+        queue.apply_config(QueueConfig({"length_max": left - 1}))
         room.turns()
         assert queue.ready_count == left - 1

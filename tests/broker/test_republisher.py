@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.message import NO_MESSAGE, Envelope, make_message
+from amqpd.broker.message import NO_MESSAGE, MessageRoute, make_message
 from amqpd.broker.publish import router
-from amqpd.broker.publish.republisher import HELD_COUNT_MAX, RETRY_MS, SLICE_COUNT_MAX, Dressed, Origin
+from amqpd.broker.publish.republisher import (
+    HELD_COUNT_MAX,
+    RETRY_MS,
+    SLICE_COUNT_MAX,
+    RepublishSource,
+    RewrittenMessage,
+)
 from amqpd.broker.queue import log_opener
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.log.record import RecordRoute
@@ -28,7 +34,7 @@ def encoded(to: str) -> bytes:
     return encode_properties(Properties(delivery_mode=2, headers={"to": to}))
 
 
-class Mover(Origin):
+class Mover(RepublishSource):
     """Messages of one log go to the queues that their header names, separated by spaces; "nowhere" is over at once."""
 
     def __init__(self, room: Any, store: Any) -> None:
@@ -43,7 +49,7 @@ class Mover(Origin):
         self.broken = True
         self.left_there: list[tuple[int, bool]] = []
 
-    def left(self, offset: int, again: bool) -> None:
+    def on_stop(self, offset: int, again: bool) -> None:
         self.left_there.append((offset, again))
 
     def log(self) -> Any:
@@ -55,7 +61,7 @@ class Mover(Origin):
     def gone(self) -> bool:
         return self.deleted
 
-    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
+    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         self.dressed.append(properties)
         assert (envelope.exchange, envelope.routing_key) == ("first", "key")
         to = decode_properties(properties).headers["to"]  # type: ignore[index]
@@ -67,16 +73,18 @@ class Mover(Origin):
         keys = str(to).split()
         changed = encode_properties(Properties(delivery_mode=2, headers={"moved": True}))
         destinations = router.route(vhost, vhost.default_exchange, keys, NO_MESSAGE)
-        return Dressed(Envelope("", keys[0]), changed, scan_properties(changed, 0, len(changed)), destinations)
+        return RewrittenMessage(
+            MessageRoute("", keys[0]), changed, scan_properties(changed, 0, len(changed)), destinations
+        )
 
-    def safe(self, first: int, last: int, size: int) -> None:
+    def on_safe(self, first: int, last: int, size: int) -> None:
         self.told.append((first, last))
-        super().safe(first, last, size)
+        super().on_safe(first, last, size)
 
-    def waits(self, count: int) -> None:
+    def on_queued(self, count: int) -> None:
         self.waiting += count
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         return {"queue": "a log of its own"}
 
     # -- what the test does with it
@@ -153,7 +161,7 @@ class TestRoad:
         properties = encoded("target")
         info = scan_properties(properties, 0, len(properties))
         for body, offset in ((b"logged", 0), (b"never logged", -1)):
-            message = make_message(Envelope("first", "key"), properties, body, True, info)
+            message = make_message(MessageRoute("first", "key"), properties, body, True, info)
             room.republisher.add(mover, message, offset)
         assert room.republisher.held_bytes == len(b"logged" + b"never logged")
         room.turns()
@@ -192,7 +200,7 @@ class TestRoad:
         room.republisher.add_range(mover, 0, count - 1)
         room.republisher.run()
         assert 0 < target.ready_count < count
-        assert room.turn.overdue, "who sends without a bound waits for the rest"
+        assert room.turn.dead_letters_pending, "who sends without a bound waits for the rest"
         room.turns()
         assert target.ready_count == count
         assert room.republisher.slice_number >= 2
@@ -216,7 +224,7 @@ class TestSafety:
     def test_the_source_keeps_it_until_the_targets_are_synced(self, room: Any, mover: Mover) -> None:
         target = room.queue("target")
         mover.keep([b"1"])
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         before: list[tuple[list[tuple[int, int]], int]] = []
 
@@ -250,7 +258,7 @@ class TestSafety:
     def test_a_kill_before_they_are_safe_repeats_and_loses_none(self, room: Any, mover: Mover) -> None:
         room.queue("target")
         mover.keep([b"%d" % number for number in range(10)])
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         queue_id = mover.store.queue_id
         room.republisher.add_range(mover, 0, 9)
@@ -278,7 +286,7 @@ class TestSafety:
         room.queue("target")
         for offset, to in enumerate(("bug", "target")):
             message = make_message(
-                Envelope("first", "key"), encoded(to), b"", True, scan_properties(encoded(to), 0, len(encoded(to)))
+                MessageRoute("first", "key"), encoded(to), b"", True, scan_properties(encoded(to), 0, len(encoded(to)))
             )
             room.republisher.add(mover, message, offset)
             if to == "bug":
@@ -316,12 +324,14 @@ class TestLater:
         mover.keep([b"1"], "bug")
         mover.keep([b"2"])
         if in_memory:
-            room.republisher.add(mover, make_message(Envelope("first", "key"), encoded("bug"), b"1", True, None), 1)
-            room.republisher.add(mover, make_message(Envelope("first", "key"), encoded("target"), b"2", True, None), 2)
+            room.republisher.add(mover, make_message(MessageRoute("first", "key"), encoded("bug"), b"1", True, None), 1)
+            room.republisher.add(
+                mover, make_message(MessageRoute("first", "key"), encoded("target"), b"2", True, None), 2
+            )
         else:
             room.republisher.add_range(mover, 0, 1)
         other = Mover(room, mover.store)
-        room.republisher.add(other, make_message(Envelope("first", "key"), encoded("target"), b"3", True, None), -1)
+        room.republisher.add(other, make_message(MessageRoute("first", "key"), encoded("target"), b"3", True, None), -1)
         room.turns()
         assert room.bodies(target) == ([b"2", b"3"] if in_memory else [b"0", b"3"])
         assert [each.levelname for each in caplog.records if each.exc_info] == ["ERROR"]
@@ -356,7 +366,7 @@ class TestLater:
         mover.keep([b"1"], "good bad")
         bad.store.failed = True
         if in_memory:
-            message = make_message(Envelope("first", "key"), encoded("good bad"), b"1", True, None)
+            message = make_message(MessageRoute("first", "key"), encoded("good bad"), b"1", True, None)
             room.republisher.add(mover, message, 0)
         else:
             room.republisher.add_range(mover, 0, 0)
@@ -374,7 +384,7 @@ class TestLater:
         room.queue("bad")
         room.publish("bad", b"before")
         mover.keep([b"1"], "good bad")
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         queue_id = mover.store.queue_id
         room.restart()
@@ -396,7 +406,7 @@ class TestLater:
         room.queue("one")
         room.queue("two")
         mover.keep([b"%d" % number for number in range(3)], "one two")
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         queue_id = mover.store.queue_id
         room.restart()
@@ -419,7 +429,7 @@ class TestLater:
         for name in names:
             room.queue(name)
             mover.keep([name.encode()], name)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         queue_id = mover.store.queue_id
         room.restart()
@@ -438,7 +448,7 @@ class TestLater:
         good, bad = room.queue("good"), room.queue("bad")
         mover.keep([b"0", b"1"], "good")
         mover.keep([b"2", b"3"], "bad")
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         failing = [bad.store]
         watch_commits(room, lambda failed: [*failed, *failing])
@@ -468,7 +478,7 @@ class TestLater:
     def test_a_source_that_cannot_be_read(self, room: Any, mover: Mover, caplog: pytest.LogCaptureFixture) -> None:
         room.queue("target")
         mover.keep([b"1"])
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         queue_id = mover.store.queue_id
         room.restart()
@@ -491,7 +501,7 @@ class TestLater:
         """Until half of it is left. Messages of transient queues, that only memory has."""
         properties = encoded("nowhere")
         message = make_message(
-            Envelope("first", "key"),
+            MessageRoute("first", "key"),
             properties,
             b"x" * body_size,
             True,
@@ -503,7 +513,7 @@ class TestLater:
             assert not room.turn.crowded, number
             room.republisher.add(mover, message, -1)
         assert room.turn.crowded
-        room.turn.hold(holding)
+        room.turn.pause_until_synced(holding)
         room.turn.room()
         assert released == []
         room.turns()
@@ -518,7 +528,7 @@ class TestLater:
         room.queue("target").store.failed = True
         properties = encoded("target")
         message = make_message(
-            Envelope("first", "key"),
+            MessageRoute("first", "key"),
             properties,
             b"x" * (1 << 20),
             True,
@@ -534,7 +544,7 @@ class TestLater:
     def test_a_disk_that_is_behind_holds_it_up(self, room: Any, mover: Mover) -> None:
         target = room.queue("target")
         mover.keep([b"1"])
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.turn.unsynced_bytes_max = 0
         room.republisher.add_range(mover, 0, 0)

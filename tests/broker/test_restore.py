@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.vhost.recovery import Findings, reconcile
+from amqpd.broker.vhost.recovery import RecoveryFindings, reconcile
 from amqpd.protocol.field_table import encode_table
 from amqpd.storage.metadata.store import (
     BindingRow,
@@ -45,7 +45,7 @@ class Place:
         directory.mkdir(parents=True)
         return directory
 
-    def start(self, **rows: Any) -> Findings:
+    def start(self, **rows: Any) -> RecoveryFindings:
         empty: dict[str, Any] = {name: [] for name in MetadataState._fields}
         state = MetadataState(**{**empty, "instance_id": "", "fresh": False, "vhosts": [SLASH], **rows})
         storage = Storage(self.path, post=lambda *_: None, inline=True)

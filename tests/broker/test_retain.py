@@ -27,7 +27,7 @@ def retained(queue: Queue) -> Retained:
 def upkeep(room: Any) -> None:
     for _ in range(4):
         room.storage.maintain()
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
 
 
@@ -109,7 +109,7 @@ class TestWhatStays:
         dead = room.queue("dead")
         room.publish("q", b"x")
         queue.reject(queue.get(False))
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert (dead.ready_count, retained(queue).messages) == (1, 1)
 

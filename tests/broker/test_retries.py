@@ -244,7 +244,7 @@ class TestBeside:
         room.advance(1005)
         first = queue.get(False)
         assert (first.message.body(), queue.get(False)) == (b"0", None)
-        queue.settle(first)
+        queue.ack(first)
         assert queue.get(False).message.body() == b"1"
 
     @pytest.mark.parametrize("how", ["due", "dropped", "purged"])
@@ -319,20 +319,20 @@ class TestRules:
         queue = room.queue("q")
         room.publish("q", b"0")
         room.publish("q", b"1")
-        queue.obey(rules_of({}, {"delayed-retry-type": "all", "delayed-retry-levels": "1m"}))
+        queue.apply_config(rules_of({}, {"delayed-retry-type": "all", "delayed-retry-levels": "1m"}))
         fail(queue)
         assert counts(queue) == (1, 0, 1)
-        queue.obey(rules_of({}))
+        queue.apply_config(rules_of({}))
         room.advance(10)
         assert counts(queue) == (2, 0, 0)
         assert room.bodies(queue) == [b"0", b"1"]
-        queue.obey(rules_of({}))
+        queue.apply_config(rules_of({}))
         assert queue.enforcement is None
 
     def test_what_waits_keeps_its_time(self, room) -> None:
         queue = room.queue("q", **ALL)
         room.publish("q", b"0")
         fail(queue)
-        queue.obey(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 9000}))
+        queue.apply_config(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 9000}))
         room.advance(1005)
         assert counts(queue) == (1, 0, 0)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from profiles import examples
 
 from amqpd.broker.queue.config import retry_rule
-from amqpd.broker.queue.delayed_retry import Retries
+from amqpd.broker.queue.delayed_retry import DelayedRetries
 
 EXAMPLES = int(os.environ.get("RETRY_EXAMPLES", examples(60)))
 KINDS: dict[str, dict[str, object]] = {
@@ -80,7 +80,7 @@ class RetryMachine(RuleBasedStateMachine):
         return int(self.room.clock.now_ms)
 
     def rest(self) -> None:
-        self.room.turn.want()
+        self.room.turn.schedule()
         self.room.turns()
 
     def make_ready(self, held: Held) -> None:
@@ -143,7 +143,7 @@ class RetryMachine(RuleBasedStateMachine):
     def give_back(self, which: int, failed: bool, counts: bool) -> None:
         entry, held = self.unacked.pop(which % len(self.unacked))
         self.queue.requeue(entry, counts, failed)
-        self.queue.pump_later()
+        self.queue.schedule_dispatch()
         self.rest()
         held.count += counts
         delay_ms = self.wait.delay_ms(failed, held.count) if counts else 0
@@ -159,7 +159,7 @@ class RetryMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 100))
     def ack(self, which: int) -> None:
         entry, _ = self.unacked.pop(which % len(self.unacked))
-        self.queue.settle(entry)
+        self.queue.ack(entry)
         self.rest()
         self.check()
 
@@ -203,7 +203,7 @@ class RetryMachine(RuleBasedStateMachine):
         together = queue.ready_bytes + queue.delayed_bytes
         assert together == sum(len(held.body) for held in self.ready + self.waiting)
         retries = queue.enforcement.retries
-        assert isinstance(retries, Retries)
+        assert isinstance(retries, DelayedRetries)
         if self.waiting:
             assert retries.tick >= 0
         store = queue.store
@@ -220,7 +220,7 @@ class RetryMachine(RuleBasedStateMachine):
     def empty(self) -> None:
         """All that is left comes in the end, in its order."""
         for entry, _ in self.unacked:
-            self.queue.settle(entry)
+            self.queue.ack(entry)
         self.rest()
         self.unacked.clear()
         self.room.advance(2500)

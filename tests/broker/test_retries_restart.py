@@ -6,7 +6,7 @@ import pytest
 from test_other_log import MemoryLog, ShyLog, over
 from test_retries import ALL, KINDS, counts, fail
 
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.queue import log_opener
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.errors import ResourceError
@@ -21,8 +21,8 @@ class TestRestart:
             room.publish("q", b"%d" % number)
         queue = room.vhost.queues["q"]
         fail(queue)
-        queue.settle(queue.get(False))
-        room.turn.want()
+        queue.ack(queue.get(False))
+        room.turn.schedule()
         room.advance(300)
         room.restart(down_ms=200)
         queue = room.vhost.queues["q"]
@@ -35,7 +35,7 @@ class TestRestart:
         assert counts(queue) == (3, 0, 0)
         entry = queue.get(False)
         assert (entry.message.body(), entry.redelivered, entry.delivery_count, entry.body_size) == (b"0", True, 1, 1)
-        queue.settle(entry)
+        queue.ack(entry)
         assert room.bodies(queue) == [b"2", b"3"]
         assert (queue.ready_bytes, queue.store.record_count, queue.store.size_bytes) == (0, 0, 0)
 
@@ -43,7 +43,7 @@ class TestRestart:
         queue = room.queue("q", **KINDS[kind], **ALL)
         room.publish("q", b"0")
         fail(queue)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart(down_ms=5000)
         queue = room.vhost.queues["q"]
@@ -55,7 +55,7 @@ class TestRestart:
         queue = room.queue("q", **KINDS[kind], **ALL)
         room.publish("q", b"0")
         fail(queue)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart(down_ms=-86_400_000)
         queue = room.vhost.queues["q"]
@@ -69,14 +69,14 @@ class TestRestart:
         for number in range(3):
             room.publish("q", b"%d" % number)
         fail(queue)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart()
         queue = room.vhost.queues["q"]
         room.publish("q", b"3")
         assert counts(queue) == (3, 0, 1)
         assert queue.purge() == 4
-        room.turn.want()
+        room.turn.schedule()
         room.advance(1005)
         assert (counts(queue), queue.store.record_count, queue.store.size_bytes) == ((0, 0, 0), 0, 0)
         room.restart()
@@ -89,7 +89,7 @@ class TestRestart:
         queue = room.queue("q", **KINDS[kind], **ALL)
         room.publish("q", b"alone")
         fail(queue)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart()
         queue = room.vhost.queues["q"]
@@ -102,7 +102,7 @@ class TestRestart:
         for number in range(3):
             room.publish("q", b"%d" % number)
         fail(queue, 2)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         for _ in range(2):
             room.restart()
@@ -123,7 +123,7 @@ def test_very_many_after_a_restart(room, purged) -> None:
         room.publish("q", body, turn=False)
     room.turns()
     fail(queue, 150)
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
     room.restart()
     queue = room.vhost.queues["q"]
@@ -132,7 +132,7 @@ def test_very_many_after_a_restart(room, purged) -> None:
     assert queue.ready_bytes + queue.delayed_bytes == sum(len(body) for body in bodies)
     if purged:
         assert queue.purge() == 200
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
     else:
         room.advance(1100)
@@ -157,7 +157,7 @@ def test_what_is_due_first_comes_first_after_a_restart(room, kind) -> None:
     for entry in reversed([queue.get(False) for _ in range(190)]):
         queue.requeue(entry, True, True)
         room.clock.now_ms += 20
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
     room.restart()
     queue = room.vhost.queues["q"]
@@ -186,7 +186,7 @@ def test_its_time_survives_a_file_that_is_written_anew(room) -> None:
         entries = [queue.get(False) for _ in range(400)]
         for entry in entries:
             queue.requeue(entry, False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
     files = list(room.data_dir.rglob("*.settled*"))
     assert 0 < sum(file.stat().st_size for file in files) < 12000 * 32, "it was never written anew"
@@ -200,7 +200,7 @@ def test_a_queue_with_groups_takes_it_as_ready_after_a_restart(room) -> None:
     queue = room.queue("q", x_group_by="routing_key", **ALL)
     room.publish("q", b"0")
     fail(queue)
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
     room.restart()
     queue = room.vhost.queues["q"]
@@ -221,13 +221,13 @@ class TestSlices:
             room.publish("q", b"%d" % number, turn=False)
         room.turns()
         fail(queue, 150)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.restart()
         room.clock.per_look_ms = 2
         monkeypatch.setattr(log_opener, "SLICE_S", 1e-9)
         queue = room.vhost.queues["q"]
-        with pytest.raises(NotOpenYet):
+        with pytest.raises(LogNotOpen):
             queue.prepare()
         called: list[str] = []
         queue.when_open(lambda: called.append("open"))
@@ -238,7 +238,7 @@ class TestSlices:
         slices = 1
         while not called:
             assert (queue.opening is None, counts(queue)) == (False, (0, 0, 0))
-            with pytest.raises(NotOpenYet):
+            with pytest.raises(LogNotOpen):
                 queue.prepare()
             slices += 1
             soon, room._soon[:] = room._soon[:], []
@@ -255,7 +255,7 @@ class TestSlices:
     def test_another_log_opens_meanwhile(self, room, begun) -> None:
         _, called = begun
         other = over(room, MemoryLog("other"))
-        with pytest.raises(NotOpenYet):
+        with pytest.raises(LogNotOpen):
             other.prepare()
         other.when_open(lambda: called.append("other"))
         room.turns()
@@ -297,14 +297,14 @@ class TestSlices:
 
     def test_the_rule_goes_meanwhile(self, room, begun) -> None:
         queue, called = begun
-        queue.obey(rules_of({}))
+        queue.apply_config(rules_of({}))
         room.turns()
         assert (called, counts(queue)) == (["open"], (200, 0, 0))
 
     def test_another_rule_comes_meanwhile(self, room, begun) -> None:
         """A shorter one, which bounds how long they wait."""
         queue, called = begun
-        queue.obey(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 100}))
+        queue.apply_config(rules_of({"x-delayed-retry-type": "all", "x-delayed-retry-min": 100}))
         room.turns()
         assert (called, counts(queue)) == (["open"], (50, 0, 150))
         room.clock.per_look_ms = 0
@@ -321,7 +321,7 @@ class TestSlices:
             log.mark_returned(number, 1)
         queue = over(room, log, **ALL)
         room.clock.per_look_ms = 2
-        with pytest.raises(NotOpenYet):
+        with pytest.raises(LogNotOpen):
             queue.prepare()
         called: list[bool] = []
         queue.when_open(lambda: called.append(True))

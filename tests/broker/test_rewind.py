@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.job import QueueJob
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import FilteredOrder
-from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBits
+from amqpd.broker.queue.offset_bitmap import CHUNK_SIZE, OffsetBitmap
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import parse_selector
 
 
-def run(room: Any, jobs: Jobs, source: Any, selector: str = "", **more: Any) -> Job:
+def run(room: Any, jobs: JobManager, source: Any, selector: str = "", **more: Any) -> QueueJob:
     job = jobs.begin(
-        Request("rewind", room.vhost, source, selector=parse_selector(selector) if selector else None, **more)
+        JobRequest("rewind", room.vhost, source, selector=parse_selector(selector) if selector else None, **more)
     )
     for _ in range(100):
         room.advance(25)
@@ -32,7 +32,7 @@ def run(room: Any, jobs: Jobs, source: Any, selector: str = "", **more: Any) -> 
 def fill(room: Any, name: str, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
         room.publish(name, b"%d" % number, priority=number % 3, headers={"n": number}, turn=False)
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
 
 
@@ -59,9 +59,9 @@ class TestInPlace:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 20)
         room.bodies(queue)
-        first = jobs.begin(Request("rewind", room.vhost, queue, until=10))
+        first = jobs.begin(JobRequest("rewind", room.vhost, queue, until=10))
         with pytest.raises(PreconditionFailed, match=f"is being rewound: wait for job {first.id} to end, or stop it"):
-            jobs.begin(Request("rewind", room.vhost, queue, begin=5))
+            jobs.begin(JobRequest("rewind", room.vhost, queue, begin=5))
         assert run(room, jobs, queue, dry_run=True).done_count in (10, 20)
         room.queue("other")
         run(room, jobs, queue, to_queue="other")
@@ -110,16 +110,16 @@ class TestInPlace:
         entries = [queue.get(False) for _ in range(10)]
         for number, entry in enumerate(entries):
             if number not in (3, 5, 7):
-                queue.settle(entry)
+                queue.ack(entry)
         queue.requeue(entries[5], False)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         assert (queue.ready_count, queue.unacked_count) == (11, 2)
         assert run(room, jobs, queue).done_count == 7
         assert (queue.ready_count, queue.unacked_count) == (18, 2)
         queue.requeue(entries[7], False)
         assert numbers(room.bodies(queue)) == [0, 1, 2, 4, 5, 6, 7, 8, 9, *range(10, 20)]
-        queue.settle(entries[3])
+        queue.ack(entries[3])
         assert (queue.ready_count, queue.unacked_count, queue.store.record_count) == (0, 0, 0)
 
     def test_with_a_small_window(self, room, jobs) -> None:
@@ -129,7 +129,7 @@ class TestInPlace:
         for number in range(40):
             entry = queue.get(False)
             if number % 10 != 9:
-                queue.settle(entry)
+                queue.ack(entry)
         assert run(room, jobs, queue, "n >= 15").done_count == 22
         left = [n for n in range(15, 60) if n not in (19, 29, 39)]
         assert numbers(room.bodies(queue)) == left
@@ -158,9 +158,9 @@ class TestInPlace:
         taker = take(room, queue)
         assert numbers(taker.got) == list(range(30)) and all(taker.redelivered)
         taker.ack_all()
-        queue.settle(held)
-        queue.pump_later()
-        room.turn.want()
+        queue.ack(held)
+        queue.schedule_dispatch()
+        room.turn.schedule()
         room.turns()
         assert type(queue.order) is FifoOrder
         fill(room, "q", 3, first=31)
@@ -227,12 +227,12 @@ class TestInPlace:
         room.publish("q", b"short", expiration="100")
         room.publish("q", b"long", expiration="100000")
         room.advance(300)
-        queue.settle(queue.get(False))
+        queue.ack(queue.get(False))
         room.advance(60)
         room.restart()
         queue = room.vhost.queues["q"]
         queue.prepare()
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
         job = run(room, jobs, queue)
         assert (job.done_count, dict(job.conditions.left)) == (1, {"expired": 1})
         assert room.bodies(queue) == [b"long"]
@@ -248,7 +248,7 @@ class TestInPlace:
         assert queue.ready_count == 20
         got = [room.get(queue) for _ in range(20)]
         assert [int(each.body) for each in got] == list(range(20)) and all(each.redelivered for each in got)
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
         assert run(room, jobs, queue).done_count == 50
 
     def test_what_is_gone_is_told(self, room, jobs) -> None:
@@ -258,7 +258,7 @@ class TestInPlace:
         room.bodies(queue)
         for _ in range(4):
             room.storage.maintain()
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
         job = run(room, jobs, queue)
         first = job.shown["from_offset"]
@@ -271,7 +271,7 @@ class TestInPlace:
         queue = room.queue("q", x_retain="1h")
         fill(room, "q", 50)
         room.bodies(queue)
-        job = jobs.begin(Request("rewind", room.vhost, queue))
+        job = jobs.begin(JobRequest("rewind", room.vhost, queue))
         job.stop()
         room.advance(100)
         assert (job.state, queue.ready_count) == ("stopped", 0)
@@ -296,7 +296,7 @@ class TestElsewhere:
         other = room.queue("other", x_max_length=4)
         fill(room, "q", 20)
         room.bodies(queue)
-        job = jobs.begin(Request("rewind", room.vhost, queue, to_queue="other"))
+        job = jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="other"))
         found: list[int] = []
         for _ in range(30):
             room.advance(300)
@@ -320,14 +320,14 @@ class TestRefused:
             (room.queue("g", x_group_by="routing_key"), "has groups"),
         ):
             with pytest.raises(PreconditionFailed, match=why):
-                jobs.begin(Request("rewind", room.vhost, queue))
+                jobs.begin(JobRequest("rewind", room.vhost, queue))
 
     def test_targets(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
         with pytest.raises(NotFound):
-            jobs.begin(Request("rewind", room.vhost, queue, to_queue="nowhere"))
+            jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="nowhere"))
         with pytest.raises(PreconditionFailed, match="source and target at once"):
-            jobs.begin(Request("rewind", room.vhost, queue, to_queue="q"))
+            jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="q"))
 
 
 class TestBits:
@@ -337,7 +337,7 @@ class TestBits:
         chance = random.Random(3)
         span = 3 * CHUNK_SIZE
         for _ in range(6):
-            bits, twin = OffsetBits(), set()
+            bits, twin = OffsetBitmap(), set()
             for _ in range(12):
                 first = chance.randrange(span)
                 last = min(span, first + chance.choice([0, 5, 300, CHUNK_SIZE, 2 * CHUNK_SIZE]))
@@ -357,9 +357,9 @@ class TestBits:
 
         chance = random.Random(4)
         span = 3 * CHUNK_SIZE
-        sets: list[tuple[OffsetBits, set[int]]] = []
+        sets: list[tuple[OffsetBitmap, set[int]]] = []
         for _ in range(12):
-            bits, twin = OffsetBits(), set()
+            bits, twin = OffsetBitmap(), set()
             for _ in range(5):
                 base = chance.randrange(span)
                 size = chance.choice([1, 9, 300, CHUNK_SIZE, 2 * CHUNK_SIZE])
@@ -388,6 +388,6 @@ class TestBits:
             self.same(bits, twin)
 
     @staticmethod
-    def same(bits: OffsetBits, twin: set[int]) -> None:
+    def same(bits: OffsetBitmap, twin: set[int]) -> None:
         assert {each for each in range(6 * CHUNK_SIZE) if bits.has(each)} == twin
         assert bool(bits) == bool(twin)

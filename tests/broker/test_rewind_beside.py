@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from taker import take
 
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.job import QueueJob
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.broker.queue.filtered import FilteredOrder
-from amqpd.broker.queue.replay import Rewinding
+from amqpd.broker.queue.replay import Replay
 from amqpd.routing.selector import parse_selector
 
 COUNT = 40
@@ -36,7 +36,7 @@ def half(room: Any) -> Any:
         entries = [queue.get(False) for _ in range(COUNT)]
         for entry in entries:
             if entry.offset % 2 == 0:
-                queue.settle(entry)
+                queue.ack(entry)
         turns(room)
         room.advance(60)
         room.restart()
@@ -50,14 +50,14 @@ def half(room: Any) -> Any:
 
 
 def turns(room: Any) -> None:
-    room.turn.want()
+    room.turn.schedule()
     room.turns()
 
 
-def begin(room: Any, queue: Any) -> Job:
+def begin(room: Any, queue: Any) -> QueueJob:
     """A rewind whose messages are live in the log, and not ready yet."""
-    jobs = Jobs(room.republisher, room.turn, room._soon.append)
-    job = jobs.begin(Request("rewind", room.vhost, queue))
+    jobs = JobManager(room.republisher, room.turn, room._soon.append)
+    job = jobs.begin(JobRequest("rewind", room.vhost, queue))
     for _ in range(200):
         if queue.store.record_count > queue.ready_count + queue.unacked_count:
             assert job.ended_ms == 0
@@ -66,7 +66,7 @@ def begin(room: Any, queue: Any) -> Job:
     raise AssertionError("nothing was taken back")
 
 
-def end(room: Any, job: Job) -> None:
+def end(room: Any, job: QueueJob) -> None:
     for _ in range(200):
         if job.ended_ms:
             break
@@ -88,8 +88,8 @@ class TestNobodyGetsThem:
     @pytest.mark.parametrize("every", [1, 3, 7])
     def test_who_takes_one_now_and_then(self, room: Any, half: Any, every: int) -> None:
         queue = half()
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
-        job = jobs.begin(Request("rewind", room.vhost, queue))
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
+        job = jobs.begin(JobRequest("rewind", room.vhost, queue))
         found = []
         for step in range(200):
             if job.ended_ms:
@@ -145,11 +145,11 @@ class TestNobodyGetsThem:
     def test_who_searches(self, room: Any, half: Any) -> None:
         queue = half()
         job = begin(room, queue)
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
         other = room.queue("other")
-        deletion = jobs.begin(Request("delete", room.vhost, queue, selector=parse_selector("n < 20")))
-        move = jobs.begin(Request("move", room.vhost, queue, to_queue="other"))
-        copy = jobs.begin(Request("delete", room.vhost, queue, dry_run=True))
+        deletion = jobs.begin(JobRequest("delete", room.vhost, queue, selector=parse_selector("n < 20")))
+        move = jobs.begin(JobRequest("move", room.vhost, queue, to_queue="other"))
+        copy = jobs.begin(JobRequest("delete", room.vhost, queue, dry_run=True))
         turns(room)
         assert (deletion.state, deletion.done_count) == ("done", 10)
         assert (move.done_count, copy.done_count) == (10, 0)
@@ -212,8 +212,8 @@ class TestNobodyGetsThem:
         queue = half()
         log = queue.store.log
         log.filesystem.mkdir(f"{log.directory}/{log.segments[2].base:020}.settled.swap")
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
-        job = jobs.begin(Request("rewind", room.vhost, queue))
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
+        job = jobs.begin(JobRequest("rewind", room.vhost, queue))
         while not job.ended_ms:
             room.advance(1)
         assert job.state == "failed" and "could not be rewound" in job.reason
@@ -228,11 +228,11 @@ def test_dead_letters_that_wait_in_the_log_go_first(room: Any, half: Any) -> Non
     queue = half(x_message_ttl=1000)
     held = queue.dead_letters_logged_count
     queue.dead_letters_logged_count = held + 1
-    jobs = Jobs(room.republisher, room.turn, room._soon.append)
-    job = jobs.begin(Request("rewind", room.vhost, queue))
+    jobs = JobManager(room.republisher, room.turn, room._soon.append)
+    job = jobs.begin(JobRequest("rewind", room.vhost, queue))
     room.advance(300)
     search = job._search
-    assert isinstance(search, Rewinding) and not search.committed
+    assert isinstance(search, Replay) and not search.committed
     assert queue.store.record_count == len(ODD)
     queue.dead_letters_logged_count = held
     end(room, job)

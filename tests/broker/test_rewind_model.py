@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from profiles import examples
 
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.errors import PreconditionFailed
 from amqpd.routing.selector import parse_selector
 from amqpd.storage.acks.retained import retained_of
@@ -52,10 +52,10 @@ class RewindMachine(RuleBasedStateMachine):
         self.queue = self.room.vhost.queues["q"]
         self.queue.prepare()
         self.queue.order.count_max = self.window
-        self.jobs = Jobs(self.room.republisher, self.room.turn, self.room._soon.append)
+        self.jobs = JobManager(self.room.republisher, self.room.turn, self.room._soon.append)
 
     def turns(self) -> None:
-        self.room.turn.want()
+        self.room.turn.schedule()
         self.room.turns()
         self.look()
 
@@ -95,7 +95,7 @@ class RewindMachine(RuleBasedStateMachine):
             if back:
                 self.queue.requeue(entry, False)
             else:
-                self.queue.settle(entry)
+                self.queue.ack(entry)
             self.state[offset] = "ready" if back else "settled"
         self.turns()
 
@@ -117,7 +117,7 @@ class RewindMachine(RuleBasedStateMachine):
         """Found, taken back, without its file, over: by how long it goes on here."""
         selector = parse_selector(where) if where else None
         until = -1 if length < 0 else first + length
-        request = Request("rewind", self.room.vhost, self.queue, selector=selector, begin=first, until=until)
+        request = JobRequest("rewind", self.room.vhost, self.queue, selector=selector, begin=first, until=until)
         if self.job is not None:
             with pytest.raises(PreconditionFailed):
                 self.jobs.begin(request)
@@ -164,7 +164,7 @@ class RewindMachine(RuleBasedStateMachine):
     @rule()
     def delete(self) -> None:
         """By a job, what is ready and matches; a rewind goes on with time alone, and none passes."""
-        job = self.jobs.begin(Request("delete", self.room.vhost, self.queue, selector=parse_selector("k = 2")))
+        job = self.jobs.begin(JobRequest("delete", self.room.vhost, self.queue, selector=parse_selector("k = 2")))
         self.turns()
         assert job.state == "done", (job.state, job.reason)
         for offset, state in self.state.items():

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.queue.config import PLAIN, Rules
-from amqpd.broker.queue.queue import Queue, outgoing
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.queue.config import PLAIN, QueueConfig
+from amqpd.broker.queue.queue import Queue, for_consumer
 
 pytestmark = pytest.mark.parametrize("durable", [True, False])
 
 
-def rules(**values: object) -> Rules:
-    return Rules(values)
+def rules(**values: object) -> QueueConfig:
+    return QueueConfig(values)
 
 
 def filled(room: Any, durable: bool, count: int = 5, **arguments: object) -> Queue:
@@ -25,7 +25,7 @@ def filled(room: Any, durable: bool, count: int = 5, **arguments: object) -> Que
 
 
 def obey(room: Any, queue: Queue, **values: object) -> None:
-    queue.obey(Rules(values))
+    queue.apply_config(QueueConfig(values))
     room.turns()
 
 
@@ -70,7 +70,7 @@ class TestTimeToLive:
     def test_without_it_nothing_goes_but_what_brings_its_own(self, room, durable) -> None:
         queue = filled(room, durable, x_message_ttl=100)
         room.publish("q", b"own", expiration="300")
-        queue.obey(PLAIN)
+        queue.apply_config(PLAIN)
         room.advance(1000)
         assert room.bodies(queue) == [b"0", b"1", b"2", b"3", b"4"]
 
@@ -81,7 +81,7 @@ class TestTimeToLive:
         obey(room, queue, ttl_ms=100)
         room.advance(1000)
         queue.requeue(entry, True)
-        queue.pump_later()
+        queue.schedule_dispatch()
         room.turns()
         assert queue.ready_count == 1
         room.advance(110)
@@ -155,7 +155,7 @@ class TestLength:
         if durable:
             queue = room.vhost.queues["q"]
             assert queue.opening is not None
-            queue.obey(rules(length_max=2))
+            queue.apply_config(rules(length_max=2))
             assert queue.can_open()
             assert room.bodies(queue) == [b"3", b"4"]
 
@@ -175,7 +175,7 @@ class TestDeadLetters:
             entry = queue.get(False)
             assert entry is not None
             queue.reject(entry)
-            room.turn.want()
+            room.turn.schedule()
             room.turns()
 
         refuse()
@@ -224,7 +224,7 @@ class TestDeliveryLimit:
         queue = filled(room, durable, 1)
 
         def again() -> None:
-            entry: Entry | None = queue.get(False)
+            entry: QueueEntry | None = queue.get(False)
             assert entry is not None
             queue.requeue(entry, True)
 
@@ -245,13 +245,13 @@ class TestDeliveryLimit:
         entry = queue.get(False)
         assert entry is not None
         queue.requeue(entry, True)
-        queue.obey(rules(counts_shown=True))
+        queue.apply_config(rules(counts_shown=True))
         entry = queue.get(False)
         assert entry is not None
-        shown = outgoing(entry, queue.rules.counts_shown)
+        shown = for_consumer(entry, queue.rules.counts_shown)
         assert shown is not None and b"x-delivery-count" in shown.properties()
-        queue.obey(PLAIN)
-        assert outgoing(entry, queue.rules.counts_shown) is entry.message
+        queue.apply_config(PLAIN)
+        assert for_consumer(entry, queue.rules.counts_shown) is entry.message
 
 
 class TestAll:
@@ -277,11 +277,11 @@ class TestAll:
     def test_levels_are_for_life(self, room, durable) -> None:
         queue = filled(room, durable)
         with pytest.raises(ValueError, match="for life"):
-            queue.obey(rules(level_max=3))
+            queue.apply_config(rules(level_max=3))
         assert queue.rules is PLAIN
 
     def test_the_plain_road_is_taken_again(self, room, durable) -> None:
         queue = filled(room, durable, x_max_length=10)
         assert not queue.takes_prepared()
-        queue.obey(PLAIN)
+        queue.apply_config(PLAIN)
         assert queue.takes_prepared() is durable

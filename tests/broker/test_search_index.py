@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from taker import Taker, take
 
-from amqpd.broker.jobs.job import Conditions
-from amqpd.broker.queue.scan import GroupedSearch, LevelSearch
+from amqpd.broker.jobs.job import JobFilter
+from amqpd.broker.queue.scan import GroupScan, PriorityScan
 from amqpd.routing.selector import parse_selector
 
 KINDS = {"groups": {"x_group_by": "header:group"}, "levels": {"x_max_priority": 3}}
@@ -41,9 +41,9 @@ def test_whatever_happens(room: Any, kind: str, durable: bool, window: int, seed
     looked = 0
     for _ in range(400):
         if search is None:
-            conditions = Conditions(parse_selector("n < 3"), None)
+            conditions = JobFilter(parse_selector("n < 3"), None)
             end = queue.backing.next_offset
-            search = (GroupedSearch if kind == "groups" else LevelSearch)(queue, conditions, lambda: None)
+            search = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
         what = rng.choice(("publish", "take", "leave", "ack", "requeue", "purge", "search", "search", "back", "settle"))
         if what == "publish":
             publish(room, rng, rng.randrange(1, 5))
@@ -64,7 +64,7 @@ def test_whatever_happens(room: Any, kind: str, durable: bool, window: int, seed
             looked += 1
         elif what in ("back", "settle") and found:
             (search.give_back if what == "back" else search.settle)(found.pop(rng.randrange(len(found))))
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         index = search._index
         if not index._filling:
@@ -85,10 +85,10 @@ def test_what_came_back_is_not_gone_over_with_each_slice(room: Any, kind: str) -
         queue = room.queue(name, durable=False, **KINDS[kind])
         for number in range(count):
             room.publish(name, b"", headers={"group": f"g{number % 7}", "n": number}, turn=number % 100 == 99)
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
-        conditions = Conditions(parse_selector("n < 0"), None)
-        search = (GroupedSearch if kind == "groups" else LevelSearch)(queue, conditions, lambda: None)
+        conditions = JobFilter(parse_selector("n < 0"), None)
+        search = (GroupScan if kind == "groups" else PriorityScan)(queue, conditions, lambda: None)
         room.clock.per_look_ms = 1
         slices = []
         while not search.ended:

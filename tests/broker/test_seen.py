@@ -9,14 +9,21 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.message import Envelope, Message, make_message
-from amqpd.broker.publish.deduplication import HISTORY_BYTES_MAX, ID_BYTES_MAX, History, Note, Seen, id_of
+from amqpd.broker.message import Message, MessageRoute, make_message
+from amqpd.broker.publish.deduplication import (
+    HISTORY_BYTES_MAX,
+    ID_BYTES_MAX,
+    CacheEntry,
+    DeduplicationCache,
+    MessageHistory,
+    id_of,
+)
 from amqpd.protocol.properties import Properties, encode_properties, scan_properties
 
 if TYPE_CHECKING:
     from conftest import Room
 
-TRANSIENT = make_message(Envelope("x", "k"), b"\x00\x00", b"body", False, None)
+TRANSIENT = make_message(MessageRoute("x", "k"), b"\x00\x00", b"body", False, None)
 
 
 class Twin:
@@ -46,7 +53,7 @@ class Twin:
 @settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_against_a_twin(room: Room, size: int, ttl_ms: int, publishes: list[tuple[int, object, int]]) -> None:
     clock = room.clock
-    seen = Seen(room.turn, room.timers, size, ttl_ms)
+    seen = DeduplicationCache(room.turn, room.timers, size, ttl_ms)
     twin = Twin(size, ttl_ms)
     for value, ttl, later_ms in publishes:
         clock.now_ms += later_ms
@@ -54,8 +61,8 @@ def test_against_a_twin(room: Room, size: int, ttl_ms: int, publishes: list[tupl
         assert bool(found) is twin.publish(value, None if ttl is True else ttl, clock.now_ms)
         if found:
             note = found[-1]
-            assert found == ["q", note] and isinstance(note, Note)
-            assert note.goes_with([Destination()]) and note.offer(TRANSIENT)
+            assert found == ["q", note] and isinstance(note, CacheEntry)
+            assert note.accepts_with([Destination()]) and note.enqueue(TRANSIENT)
         assert seen.count() == len(twin.until) <= size
 
 
@@ -67,42 +74,42 @@ def test_values_of_all_types_are_told_apart() -> None:
 
 
 def test_what_goes_nowhere_is_not_noted(room: Room) -> None:
-    seen = Seen(room.turn, room.timers, 9, 0)
+    seen = DeduplicationCache(room.turn, room.timers, 9, 0)
     note = list(seen.route_once("a", None, ["q"]))[-1]
-    assert isinstance(note, Note) and not note.goes_with([])
+    assert isinstance(note, CacheEntry) and not note.accepts_with([])
 
 
 def message(body: bytes, **headers: object) -> Message:
     encoded = encode_properties(Properties(headers=headers))
-    return make_message(Envelope("x", "k"), encoded, body, False, scan_properties(encoded, 0, len(encoded)))
+    return make_message(MessageRoute("x", "k"), encoded, body, False, scan_properties(encoded, 0, len(encoded)))
 
 
 def test_a_history_is_as_long_as_it_may_be() -> None:
-    history = History(3)
+    history = MessageHistory(3)
     for number in range(5):
-        history.offer(message(b"%d" % number))
-        history.offer(message(b"secret", **{"x-recent-history-no-store": True}))
-        history.offer(message(b"said", **{"x-recent-history-no-store": "true"})) if number == 4 else None
+        history.enqueue(message(b"%d" % number))
+        history.enqueue(message(b"secret", **{"x-recent-history-no-store": True}))
+        history.enqueue(message(b"said", **{"x-recent-history-no-store": "true"})) if number == 4 else None
     assert [each.body() for each in history.messages()] == [b"3", b"4", b"said"]
     assert history.count() == 3
 
 
 def test_a_history_is_bounded_by_its_size() -> None:
-    history = History(1000)
+    history = MessageHistory(1000)
     body = bytes(HISTORY_BYTES_MAX // 8)
     for _ in range(20):
-        history.offer(message(body))
+        history.enqueue(message(body))
     assert history.count() == 7 and history.size_bytes <= HISTORY_BYTES_MAX
-    history.offer(message(bytes(HISTORY_BYTES_MAX + 1)))
+    history.enqueue(message(bytes(HISTORY_BYTES_MAX + 1)))
     assert history.count() == 7
-    history.offer(message(b"small"))
+    history.enqueue(message(b"small"))
     assert history.count() == 8
 
 
 def test_who_gets_a_history_gets_it_as_if_it_had_just_come() -> None:
-    history = History(3)
+    history = MessageHistory(3)
     kept = message(b"body")
     kept.arrived_ms = 77
-    history.offer(kept)
+    history.enqueue(kept)
     (again,) = history.messages()
     assert (again.arrived_ms, again.body(), again.properties()) == (0, b"body", kept.properties())

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.publish.republisher import ACK_SLICE_COUNT_MAX, SLICE_MS, STEP_COUNT, Origin, Pending, Settling
+from amqpd.broker.publish.republisher import (
+    ACK_SLICE_COUNT_MAX,
+    SLICE_MS,
+    STEP_COUNT,
+    PendingRepublish,
+    RepublishSource,
+    SlicedAcks,
+)
 
 
-class Told(Origin):
+class Told(RepublishSource):
     """Keeps what is safe; each telling takes so many milliseconds."""
 
     def __init__(self, room: Any, took_ms: int = 0) -> None:
@@ -20,7 +27,7 @@ class Told(Origin):
         self.offsets: list[int] = []
         self.sizes: set[int] = set()
 
-    def safe(self, first: int, last: int, size: int) -> None:
+    def on_safe(self, first: int, last: int, size: int) -> None:
         self.offsets += range(first, last + 1)
         self.sizes.add(size)
         self.room.clock.now_ms += self.took_ms
@@ -32,8 +39,8 @@ def soon() -> list[Callable[[], None]]:
 
 
 @pytest.fixture
-def settling(room: Any, soon: list[Callable[[], None]]) -> Settling:
-    return Settling(room.turn, room.timers, soon.append)
+def settling(room: Any, soon: list[Callable[[], None]]) -> SlicedAcks:
+    return SlicedAcks(room.turn, room.timers, soon.append)
 
 
 def run(soon: list[Callable[[], None]]) -> None:
@@ -44,12 +51,12 @@ def run(soon: list[Callable[[], None]]) -> None:
         call()
 
 
-def test_a_few_at_once(room: Any, settling: Settling, soon: list[Callable[[], None]]) -> None:
+def test_a_few_at_once(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
     told, other = Told(room), Told(room)
     settling.work()
-    settling.add(Pending(told, 3, 9, 100, None))
-    settling.add(Pending(other, 0, 0, 1, None))
-    settling.add(Pending(told, 11, 11, 100, None))
+    settling.add(PendingRepublish(told, 3, 9, 100, None))
+    settling.add(PendingRepublish(other, 0, 0, 1, None))
+    settling.add(PendingRepublish(told, 11, 11, 100, None))
     settling.work()
     assert told.offsets == [*range(3, 10), 11]
     assert told.sizes == {100}
@@ -57,10 +64,10 @@ def test_a_few_at_once(room: Any, settling: Settling, soon: list[Callable[[], No
     assert not soon
 
 
-def test_many_in_slices_by_number(room: Any, settling: Settling, soon: list[Callable[[], None]]) -> None:
+def test_many_in_slices_by_number(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
     told = Told(room)
     count = 5 * ACK_SLICE_COUNT_MAX // 2
-    settling.add(Pending(told, 7, 7 + count - 1, 1, None))
+    settling.add(PendingRepublish(told, 7, 7 + count - 1, 1, None))
     settling.work()
     slices = [len(told.offsets)]
     settling.work()  # another sync
@@ -73,10 +80,10 @@ def test_many_in_slices_by_number(room: Any, settling: Settling, soon: list[Call
     assert told.offsets == list(range(7, 7 + count))
 
 
-def test_many_in_slices_by_time(room: Any, settling: Settling, soon: list[Callable[[], None]]) -> None:
+def test_many_in_slices_by_time(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
     told = Told(room, took_ms=1)
     for number in range(10):
-        settling.add(Pending(told, number * STEP_COUNT, (number + 1) * STEP_COUNT - 1, 1, None))
+        settling.add(PendingRepublish(told, number * STEP_COUNT, (number + 1) * STEP_COUNT - 1, 1, None))
     settling.work()
     turns = 1
     while soon:
@@ -87,13 +94,13 @@ def test_many_in_slices_by_time(room: Any, settling: Settling, soon: list[Callab
     assert told.offsets == list(range(10 * STEP_COUNT))
 
 
-def test_all_of_it_when_the_broker_stops(room: Any, settling: Settling, soon: list[Callable[[], None]]) -> None:
+def test_all_of_it_when_the_broker_stops(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
     told = Told(room, took_ms=1)
-    settling.add(Pending(told, 0, 99_999, 1, None))
+    settling.add(PendingRepublish(told, 0, 99_999, 1, None))
     settling.work()
     settling.stop()
     assert told.offsets == list(range(100_000))
-    settling.add(Pending(told, 100_000, 199_999, 1, None))  # its last sync
+    settling.add(PendingRepublish(told, 100_000, 199_999, 1, None))  # its last sync
     settling.work()
     assert len(told.offsets) == 200_000
     run(soon)

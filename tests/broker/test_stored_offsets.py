@@ -9,7 +9,7 @@ import pytest
 from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.vhost import declare
-from amqpd.broker.vhost.consumer_offsets import NAMES_MAX, PART_MAX, WRITE_S, StoredOffsets
+from amqpd.broker.vhost.consumer_offsets import NAMES_MAX, PART_MAX, WRITE_S, ConsumerOffsets
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, Put, StoredOffsetRow, WriteFailed
 
@@ -75,8 +75,8 @@ def database() -> Database:
 
 
 @pytest.fixture
-def offsets(database: Database) -> StoredOffsets:
-    made = StoredOffsets(
+def offsets(database: Database) -> ConsumerOffsets:
+    made = ConsumerOffsets(
         database.commit,
         database.soon.append,
         lambda delay_s, call: database.later.append((delay_s, call)),
@@ -87,7 +87,7 @@ def offsets(database: Database) -> StoredOffsets:
 
 
 class TestLazy:
-    def test_many_acks_are_one_row(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_many_acks_are_one_row(self, database: Database, offsets: ConsumerOffsets) -> None:
         assert offsets.admit(A, "reader")
         for offset in range(1, 1001):
             offsets.put(A, "reader", offset)
@@ -101,7 +101,7 @@ class TestLazy:
         offsets.put(A, "reader", 1001)
         assert len(database.later) == 1
 
-    def test_the_end_of_consumers_writes_them_together(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_the_end_of_consumers_writes_them_together(self, database: Database, offsets: ConsumerOffsets) -> None:
         for name in ("one", "two", "three"):
             offsets.admit(A, name)
             offsets.put(A, name, 7)
@@ -115,7 +115,7 @@ class TestLazy:
         offsets.settle(A, "one")
         assert database.soon == [], "nothing has changed since"
 
-    def test_ten_thousand_go_in_parts(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_ten_thousand_go_in_parts(self, database: Database, offsets: ConsumerOffsets) -> None:
         for number in range(10_000):
             queue_id = f"{number % 50:032x}"
             assert offsets.admit(queue_id, f"reader {number}")
@@ -124,7 +124,7 @@ class TestLazy:
         assert len(database.rows) == 10_000
         assert max(map(len, database.submissions)) == PART_MAX
 
-    def test_what_could_not_be_written_is_written_later(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_what_could_not_be_written_is_written_later(self, database: Database, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)
         database.failing = True
@@ -137,7 +137,7 @@ class TestLazy:
         database.run_later()
         assert database.rows[A, "reader"][0] == 10
 
-    def test_a_time_says_that_it_is_written(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_a_time_says_that_it_is_written(self, database: Database, offsets: ConsumerOffsets) -> None:
         """Not that it is on its way: who is told of one finds it after a crash."""
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)
@@ -154,18 +154,18 @@ class TestLazy:
         database.answer()
         assert offsets.of(A)["reader"] == (11, 0), "10 is written"
 
-    def test_after_the_end_of_the_metadata(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_after_the_end_of_the_metadata(self, database: Database, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 9)
         database.closed = True
         offsets.flush()
         assert database.rows == {}
 
-    def test_an_earlier_life(self, offsets: StoredOffsets) -> None:
+    def test_an_earlier_life(self, offsets: ConsumerOffsets) -> None:
         assert offsets.get(A, "old") == 5
         assert (offsets.get(A, "new"), offsets.get(B, "old")) == (None, None)
 
-    def test_names_are_bounded(self, offsets: StoredOffsets) -> None:
+    def test_names_are_bounded(self, offsets: ConsumerOffsets) -> None:
         for number in range(NAMES_MAX):
             assert offsets.admit(B, str(number))
             offsets.put(B, str(number), 1)
@@ -175,14 +175,14 @@ class TestLazy:
 
 
 class TestOperators:
-    def test_set_holds_once_it_is_committed(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_set_holds_once_it_is_committed(self, database: Database, offsets: ConsumerOffsets) -> None:
         answers: list[BaseException | None] = []
         offsets.set(A, "old", 99, answers.append)
         assert (offsets.get(A, "old"), database.rows[A, "old"][0], answers) == (99, 99, [None])
 
     @pytest.mark.parametrize(("name", "before"), [("old", 5), ("new", None)])
     def test_a_set_that_failed_leaves_what_was(
-        self, database: Database, offsets: StoredOffsets, name: str, before: int | None
+        self, database: Database, offsets: ConsumerOffsets, name: str, before: int | None
     ) -> None:
         database.failing = True
         answers: list[BaseException | None] = []
@@ -190,7 +190,7 @@ class TestOperators:
         assert isinstance(answers[0], WriteFailed)
         assert offsets.get(A, name) == before
 
-    def test_an_ack_behind_a_set_that_failed_stays(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_an_ack_behind_a_set_that_failed_stays(self, database: Database, offsets: ConsumerOffsets) -> None:
         database.held = []
         answers: list[BaseException | None] = []
         offsets.set(A, "old", 99, answers.append)
@@ -200,7 +200,7 @@ class TestOperators:
         assert isinstance(answers[0], WriteFailed)
         assert offsets.get(A, "old") == 100
 
-    def test_delete(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_delete(self, database: Database, offsets: ConsumerOffsets) -> None:
         answers: list[BaseException | None] = []
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 3)
@@ -210,7 +210,7 @@ class TestOperators:
         assert not offsets.delete(A, "reader", answers.append)
         assert answers == [None, None]
 
-    def test_a_deletion_that_failed_brings_it_back(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_a_deletion_that_failed_brings_it_back(self, database: Database, offsets: ConsumerOffsets) -> None:
         database.held = []
         answers: list[BaseException | None] = []
         assert offsets.delete(A, "old", answers.append)
@@ -222,7 +222,7 @@ class TestOperators:
 
 
 class TestQueueGone:
-    def test_nothing_of_it_is_written_any_more(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_nothing_of_it_is_written_any_more(self, database: Database, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 3)
         offsets.forget(A)
@@ -231,7 +231,7 @@ class TestQueueGone:
         assert database.submissions == []
         assert offsets.of(A) == {}
 
-    def test_a_failed_write_does_not_bring_it_back(self, database: Database, offsets: StoredOffsets) -> None:
+    def test_a_failed_write_does_not_bring_it_back(self, database: Database, offsets: ConsumerOffsets) -> None:
         offsets.admit(A, "reader")
         offsets.put(A, "reader", 3)
         database.held = []

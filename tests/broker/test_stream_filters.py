@@ -19,7 +19,7 @@ from amqpd.broker.queue.stream_filter import RecordView, StreamFilter
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.selector import parse_selector
-from amqpd.storage.log.record import Alike
+from amqpd.storage.log.record import SharedFields
 
 from .stream_room import Reader
 from .stream_room import read as read_from
@@ -43,7 +43,7 @@ def publish(room, *headers: Mapping[str, object], turn: bool = True, **propertie
         bodies.append(b"%d" % publish.number)  # type: ignore[attr-defined]
         room.publish("s", bodies[-1], turn=False, headers=table, **properties)
     if turn:
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
     return bodies
 
@@ -108,7 +108,7 @@ class TestSelectors:
 
     def test_time_goes_on_for_utc(self) -> None:
         data = encode_properties(Properties(timestamp=1))
-        view = RecordView(Alike(b"", b"", b"s", data, True))
+        view = RecordView(SharedFields(b"", b"", b"s", data, True))
         selector = parse_selector("p.creation-time < UTC()")
         assert selector.depends_on_time and not parse_selector("a = 1").depends_on_time
         assert StreamFilter(selector, frozenset(), False).wants(view)
@@ -199,7 +199,7 @@ class TestCost:
         for queue in queues:
             for n in range(1500):
                 room.publish(queue.name, b"", turn=False, headers={"n": n})
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         room.clock.per_look_ms = 1
         readers = [read(room, queue, turn=False, x_filter="n = 1499") for queue in queues]

@@ -97,7 +97,7 @@ class TestArguments:
 def test_a_policy_that_comes_and_goes(room) -> None:
     queue = stream(room)
     for policy in ({}, {"compression": "lz4"}, {"compression": "zstd", "cleanup-policy": "compact"}, {}):
-        queue.obey(rules_of(queue.arguments, policy))
+        queue.apply_config(rules_of(queue.arguments, policy))
         room.publish("s", b"." * 500)
     assert [int(header.attributes) & 7 for header in batches(queue)] == [0, 3, 4, 0]
     assert not queue.backing.compacts

@@ -43,7 +43,7 @@ class TestReading:
     def test_what_is_not_synced_is_not_shown(self, room, stream) -> None:
         reader = read(room, stream)
         room.publish("s", b"1", turn=False)
-        stream.pump()
+        stream.dispatch()
         assert reader.got == []
         finish(room)
         assert reader.got == [b"1"]

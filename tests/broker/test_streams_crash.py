@@ -35,7 +35,7 @@ def write_and_read(room, queue: Queue, told: dict[str, int], readers: list[Reade
             room.publish("s", body(number, large), persistent=number % 2 == 0, turn=False)
             number += 1
         readers.append(read(room, queue, turn=False, x_stream_offset="first"))  # in the middle of the turn
-        room.turn.want()
+        room.turn.schedule()
         room.turns()
         told["confirmed"] = number
         if turn % 4 == 3:

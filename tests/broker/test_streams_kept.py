@@ -8,7 +8,7 @@ import pytest
 
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MIN, Slices, StreamOrder, StreamReader, retention_of
+from amqpd.broker.queue.stream import SEGMENT_SIZE_BYTES_MIN, LogChunks, StreamOrder, StreamReader, retention_of
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.retention import retain
 
@@ -92,13 +92,13 @@ class TestRetention:
         fill(room, 40, LARGE)
         size = SEGMENT_SIZE_BYTES_MIN
         small = {"stream-max-segment-size-bytes": size, "max-length-bytes": 2 * size}
-        stream.obey(rules_of(stream.arguments, small))
+        stream.apply_config(rules_of(stream.arguments, small))
         fill(room, 20, LARGE, first=40)
         room.storage.maintain()
         room.turns()
         assert stream.ready_count < 20
         assert self.start(stream) == 60 - stream.ready_count
-        stream.obey(rules_of(stream.arguments))
+        stream.apply_config(rules_of(stream.arguments))
         before = stream.ready_count
         fill(room, 20, LARGE, first=60)
         room.storage.maintain()
@@ -201,7 +201,7 @@ class TestTheEnd:
             room.turns()
             room.storage.commits.flush()
             room.turns()
-            ours = (StreamReader, StreamOrder, Slices)
+            ours = (StreamReader, StreamOrder, LogChunks)
             left = [type(each).__name__ for each in gc.get_objects() if isinstance(each, ours)]
         finally:
             gc.enable()

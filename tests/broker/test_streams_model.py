@@ -70,7 +70,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.bodies.append(body)
             self.room.publish("s", body, turn=False)
             if turn and count < 5:
-                self.room.turn.want()
+                self.room.turn.schedule()
                 self.room.turns()
 
     @precondition(lambda self: len(self.readers) < 6)

@@ -8,7 +8,7 @@ import pytest
 from surgery_room import KINDS, declare, fill, got, run
 from taker import take
 
-from amqpd.broker.jobs.jobs import RUNNING_COUNT_MAX, Jobs, Request
+from amqpd.broker.jobs.jobs import RUNNING_COUNT_MAX, JobManager, JobRequest
 from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import FILTERS_MAX, FilteredOrder
 from amqpd.errors import NotFound, PreconditionFailed
@@ -18,7 +18,7 @@ from amqpd.routing.selector import parse_selector
 
 class TestMove:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_all_of_it_in_order(self, room: Any, jobs: Jobs, kind: str) -> None:
+    def test_all_of_it_in_order(self, room: Any, jobs: JobManager, kind: str) -> None:
         source, target = declare(room, kind), room.queue("target")
         fill(room, "source", 5000)
         job = run(room, jobs, "move", source, to_queue="target")
@@ -28,7 +28,7 @@ class TestMove:
         assert got(room, target) == list(range(5000))
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_is_selected(self, room: Any, jobs: Jobs, kind: str) -> None:
+    def test_what_is_selected(self, room: Any, jobs: JobManager, kind: str) -> None:
         source, target = declare(room, kind), room.queue("target")
         fill(room, "source", 300)
         job = run(room, jobs, "move", source, "n BETWEEN 100 AND 199", to_queue="target", limit=50)
@@ -39,7 +39,7 @@ class TestMove:
         if kind != "priority":
             assert rest == sorted(rest)
 
-    def test_properties_and_route_stay(self, room: Any, jobs: Jobs) -> None:
+    def test_properties_and_route_stay(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.exchange("x", "direct")
         room.bind("x", source, "key")
@@ -52,7 +52,7 @@ class TestMove:
         assert (properties.message_id, properties.expiration, properties.delivery_mode) == ("m", "60000", 2)
         assert properties.headers == {"a": 1, "x-source-queue": "source", "x-source-offset": 0}
 
-    def test_a_second_move_replaces_the_marks(self, room: Any, jobs: Jobs) -> None:
+    def test_a_second_move_replaces_the_marks(self, room: Any, jobs: JobManager) -> None:
         one, two, three = room.queue("one"), room.queue("two"), room.queue("three")
         room.publish("one", b"0")
         room.publish("two", b"1")
@@ -64,16 +64,16 @@ class TestMove:
             {"x-source-queue": "two", "x-source-offset": 1},
         ]
 
-    def test_what_comes_meanwhile_stays(self, room: Any, jobs: Jobs) -> None:
+    def test_what_comes_meanwhile_stays(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         fill(room, "source", 3)
-        job = jobs.begin(Request("move", room.vhost, source, to_queue="target"))
+        job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target"))
         room.publish("source", b"7")
         assert job.done_count == 3
         assert (got(room, target), got(room, source)) == ([0, 1, 2], [7])
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_unacked_ones_stay_with_their_consumer(self, room: Any, jobs: Jobs, kind: str) -> None:
+    def test_unacked_ones_stay_with_their_consumer(self, room: Any, jobs: JobManager, kind: str) -> None:
         source, target = declare(room, kind), room.queue("target")
         fill(room, "source", 10)
         held = [source.get(False) for _ in range(3)]
@@ -87,18 +87,18 @@ class TestMove:
             source.requeue(entry, counts=False)
         assert set(got(room, source)) == taken
 
-    def test_a_plain_order_comes_back(self, room: Any, jobs: Jobs) -> None:
+    def test_a_plain_order_comes_back(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target")
         fill(room, "source", 10)
         run(room, jobs, "move", source, "n = 5", to_queue="target")
         assert got(room, source) == [0, 1, 2, 3, 4, 6, 7, 8, 9]
         room.turns()
-        source.pump()
+        source.dispatch()
         assert type(source.order) is FifoOrder and source.filters is None
         assert not isinstance(source.order, FilteredOrder)
 
-    def test_it_survives_a_restart(self, room: Any, jobs: Jobs) -> None:
+    def test_it_survives_a_restart(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target")
         fill(room, "source", 100)
@@ -114,7 +114,7 @@ class TestMove:
             fill(room, kind, 3000)
         room.queue("target")
         room.restart()
-        jobs = Jobs(room.republisher, room.turn, room._soon.append)
+        jobs = JobManager(room.republisher, room.turn, room._soon.append)
         for kind in ("durable", "priority"):
             source = room.vhost.queues[kind]
             assert source.can_open()
@@ -125,7 +125,7 @@ class TestMove:
             assert got(room, target) == list(range(3000))
 
     @pytest.mark.parametrize("durable", [True, False])
-    def test_a_queue_with_priorities_goes_on_in_its_order(self, room: Any, jobs: Jobs, durable: bool) -> None:
+    def test_a_queue_with_priorities_goes_on_in_its_order(self, room: Any, jobs: JobManager, durable: bool) -> None:
         source, target = room.queue("source", durable=durable, x_max_priority=9), room.queue("target")
         source.order.count_max = 10
         fill(room, "source", 900)
@@ -140,19 +140,19 @@ class TestMove:
         assert got(room, source) == expected
         assert (source.ready_count, source.ready_bytes, source.unacked_count) == (0, 0, 0)
 
-    def test_what_a_producer_has_numbered_goes(self, room: Any, jobs: Jobs) -> None:
+    def test_what_a_producer_has_numbered_goes(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.publish("source", b"1", headers={"x-producer-id": 1, "x-producer-epoch": 0, "x-sequence": 9, "a": 1})
         run(room, jobs, "move", source, to_queue="target")
         assert room.get(target).headers == {"a": 1, "x-source-queue": "source", "x-source-offset": 0}
 
-    def test_headers_that_fill_a_frame_stay_as_they_are(self, room: Any, jobs: Jobs) -> None:
+    def test_headers_that_fill_a_frame_stay_as_they_are(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.publish("source", b"1", headers={"a": "x" * 131_000})
         assert run(room, jobs, "move", source, to_queue="target").done_count == 1
         assert set(room.get(target).headers) == {"a"}
 
-    def test_to_an_exchange(self, room: Any, jobs: Jobs) -> None:
+    def test_to_an_exchange(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         room.exchange("x", "topic")
         room.bind("x", target, "a.*")
@@ -165,7 +165,7 @@ class TestMove:
         first = room.get(target)
         assert (first.exchange, first.routing_key, first.body) == ("x", "a.b", b"0")
 
-    def test_expired_ones_do_not_go(self, room: Any, jobs: Jobs) -> None:
+    def test_expired_ones_do_not_go(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source", x_message_ttl=1000), room.queue("target")
         fill(room, "source", 5)
         room.clock.now_ms += 2000
@@ -176,12 +176,12 @@ class TestMove:
 class TestBesideFilters:
     """Consumers with x-filter use the same order: their filters and the job's are apart."""
 
-    def test_consumers_go_on_getting_what_they_want(self, room: Any, jobs: Jobs) -> None:
+    def test_consumers_go_on_getting_what_they_want(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         taker = take(room, source, "n < 10", credit=3)
         fill(room, "source", 600)
         assert taker.got == [b"0", b"1", b"2"]
-        job = jobs.begin(Request("move", room.vhost, source, to_queue="target", selector=parse_selector("n >= 5")))
+        job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target", selector=parse_selector("n >= 5")))
         for _ in range(3):
             soon, room._soon[:] = room._soon[:], []
             for call in soon:
@@ -196,12 +196,12 @@ class TestBesideFilters:
         assert got(room, target) == list(range(5, 600))
         assert source.unacked_count == 2 and source.ready_count == 0
 
-    def test_what_nobody_wants_is_counted_without_the_job(self, room: Any, jobs: Jobs) -> None:
+    def test_what_nobody_wants_is_counted_without_the_job(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target", x_max_length=0)
         take(room, source, "n < 0")
         fill(room, "source", 10)
-        job = jobs.begin(Request("move", room.vhost, source, to_queue="target"))
+        job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target"))
         room.turns()
         assert (job.state, source.filters.unmatched_count()) == ("waiting", 10)
         for number in range(FILTERS_MAX - 1):
@@ -211,11 +211,11 @@ class TestBesideFilters:
         room.turns()
         assert (job.state, source.filters.unmatched_count()) == ("stopped", 10)
 
-    def test_a_consumer_with_the_jobs_selector(self, room: Any, jobs: Jobs) -> None:
+    def test_a_consumer_with_the_jobs_selector(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         room.queue("target", x_max_length=0)
         fill(room, "source", 3)
-        job = jobs.begin(Request("move", room.vhost, source, to_queue="target"))
+        job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target"))
         room.turns()
         taker = take(room, source, "")
         room.turns()
@@ -226,44 +226,44 @@ class TestBesideFilters:
 
 
 class TestRefused:
-    def test_a_source_that_is_its_target(self, room: Any, jobs: Jobs) -> None:
+    def test_a_source_that_is_its_target(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         with pytest.raises(PreconditionFailed, match="is source and target at once"):
-            jobs.begin(Request("move", room.vhost, source, to_queue="source"))
+            jobs.begin(JobRequest("move", room.vhost, source, to_queue="source"))
         room.exchange("x", "fanout")
         room.bind("x", source)
         fill(room, "source", 1)
         job = run(room, jobs, "move", source, to_exchange="x")
         assert (job.state, job.conditions.left, source.ready_count) == ("done", {"no target": 1}, 1)
 
-    def test_a_target_that_is_missing(self, room: Any, jobs: Jobs) -> None:
+    def test_a_target_that_is_missing(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         with pytest.raises(NotFound, match="no queue 'target' in vhost '/'"):
-            jobs.begin(Request("copy", room.vhost, source, to_queue="target"))
+            jobs.begin(JobRequest("copy", room.vhost, source, to_queue="target"))
         with pytest.raises(NotFound, match="no exchange 'x' in vhost '/'"):
-            jobs.begin(Request("copy", room.vhost, source, to_exchange="x"))
+            jobs.begin(JobRequest("copy", room.vhost, source, to_exchange="x"))
 
-    def test_taking_from_a_stream(self, room: Any, jobs: Jobs) -> None:
+    def test_taking_from_a_stream(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source", x_queue_type="stream")
         room.queue("target")
         for verb in ("move", "delete", "redrive"):
             with pytest.raises(PreconditionFailed, match="is a stream"):
-                jobs.begin(Request(verb, room.vhost, source, to_queue="target"))
+                jobs.begin(JobRequest(verb, room.vhost, source, to_queue="target"))
 
-    def test_too_many(self, room: Any, jobs: Jobs) -> None:
+    def test_too_many(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
         fill(room, "source", 1)
         for _ in range(RUNNING_COUNT_MAX):
-            jobs.begin(Request("delete", room.vhost, source))
+            jobs.begin(JobRequest("delete", room.vhost, source))
         with pytest.raises(PreconditionFailed, match="16 jobs are running"):
-            jobs.begin(Request("delete", room.vhost, source))
+            jobs.begin(JobRequest("delete", room.vhost, source))
         room.turns()
-        assert jobs.begin(Request("delete", room.vhost, source))
+        assert jobs.begin(JobRequest("delete", room.vhost, source))
 
 
 class TestDelete:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_what_is_selected_goes_and_nothing_is_dead_lettered(self, room: Any, jobs: Jobs, kind: str) -> None:
+    def test_what_is_selected_goes_and_nothing_is_dead_lettered(self, room: Any, jobs: JobManager, kind: str) -> None:
         source = declare(room, kind)
         fill(room, "source", 2000)
         job = run(room, jobs, "delete", source, "n < 1500")
@@ -274,7 +274,7 @@ class TestDelete:
 
 class TestCopy:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_it_takes_nothing(self, room: Any, jobs: Jobs, kind: str) -> None:
+    def test_it_takes_nothing(self, room: Any, jobs: JobManager, kind: str) -> None:
         source, target = declare(room, kind), room.queue("target")
         fill(room, "source", 3000)
         job = run(room, jobs, "copy", source, "n >= 1000", to_queue="target")
@@ -283,7 +283,7 @@ class TestCopy:
         assert sorted(got(room, target)) == list(range(1000, 3000))
         assert sorted(got(room, source)) == list(range(3000))
 
-    def test_of_a_stream_from_an_offset_or_a_time(self, room: Any, jobs: Jobs) -> None:
+    def test_of_a_stream_from_an_offset_or_a_time(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source", x_queue_type="stream"), room.queue("target")
         fill(room, "source", 10)
         room.advance(5000)
@@ -294,7 +294,7 @@ class TestCopy:
         assert run(room, jobs, "copy", source, to_queue="target", begin_ms=late).done_count == 5
         assert got(room, target) == [0, 1, 2, 3, 4]
 
-    def test_unacked_ones_too(self, room: Any, jobs: Jobs) -> None:
+    def test_unacked_ones_too(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source"), room.queue("target")
         fill(room, "source", 3)
         source.get(False)
@@ -304,7 +304,7 @@ class TestCopy:
 
 class TestDryRun:
     @pytest.mark.parametrize("kind", KINDS)
-    def test_it_counts_what_would_go(self, room: Any, jobs: Jobs, kind: str) -> None:
+    def test_it_counts_what_would_go(self, room: Any, jobs: JobManager, kind: str) -> None:
         source, target = declare(room, kind), room.queue("target")
         fill(room, "source", 3000)
         held = [source.get(False) for _ in range(10)]

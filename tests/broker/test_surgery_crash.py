@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from simulated_filesystem import SimulatedFileSystem
 
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse_selector
 
@@ -25,11 +25,11 @@ def fill(room: Any) -> None:
 
 def move(room: Any, where: str) -> None:
     """In steps of a few messages, with time passing in between, so that settlements are written on the way."""
-    jobs = Jobs(room.republisher, room.turn, room._soon.append)
+    jobs = JobManager(room.republisher, room.turn, room._soon.append)
     source = room.vhost.queues["source"]
     selector = parse_selector(where) if where else None
     for limit in (5, 5, 0):
-        job = jobs.begin(Request("move", room.vhost, source, "target", selector=selector, limit=limit))
+        job = jobs.begin(JobRequest("move", room.vhost, source, "target", selector=selector, limit=limit))
         room.advance(60)
         assert job.state == "done", job.reason
     room.advance(200)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from profiles import examples
 
-from amqpd.broker.jobs.jobs import Jobs, Request
+from amqpd.broker.jobs.jobs import JobManager, JobRequest
 from amqpd.broker.queue import scan
 from amqpd.protocol.properties import decode_properties
 from amqpd.routing.selector import parse_selector
@@ -58,7 +58,7 @@ class SurgeryMachine(RuleBasedStateMachine):
         assert self.source.can_open() and self.target.can_open()
         self.source.order.count_max = self.window
         self.room.clock.per_look_ms = 1 if self.slow else 0
-        self.jobs = Jobs(self.room.republisher, self.room.turn, self.room._soon.append)
+        self.jobs = JobManager(self.room.republisher, self.room.turn, self.room._soon.append)
         self.job: Any = None
         self.touched: set[int] = set()
 
@@ -73,7 +73,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             self.published[number] = name
             self.room.publish("source", b"%d" % number, headers={"colour": name}, priority=number % 4, turn=False)
             self.touched.add(number)
-        self.room.turn.want()
+        self.room.turn.schedule()
 
     @rule(count=st.sampled_from([1, 2, 5, 90]))
     def take(self, count: int) -> None:
@@ -97,8 +97,8 @@ class SurgeryMachine(RuleBasedStateMachine):
                 self.settled.add(self.number(entry))
             else:
                 self.source.requeue(entry, counts=False)
-                self.source.pump_later()
-        self.room.turn.want()
+                self.source.schedule_dispatch()
+        self.room.turn.schedule()
 
     @precondition(lambda self: self.job is None)
     @rule(
@@ -113,7 +113,7 @@ class SurgeryMachine(RuleBasedStateMachine):
         self.before = dict(self.target_counts())
         selector = parse_selector(where) if where else None
         self.job = self.jobs.begin(
-            Request(verb, self.room.vhost, self.source, "target", selector=selector, limit=limit, dry_run=dry)
+            JobRequest(verb, self.room.vhost, self.source, "target", selector=selector, limit=limit, dry_run=dry)
         )
 
     @rule(count=st.integers(1, 6))
@@ -175,7 +175,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             if entry is None:
                 self.room.turns()
         self.settled |= settled
-        self.room.turn.want()
+        self.room.turn.schedule()
 
     def target_counts(self) -> Counter[int]:
         return Counter(self.read(self.target))
@@ -184,9 +184,9 @@ class SurgeryMachine(RuleBasedStateMachine):
         return self.read(self.source, ready_only=True)
 
     def read(self, queue: Any, ready_only: bool = False) -> list[int]:
-        from amqpd.broker.jobs.job import Conditions
+        from amqpd.broker.jobs.job import JobFilter
 
-        search = scan.Reading(queue, Conditions(None, None), int, ready_only)
+        search = scan.BrowseScan(queue, JobFilter(None, None), int, ready_only)
         entries: list[Any] = []
         slow, self.room.clock.per_look_ms = self.room.clock.per_look_ms, 0
         for _ in range(1000):
@@ -194,7 +194,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             if search.ended:
                 break
             if search.waits:
-                queue.pump()
+                queue.dispatch()
         self.room.clock.per_look_ms = slow
         assert search.ended
         search.close()
@@ -206,13 +206,13 @@ class SurgeryMachine(RuleBasedStateMachine):
             for entry in iter(lambda: self.target.get(True), None):
                 assert decode_properties(entry.message.properties()).headers["x-source-queue"] == "source"
                 self.settled.add(self.number(entry))
-            self.room.turn.want()
+            self.room.turn.schedule()
 
     @precondition(lambda self: self.durable and (self.job is None or self.job.kind == "move"))
     @rule(flushed=st.booleans())
     def kill(self, flushed: bool) -> None:
         if flushed:
-            self.room.turn.want()
+            self.room.turn.schedule()
             self.room.turns()
             self.look()
         known = set(self.read(self.source)) | set(self.read(self.target)) | {self.number(e) for e in self.held}
@@ -240,7 +240,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             assert headers["x-source-queue"] == "source" and headers["x-source-offset"] >= 0
             if number not in both:
                 self.settled.add(number)
-        self.room.turn.want()
+        self.room.turn.schedule()
 
     @invariant()
     def every_message_is_in_one_place(self) -> None:

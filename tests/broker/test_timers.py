@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from amqpd.broker.flow.timers import TICK_MS
-from amqpd.broker.queue.expiry import Lease
+from amqpd.broker.queue.expiry import QueueExpiry
 
 
-def leases(room, *expires_ms: int) -> list[Lease]:
+def leases(room, *expires_ms: int) -> list[QueueExpiry]:
     return [room.queue(f"q{number}", x_expires=ms).enforcement.lease for number, ms in enumerate(expires_ms)]
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.publish import firehose
-from amqpd.broker.publish.firehose import WAITING_MAX, Unasked
+from amqpd.broker.publish.firehose import WAITING_MAX, BestEffortPublisher
 from amqpd.errors import ResourceError
 
 
@@ -32,25 +32,25 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if any(each.state == "shut" for each in queues):
             raise ResourceError("cannot be opened")
         if opening := [each for each in queues if each.state == "opening"]:
-            raise NotOpenYet(opening)
+            raise LogNotOpen(opening)
 
     def offer(queues: list[Any], message: object, _logs: None) -> None:
         for each in queues:
             each.got.append(message)
 
     monkeypatch.setattr(firehose, "prepare", prepare)
-    monkeypatch.setattr(firehose, "offer", offer)
+    monkeypatch.setattr(firehose, "offer_to_all", offer)
     monkeypatch.setattr(firehose, "when_open", lambda _queues, done: found.append(done))
     return found
 
 
-def offered(to: Unasked, queues: list[Any], message: Any = "m") -> None:
+def offered(to: BestEffortPublisher, queues: list[Any], message: Any = "m") -> None:
     to.offer(queues, message)
 
 
 def test_one_that_cannot_be_opened_does_not_keep_it_from_the_others(waiting: list[Any]) -> None:
     queues = [Queue(), Queue("shut"), Queue("opening"), Queue("gone"), Queue()]
-    tried = Unasked(lambda: None)
+    tried = BestEffortPublisher(lambda: None)
     offered(tried, queues)
     assert [each.got for each in queues] == [["m"], [], [], [], ["m"]]
     assert tried.lost_count == 1
@@ -62,7 +62,7 @@ def test_one_that_cannot_be_opened_does_not_keep_it_from_the_others(waiting: lis
 
 def test_what_waits_for_a_log_is_bounded(waiting: list[Any]) -> None:
     queue = Queue("opening")
-    tried = Unasked(lambda: None)
+    tried = BestEffortPublisher(lambda: None)
     for number in range(WAITING_MAX + 3):
         offered(tried, [queue], number)
     assert tried.lost_count == 3

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queue.services import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, Window, Windows
+from amqpd.broker.queue.services import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, MemoryWindow, Windows
 
 
-def queues(count: int) -> list[Window]:
-    return [Window(0, 0) for _ in range(count)]
+def queues(count: int) -> list[MemoryWindow]:
+    return [MemoryWindow(0, 0) for _ in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, QUEUES_FULL, QUEUES_FULL + 1, 200, 1000, 10_000])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, Source
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, QueueBase, QueueEntry
 from amqpd.broker.flow.timers import TICK_MS, Timers
 from amqpd.channel import consumer as overdue
-from amqpd.channel.consumer import TICK_MS_MAX, TICKS, Overdue
+from amqpd.channel.consumer import TICK_MS_MAX, TICKS, DeliveryTimeout
 from amqpd.channel.unacked import LATE_MAX, Unacked
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.clock_watch import ClockWatch
@@ -30,17 +30,17 @@ class FakeChannel:
         self.asked: list[tuple[float, object]] = []
         self.timers = Timers(self.call_later, ClockWatch(self.clock))
         self.unacked = Unacked()
-        self.queue = Source("q", "/")
+        self.queue = QueueBase("q", "/")
         self.tag = 0
         self.late: list[tuple[int, list[int]]] = []
 
-    def watch(self, consumer: Consumer | None, timeout_ms: int) -> Overdue:
+    def watch(self, consumer: Consumer | None, timeout_ms: int) -> DeliveryTimeout:
         """Takes what is late, as a channel does."""
-        clock = Overdue(self.timers, self.unacked, self.queue, consumer, timeout_ms, self.over)
+        clock = DeliveryTimeout(self.timers, self.unacked, self.queue, consumer, timeout_ms, self.over)
         clock.start()
         return clock
 
-    def over(self, clock: Overdue) -> None:
+    def over(self, clock: DeliveryTimeout) -> None:
         taken = self.unacked.take_late(self.queue, clock.consumer)
         self.late.append((self.clock.now_ms, [entry.offset for entry in taken]))
         clock.start()
@@ -53,7 +53,7 @@ class FakeChannel:
 
     def deliver(self, consumer: Consumer | None) -> int:
         self.tag += 1
-        entry = Entry(self.queue, self.tag, None, False)
+        entry = QueueEntry(self.queue, self.tag, None, False)
         entry.consumer = consumer
         self.unacked.add(self.tag, entry)
         return self.tag
@@ -188,8 +188,8 @@ class TestLateAnswers:
         assert channel.unacked.take(tags[1], False) == []
         with pytest.raises(PreconditionFailed, match=f"unknown delivery tag {tags[1]}"):
             channel.unacked.take(tags[1], False)
-        assert channel.unacked.was_late(tags[0])
-        assert not channel.unacked.was_late(99)
+        assert channel.unacked.timed_out(tags[0])
+        assert not channel.unacked.timed_out(99)
         assert channel.unacked.at(tags[2]) == []
 
     @pytest.mark.parametrize("late", range(1, 7))
@@ -209,5 +209,5 @@ class TestLateAnswers:
         for _ in range(LATE_MAX + 10):
             channel.deliver(consumer)
         channel.unacked.take_late(channel.queue, consumer)
-        assert not channel.unacked.was_late(10)
-        assert channel.unacked.was_late(11)
+        assert not channel.unacked.timed_out(10)
+        assert channel.unacked.timed_out(11)

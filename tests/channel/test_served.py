@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from amqpd.broker.consumer import Source
-from amqpd.channel.stats import QUEUES_KEPT, QUEUES_MAX, Served
+from amqpd.broker.consumer import QueueBase
+from amqpd.channel.stats import QUEUES_KEPT, QUEUES_MAX, DeliveryStats
 
 
 def test_deleted_queues_are_not_kept() -> None:
     """A channel that makes a queue for each answer, asks it with basic.get, and deletes it."""
-    served = Served()
-    lasting = [Source(f"lasting {number}", "/") for number in range(5)]
+    served = DeliveryStats()
+    lasting = [QueueBase(f"lasting {number}", "/") for number in range(5)]
     for number in range(10 * QUEUES_KEPT):
-        queue = Source(f"answer {number}", "/")
+        queue = QueueBase(f"answer {number}", "/")
         served.got(queue, no_ack=True, redelivered=False)
         served.got(lasting[number % 5], no_ack=False, redelivered=False)
         queue.deleted = True
@@ -21,8 +21,8 @@ def test_deleted_queues_are_not_kept() -> None:
 
 
 def test_no_more_than_so_many() -> None:
-    served = Served()
+    served = DeliveryStats()
     for number in range(3 * QUEUES_MAX):
-        served.got_nothing(Source(str(number), "/"))
+        served.got_nothing(QueueBase(str(number), "/"))
         assert len(served.queues) <= QUEUES_MAX
     assert served.whole.get_empty == 3 * QUEUES_MAX

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from amqpd.broker.consumer import Entry, Source
+from amqpd.broker.consumer import QueueBase, QueueEntry
 from amqpd.channel.unacked import Unacked
 from amqpd.errors import PreconditionFailed
 
 
-def entries(count: int) -> list[Entry]:
-    source = Source("s", "/")
-    return [Entry(source, number, None, False) for number in range(count)]
+def entries(count: int) -> list[QueueEntry]:
+    source = QueueBase("s", "/")
+    return [QueueEntry(source, number, None, False) for number in range(count)]
 
 
 def test_runs() -> None:
@@ -64,7 +64,7 @@ def test_beside_one_by_one(seed: int) -> None:
             tag += 1
         else:
             acked, multiple = chance.randrange(max(0, tag - 1500), tag + 2), chance.random() < 0.5
-            answers: list[list[Entry] | None] = []
+            answers: list[list[QueueEntry] | None] = []
             for unacked in (runs, single):
                 try:
                     if not multiple:

@@ -12,7 +12,7 @@ import pytest
 from fake_broker import Ctl
 
 from amqpd.protocol.properties import Properties, encode_properties
-from amqpd.storage.acks.retained import Hold, Losses
+from amqpd.storage.acks.retained import ExportHold, ExportLosses
 from amqpd.storage.filesystem import FileSystem
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.storage import Storage
@@ -322,7 +322,7 @@ def test_foreign_files(ctl: Ctl, data: Data, tmp_path: Path) -> None:
 
 def test_an_exporters_file(ctl: Ctl, data: Data) -> None:
     path = data.directory / "export-nightly.offset"
-    Hold(FileSystem(), [str(data.path), str(data.directory)], "q", Losses()).add("nightly", 1000)
+    ExportHold(FileSystem(), [str(data.path), str(data.directory)], "q", ExportLosses()).add("nightly", 1000)
     assert "exported below offset 0; at most 1000 bytes" in ctl("dump_log", str(path)).out
     assert "export-nightly" not in ctl("verify_log", str(data.path)).out
     path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))

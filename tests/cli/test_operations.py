@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from fake_broker import Ctl, FakeBroker
 
-from amqpd.cli.client import Answer, Client
+from amqpd.cli.client import ApiAnswer, ApiClient
 
 DELETE = ("POST", "/api/amqpd/delete_queue")
 CLOSE = ("POST", "/api/amqpd/close_connection")
@@ -132,12 +132,12 @@ def test_what_may_take_long_is_waited_for(
     """A grace of ten minutes is answered after ten minutes."""
     broker.answers["POST", f"/api/amqpd/{path}"] = (200, {"changed": [], "waiting": [], "imported": None})
     waited: list[float | None] = []
-    send = Client.send
+    send = ApiClient.send
 
-    def noted(client: Client, *arguments: str, **more: object) -> Answer:
+    def noted(client: ApiClient, *arguments: str, **more: object) -> ApiAnswer:
         waited.append(client.timeout_s)
         return send(client, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Client, "send", noted)
+    monkeypatch.setattr(ApiClient, "send", noted)
     assert ctl(*line.split()).code == 0
     assert waited == waits

@@ -16,7 +16,7 @@ from amqpd.kafka.partition import Partition
 from amqpd.kafka.producer import KafkaProducer, any_metadata
 from amqpd.kafka.requests import Fetched, FetchPlace, ProducerId, decode_fetch, encode_fetch
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.appender import KafkaSequencer
 from amqpd.storage.log.batch import HEADER_SIZE, BatchHeader, ClosedBatch, crc_fits
 from amqpd.storage.log.record import Record, RecordRoute, read_offset_delta, record_stop
 from amqpd.storage.storage import Storage
@@ -46,7 +46,7 @@ class Logs:
     def new(self, name: str, held: ProducerId) -> LocalLog:
         """A log, whose batches have that producer id and epoch."""
         _, log = self.storage.create_queue("v", name, "/")
-        log.appender.replica = Replica(held.producer_id, held.epoch)
+        log.appender.replica = KafkaSequencer(held.producer_id, held.epoch)
         return log
 
     def turn(self) -> None:

@@ -18,15 +18,15 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).parent))
 
 from amqpd.cluster import node, ownership, placement
-from amqpd.cluster.ownership import Takeovers
-from amqpd.cluster.peer_link import NotReached
-from amqpd.cluster.proxy import Relays
-from amqpd.cluster.slot_logs import Place, SlotLogs
+from amqpd.cluster.ownership import SlotOwnership
+from amqpd.cluster.peer_link import PeerUnreachable
+from amqpd.cluster.proxy import ConnectionProxy
+from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.kafka import group
-from amqpd.kafka.admin import Topics
+from amqpd.kafka.admin import TopicAdmin
 from amqpd.kafka.connection import KafkaConnection
 from amqpd.kafka.producer import KafkaProducer
-from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.appender import KafkaSequencer
 
 SEND_LATER_S: Final = 0.5
 REQUESTS: Final = "requests"
@@ -55,10 +55,10 @@ def confirm_early() -> None:
 def no_relay() -> None:
     """No client is taken to the node that serves its vhost."""
 
-    async def joined(self: Relays, handover: Any, node: Any) -> None:
-        raise NotReached(f"node {node.name} is not asked")
+    async def joined(self: ConnectionProxy, handover: Any, node: Any) -> None:
+        raise PeerUnreachable(f"node {node.name} is not asked")
 
-    Relays._join = joined  # type: ignore[method-assign]
+    ConnectionProxy._join = joined  # type: ignore[method-assign]
 
 
 def refused_is_stored() -> None:
@@ -89,7 +89,7 @@ def no_barrier() -> None:
     replica = SlotLogs.replica
 
     async def fence_queues(
-        self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
+        self: SlotOwnership, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
     ) -> tuple[list[Any], dict[str, str]]:
         topics = [self.options.queues_topic(row.id) for row in vhosts]
         counts = await self._reader.brokers.partitions(topics)
@@ -102,29 +102,29 @@ def no_barrier() -> None:
                 found.append(opened)
         return found, {}
 
-    def numbered(self: SlotLogs, partition: Any) -> Replica:
+    def numbered(self: SlotLogs, partition: Any) -> KafkaSequencer:
         if partition in unfenced and partition not in self._replicas:
             held = self.held
-            self._replicas[partition] = Replica(held.producer_id, held.epoch, 0, self._transaction_bytes_max)
+            self._replicas[partition] = KafkaSequencer(held.producer_id, held.epoch, 0, self._transaction_bytes_max)
         return replica(self, partition)
 
-    Takeovers._fence_queues = fence_queues  # type: ignore[method-assign]
+    SlotOwnership._fence_queues = fence_queues  # type: ignore[method-assign]
     SlotLogs.replica = numbered  # type: ignore[method-assign]
 
 
 def no_old_barrier() -> None:
     """Where Kafka gives out another producer id, the barrier is written under that one alone."""
-    fence_queues, take_over = Takeovers._fence_queues, ownership.take_over
+    fence_queues, take_over = SlotOwnership._fence_queues, ownership.take_over
 
     async def fenced(
-        self: Takeovers, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
+        self: SlotOwnership, producer: KafkaProducer, vhosts: Any, notes: Any, key: str, held: Any, recorded: Any
     ) -> tuple[list[Any], dict[str, str]]:
         return await fence_queues(self, producer, vhosts, notes, key, held, None)
 
     async def taken(producer: KafkaProducer, transactional_id: str, partitions: Any, recorded: Any = None) -> Any:
         return await take_over(producer, transactional_id, partitions)
 
-    Takeovers._fence_queues = fenced  # type: ignore[method-assign]
+    SlotOwnership._fence_queues = fenced  # type: ignore[method-assign]
     ownership.take_over = taken  # type: ignore[assignment]
 
 
@@ -139,12 +139,12 @@ def no_settlements() -> None:
 
 def old_place() -> None:
     """A new queue begins where its partition does, and a deleted one's messages stay."""
-    placement.Place = lambda topic, number, _: Place(topic, number, 0)  # type: ignore[assignment,misc]
+    placement.Place = lambda topic, number, _: LogPosition(topic, number, 0)  # type: ignore[assignment,misc]
 
-    async def kept(self: Topics, name: str, before: Any) -> dict[int, int]:
+    async def kept(self: TopicAdmin, name: str, before: Any) -> dict[int, int]:
         return {}
 
-    Topics.delete_records = kept  # type: ignore[method-assign]
+    TopicAdmin.delete_records = kept  # type: ignore[method-assign]
 
 
 def fast_keep_alive() -> None:
@@ -156,10 +156,10 @@ def fast_keep_alive() -> None:
 def no_keep_alive() -> None:
     """The hourly record is left out."""
 
-    def left_out(self: Takeovers, owned: Any) -> None:
+    def left_out(self: SlotOwnership, owned: Any) -> None:
         """Nothing is written."""
 
-    Takeovers.keep_alive = left_out  # type: ignore[method-assign]
+    SlotOwnership.keep_alive = left_out  # type: ignore[method-assign]
 
 
 def short_poll() -> None:
@@ -170,10 +170,10 @@ def short_poll() -> None:
 def no_poll() -> None:
     """The group is joined, and not polled any more."""
 
-    async def never(self: group.Members) -> None:
+    async def never(self: group.GroupMembership) -> None:
         await asyncio.Event().wait()
 
-    group.Members._each_second = never  # type: ignore[method-assign]
+    group.GroupMembership._each_second = never  # type: ignore[method-assign]
 
 
 def count_requests() -> None:

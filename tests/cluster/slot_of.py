@@ -12,13 +12,13 @@ from fake_kafka import FakeKafka
 
 from amqpd.cluster.metadata import assigning
 from amqpd.cluster.ownership import read_rows
-from amqpd.cluster.placement import Placement, TopicMaker, marks_of
+from amqpd.cluster.placement import QueuePlacement, TopicMaker, fences_of
 from amqpd.cluster.row_codec import SlotChange
-from amqpd.cluster.slot_logs import Place, SlotLogs
-from amqpd.cluster.slot_rows import SlotRows
+from amqpd.cluster.slot_logs import LogPosition, SlotLogs
+from amqpd.cluster.slot_rows import RowWriter
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.consumer import KafkaReader
-from amqpd.kafka.metadata import Brokers
+from amqpd.kafka.metadata import PartitionLeaders
 from amqpd.kafka.partition import UNKNOWN, Partition
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
 from amqpd.kafka.requests import ProducerId
@@ -71,7 +71,7 @@ class FakeTopics:
             self.kafka.topics.pop(name, None)
 
     def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
-        """As `Topics` tells it."""
+        """As `TopicAdmin` tells it."""
         return {
             name: "its topic is gone"
             for name, mark in marks.items()
@@ -102,16 +102,16 @@ class Slot:
         self.vhosts = {row.name: row for row in vhosts}
         self.bytes_max = bytes_max
         self.slots = slots
-        self.placed: dict[str, Place] = {}
+        self.placed: dict[str, LogPosition] = {}
         self.fenced: list[str] = []
         self.storage = Storage(directory, post=lambda function, *arguments: function(*arguments), inline=True)
         self.reader = KafkaReader(access)
         self.producer = KafkaProducer(
             access, on_moved=lambda _: None, on_refused=lambda _: None, on_fenced=self.fenced.append
         )
-        self.rows: SlotRows | Any = None
+        self.rows: RowWriter | Any = None
         self.logs: SlotLogs
-        self.placement: Placement
+        self.placement: QueuePlacement
 
     @property
     def key(self) -> str:
@@ -119,7 +119,7 @@ class Slot:
 
     async def take(self) -> Slot:
         """Barriers, rows, places."""
-        brokers = Brokers(self.access)
+        brokers = PartitionLeaders(self.access)
         meta = self.producer.open(META, self.number, UNKNOWN)
         settled = self.producer.open(SETTLED, self.number, UNKNOWN)
         counts = await brokers.partitions([topic_name(row.id) for row in self.vhosts.values()])
@@ -127,7 +127,7 @@ class Slot:
         queues = [self.producer.open(name, each, UNKNOWN) for name, count in counts.items() for each in range(count)]
         held = await take_over(self.producer, self.key, [meta, settled, *queues])
         table = await read_rows(self.reader, META, self.number, int(meta.next_offset) - 1)
-        marks = marks_of(table.notes)
+        marks = fences_of(table.notes)
         lost = self.topics.lost_own(marks) if isinstance(self.topics, FakeTopics) else {}
         queues += await self._take_own(marks.keys() - lost.keys(), held)
         self.logs = SlotLogs(
@@ -140,7 +140,7 @@ class Slot:
             on_room=lambda: None,
             on_fenced=self._on_fenced,
         )
-        self.placement = Placement(
+        self.placement = QueuePlacement(
             self.logs,
             self.topics,
             self.key,
@@ -151,7 +151,7 @@ class Slot:
         )
         self.placement.begin(table.notes, queues, self.vhosts.values(), lost)
         prepare = None if self.number else assigning(table, self.slots)
-        self.rows = SlotRows(table, meta, self.logs, self.bytes_max, self.placement, prepare)
+        self.rows = RowWriter(table, meta, self.logs, self.bytes_max, self.placement, prepare)
         self.logs.watched[meta] = self.rows.moved
         return self
 

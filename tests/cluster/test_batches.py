@@ -43,7 +43,7 @@ from amqpd.storage.log.batch import (
     ClosedBatch,
     close_batch,
 )
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.record import Record
 
 
@@ -68,7 +68,7 @@ def fill(logs: Logs, log: LocalLog) -> None:
     logs.turn()
     log.append_tombstone(ROUTE, PROPERTIES)
     append(log, b"")
-    prepared = Prepared()
+    prepared = PreparedTransaction()
     for number in range(10):
         body = b"in one transaction %d" % number
         prepared.append(ROUTE, PROPERTIES + body, 0, len(PROPERTIES), len(PROPERTIES), len(PROPERTIES + body), True)

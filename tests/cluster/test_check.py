@@ -17,7 +17,7 @@ from kafka_rig import Kafka, Secure, free_ports, missing, need
 from amqpd.cluster import check
 from amqpd.cluster.check import wait_for_kafka
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 
 SECRET = "the old pond, a frog jumps in"
 
@@ -33,7 +33,7 @@ async def test_a_start_says_which_addresses_it_tries(
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     other = silent.sockets[0].getsockname()[1]
     access = KafkaAccess((f"127.0.0.1:{port}", f"127.0.0.1:{other}"))
-    with pytest.raises(KafkaLost, match=rf"no broker has answered for 1 s: 127\.0\.0\.1:{port}: .*Errno 111"):
+    with pytest.raises(KafkaDisconnected, match=rf"no broker has answered for 1 s: 127\.0\.0\.1:{port}: .*Errno 111"):
         await wait_for_kafka(access, 1)
     silent.close()
     lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("waiting for a broker")]

@@ -293,7 +293,7 @@ async def test_a_user_made_on_one_node_logs_in_on_the_other(nodes: tuple[Node, N
     await a.node.state.caught_up()
     user = await a.auth.authenticate("ann", b"secret", True, "")
     assert user.tags == ("administrator",)
-    assert a.auth.may(user, "/", "configure", "abc") and not a.auth.may(user, "/", "read", "abc")
+    assert a.auth.is_allowed(user, "/", "configure", "abc") and not a.auth.is_allowed(user, "/", "read", "abc")
     await a.auth.change_password("ann", b"other")
     await a.auth.set_tags("ann", ["monitoring"])
     await a.auth.set_topic_permissions("ann", "/", "amq.topic", "^x", "^y")
@@ -301,7 +301,7 @@ async def test_a_user_made_on_one_node_logs_in_on_the_other(nodes: tuple[Node, N
     with pytest.raises(AuthenticationRefused):
         await b.auth.authenticate("ann", b"secret", True, "")
     assert (await b.auth.authenticate("ann", b"other", True, "")).tags == ("monitoring",)
-    assert b.auth.topic_limited(user, "/", "amq.topic")
+    assert b.auth.has_topic_permissions(user, "/", "amq.topic")
     await b.auth.clear_permissions("ann", "/")
     await b.auth.delete_user("ann")
     await a.node.state.caught_up()

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from fake_kafka import FakeKafka
 
-from amqpd.cluster.row_codec import VHOST_SLOT, WISH, PutNote, SlotChange, encode_note
+from amqpd.cluster.row_codec import VHOST_SLOT, WISH, PutAnnotation, SlotChange, encode_note
 from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.cluster.state import ClusterState, Owner, free_slot
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch
 from amqpd.storage.metadata.rows import Delete, PermissionRow, Put, UserRow, VhostRow
 from amqpd.storage.metadata.store import MetadataError
@@ -42,7 +42,7 @@ class Cluster:
         return self.kafka.topics[META][0].end
 
     def vhost(self, name: str, slot: int, **columns: str) -> None:
-        self.write(Put(VhostRow(name, f"id of {name}", **columns)), PutNote((VHOST_SLOT, name), {"slot": slot}))
+        self.write(Put(VhostRow(name, f"id of {name}", **columns)), PutAnnotation((VHOST_SLOT, name), {"slot": slot}))
 
     def owner(self, slot: int, owner: Owner) -> None:
         self.raw(slot, encode_note(owner.note(slot)))
@@ -66,7 +66,7 @@ async def test_what_was_there_before(cluster: Cluster, state: ClusterState) -> N
     cluster.vhost("/", 1)
     cluster.vhost("shop", 2, state="deleting")
     cluster.write(Put(PermissionRow("guest", "/", "", "", "")), Put(PermissionRow("guest", "shop", "", "", "")))
-    cluster.write(PutNote((WISH, 1), {"node": "b"}))
+    cluster.write(PutAnnotation((WISH, 1), {"node": "b"}))
     cluster.raw(1, (b'["queues","1"]', b'{"vhost":"/","name":"q"}'))  # the owner's, nobody else looks at it
     cluster.owner(1, A)
     cluster.owner(1, B)
@@ -97,11 +97,11 @@ async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterSta
     cluster.vhost("shop", 3)
     cluster.write(Put(USER))  # as it was: nothing has changed
     cluster.write(Put(USER._replace(password_hash="other")))
-    cluster.write(PutNote((WISH, 3), {"node": "a"}))
-    cluster.write(Delete(VhostRow("shop", "")), PutNote((VHOST_SLOT, "shop"), None))
+    cluster.write(PutAnnotation((WISH, 3), {"node": "a"}))
+    cluster.write(Delete(VhostRow("shop", "")), PutAnnotation((VHOST_SLOT, "shop"), None))
     await state.written(cluster.write(Delete(USER)))
     shop = VhostRow("shop", "id of shop")
-    slot = PutNote((VHOST_SLOT, "shop"), {"slot": 3})
+    slot = PutAnnotation((VHOST_SLOT, "shop"), {"slot": 3})
     assert told == [
         Put(USER),
         Put(shop),
@@ -109,11 +109,11 @@ async def test_what_changes_is_told_in_order(cluster: Cluster, state: ClusterSta
         ("shop", 3),
         slot,
         Put(USER._replace(password_hash="other")),
-        PutNote((WISH, 3), {"node": "a"}),
+        PutAnnotation((WISH, 3), {"node": "a"}),
         Delete(shop),
         ("shop", None),
         ("shop", None),
-        PutNote(slot.key, None),
+        PutAnnotation(slot.key, None),
         Delete(USER._replace(password_hash="other")),
     ]
     told.clear()
@@ -160,7 +160,7 @@ async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
     monkeypatch.setattr(RowTable, "read", failing)
     waiting = asyncio.create_task(state.changed(60))
     await asyncio.sleep(0)
-    with pytest.raises(KafkaLost):
+    with pytest.raises(KafkaDisconnected):
         await state.written(cluster.write(Put(USER._replace(name="cursed"))))
     assert lost == ["what nodes share cannot be read any more: IndexError('a bug of ours')"]
     assert await waiting

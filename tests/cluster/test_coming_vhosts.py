@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from amqpd.cluster.ownership import OwnedSlot, Takeovers
+from amqpd.cluster.ownership import OwnedSlot, SlotOwnership
 from amqpd.storage.metadata.store import VhostRow
 
 ROW = VhostRow("new", "1" * 32)
@@ -19,7 +19,7 @@ async def test_one_that_cannot_be_loaded_is_not_tried_again_at_once(caplog) -> N
         tried.append(state)
         raise OSError("no descriptor left")
 
-    takeovers = Takeovers.__new__(Takeovers)
+    takeovers = SlotOwnership.__new__(SlotOwnership)
     takeovers.broker = cast("Any", SimpleNamespace(load_vhosts=load_vhosts))
     takeovers.state = cast("Any", SimpleNamespace(slot_of=lambda _: 1, vhost=lambda _: ROW))
     takeovers._metadata = cast("Any", SimpleNamespace(node="a"))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cluster.api_gateway import parts, together
+from amqpd.cluster.api_gateway import split_definitions, together
 from amqpd.cluster.node import ClusterNode
 from amqpd.cluster.operations import evened
-from amqpd.cluster.row_codec import WISH, PutNote
+from amqpd.cluster.row_codec import WISH, PutAnnotation
 from amqpd.management.request import BadRequest
 
 
@@ -36,7 +36,7 @@ def test_one_node_has_all() -> None:
 
 
 def test_parts_of_definitions() -> None:
-    own, by_vhost = parts(
+    own, by_vhost = split_definitions(
         {
             "rabbit_version": "3",
             "users": [{"name": "u"}],
@@ -61,7 +61,7 @@ def test_parts_of_definitions() -> None:
 @pytest.mark.parametrize("item", [{"name": "q"}, {"vhost": 5}, "text", None])
 def test_an_item_without_a_vhost(item: object) -> None:
     with pytest.raises(BadRequest, match="an item of queues has no vhost"):
-        parts({"queues": [item]})
+        split_definitions({"queues": [item]})
 
 
 def test_a_wish_for_a_slot_that_is_just_being_taken_asks_for_the_round_in_which_it_goes() -> None:
@@ -69,8 +69,8 @@ def test_a_wish_for_a_slot_that_is_just_being_taken_asks_for_the_round_in_which_
     asked: list[bool] = []
     members = SimpleNamespace(rejoin=lambda: asked.append(True))
     node = cast("Any", SimpleNamespace(owned={}, slots=SimpleNamespace(said=lambda: {3: 0}), _members=members))
-    ClusterNode._note_changed(node, PutNote((WISH, 4), {"node": "b"}))
-    ClusterNode._note_changed(node, PutNote((WISH, 3), None))
+    ClusterNode._note_changed(node, PutAnnotation((WISH, 4), {"node": "b"}))
+    ClusterNode._note_changed(node, PutAnnotation((WISH, 3), None))
     assert asked == []
-    ClusterNode._note_changed(node, PutNote((WISH, 3), {"node": "b"}))
+    ClusterNode._note_changed(node, PutAnnotation((WISH, 3), {"node": "b"}))
     assert asked == [True]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from amqpd.cluster import peer_link as words
-from amqpd.cluster.peer_link import Connector, Identity, InnerDoor, identity, welcome
-from amqpd.cluster.peer_server import CUT_OFF, Frames, Hearsay
+from amqpd.cluster.peer_link import NodeCertificate, PeerConnector, PeerListener, identity, welcome
+from amqpd.cluster.peer_server import CUT_OFF, Frames, PeerStatusMonitor
 from amqpd.cluster.state import ClusterState, Owner
-from amqpd.cluster.view import Node, View
+from amqpd.cluster.view import NodeState, View
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.requests import ProducerId
 
@@ -23,12 +23,12 @@ SESSION_S = 6.0
 
 
 class Table(View):
-    def __init__(self, me: str, found: list[Node]) -> None:
+    def __init__(self, me: str, found: list[NodeState]) -> None:
         super().__init__()
         self.me = me
         self._found = found
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeState]:
         return self._found
 
 
@@ -50,15 +50,15 @@ class Slot:
 class One:
     """A node, as the others see it."""
 
-    def __init__(self, name: str, shown: Identity, nodes: list[Node]) -> None:
+    def __init__(self, name: str, shown: NodeCertificate, nodes: list[NodeState]) -> None:
         self.name = name
         self.state = ClusterState(KafkaAccess(("127.0.0.1:1",)), "meta", 4)
         self.owned: dict[int, Any] = {}
         self.answers = True
         self.told: list[str] = []
         self.asked = 0
-        self.connector = Connector(name, SECRET)
-        self.hearsay = Hearsay(
+        self.connector = PeerConnector(name, SECRET)
+        self.hearsay = PeerStatusMonitor(
             self.connector,
             Table(name, nodes),
             self.state,
@@ -68,10 +68,10 @@ class One:
             self.told.append,
         )
         self.kinds: dict[str, Callable[[Any, asyncio.Transport], Awaitable[None]]] = {words.SERVED: self._take}
-        self.door = InnerDoor(shown, SECRET, self.kinds)
+        self.door = PeerListener(shown, SECRET, self.kinds)
         self.door.listen("127.0.0.1", 0)
         self.fingerprint = shown.fingerprint
-        nodes.append(Node(name, "127.0.0.1", self.door.port, self.fingerprint))
+        nodes.append(NodeState(name, "127.0.0.1", self.door.port, self.fingerprint))
 
     async def _take(self, preamble: Any, transport: asyncio.Transport) -> None:
         self.asked += 1
@@ -90,7 +90,7 @@ class One:
 @pytest.fixture
 async def nodes(tmp_path: Path) -> Any:
     """Nodes a, b and c, who know each other."""
-    found: list[Node] = []
+    found: list[NodeState] = []
     ones = []
     for name in "abc":
         (tmp_path / name).mkdir()
@@ -106,7 +106,7 @@ async def test_a_slot_that_another_serves_has_ended_and_its_clients_go_there(nod
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, 4)
     b.owns(2, 1)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert ours.ended == "node b says that it serves it, by epoch 4"
     assert a.state.owner_of(1) == b.note(4)
     assert a.state.owner_of(2) == b.note(1)
@@ -117,7 +117,7 @@ async def test_nobody_is_asked_while_kafka_answers(nodes: list[One]) -> None:
     a, b, c = nodes
     ours = a.owns(1, 3)
     b.owns(1, 4)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert (b.asked, c.asked, ours.ended) == (0, 0, "")
 
 
@@ -127,7 +127,7 @@ async def test_a_lease_that_has_not_lapsed_is_kept(nodes: list[One]) -> None:
     a.answers = False
     ours = a.owns(1, 3, silent_s=1)
     b.owns(1, 4)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert b.asked == 1
     assert ours.ended == ""
     assert a.state.owner_of(1) == a.note(3)
@@ -139,7 +139,7 @@ async def test_one_whose_own_lease_has_lapsed_says_nothing(nodes: list[One]) -> 
     a.answers = b.answers = False
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, 4, silent_s=7)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert b.asked == 1
     assert (ours.ended, a.told) == ("", [])
 
@@ -151,7 +151,7 @@ async def test_who_served_it_before_is_not_believed(nodes: list[One], epoch: int
     a.answers = False
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, epoch)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert ours.ended == ""
     assert a.state.owner_of(1) == a.note(3)
 
@@ -162,7 +162,7 @@ async def test_what_is_not_announced_is_not_said(nodes: list[One]) -> None:
     b.owns(1, 4).epoch = 5
     b.owns(2, 4).ended = "another has it"
     b.owns(3, 4)
-    assert b.hearsay.served() == {3: b.note(4)}
+    assert b.hearsay.served_slots() == {3: b.note(4)}
 
 
 async def test_nobody_answers_neither_kafka_nor_a_node(nodes: list[One]) -> None:
@@ -170,13 +170,13 @@ async def test_nobody_answers_neither_kafka_nor_a_node(nodes: list[One]) -> None
     a.answers = False
     b.door.close()
     c.door.close()
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert a.told == []
-    await a.hearsay.look()
-    await a.hearsay.look()
+    await a.hearsay.poll()
+    await a.hearsay.poll()
     assert a.told == [CUT_OFF]
     a.answers = True
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert a.told == [CUT_OFF, ""]
 
 
@@ -185,11 +185,11 @@ async def test_a_node_that_answers_again(nodes: list[One]) -> None:
     a.answers = False
     b.door.close()
     c.door.close()
-    await a.hearsay.look()
-    await a.hearsay.look()
+    await a.hearsay.poll()
+    await a.hearsay.poll()
     assert a.hearsay.cut_off == CUT_OFF
     c.door.listen("127.0.0.1", c.door.port)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert a.told == [CUT_OFF, ""]
 
 
@@ -197,8 +197,8 @@ async def test_the_only_node_has_nobody_better(nodes: list[One]) -> None:
     a = nodes[0]
     a.answers = False
     a.hearsay._view.nodes()[1:] = []
-    await a.hearsay.look()
-    await a.hearsay.look()
+    await a.hearsay.poll()
+    await a.hearsay.poll()
     assert a.told == []
 
 
@@ -216,8 +216,8 @@ async def test_what_is_not_understood_is_no_answer(nodes: list[One], said: bytes
         transport.write(len(said).to_bytes(4, "big") + said)
 
     b.kinds[words.SERVED] = take
-    await a.hearsay.look()
-    await a.hearsay.look()
+    await a.hearsay.poll()
+    await a.hearsay.poll()
     assert (ours.ended, a.told) == ("", [CUT_OFF])
 
 
@@ -227,7 +227,7 @@ async def test_a_node_is_believed_of_itself_alone(nodes: list[One]) -> None:
     ours = a.owns(1, 3, silent_s=7)
     b.owns(1, 4)
     b.state.owners[1] = c.note(4)
-    await a.hearsay.look()
+    await a.hearsay.poll()
     assert ours.ended == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.kafka import group as module
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.group import Assignor, Member, Members
+from amqpd.kafka.group import Assignor, GroupMembership, Member
 
 SLOTS = 6
 
@@ -26,7 +26,7 @@ class Node:
         self.draining = False
         self.generations: list[int] = []
         assignor = self.assignor = Assignor(topic, SLOTS, self.said, lambda: wishes, False)
-        self.members = Members(access, f"group-{topic}", assignor, topic, self.assigned, 6.0, 0.3)
+        self.members = GroupMembership(access, f"group-{topic}", assignor, topic, self.assigned, 6.0, 0.3)
 
     def said(self) -> Member:
         return Member(self.name, dict(self.held), self.busy, self.draining)

@@ -15,7 +15,7 @@ import pytest
 
 from amqpd.cluster import ownership
 from amqpd.cluster.ownership import OwnedSlot
-from amqpd.cluster.row_codec import WISH, PutNote
+from amqpd.cluster.row_codec import WISH, PutAnnotation
 from amqpd.cluster.storage import ClusterStorage
 from amqpd.kafka.partition import UNKNOWN
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, take_over
@@ -197,13 +197,13 @@ async def test_a_wish_that_has_come_true_is_taken_away_but_no_later_one(tmp_path
         notes = node.metadata.slots[0].table.notes
         slot = owned.slot
         await until(lambda: 0 in node.owned and node.state.owner_of(slot))  # what it has written comes back by Kafka
-        await node.metadata.slots[0].write([PutNote((WISH, slot), {"node": "elsewhere"})])
+        await node.metadata.slots[0].write([PutAnnotation((WISH, slot), {"node": "elsewhere"})])
         table = node.state.table
         table.notes[WISH, slot] = {"node": "a"}  # as it was before: this node is behind
         node._owner_changed(slot)
         await node.metadata.slots[0].write([])
         assert notes[WISH, slot] == {"node": "elsewhere"}
-        await node.metadata.slots[0].write([PutNote((WISH, slot), {"node": "a"})])
+        await node.metadata.slots[0].write([PutAnnotation((WISH, slot), {"node": "a"})])
         node._owner_changed(0)
         await node.metadata.slots[0].write([])
         assert (WISH, slot) not in notes

@@ -24,7 +24,7 @@ from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note, own
 from quickclient import Gone, connect, field_table, shortstr
 
 from amqpd.cluster import peer_link as words
-from amqpd.cluster.peer_link import Connector, peer_context
+from amqpd.cluster.peer_link import PeerConnector, peer_context
 from amqpd.kafka.config import KafkaAccess
 
 with warnings.catch_warnings():
@@ -69,7 +69,7 @@ async def _garbage(nodes: Nodes) -> None:
 
 def _replayed(nodes: Nodes) -> None:
     """What a node has said, and somebody has overheard: said again to the same one and to another."""
-    change = words.encode(Connector("somebody", SECRET.encode()).preamble(words.WRITE))
+    change = words.encode(PeerConnector("somebody", SECRET.encode()).preamble(words.WRITE))
     for node in nodes:
         with _spoken(node) as (sock, nonce):
             der = sock.getpeercert(binary_form=True)

@@ -14,7 +14,7 @@ from fake_kafka import FakeKafka
 from kafka_logs import Producer
 
 from amqpd.kafka import outages as module
-from amqpd.kafka.consumer import Followed, Follower
+from amqpd.kafka.consumer import FollowedPartition, TopicFollower
 from amqpd.kafka.outages import FORGOTTEN_S, REPEAT_S, THE_GROUP, AiokafkaLog, Outages
 
 
@@ -149,10 +149,10 @@ async def test_many_connections_that_fail_are_one_line(fake: FakeKafka, lines: C
     access = fake.access
     counted = access.outages
 
-    async def take(_: Followed, __: bytes) -> None:
+    async def take(_: FollowedPartition, __: bytes) -> None:
         pass
 
-    follower = Follower(access, take)
+    follower = TopicFollower(access, take)
     producers = [Producer(access) for _ in range(5)]
     try:
         followed = [follower.follow("t", number) for number in range(4)]

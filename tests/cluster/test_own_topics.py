@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from amqpd.cluster import placement
-from amqpd.cluster.placement import NodeTopics
+from amqpd.cluster.placement import NodeTopicPolicy
 from amqpd.kafka.producer import KafkaRefused
 
 
-async def said(topics: Any, topic: str) -> NodeTopics:
-    found = NodeTopics(SimpleNamespace(describe=topics), ".*", {})  # type: ignore[arg-type]
+async def said(topics: Any, topic: str) -> NodeTopicPolicy:
+    found = NodeTopicPolicy(SimpleNamespace(describe=topics), ".*", {})  # type: ignore[arg-type]
     done = asyncio.Event()
     found.ask(topic, done.set)
     await done.wait()

@@ -13,17 +13,25 @@ from aiokafka.conn import AIOKafkaConnection
 from planted import FAULTS
 
 from amqpd.cluster import node, ownership, placement
-from amqpd.cluster.ownership import Takeovers
-from amqpd.cluster.proxy import Relays
+from amqpd.cluster.ownership import SlotOwnership
+from amqpd.cluster.proxy import ConnectionProxy
 from amqpd.cluster.slot_logs import SlotLogs
 from amqpd.kafka import group
-from amqpd.kafka.admin import Topics
+from amqpd.kafka.admin import TopicAdmin
 from amqpd.kafka.connection import KafkaConnection
-from amqpd.kafka.group import Members
+from amqpd.kafka.group import GroupMembership
 from amqpd.kafka.producer import KafkaProducer
 
 MODULES: tuple[Any, ...] = (group, node, placement, ownership)
-CLASSES: tuple[Any, ...] = (KafkaConnection, KafkaProducer, Members, Relays, SlotLogs, Takeovers, Topics)
+CLASSES: tuple[Any, ...] = (
+    KafkaConnection,
+    KafkaProducer,
+    GroupMembership,
+    ConnectionProxy,
+    SlotLogs,
+    SlotOwnership,
+    TopicAdmin,
+)
 THEIRS: tuple[Any, ...] = (AIOKafkaConnection,)
 PLACES = MODULES + CLASSES + THEIRS
 

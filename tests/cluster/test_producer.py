@@ -27,7 +27,7 @@ from kafka_rig import Kafka
 from tcp_proxy import FROM_BROKER, TO_BROKER, TcpProxy
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost, open_connection
+from amqpd.kafka.connection import KafkaDisconnected, open_connection
 from amqpd.kafka.producer import KafkaRefused, init_producer_id
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.local_log import LocalLog
@@ -308,7 +308,7 @@ async def test_what_is_no_kafka(access: KafkaAccess) -> None:
     for server in (web_server, closing):
         listening = await asyncio.start_server(server, "127.0.0.1", 0)
         port = listening.sockets[0].getsockname()[1]
-        with pytest.raises(KafkaLost, match="is gone"):
+        with pytest.raises(KafkaDisconnected, match="is gone"):
             await open_connection(access, "127.0.0.1", port)
         listening.close()
         await listening.wait_closed()

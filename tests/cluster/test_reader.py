@@ -16,8 +16,8 @@ from kafka_rig import Kafka
 from librt.strings import BytesWriter
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost
-from amqpd.kafka.consumer import Followed, Follower, KafkaReader, read
+from amqpd.kafka.connection import KafkaDisconnected
+from amqpd.kafka.consumer import FollowedPartition, KafkaReader, TopicFollower, read
 from amqpd.kafka.keyed_records import KeyedRecord, StoredRecord, keyed_batch, keyed_records
 from amqpd.kafka.partition import UNKNOWN
 from amqpd.kafka.producer import KafkaProducer, KafkaRefused, take_over
@@ -153,10 +153,10 @@ class TestRead:
     async def test_what_never_comes(self, fake: FakeKafka) -> None:
         fill(fake, 0, 3)
         reader = KafkaReader(fake.access, timeout_s=0.3)
-        with pytest.raises(KafkaLost, match=r"t 0 ends at .*, before 99"):
+        with pytest.raises(KafkaDisconnected, match=r"t 0 ends at .*, before 99"):
             async for _ in reader.read("t", 0, 0, 99):
                 pass
-        with pytest.raises(KafkaLost, match="no broker leads none 0: UNKNOWN_TOPIC_OR_PARTITION"):
+        with pytest.raises(KafkaDisconnected, match="no broker leads none 0: UNKNOWN_TOPIC_OR_PARTITION"):
             async for _ in reader.read("none", 0, 0, 1):
                 pass
         fake.fail("t", 0, 29)
@@ -209,9 +209,9 @@ class Taken:
 
     def __init__(self, access: KafkaAccess) -> None:
         self.got: dict[int, list[StoredRecord]] = {}
-        self.follower = Follower(access, self.take)
+        self.follower = TopicFollower(access, self.take)
 
-    async def take(self, followed: Followed, batch: bytes) -> None:
+    async def take(self, followed: FollowedPartition, batch: bytes) -> None:
         self.got.setdefault(followed.number, []).extend(keyed([batch]))
 
 
@@ -308,23 +308,23 @@ class TestFollower:
         waiting = asyncio.create_task(taken.follower.reached(followed, 1))
         await asyncio.sleep(0)
         taken.follower.leave(followed)
-        with pytest.raises(KafkaLost):
+        with pytest.raises(KafkaDisconnected):
             await waiting
 
     async def test_a_callback_that_fails_ends_it(self, fake: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
-        async def take(_: Followed, __: bytes) -> None:
+        async def take(_: FollowedPartition, __: bytes) -> None:
             raise ValueError("a bug")
 
         failed: list[BaseException] = []
-        follower = Follower(fake.access, take, failed.append)
+        follower = TopicFollower(fake.access, take, failed.append)
         fill(fake, 0, 1)
         followed = follower.follow("t", 0)
-        with pytest.raises(KafkaLost):
+        with pytest.raises(KafkaDisconnected):
             await follower.caught_up([followed])
         assert failed == [follower.failed]
         assert isinstance(follower.failed, ValueError)
         assert "a bug" in caplog.text
-        with pytest.raises(KafkaLost):
+        with pytest.raises(KafkaDisconnected):
             await follower.reached(followed, 1)
         await follower.close()
 
@@ -332,16 +332,16 @@ class TestFollower:
         self, fake: FakeKafka, taken: Taken, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         expected = fill(fake, 0, 3)
-        whole, tries = Follower._give, 0
+        whole, tries = TopicFollower._give, 0
 
-        async def failing(self: Follower, followed: Followed, batches: list[bytes]) -> None:
+        async def failing(self: TopicFollower, followed: FollowedPartition, batches: list[bytes]) -> None:
             nonlocal tries
             tries += 1
             if tries <= 2:
                 raise IndexError("a bug of ours")
             await whole(self, followed, batches)
 
-        monkeypatch.setattr(Follower, "_give", failing)
+        monkeypatch.setattr(TopicFollower, "_give", failing)
         followed = taken.follower.follow("t", 0)
         await taken.follower.caught_up([followed])
         assert taken.got == {0: expected}
@@ -353,7 +353,7 @@ class TestFollower:
         waiting = asyncio.create_task(made.follower.reached(followed, 1))
         await asyncio.sleep(0.05)
         await made.follower.close()
-        with pytest.raises(KafkaLost):
+        with pytest.raises(KafkaDisconnected):
             await waiting
 
 
@@ -380,10 +380,10 @@ class TestRealKafka:
         )
         got: list[StoredRecord] = []
 
-        async def take(_: Followed, batch: bytes) -> None:
+        async def take(_: FollowedPartition, batch: bytes) -> None:
             got.extend(keyed([batch]))
 
-        follower = Follower(access, take)
+        follower = TopicFollower(access, take)
         followed = follower.follow(topic, 0)
         last: dict[bytes, bytes | None] = {}
         end = 0

@@ -15,7 +15,7 @@ from kafka_rig import Kafka, missing, need
 from test_topics import options_for, settings_of
 
 from amqpd.cluster.replicated_log import ReplicatedLog
-from amqpd.cluster.slot_logs import Place, SlotLogs
+from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.kafka.admin import compacted_rules
 from amqpd.kafka.config import KafkaAccess
@@ -70,7 +70,7 @@ class Owner:
         )
         await self.logs.take_back(self.reader.read(f"{self.topic}.settled", 0, 0, int(settled.next_offset)))
         for number, partition in enumerate(partitions):
-            place = Place(self.topic, number, self.first.setdefault(number, int(partition.next_offset)))
+            place = LogPosition(self.topic, number, self.first.setdefault(number, int(partition.next_offset)))
             name = f"{number + 1:032x}"
             self.storage.places[name] = Placed(self.logs, place)
             log = self.storage.open_queue("v", name, f"q{number}", "/")

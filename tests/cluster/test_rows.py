@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from amqpd.cluster.row_codec import (
     Foreign,
     Newer,
-    PutNote,
+    PutAnnotation,
     RowKey,
     changes_from_json,
     changes_to_json,
@@ -48,7 +48,7 @@ from amqpd.storage.metadata.rows import (
     VhostRow,
 )
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.metadata.sql import CoreStore
+from amqpd.storage.metadata.sql import SqlAlchemyTables
 from amqpd.storage.metadata.store import MetadataState, WriteFailed, _state
 
 ODD = "a'\"`;--\x00%s{}é☃\U0001f407"
@@ -129,8 +129,8 @@ def replayed(records: dict[bytes, bytes | None], tables: frozenset[str] = ALL_TA
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoreStore]:
-    made = CoreStore(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqlAlchemyTables]:
+    made = SqlAlchemyTables(tmp_path_factory.mktemp("rows") / "metadata.sqlite")
     made.create({"instance_id": "i", "schema_version": "4"}, [])
     with closing(made):
         yield made
@@ -139,7 +139,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CoreStore]:
 @pytest.mark.slow
 @given(st.lists(st.lists(changes, min_size=1, max_size=4), max_size=12))
 @settings(max_examples=examples(150), deadline=None)
-def test_the_same_rows_as_in_the_database(store: CoreStore, submissions: list[list[Change]]) -> None:
+def test_the_same_rows_as_in_the_database(store: SqlAlchemyTables, submissions: list[list[Change]]) -> None:
     """And the same submissions refused; the records alone, read back, are the table."""
     store.write([Delete(row) for kind in TABLES for row in store.rows()[kind.row]])
     table = RowTable(ALL_TABLES)
@@ -160,7 +160,7 @@ def test_the_same_rows_as_in_the_database(store: CoreStore, submissions: list[li
         of_database = sorted(((type(row).__name__, row) for found in store.rows().values() for row in found), key=repr)
         assert held(table) == of_database
     assert held(replayed(records)) == of_database
-    assert list(table.adrift()) == []
+    assert list(table.orphaned()) == []
     state = _state("i", False, store.rows())
     assert everything(table.state(sorted(table.rows(VhostRow)), "i")) == everything(state)
 
@@ -205,8 +205,8 @@ def test_there_is_one_of_each_kind() -> None:
 
 
 def test_other_changes_between_nodes() -> None:
-    note = PutNote(("wish", 3), {"node": "a"})
-    given_changes = [DeleteBindings("/", ODD, "exchange"), note, PutNote(("wish", 4), None)]
+    note = PutAnnotation(("wish", 3), {"node": "a"})
+    given_changes = [DeleteBindings("/", ODD, "exchange"), note, PutAnnotation(("wish", 4), None)]
     assert changes_from_json(json.loads(json.dumps(changes_to_json(given_changes)))) == given_changes
     for wrong in (None, 5, [5], [["put"]], [["put", ["users", "u"], None]], [["note", ["users", "u"], {}]],
                   [["delete", ["owner", 1], {}]], [["unbind", "/", "x", "y"]], [["put", [], {}]]):  # fmt: skip
@@ -290,8 +290,8 @@ class TestSubmissions:
         assert [value for _, value in submission.asked] == [None]
         assert len(submission.along) == 2
         crashed = replayed({**records, **dict(submission.asked)})
-        assert sorted(crashed.adrift()) == sorted(map(Delete, stored))
-        crashed.apply(list(crashed.adrift()))
+        assert sorted(crashed.orphaned()) == sorted(map(Delete, stored))
+        crashed.apply(list(crashed.orphaned()))
         assert held(crashed) == held(table)
 
     def test_a_deletion_of_what_is_not_there_is_written(self) -> None:
@@ -302,7 +302,7 @@ class TestSubmissions:
     def test_a_place_goes_with_its_queue(self) -> None:
         table = RowTable()
         queue = QueueRow("/", "x", "1")
-        place = PutNote(("place", "1"), {"topic": "t", "partition": 3, "offset": 9})
+        place = PutAnnotation(("place", "1"), {"topic": "t", "partition": 3, "offset": 9})
         table.apply([Put(queue), place])
         assert table.notes == {place.key: place.value}
         submission = table.apply([Delete(queue)])

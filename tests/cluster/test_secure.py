@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 from kafka_logs import Logs, Producer, append, create_topic, fetch_all, on_disk, take
 from kafka_rig import Kafka, Secure, missing, need
 
-from amqpd.kafka.config import BadAccess, KafkaAccess
-from amqpd.kafka.connection import KafkaUnfit, open_connection
+from amqpd.kafka.config import InvalidKafkaConfig, KafkaAccess
+from amqpd.kafka.connection import KafkaIncompatible, open_connection
 from amqpd.kafka.producer import KafkaRefused, init_producer_id
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -113,7 +113,7 @@ async def test_aiokafka_by_the_same_settings(secure: tuple[Kafka, Path], mechani
 async def test_a_wrong_password(secure: tuple[Kafka, Path], mechanism: str) -> None:
     access = reached(secure, sasl_mechanism=mechanism, sasl_password="wrong")
     host, port = access.addresses[0]
-    with pytest.raises(KafkaUnfit, match="SASL_AUTHENTICATION_FAILED"):
+    with pytest.raises(KafkaIncompatible, match="SASL_AUTHENTICATION_FAILED"):
         await open_connection(access, host, port)
     with pytest.raises(KafkaRefused, match="SASL_AUTHENTICATION_FAILED"):
         await init_producer_id(access, "slot")
@@ -131,7 +131,7 @@ async def test_a_certificate_that_nobody_believes(secure: tuple[Kafka, Path], tm
 async def test_a_listener_without_sasl(secure: tuple[Kafka, Path]) -> None:
     kafka, _ = secure
     plain = KafkaAccess((kafka.bootstrap,), sasl_mechanism="SCRAM-SHA-512", sasl_username="amqpd", sasl_password="x")
-    with pytest.raises(KafkaUnfit, match="ILLEGAL_SASL_STATE"):
+    with pytest.raises(KafkaIncompatible, match="ILLEGAL_SASL_STATE"):
         await open_connection(plain, *plain.addresses[0])
 
 
@@ -149,10 +149,10 @@ async def test_a_listener_without_sasl(secure: tuple[Kafka, Path]) -> None:
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(BadAccess, match=why):
+    with pytest.raises(InvalidKafkaConfig, match=why):
         KafkaAccess(**{"kafka": ("[::1]:9092",), **settings})
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BadAccess, match=r"gone\.pem"):
+    with pytest.raises(InvalidKafkaConfig, match=r"gone\.pem"):
         KafkaAccess(("a:1",), tls=True, ca_file=str(tmp_path / "gone.pem")).ssl_context()

@@ -12,7 +12,7 @@ from kafka_logs import Producer
 
 from amqpd.kafka import connection as connections
 from amqpd.kafka import producer as producers
-from amqpd.kafka.consumer import Followed, Follower, KafkaReader
+from amqpd.kafka.consumer import FollowedPartition, KafkaReader, TopicFollower
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_batch
 from amqpd.kafka.partition import UNKNOWN, Partition
 from amqpd.kafka.producer import any_metadata, init_producer_id, take_over
@@ -116,10 +116,10 @@ async def everything(reader: KafkaReader) -> list[int]:
 async def test_what_is_followed_goes_on(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "SILENT_S", 1.0)  # a Fetch waits for half a second, as it may
 
-    async def take(_: Followed, __: bytes) -> None:
+    async def take(_: FollowedPartition, __: bytes) -> None:
         pass
 
-    follower = Follower(fake.access, take)
+    follower = TopicFollower(fake.access, take)
     try:
         async with asyncio.timeout(GIVEN_S), Producer(fake.access) as producer:
             followed = follower.follow("t", 0)

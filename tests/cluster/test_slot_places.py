@@ -18,9 +18,9 @@ from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.row_codec import OWN_TOPIC
 from amqpd.cluster.storage import ClusterStorage, Placed
 from amqpd.kafka import producer
-from amqpd.kafka.admin import ClusterOptions, Topics
+from amqpd.kafka.admin import ClusterOptions, TopicAdmin
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.kafka.consumer import read
 from amqpd.kafka.producer import KafkaRefused, init_producer_id
 from amqpd.protocol.field_table import encode_table
@@ -155,7 +155,7 @@ class TestPlaces:
     async def test_kafka_cannot_make_partitions(self, take: Take) -> None:
         """Whoever waits for one is told; those behind him go on."""
         slot = await take()
-        slot.topics.failing += [KafkaLost("Kafka is away")]  # type: ignore[attr-defined]
+        slot.topics.failing += [KafkaDisconnected("Kafka is away")]  # type: ignore[attr-defined]
         first, second = slot.submit(Put(queue(0))), slot.submit(Put(queue(1)))
         (error,) = await answered(first)
         assert isinstance(error, WriteFailed)
@@ -208,7 +208,7 @@ class TestPlaces:
         await slot.rows.write([Put(queue(number)) for number in range(3)])
         await slot.rows.write([Delete(VHOST)])
         assert slot.placement.places == {}
-        slot.topics.failing += [KafkaLost("away")]  # type: ignore[attr-defined]
+        slot.topics.failing += [KafkaDisconnected("away")]  # type: ignore[attr-defined]
         with pytest.raises(WriteFailed, match="is not deleted: away"):
             await slot.placement.drop_vhost(VHOST.id)
         await slot.placement.drop_vhost(VHOST.id)
@@ -242,7 +242,7 @@ class TestPlaces:
             slot.logs.write(slot.placement.partition(place), [_message(b"old")])
         slot.producer.flush()
         await slot.producer.stored(slot.producer.partitions)
-        slot.topics.failing += [KafkaLost("away")] * 100  # type: ignore[attr-defined]
+        slot.topics.failing += [KafkaDisconnected("away")] * 100  # type: ignore[attr-defined]
         await slot.rows.write([Delete(queue(0))])
         await slot.close()
         slot.topics.failing.clear()  # type: ignore[attr-defined]
@@ -306,7 +306,7 @@ class TestOwnTopics:
         monkeypatch.setattr(placement, "RETRY_S", 0.02)
         slot = await take()
         await slot.rows.write([Put(queue(0, arguments=self.ORDERS))])
-        slot.topics.failing += [KafkaLost("away")] * 3  # type: ignore[attr-defined]
+        slot.topics.failing += [KafkaDisconnected("away")] * 3  # type: ignore[attr-defined]
         await slot.rows.write([Delete(queue(0))])
         await until(lambda: not slot.topics.failing)  # type: ignore[attr-defined]
         await slot.close()
@@ -407,7 +407,7 @@ class TestRealKafka:
             replication_factor=1, required_insync=1, max_message_bytes=8 << 20, session_timeout_s=6,
             heartbeat_s=0.5, delivery_timeout_s=30,
         )  # fmt: skip
-        async with Topics(options) as topics:
+        async with TopicAdmin(options) as topics:
             slots: list[Slot] = []
             for turn in range(3):
                 slot = Slot(access, topics, tmp_path / f"{turn}", vhosts=(VHOST,))

@@ -31,7 +31,7 @@ from amqpd.storage.metadata.store import MetadataError, WriteFailed
 def rows_of(table: RowTable) -> set[object]:
     """Bindings that lead nowhere, and what a queue that is gone has left, are found at a load, and go then."""
     queues = {row.name for row in table.rows(QueueRow)}
-    rows = {row for each in TABLES for row in table.rows(each.row)} - {gone.row for gone in table.adrift()}
+    rows = {row for each in TABLES for row in table.rows(each.row)} - {gone.row for gone in table.orphaned()}
     return {row for row in rows if not isinstance(row, BindingRow) or row.destination in queues}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from amqpd.cluster import slots as module
 from amqpd.cluster.slots import Slots
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 from amqpd.kafka.outages import Outages
 from amqpd.kafka.producer import KafkaRefused
 
@@ -128,7 +128,7 @@ async def test_one_that_has_ended_is_dropped_and_taken_again_in_a_later_generati
 
 
 async def test_it_tries_again_where_kafka_is_away_and_waits_for_another_round_where_it_is_refused(fake) -> None:
-    fake.errors = [KafkaLost("away"), KafkaLost("away"), KafkaRefused("PRODUCER_FENCED")]
+    fake.errors = [KafkaDisconnected("away"), KafkaDisconnected("away"), KafkaRefused("PRODUCER_FENCED")]
     fake.slots.assigned(1, frozenset({1}))
     await until(lambda: fake.rejoined == 1)
     assert fake.did == [("take", 1)] * 3

@@ -12,17 +12,17 @@ from typing import Any
 from amqpd.auth.internal_backend import User
 from amqpd.broker.vhost import declare, vhosts
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.broker.vhost.pending import finished
-from amqpd.cluster.api_gateway import Gather
-from amqpd.cluster.view import Node
+from amqpd.broker.vhost.pending import wait_done
+from amqpd.cluster.api_gateway import ApiGateway
+from amqpd.cluster.view import NodeState
 from amqpd.config import load
-from amqpd.management.request import Call, Caller, Reply
-from amqpd.management.router import Route
+from amqpd.management.request import ApiRequest, ApiResponse, Principal
+from amqpd.management.router import ApiRoute
 from amqpd.management.routes import ROUTES
 from amqpd.management.stats import Rates
 from amqpd.server import Server
 
-TWO = Node("two@host", "127.0.0.1", 1, "f")
+TWO = NodeState("two@host", "127.0.0.1", 1, "f")
 ROUTE = next(route for route in ROUTES if route.path == "api/amqpd/definitions/difference")
 DOCUMENT = {
     "users": [{"name": "anna", "password": "secret", "tags": ""}],
@@ -43,14 +43,14 @@ def started(folder: Path) -> Server:
     return server
 
 
-def call(server: Server, body: Any, **query: str) -> Call:
+def call(server: Server, body: Any, **query: str) -> ApiRequest:
     nothing: Any = {}
-    caller = Caller(User("o", ("administrator",)), True)
+    caller = Principal(User("o", ("administrator",)), True)
     rates = Rates(server.broker, server.connections)
-    return Call(server.broker, server, rates, caller, "POST", {}, query, nothing, body)
+    return ApiRequest(server.broker, server, rates, caller, "POST", {}, query, nothing, body)
 
 
-class Two(Gather):
+class Two(ApiGateway):
     """Of a node whose cluster has one more, which serves `eu`."""
 
     def __init__(self, server: Server, other: Server) -> None:
@@ -61,7 +61,7 @@ class Two(Gather):
         super().__init__(server.broker, view, nothing)
         self.other = other
 
-    async def _ask(self, node: Node, route: Route, asked: Call) -> Reply:
+    async def _ask(self, node: NodeState, route: ApiRoute, asked: ApiRequest) -> ApiResponse:
         assert node == TWO
         return await route.handler(call(self.other, json.loads(json.dumps(asked.body)), **asked.query))
 
@@ -77,9 +77,9 @@ async def test_each_node_says_what_an_import_would_do_there(tmp_path) -> None:
     one, two = started(tmp_path / "one"), started(tmp_path / "two")
     try:
         here, there = (QueueDeclaration(name, True, False, False, {}) for name in ("here", "there"))
-        await finished(partial(declare.declare_queue, one.broker.vhosts["/"], here))
-        await finished(partial(vhosts.declare, two.broker.vhosts, "eu", "", [], "classic"))
-        await finished(partial(declare.declare_queue, two.broker.vhosts["eu"], there))
+        await wait_done(partial(declare.declare_queue, one.broker.vhosts["/"], here))
+        await wait_done(partial(vhosts.declare, two.broker.vhosts, "eu", "", [], "classic"))
+        await wait_done(partial(declare.declare_queue, two.broker.vhosts["eu"], there))
         found = await difference((one, two), DOCUMENT)
         assert found["possible"]
         assert found["counts"]["queues"] == {"new": 2, "changed": 0, "same": 2, "kept": 0}

@@ -16,7 +16,7 @@ from amqpd.kafka.producer import KafkaProducer, KafkaRefused, init_producer_id, 
 from amqpd.kafka.producer_state import HEADER
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.appender import KafkaSequencer
 from amqpd.storage.log.batch import BatchHeader
 
 PARTITIONS = 4
@@ -48,7 +48,7 @@ class Owner:
         if partition.next_offset > 0:  # offsets are Kafka's: what is below is nothing to this log
             append(log, *(b"" for _ in range(partition.next_offset)))
             self.logs.turn()
-        log.appender.replica = Replica(self.held.producer_id, self.held.epoch, 1)
+        log.appender.replica = KafkaSequencer(self.held.producer_id, self.held.epoch, 1)
         self.written.append(log)
 
     def publish(self, number: int, *bodies: bytes) -> None:

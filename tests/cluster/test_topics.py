@@ -13,9 +13,9 @@ from kafka_logs import create_topic
 from kafka_rig import Kafka, free_ports, missing, need
 
 from amqpd.kafka import admin
-from amqpd.kafka.admin import ClusterOptions, Topics, TopicUnfit, compacted_rules, queue_rules
+from amqpd.kafka.admin import ClusterOptions, TopicAdmin, UnsafeTopic, compacted_rules, queue_rules
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaLost, KafkaUnfit
+from amqpd.kafka.connection import KafkaDisconnected, KafkaIncompatible
 from amqpd.kafka.producer import KafkaRefused
 
 
@@ -43,34 +43,34 @@ def options_for(access: KafkaAccess, name: str) -> ClusterOptions:
     )
 
 
-def settings_of(rules: tuple[admin.Rule, ...], **other: str) -> dict[str, str]:
+def settings_of(rules: tuple[admin.TopicRule, ...], **other: str) -> dict[str, str]:
     """As `create_topic` takes them."""
     return {rule.name.replace(".", "_"): rule.value for rule in rules} | other
 
 
 async def test_made_as_the_table_says_and_found_again(options: ClusterOptions) -> None:
-    async with Topics(options) as first:
+    async with TopicAdmin(options) as first:
         await first.prepare()
         found = await first.describe([options.meta_topic, options.settled_topic, "another"])
     assert set(found) == {options.meta_topic, options.settled_topic}
     for made in found.values():
         assert (made.partitions, made.replicas) == (4, 1)
         assert all(made.settings[rule.name] == rule.value for rule in compacted_rules(options))
-    async with Topics(options) as again:
+    async with TopicAdmin(options) as again:
         await again.prepare()
 
 
 async def test_two_nodes_that_start_at_once(options: ClusterOptions) -> None:
-    async with Topics(options) as one, Topics(options) as other:
+    async with TopicAdmin(options) as one, TopicAdmin(options) as other:
         await asyncio.gather(one.prepare(), other.prepare())
         assert len(await one.describe([options.meta_topic, options.settled_topic])) == 2
 
 
 async def test_another_number_of_slots(options: ClusterOptions) -> None:
-    async with Topics(options) as nodes:
+    async with TopicAdmin(options) as nodes:
         await nodes.prepare()
-    async with Topics(replace(options, slots=8)) as nodes:
-        with pytest.raises(TopicUnfit, match=r"has 4 partitions, .* set cluster.slots to 4"):
+    async with TopicAdmin(replace(options, slots=8)) as nodes:
+        with pytest.raises(UnsafeTopic, match=r"has 4 partitions, .* set cluster.slots to 4"):
             await nodes.prepare()
 
 
@@ -88,8 +88,8 @@ async def test_weaker_than_a_confirm_promises(
 ) -> None:
     settings = settings_of(compacted_rules(options), **{setting.replace(".", "_"): value})
     create_topic(kafka.bootstrap, options.meta_topic, options.slots, **settings)
-    async with Topics(options) as nodes:
-        with pytest.raises(TopicUnfit) as refused:
+    async with TopicAdmin(options) as nodes:
+        with pytest.raises(UnsafeTopic) as refused:
             await nodes.prepare()
     assert why in str(refused.value)
     assert f"--topic {options.meta_topic} --add-config {setting}=" in str(refused.value)
@@ -98,16 +98,16 @@ async def test_weaker_than_a_confirm_promises(
 async def test_fewer_copies_in_step_than_asked_for(kafka: Kafka, options: ClusterOptions) -> None:
     """Made when one copy was enough, for a cluster that promises two."""
     create_topic(kafka.bootstrap, options.meta_topic, options.slots, **settings_of(compacted_rules(options)))
-    async with Topics(replace(options, required_insync=2, replication_factor=2)) as nodes:
-        with pytest.raises(TopicUnfit) as refused:
+    async with TopicAdmin(replace(options, required_insync=2, replication_factor=2)) as nodes:
+        with pytest.raises(UnsafeTopic) as refused:
             await nodes.prepare()
     assert "min.insync.replicas is 1, not 2 or more" in str(refused.value)
     assert "it has 1 of the 2 copies of cluster.replication_factor" in str(refused.value)
 
 
 async def test_more_copies_than_there_are_brokers(options: ClusterOptions) -> None:
-    async with Topics(replace(options, replication_factor=3)) as nodes:
-        with pytest.raises(TopicUnfit, match="cannot have the 3 copies of cluster.replication_factor"):
+    async with TopicAdmin(replace(options, replication_factor=3)) as nodes:
+        with pytest.raises(UnsafeTopic, match="cannot have the 3 copies of cluster.replication_factor"):
             await nodes.prepare()
 
 
@@ -116,7 +116,7 @@ async def test_what_only_costs_space_is_a_warning(
 ) -> None:
     settings = settings_of(compacted_rules(options), segment_bytes=str(1 << 30))
     create_topic(kafka.bootstrap, options.meta_topic, options.slots, **settings)
-    async with Topics(options) as nodes:
+    async with TopicAdmin(options) as nodes:
         with caplog.at_level(logging.WARNING, "amqpd.kafka.admin"):
             await nodes.prepare()
     assert f"topic {options.meta_topic}: segment.bytes is 1073741824, not 16777216" in caplog.text
@@ -124,7 +124,7 @@ async def test_what_only_costs_space_is_a_warning(
 
 async def test_a_vhosts_topic_grows(options: ClusterOptions) -> None:
     name = options.queues_topic("ab12")
-    async with Topics(options) as nodes:
+    async with TopicAdmin(options) as nodes:
         assert await nodes.prepare_queues("ab12", 8) == 8
         assert await nodes.prepare_queues("ab12", 3) == 8
         assert await nodes.prepare_queues("ab12", 16) == 16
@@ -139,15 +139,15 @@ async def test_a_vhosts_topic_grows(options: ClusterOptions) -> None:
 async def test_a_vhosts_topic_that_would_lose_messages(kafka: Kafka, options: ClusterOptions) -> None:
     settings = settings_of(queue_rules(options), retention_ms="604800000")
     create_topic(kafka.bootstrap, options.queues_topic("ab12"), 1, **settings)
-    async with Topics(options) as nodes:
-        with pytest.raises(TopicUnfit, match="retention.ms is 604800000, not -1"):
+    async with TopicAdmin(options) as nodes:
+        with pytest.raises(UnsafeTopic, match="retention.ms is 604800000, not -1"):
             await nodes.prepare_queues("ab12", 1)
 
 
 async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: ClusterOptions) -> None:
     """Another one of its name is never deleted."""
     name = f"{options.cluster}.orders"
-    async with Topics(options) as topics_:
+    async with TopicAdmin(options) as topics_:
         assert await topics_.lost_own({name: 5}) == {name: "its topic is gone"}
         await topics_.delete_own(name, 5)
         await topics_.make_own(name, 5)
@@ -167,7 +167,7 @@ async def test_records_are_freed(kafka: Kafka, access: KafkaAccess, options: Clu
     from aiokafka import AIOKafkaProducer
 
     name = options.queues_topic("ab12")
-    async with Topics(options) as nodes:
+    async with TopicAdmin(options) as nodes:
         await nodes.prepare_queues("ab12", 2)
         async with AIOKafkaProducer(**access.aiokafka_options()) as producer:
             for number in range(10):
@@ -188,7 +188,7 @@ def obliging(tmp_path: Path) -> Iterator[Kafka]:
 
 async def test_nothing_is_made_by_being_asked_for(obliging: Kafka, topic: str) -> None:
     options = options_for(KafkaAccess((obliging.bootstrap,)), topic)
-    async with Topics(options) as nodes:
+    async with TopicAdmin(options) as nodes:
         assert await nodes.describe([options.meta_topic]) == {}
         assert await nodes.describe([options.meta_topic]) == {}
         await nodes.prepare()
@@ -209,7 +209,7 @@ async def test_only_what_is_asked_for_is_answered(kafka: Kafka, topic: str, monk
         return answer
 
     options = options_for(KafkaAccess((kafka.bootstrap,)), topic)
-    async with Topics(options) as nodes:
+    async with TopicAdmin(options) as nodes:
         await nodes.prepare_queues("small", 2)
         monkeypatch.setattr(AIOKafkaAdminClient, "_send_request", counted)
         await nodes.prepare_queues("small", 3)
@@ -224,13 +224,13 @@ async def test_only_what_is_asked_for_is_answered(kafka: Kafka, topic: str, monk
 async def test_a_kafka_that_is_away(monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
     monkeypatch.setattr(admin, "PATIENCE_S", 1.0)
     (port,) = free_ports(1)
-    async with Topics(options_for(KafkaAccess((f"127.0.0.1:{port}",)), topic)) as nodes:
-        with pytest.raises(KafkaLost, match="Kafka did not do it within 1 s"):
+    async with TopicAdmin(options_for(KafkaAccess((f"127.0.0.1:{port}",)), topic)) as nodes:
+        with pytest.raises(KafkaDisconnected, match="Kafka did not do it within 1 s"):
             await nodes.prepare()
 
 
 async def test_a_kafka_that_lets_nobody_in(kafka: Kafka, topic: str) -> None:
     access = KafkaAccess((kafka.bootstrap,), sasl_mechanism="PLAIN", sasl_username="amqpd", sasl_password="x")
-    async with Topics(options_for(access, topic)) as nodes:
-        with pytest.raises(KafkaUnfit, match="does not take PLAIN"):
+    async with TopicAdmin(options_for(access, topic)) as nodes:
+        with pytest.raises(KafkaIncompatible, match="does not take PLAIN"):
             await nodes.prepare()

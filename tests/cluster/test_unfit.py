@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from amqpd.kafka.config import KafkaAccess
-from amqpd.kafka.connection import KafkaUnfit, open_connection
+from amqpd.kafka.connection import KafkaIncompatible, open_connection
 from amqpd.kafka.producer import KafkaProducer
 
 PLAIN = KafkaAccess(("127.0.0.1:1",))
 
 
 async def test_certificates_that_are_gone(tmp_path: Path) -> None:
-    with pytest.raises(KafkaUnfit, match=r"gone\.pem"):
+    with pytest.raises(KafkaIncompatible, match=r"gone\.pem"):
         await open_connection(replace(PLAIN, tls=True, ca_file=str(tmp_path / "gone.pem")), "127.0.0.1", 1)
 
 
 async def test_a_name_that_is_none() -> None:
-    with pytest.raises(KafkaUnfit, match="no name of a host"):
+    with pytest.raises(KafkaIncompatible, match="no name of a host"):
         await open_connection(PLAIN, "kafka..example", 9092)
 
 

@@ -201,10 +201,10 @@ def offered(broker: BrokerProcess, context: ssl.SSLContext | None) -> str:
 def test_names_as_rabbitmq_writes_them(authority: Authority, case: str) -> None:
     subject, distinguished, common = NAMES[case]
     shown = decoded(authority.issue(subject))
-    assert peer_certificate.told(shown)["peer_cert_subject"] == distinguished
-    assert peer_certificate.told(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
-    assert peer_certificate.user_name(shown, AuthSettings()) == distinguished
-    assert peer_certificate.user_name(shown, AuthSettings(ssl_cert_login_from="common_name")) == common
+    assert peer_certificate.tls_info(shown)["peer_cert_subject"] == distinguished
+    assert peer_certificate.tls_info(shown)["peer_cert_issuer"] == "O=Shop\\, Inc.,CN=Test CA"
+    assert peer_certificate.external_user_name(shown, AuthSettings()) == distinguished
+    assert peer_certificate.external_user_name(shown, AuthSettings(ssl_cert_login_from="common_name")) == common
 
 
 def test_alternative_names(authority: Authority) -> None:
@@ -223,7 +223,7 @@ def test_alternative_names(authority: Authority) -> None:
             ssl_cert_login_san_type=kind,
             ssl_cert_login_san_index=index,
         )
-        return peer_certificate.user_name(shown, auth)
+        return peer_certificate.external_user_name(shown, auth)
 
     assert [of("dns"), of("dns", 1), of("email"), of("uri")] == [
         "one.example", "two.example", "m@example.org", "spiffe://a/b",
@@ -234,16 +234,16 @@ def test_alternative_names(authority: Authority) -> None:
     # What OpenSSL tells of an address that has neither 4 nor 16 bytes.
     auth = AuthSettings(ssl_cert_login_from="subject_alternative_name", ssl_cert_login_san_type="ip")
     with pytest.raises(AuthenticationRefused, match="address is none: '<invalid>'"):
-        peer_certificate.user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
+        peer_certificate.external_user_name({"subject": (), "subjectAltName": (("IP Address", "<invalid>"),)}, auth)
 
 
 @pytest.mark.parametrize("how", ["distinguished_name", "common_name", "subject_alternative_name"])
 def test_no_name(authority: Authority, how: Any) -> None:
     shown = decoded(authority.issue([] if how == "distinguished_name" else named((ORG, "shop"))))
     with pytest.raises(AuthenticationRefused, match="no name found"):
-        peer_certificate.user_name(shown, AuthSettings(ssl_cert_login_from=how))
+        peer_certificate.external_user_name(shown, AuthSettings(ssl_cert_login_from=how))
     with pytest.raises(AuthenticationRefused, match="connection peer presented no TLS"):
-        peer_certificate.user_name({}, AuthSettings(ssl_cert_login_from=how))
+        peer_certificate.external_user_name({}, AuthSettings(ssl_cert_login_from=how))
 
 
 @pytest.mark.parametrize(

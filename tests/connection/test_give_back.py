@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.connection.malloc_trim import CONNECTION_BYTES, FEWER_MIN, GONE_BYTES_MIN, WAIT_S, GiveBack, malloc_trim
+from amqpd.connection.malloc_trim import CONNECTION_BYTES, FEWER_MIN, GONE_BYTES_MIN, WAIT_S, MallocTrimmer, malloc_trim
 
 
 class Loop:
@@ -26,7 +26,7 @@ class Loop:
 def test_once_for_all_that_went_meanwhile() -> None:
     loop: Any = Loop()
     trims: list[int] = []
-    give_back = GiveBack(loop, lambda pad: trims.append(pad) or 1)
+    give_back = MallocTrimmer(loop, lambda pad: trims.append(pad) or 1)
     for _ in range(GONE_BYTES_MIN // CONNECTION_BYTES):
         give_back.gone(0)
     assert loop.timers == []
@@ -48,7 +48,7 @@ def test_once_for_all_that_went_meanwhile() -> None:
 def test_the_free_lists_are_emptied_once_for_many_that_went_together() -> None:
     loop: Any = Loop()
     done: list[str] = []
-    give_back = GiveBack(loop, lambda _: done.append("trim") or 1, lambda: done.append("collect"))
+    give_back = MallocTrimmer(loop, lambda _: done.append("trim") or 1, lambda: done.append("collect"))
 
     def went(count: int) -> list[str]:
         done.clear()
@@ -74,7 +74,7 @@ def test_a_c_library_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert malloc_trim() is None
     loop: Any = Loop()
-    GiveBack(loop, malloc_trim()).gone(10 * GONE_BYTES_MIN)
+    MallocTrimmer(loop, malloc_trim()).gone(10 * GONE_BYTES_MIN)
     assert loop.timers == []
 
 

@@ -11,10 +11,10 @@ import pytest
 from memory_broker import MemoryBroker, Wire
 from served import Served
 
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.connection.closing import CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.heartbeat import HEARTBEAT_FRAME, MID_FRAME_S, Heartbeats
-from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadGate
+from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadPause
 
 
 class Timer:
@@ -85,13 +85,13 @@ class Output:
 class Connection:
     """Its wire and its control note what is asked of them."""
 
-    def __init__(self, turn: Turn, heartbeat_s: int) -> None:
+    def __init__(self, turn: LoopTurn, heartbeat_s: int) -> None:
         self.name = "test"
         self.ending = SimpleNamespace(state=RUNNING)
         self.heartbeat_s = heartbeat_s
         self.received = False
         self.output = Output()
-        self.gate = ReadGate(Wire(), turn)
+        self.gate = ReadPause(Wire(), turn)
         self.parser = Parser()
         self.broker = SimpleNamespace(unfinished_bodies=SimpleNamespace(full=False))
         self.wire = self.control = self
@@ -173,11 +173,11 @@ def test_our_own_pause_does_not_count_against_the_peer(reason: int) -> None:
     """Neither while it lasts nor in the tick after it, and not for half a frame that we did not read on."""
     room = Room(10)
     room.connection.parser.half_a_frame = True
-    room.connection.gate.hold(reason)
+    room.connection.gate.pause(reason)
     room.pass_by(500, speaks=False)
     assert not room.connection.aborted
     assert len(room.connection.output.written) >= 90, "we go on to send heartbeats"
-    room.connection.gate.release(reason)
+    room.connection.gate.resume(reason)
     room.pass_by(19, speaks=False)
     assert not room.connection.aborted
     room.pass_by(3, speaks=False)
@@ -210,9 +210,9 @@ def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
         room.connection.parser.missing -= 1
         room.pass_by(MID_FRAME_S - 2)
         assert not room.connection.forced
-    room.connection.gate.hold(BODIES)
+    room.connection.gate.pause(BODIES)
     room.pass_by(500)
-    room.connection.gate.release(BODIES)
+    room.connection.gate.resume(BODIES)
     room.pass_by(MID_FRAME_S - 2)
     assert not room.connection.forced
     room.pass_by(4)
@@ -225,7 +225,7 @@ def test_a_message_of_a_peer_that_does_not_read(full: bool) -> None:
     """It may take its time, but not where others' messages wait for the end of its own."""
     room = Room(10)
     room.connection.parser.contents = 1
-    room.connection.gate.hold(OUTPUT)
+    room.connection.gate.pause(OUTPUT)
     room.connection.broker.unfinished_bodies.full = full
     room.pass_by(MID_FRAME_S - 2, speaks=False)
     assert not room.connection.forced

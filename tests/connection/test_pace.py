@@ -150,10 +150,10 @@ def test_floods_rest_while_dead_letters_hold_up_what_is_over(house: MemoryBroker
     client = sender(house)
     client.transport.data_received(publishes(TURN_BYTES_MAX))
     for _ in range(OVERDUE_TURNS - 1):
-        house.broker.turn.overdue = True
+        house.broker.turn.dead_letters_pending = True
         turn(house)
         assert not client.socket.reading
-    house.broker.turn.overdue = True
+    house.broker.turn.dead_letters_pending = True
     turn(house)
     assert client.socket.reading, "they are read now and then all the same"
     client.transport.data_received(publishes(TURN_BYTES_MAX))

@@ -107,8 +107,8 @@ def test_permissions_that_change_are_asked_again(
     house: MemoryBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(1, "a.1", [b"x"], PLAIN, "t")
-    monkeypatch.setattr(house.broker.auth, "topic_limited", lambda *_: True)
-    monkeypatch.setattr(house.broker.auth, "may_topic", lambda *arguments: arguments[-1] != "a.3")
+    monkeypatch.setattr(house.broker.auth, "has_topic_permissions", lambda *_: True)
+    monkeypatch.setattr(house.broker.auth, "is_topic_allowed", lambda *arguments: arguments[-1] != "a.3")
     client.connection.forget_routes()
     client.publish(1, "a.2", [b"x"], PLAIN, "t")
     client.publish(1, "a.3", [b"x"], PLAIN, "t")

@@ -14,7 +14,7 @@ import pika
 import pytest
 
 from amqpd.connection import unauthenticated
-from amqpd.connection.unauthenticated import Unopened
+from amqpd.connection.unauthenticated import UnauthenticatedSockets
 from amqpd.testing import BrokerProcess
 
 LIMIT = 640
@@ -47,7 +47,7 @@ class Room:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reserved: int = 0) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
-        self.unopened = Unopened(lambda function: function(), 0.5, reserved)
+        self.unopened = UnauthenticatedSockets(lambda function: function(), 0.5, reserved)
 
     def enter(self, address: str, count: int, *, login: bool = False) -> list[Any]:
         made: list[Any] = [Silent(address) for _ in range(count)]

@@ -9,7 +9,7 @@ from librt.strings import BytesWriter
 from memory_broker import FRAME_MAX, MemoryBroker
 from served import Served
 
-from amqpd.broker.message import Envelope, Message, message_in_parts, write_header
+from amqpd.broker.message import Message, MessageRoute, message_in_parts, write_header
 from amqpd.channel.frame_writer import CUT_BYTES
 from amqpd.connection.closing import CLOSING
 from amqpd.connection.socket_writer import WRITE_BYTES_MAX
@@ -23,7 +23,7 @@ def large(number: int) -> Message:
     size = sum(map(len, parts))
     header = BytesWriter()
     write_header(header, 1, b"\x00\x00", size)
-    return message_in_parts(Envelope("", "q"), header.getvalue(), parts, size, False, None)
+    return message_in_parts(MessageRoute("", "q"), header.getvalue(), parts, size, False, None)
 
 
 class Client:

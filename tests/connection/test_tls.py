@@ -125,7 +125,7 @@ async def test_a_certificate_taken_over_is_there_after_stop_app_and_start_app(
     renewed.cert_chain_pems[0].write_to_path(tmp_path / "certificate.pem")
     async with embedded(tmp_path / "data", settings=papers) as server:
         tls = replace(server.settings.amqp.tls, certificate=tmp_path / "certificate.pem", key=tmp_path / "key.pem")
-        server.renew(replace(server.settings, amqp=replace(server.settings.amqp, tls=tls)))
+        server.apply_settings(replace(server.settings, amqp=replace(server.settings.amqp, tls=tls)))
         await server.stop_app()
         await server.start_app()
         port = server.port("amqps")

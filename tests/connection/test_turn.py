@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from amqpd.broker.flow.loop_turn import LOOK_READS, SMALL_READ_BYTES, Confirmer, Turn
+from amqpd.broker.flow.loop_turn import LOOK_READS, SMALL_READ_BYTES, CommitListener, LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.publish.confirms import when_safe
 from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.group_commit import CommitCycle
-from amqpd.storage.loop_log import StoreContext
+from amqpd.storage.group_commit import GroupCommit
+from amqpd.storage.loop_log import LogContext
 from amqpd.storage.queue_log import QueueLog
 
 
-class Disk(CommitCycle):
+class Disk(GroupCommit):
     """The storage as a turn sees it, and its commit cycle."""
 
     def __init__(self, log: list[str]) -> None:  # nothing below it: it writes to no file
@@ -26,7 +26,7 @@ class Disk(CommitCycle):
         self.unsynced_bytes = 0
         self.commit_waiting = False
         self.many_dirty = False
-        self.context = StoreContext(Clock(), None)
+        self.context = LogContext(Clock(), None)
         self.commits = self
 
     def postpone(self, call: Any) -> bool:
@@ -58,16 +58,16 @@ class Sock:
         self.log.append("release" + self.name)
 
 
-class Publisher(Confirmer):
+class Publisher(CommitListener):
     def __init__(self, log: list[str], waits: bool = False) -> None:
         self.log = log
         self.waits = waits
 
-    def end_turn(self, generation: int, safe: bool) -> bool:
+    def on_turn_end(self, generation: int, safe: bool) -> bool:
         self.log.append(f"confirm {generation} {'now' if safe else 'later'}")
         return self.waits
 
-    def committed(self, generation: int, failed: list[Any]) -> bool:
+    def on_commit(self, generation: int, failed: list[Any]) -> bool:
         self.log.append(f"committed {generation}")
         return False
 
@@ -89,7 +89,7 @@ class Room:
         self.soon: list[Callable[[], None]] = []
         disk: Any = self.disk
         self.clock = Hands()
-        self.turn = Turn(disk, self.soon.append, Timers(lambda delay_s, call: None, ClockWatch(self.clock)))
+        self.turn = LoopTurn(disk, self.soon.append, Timers(lambda delay_s, call: None, ClockWatch(self.clock)))
 
     def run(self) -> list[str]:
         for function in self.soon:
@@ -109,7 +109,7 @@ def test_a_turn_is_asked_for_once_and_has_an_order(room: Room) -> None:
     """Delivery marks are written before deliveries are sent, confirms are sent with what they confirm."""
     room.turn.flush_later(Sock(room.log))
     room.turn.confirm_later(Publisher(room.log))
-    room.turn.want()
+    room.turn.schedule()
     assert len(room.soon) == 1
     assert room.run() == ["write", "confirm 1 now", "send"]
     assert room.run() == []
@@ -148,7 +148,7 @@ def test_a_turn_that_storage_puts_off(room: Room) -> None:
     sock: Any = Sock(room.log)
     room.turn.flush_later(sock)
     assert room.run() == ["wait"]
-    room.turn.want()
+    room.turn.schedule()
     assert room.soon == []
     room.disk.later()
     assert room.log[-2:] == ["write", "send"]
@@ -176,9 +176,9 @@ def test_who_waits_already_is_asked_once(room: Room) -> None:
 
 def test_tx_commit_does_not_wait_for_the_next_append(room: Room) -> None:
     room.turn.urgent = True
-    room.turn.want()
+    room.turn.schedule()
     assert room.run() == ["flush logs"]
-    room.turn.want()
+    room.turn.schedule()
     assert room.run() == ["write"]
 
 
@@ -204,7 +204,7 @@ def test_one_question_is_answered_once(room: Room) -> None:
 def test_publishers_are_held_until_the_bytes_are_synced(room: Room) -> None:
     room.turn.unsynced_bytes_max = 100
     for name in (" a", " b"):
-        room.turn.hold(Sock(room.log, name))
+        room.turn.pause_until_synced(Sock(room.log, name))
     room.disk.unsynced_bytes = 101
     room.turn.committed(1, [])
     assert room.run() == []

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from amqpd.auth.internal_backend import bootstrap
+from amqpd.auth.internal_backend import initial_rows
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import RecordRoute
-from amqpd.storage.metadata.store import Metadata, Put, QueueRow
+from amqpd.storage.metadata.store import Put, QueueRow, SqlMetadataStore
 from amqpd.storage.storage import Storage
 
 TURN = 500
@@ -56,8 +56,8 @@ def body_of(queue: int, number: int, size: int) -> bytes:
 
 
 def declare(data_dir: Path, storage: Storage, queue_count: int, arguments: bytes, loop: Posted) -> list[LocalLog]:
-    metadata = Metadata("", data_dir, loop.post)
-    state = metadata.open(lambda: bootstrap("guest", "guest", "/"))
+    metadata = SqlMetadataStore("", data_dir, loop.post)
+    state = metadata.open(lambda: initial_rows("guest", "guest", "/"))
     vhost = state.vhosts[0]
     stores = []
     rows = []

@@ -11,9 +11,9 @@ from states_broker_life import BrokerLife, headers_of
 from states_disk import Disk, Image
 
 from amqpd.broker import consume
-from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, QueueEntry
 from amqpd.broker.message import Message
-from amqpd.broker.queue.queue import Queue, outgoing
+from amqpd.broker.queue.queue import Queue, for_consumer
 
 CREDIT: Final = 2
 MARGIN_MS: Final = 5000
@@ -25,14 +25,14 @@ class Taker(Consumer):
 
     def __init__(self, queue: Queue, tag: str, drain: Drain) -> None:
         super().__init__(queue, tag, False, False, NO_ARGUMENTS)
-        self.entries: list[tuple[Entry, str]] = []
+        self.entries: list[tuple[QueueEntry, str]] = []
         self._drain = drain
         self._queue = queue
 
     def can_take(self) -> bool:
         return self.in_flight < CREDIT
 
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+    def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         assert entry is not None
         self.in_flight += 1
         entry.consumer = self
@@ -55,7 +55,7 @@ class Taker(Consumer):
         if self.parked:
             self._queue.activate(self)
         entry.consumer = None
-        self._queue.settle(entry)
+        self._queue.ack(entry)
 
 
 class Drain:
@@ -83,7 +83,7 @@ class Drain:
             while True:
                 entry = queue.get(False)
                 if entry is not None:
-                    message = outgoing(entry, queue.rules.counts_shown)
+                    message = for_consumer(entry, queue.rules.counts_shown)
                     assert message is not None
                     self.got(name, message, entry.redelivered, entry.delivery_count)
                 elif queue.waits():
@@ -91,7 +91,7 @@ class Drain:
                     life.turns()
                 else:
                     break
-        life.turn.want()
+        life.turn.schedule()
         life.turns()
 
     def _by_groups(self, queue: Queue) -> None:
@@ -101,7 +101,7 @@ class Drain:
             takers = [Taker(queue, f"{queue.name} {number}", self) for number in range(2)]
             self.takers += takers
             for taker in takers:
-                consume.begin(queue, taker)
+                consume.start_consumer(queue, taker)
         for _ in range(ROUNDS_MAX):
             life.turns()
             busy = [taker for taker in takers if taker.entries]
@@ -109,7 +109,7 @@ class Drain:
                 break
             for taker in busy:
                 taker.ack()
-            queue.pump_later()
+            queue.schedule_dispatch()
         if queue.ready_count:
             self.broken.append(f"{queue.ready_count} messages of {queue.name} go to nobody")
 

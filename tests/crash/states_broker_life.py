@@ -10,9 +10,9 @@ from states_broker_ledger import ASKED, NONE, SAFE, WRITTEN, Place, Sent
 from states_broker_process import VHOST, Process
 from states_ledger import Violation
 
-from amqpd.broker.consumer import Entry, NotOpenYet
-from amqpd.broker.delayed.listing import cancel, first
-from amqpd.broker.jobs.jobs import Request
+from amqpd.broker.consumer import LogNotOpen, QueueEntry
+from amqpd.broker.delayed.listing import cancel, next_due
+from amqpd.broker.jobs.jobs import JobRequest
 from amqpd.broker.message import Message
 from amqpd.broker.publish.route import Route
 from amqpd.broker.queue.queue import Queue
@@ -25,7 +25,7 @@ ROUNDS_MAX: Final = 3000
 
 
 class BrokerLife(Process):
-    """See `Process`."""
+    """See `ProcessStats`."""
 
     # -- declarations
 
@@ -83,7 +83,7 @@ class BrokerLife(Process):
         for _ in range(ROUNDS_MAX):
             try:
                 found.prepare()
-            except NotOpenYet:
+            except LogNotOpen:
                 self.turns()
             else:
                 return found
@@ -141,13 +141,13 @@ class BrokerLife(Process):
         answers.add(route, message)
         answers.waiting[answers.sequence] = sent
         self._offered.append(sent)
-        self.turn.want()
+        self.turn.schedule()
 
     def compose(self, sent: Sent, properties: bytes) -> tuple[Route, Message]:
         for _ in range(ROUNDS_MAX):
             try:
                 message = self.publisher.compose(sent.exchange, sent.key, properties, sent.body)
-            except NotOpenYet:
+            except LogNotOpen:
                 self.turns()
             else:
                 return self.publisher.route, message
@@ -175,10 +175,10 @@ class BrokerLife(Process):
                 self.turns()
                 continue
             taken.append(self._took(found, entry))
-        self.turn.want()
+        self.turn.schedule()
         return taken
 
-    def _took(self, queue: Queue, entry: Entry) -> Sent:
+    def _took(self, queue: Queue, entry: QueueEntry) -> Sent:
         message = entry.message
         assert message is not None
         sent = self.ledger.sent[message.body()]
@@ -211,8 +211,8 @@ class BrokerLife(Process):
             queue, entry = self.held.pop(sent.body)
             sent.over, sent.rewound, sent.acked_in = True, 0, 0
             sent.places[queue.name].leave(self.clock.now_ms)
-            queue.settle(entry)
-        self.turn.want()
+            queue.ack(entry)
+        self.turn.schedule()
 
     def requeue(self, taken: list[Sent], wait_ms: int = 0) -> None:
         """wait_ms: so long each of them waits there, times its count."""
@@ -224,8 +224,8 @@ class BrokerLife(Process):
             place.wait = ASKED
             place.waits_ms = self.clock.now_ms + wait_ms * place.count if wait_ms else 0
             queue.requeue(entry, True)
-            queue.pump_later()
-        self.turn.want()
+            queue.schedule_dispatch()
+        self.turn.schedule()
         self.turns()
         for sent in taken:
             for place in sent.places.values():
@@ -241,7 +241,7 @@ class BrokerLife(Process):
             place.left = NONE
             sent.places[queue.name].leave(self.clock.now_ms)
             queue.reject(entry)
-        self.turn.want()
+        self.turn.schedule()
         self.turns()
         self._there(taken, dead)
 
@@ -284,7 +284,7 @@ class BrokerLife(Process):
                 sent.places[source].leave(now_ms)
                 sent.places[source].asked_ms = 0
         selector = parse_selector(where) if where else None
-        job = self.jobs.begin(Request(verb, self.vhost, queue, target, selector=selector))
+        job = self.jobs.begin(JobRequest(verb, self.vhost, queue, target, selector=selector))
         self._end(job)
         if job.done_count != len(moved):
             raise Violation(f"{verb} has done {job.done_count} of {len(moved)}")
@@ -314,7 +314,7 @@ class BrokerLife(Process):
             each.places[queue].left, each.places[queue].asked_ms = ASKED, 0
         for each in together:
             each.rewound = number
-        job = self.jobs.begin(Request("rewind", self.vhost, found))
+        job = self.jobs.begin(JobRequest("rewind", self.vhost, found))
         self._end(job)
         self.ledger.version += 1
         if job.done_count != len(back):
@@ -338,7 +338,7 @@ class BrokerLife(Process):
         """It does not come any more."""
         self.turns()
         wheel: Any = self.vhost.exchanges[exchange].wheel
-        *_, found = first([wheel], 1000)
+        *_, found = next_due([wheel], 1000)
         assert found is not None
         (one,) = [each for each in found if each.due_ms == sent.due_ms]
         self.ledger.version += 1

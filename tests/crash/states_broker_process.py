@@ -20,24 +20,24 @@ from states_ledger import Violation
 from states_pace import SETTLE_MS
 
 from amqpd.auth.internal_backend import User
-from amqpd.broker.consumer import Entry
-from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.delayed.delayed_messages import DelayScheduler
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.jobs.jobs import Jobs
-from amqpd.broker.publish.confirms import Unconfirmed
-from amqpd.broker.publish.dead_letter import DeadLetters
-from amqpd.broker.publish.exchange_state import KeptOnLoop
+from amqpd.broker.jobs.jobs import JobManager
+from amqpd.broker.publish.confirms import ConfirmTracker
+from amqpd.broker.publish.dead_letter import DeadLetterPublisher
+from amqpd.broker.publish.exchange_state import ExchangeStates
 from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.publish.republisher import Republisher
-from amqpd.broker.queue.log_opener import Opener, PumpRetries
+from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import Windows
-from amqpd.broker.queue_services import BrokerHost
+from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.session import Session
 from amqpd.broker.vhost.loader import load
 from amqpd.broker.vhost.recovery import reconcile
-from amqpd.broker.vhost.vhost import Catalogue
+from amqpd.broker.vhost.vhost import VhostServices
 from amqpd.broker.vhost.vhosts import VHosts
 from amqpd.storage.metadata.store import (
     BindingRow,
@@ -59,10 +59,10 @@ LOST_IN_MS: Final = 60  # what was settled is in the files by then
 ROUNDS_MAX: Final = 3000
 
 
-class Answers(Unconfirmed):
+class Answers(ConfirmTracker):
     """What publishers are told. waiting: by publish sequence."""
 
-    def __init__(self, turn: Turn, ledger: BrokerLedger) -> None:
+    def __init__(self, turn: LoopTurn, ledger: BrokerLedger) -> None:
         super().__init__(turn)
         self.ledger = ledger
         self.waiting: dict[int, Sent] = {}
@@ -187,7 +187,7 @@ class Process:
         self._leaping = False
         self._offered: list[Sent] = []
         self._seeing: list[tuple[int, Place]] = []
-        self.held: dict[bytes, tuple[Queue, Entry]] = {}
+        self.held: dict[bytes, tuple[Queue, QueueEntry]] = {}
         self.storage = Storage(
             "/data",
             post=self._post,
@@ -200,21 +200,21 @@ class Process:
             inline=True,
         )
         self.timers = Timers(self._call_later, self.storage.clock_watch)
-        self.turn = Turn(self.storage, self.soon, self.timers)
+        self.turn = LoopTurn(self.storage, self.soon, self.timers)
         metadata: Any = Table(ledger, disk, self.soon)
-        self.catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
+        self.catalogue = VhostServices(self.storage, metadata, self._post, self._call_later)
         self.vhosts = VHosts(self.catalogue, self._host, {}, _ignored)
-        self.opener = Opener(self.soon)
+        self.opener = LogOpener(self.soon)
         self.windows = Windows()
         self.republisher = Republisher(self.turn, self.timers, self.soon)
-        self.dead_letters = DeadLetters(self.republisher, self.vhosts)
-        self.delays = Delays(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self.soon)
-        self.pump_retries = PumpRetries(self._call_later)
-        self.kept = KeptOnLoop(self.vhosts, self.turn, self.timers, self._post, metadata.submit)
+        self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
+        self.delays = DelayScheduler(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self.soon)
+        self.pump_retries = FailedQueueRetry(self._call_later)
+        self.kept = ExchangeStates(self.vhosts, self.turn, self.timers, self._post, metadata.submit)
         self.catalogue.keeping = self.kept
         self.turn.log_failed = _failed
         self.storage.commits.on_commit = self.turn.committed
-        self.jobs = Jobs(self.republisher, self.turn, self.soon)
+        self.jobs = JobManager(self.republisher, self.turn, self.soon)
         self._load()
         broker: Any = SimpleNamespace(turn=self.turn)
         session = Session(broker, self.vhost, User("walker"), "walk")
@@ -233,8 +233,8 @@ class Process:
         self.delays.begin()
         self.turns()
 
-    def _host(self, row: VhostRow) -> BrokerHost:
-        return BrokerHost(
+    def _host(self, row: VhostRow) -> BrokerQueueServices:
+        return BrokerQueueServices(
             row.name,
             row.id,
             self.turn,

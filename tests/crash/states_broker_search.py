@@ -23,8 +23,8 @@ COLLECTED_EVERY: Final = 250  # looks: a broker leaves many circles
 
 
 class BrokerSearch(Search):
-    """As `Search`, of workloads whose script does what a `BrokerLife` can do. A look takes ten times as long as one at
-    the storage alone, so there are a twelfth as many.
+    """As `QueueScan`, of workloads whose script does what a `BrokerLife` can do. A look takes ten times as long as one
+    at the storage alone, so there are a twelfth as many.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from amqpd.channel import handlers
 from amqpd.channel.basic import ACK
 from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
-from amqpd.channel.interfaces import ChannelOwner, ChannelState
+from amqpd.channel.interfaces import ChannelState, ConnectionInterface
 from amqpd.errors import HardError, SoftError
 from amqpd.protocol.methods import TxCommit, TxSelect
 from amqpd.protocol.properties import Properties, encode_properties
@@ -28,7 +28,7 @@ class Unread(Output):
         self.flush_wanted = True
 
 
-class Owner(ChannelOwner):
+class Owner(ConnectionInterface):
     """answered: by tx.commit-ok."""
 
     def __init__(self, life: BrokerLife, answered: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class Owner(ChannelOwner):
         self._life = life
         self._answered = answered
 
-    def soon(self, function: Callable[[], None]) -> None:
+    def call_soon(self, function: Callable[[], None]) -> None:
         self._life.soon(function)
 
     def finish_busy(self, channel: ChannelState, reply: bytes) -> None:

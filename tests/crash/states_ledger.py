@@ -4,7 +4,8 @@ A promise is written down when it has been made: *written* (a kill must not take
 Between a settlement and its promise lies time (`Message.due_ms`), in which a kill may bring the message back or not.
 
 The rows of the metadata are a mapping id -> "live" or "deleting" that changes in one step, as SQLite's commits do.
-While a commit is under way both rows before and after it may be what is found: `Ledger.rows` holds all that may.
+While a commit is under way both rows before and after it may be what is found: `ExportCheckpoint.rows` holds all that
+may.
 """
 
 from __future__ import annotations

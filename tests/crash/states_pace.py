@@ -2,8 +2,8 @@
 
 A broker writes settlements up to SETTLE_MS after the end of their turn, and a delivery mark that runs ahead of the
 deliveries once these have gone on for a while (storage/DECISIONS.md). `Timers` stands for the loop's `call_later`, on a
-simulated clock. `Deliveries` knows how far the mark may be ahead: it looks at times and offsets alone, and not at what
-the storage counts.
+simulated clock. `ChannelConsumers` knows how far the mark may be ahead: it looks at times and offsets alone, and not at
+what the storage counts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Readers of streams in the walk: each at its place, below the high watermark; the named ones store what they acked.
 
-The offsets are kept by the broker's own `StoredOffsets`, over metadata whose commits are one step, may fail, and are
+The offsets are kept by the broker's own `ConsumerOffsets`, over metadata whose commits are one step, may fail, and are
 crashed before and behind it. What a reader has seen stays where it stood, whatever crash follows: the ledger says so.
 """
 
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from states_ledger import Violation
 from states_life import Life, body_of
 
-from amqpd.broker.vhost.consumer_offsets import WRITE_S, StoredOffsets
+from amqpd.broker.vhost.consumer_offsets import WRITE_S, ConsumerOffsets
 from amqpd.broker.vhost.pending import Done
 from amqpd.storage.log.batch import GZIP, LZ4, SNAPPY, ZSTD
 from amqpd.storage.metadata.store import Change, Put, StoredOffsetRow, WriteFailed
-from amqpd.storage.queue_log import Cursor, Fetch
+from amqpd.storage.queue_log import Cursor, ReadResult
 from amqpd.storage.retention_policy import RetentionPolicy
 
 SIZE_MAX = 2000
@@ -32,7 +32,7 @@ class Readers:
         self._chance = chance
         self._places: dict[tuple[str, str], int] = {}
         self._unacked: dict[tuple[str, str], list[int]] = {}
-        self.stored = StoredOffsets(
+        self.stored = ConsumerOffsets(
             self._commit,
             lambda function, *arguments: life.posted.append((function, arguments)),
             life.timers.later,
@@ -99,7 +99,7 @@ class Readers:
         life.ledger.version += 1
         life.disk.changed()
 
-    def fetch(self, cursor: Cursor, place: int) -> Fetch:
+    def fetch(self, cursor: Cursor, place: int) -> ReadResult:
         return cursor.read_safe(place, SIZE_MAX, _nothing)
 
     def ack(self, queue: str, name: str) -> None:

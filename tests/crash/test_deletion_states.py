@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from states_disk import Disk, Image
 
-from amqpd.broker.vhost.deletion import Deletions
+from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.recovery import reconcile
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.metadata.store import Change, Delete, MetadataState, Put, QueueRow, Row, VhostRow
@@ -81,7 +81,7 @@ class House:
         self.history: list[Rows] = [{}]
         self.gone: set[str] = set()  # answered
         self.checked = 0
-        self.deletions = Deletions(self.storage, self, self.remove, lambda count: None)  # type: ignore[arg-type]
+        self.deletions = DeletionQueue(self.storage, self, self.remove, lambda count: None)  # type: ignore[arg-type]
 
     def commit(self, changes: Sequence[Change]) -> None:
         for change in changes:

@@ -25,7 +25,7 @@ from states_search import Search
 from states_workloads import WORKLOADS
 
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, SETTLED, encode_entry
-from amqpd.storage.directory_removal import Departures
+from amqpd.storage.directory_removal import DirectoryRemover
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +271,7 @@ def test_what_the_judge_refuses() -> None:
 def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     """Without metadata a queue would be back whose deletion was answered."""
     if broken == "not renamed":
-        monkeypatch.setattr(Departures, "_rename", lambda departures, chains: None)
+        monkeypatch.setattr(DirectoryRemover, "_rename", lambda departures, chains: None)
     else:
         monkeypatch.setattr("amqpd.storage.directory_removal.patiently", lambda filesystem, sync, path: None)
     with pytest.raises(AssertionError, match="whose deletion was answered|which is deleting, is still there"):

@@ -16,14 +16,14 @@ from states_broker_workloads import BROKER_WORKLOADS
 from states_disk import Disk
 from states_ledger import Violation
 
-from amqpd.broker.publish.exchange_state import SeenRows
+from amqpd.broker.publish.exchange_state import MetadataCacheStore
 from amqpd.channel import handlers
-from amqpd.channel.basic import settle_collected
+from amqpd.channel.basic import apply_tx_ack
 from amqpd.channel.channel import Channel
 from amqpd.channel.tx_commit import answer
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
-from amqpd.storage.acks.replay import Rewind
-from amqpd.storage.directory_removal import Departures
+from amqpd.storage.acks.replay import AckedReplay
+from amqpd.storage.directory_removal import DirectoryRemover
 from amqpd.storage.metadata.store import Change
 
 
@@ -84,19 +84,19 @@ def test_what_is_not_written_is_seen(monkeypatch: pytest.MonkeyPatch, what: str)
 @pytest.mark.parametrize("workload", ["delayed messages", "delayed, and the exchange goes"])
 def test_a_directory_that_stays_is_seen(monkeypatch: pytest.MonkeyPatch, workload: str) -> None:
     """Of a bucket whose messages went down, or of an exchange that is deleted."""
-    rename = Departures._rename
+    rename = DirectoryRemover._rename
 
-    def some(departures: Departures, chains: list[list[str]]) -> None:
+    def some(departures: DirectoryRemover, chains: list[list[str]]) -> None:
         rename(departures, [chain for chain in chains if "/delays/" not in chain[-1]])
 
-    monkeypatch.setattr(Departures, "_rename", some)
+    monkeypatch.setattr(DirectoryRemover, "_rename", some)
     with pytest.raises(AssertionError, match="unmarked|for good|is still there|times in q"):
         walk(workload, 3)
 
 
 def test_a_rewind_in_parts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file that would make it whole is never written."""
-    monkeypatch.setattr(Rewind, "_write", lambda rewind, epoch: None)
+    monkeypatch.setattr(AckedReplay, "_write", lambda rewind, epoch: None)
     with pytest.raises(AssertionError, match="of what was rewound .* are missing"):
         walk("rewound", 9)
 
@@ -108,10 +108,10 @@ def test_numbers_without_a_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_id_that_is_confirmed_and_not_written_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(rows: SeenRows, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
+    def never(rows: MetadataCacheStore, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
         done(True)
 
-    monkeypatch.setattr(SeenRows, "_submit", never)
+    monkeypatch.setattr(MetadataCacheStore, "_submit", never)
     with pytest.raises(AssertionError, match="confirmed after 1 tries, is stored 2 times"):
         walk("ids that are remembered", 3)
 
@@ -169,12 +169,12 @@ class SettlesAtOnce:
         for tag, entry, action in self.settlements:
             entry.in_transaction = False
             self.channel.deliveries.unacked.take_one(tag)
-            settle_collected(self.channel, entry, action)
+            apply_tx_ack(self.channel, entry, action)
         self.channel.busy = True
         answer(self.channel, logs, [])
 
 
 def test_acks_before_the_publishes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "Commit", SettlesAtOnce)
+    monkeypatch.setattr(handlers, "TransactionCommit", SettlesAtOnce)
     with pytest.raises(AssertionError, match="was acked by transaction"):
         walk("transactions over three", 2)

@@ -11,9 +11,9 @@ from states_readers import SIZE_MAX, Readers
 from states_search import Search
 from states_workloads import WORKLOADS
 
-from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
 from amqpd.storage.metadata.store import StoredOffsetRow
-from amqpd.storage.queue_log import Cursor, Fetch
+from amqpd.storage.queue_log import Cursor, ReadResult
 from amqpd.storage.retention import trim
 
 
@@ -35,8 +35,8 @@ def test_nothing_is_broken() -> None:
 
 
 def test_who_sees_what_is_not_safe_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def above(readers: Readers, cursor: Cursor, place: int) -> Fetch:
-        return cursor.read_at_hand(place, SIZE_MAX, lambda: None)
+    def above(readers: Readers, cursor: Cursor, place: int) -> ReadResult:
+        return cursor.read_if_cached(place, SIZE_MAX, lambda: None)
 
     monkeypatch.setattr(Readers, "fetch", above)
     with pytest.raises(AssertionError, match="is lost"):
@@ -44,8 +44,8 @@ def test_who_sees_what_is_not_safe_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_stored_before_it_is_acked_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = StoredOffsets.put
-    monkeypatch.setattr(StoredOffsets, "put", lambda self, queue, name, offset: put(self, queue, name, offset + 1))
+    put = ConsumerOffsets.put
+    monkeypatch.setattr(ConsumerOffsets, "put", lambda self, queue, name, offset: put(self, queue, name, offset + 1))
     with pytest.raises(AssertionError, match="has not acked that far|and the log ends at"):
         walk()
 
@@ -53,7 +53,7 @@ def test_what_is_stored_before_it_is_acked_is_seen(monkeypatch: pytest.MonkeyPat
 def test_what_was_told_stored_and_is_not_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a failed commit it is said that it is done."""
 
-    def fine(self: StoredOffsets, part: list[StoredOffsetRow], error: BaseException | None) -> None:
+    def fine(self: ConsumerOffsets, part: list[StoredOffsetRow], error: BaseException | None) -> None:
         for row in part:
             if error is not None:
                 told[0].life.ledger.told[row.queue_id, row.name] = row.offset
@@ -65,7 +65,7 @@ def test_what_was_told_stored_and_is_not_is_seen(monkeypatch: pytest.MonkeyPatch
         begin(self, *arguments)  # type: ignore[arg-type]
         told[:] = [self]
 
-    monkeypatch.setattr(StoredOffsets, "_written", fine)
+    monkeypatch.setattr(ConsumerOffsets, "_written", fine)
     monkeypatch.setattr(Readers, "__init__", begun)
     with pytest.raises(AssertionError, match="was stored for"):
         walk(9)

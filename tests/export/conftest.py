@@ -20,7 +20,7 @@ from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.spark.files import LogFiles, LogSource, QueueName
-from amqpd.storage.spark.plan import Part, Snapshot
+from amqpd.storage.spark.plan import LogPartition, Snapshot
 from amqpd.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Lake:
         options = ReadOptions(**{**vars(self.options(**given)), "source": self.source(read_size)})
         return list(self.read(options, offsets.batch_parts(options)))
 
-    def read(self, options: ReadOptions, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
+    def read(self, options: ReadOptions, parts: Sequence[LogPartition]) -> Iterator[dict[str, Any]]:
         from amqpd.storage.spark.arrow import Decoder, PartReader
         from amqpd.storage.spark.columns import COLUMNS
 

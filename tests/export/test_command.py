@@ -14,8 +14,8 @@ from amqpd.cli import export as command
 from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.spark import session
-from amqpd.storage.spark.job import ExportOptions, Job, without_password
-from amqpd.storage.spark.sink import Publisher, Target
+from amqpd.storage.spark.job import ExportJob, ExportOptions, without_password
+from amqpd.storage.spark.sink import SinkPublisher, SinkTarget
 
 pytestmark = pytest.mark.external
 
@@ -99,7 +99,7 @@ def orders(amqpd_broker, amqpd_vhost):
     amqpd_broker.api("PUT", f"/api/queues/{quote(amqpd_vhost.name)}/orders", {"durable": True})
 
     def publish(count):
-        publisher = Publisher(Target.from_url(amqpd_vhost.url))
+        publisher = SinkPublisher(SinkTarget.from_url(amqpd_vhost.url))
         for _ in range(count):
             publisher.publish("", "orders", p.encode_properties(p.Properties(delivery_mode=2)), b"order")
         publisher.finish()
@@ -121,7 +121,7 @@ def test_a_vhost_over_http_that_is_followed(amqpd_broker, amqpd_vhost, orders, s
         if len(reports) == 1:
             threading.Timer(0.5, orders, (50,)).start()
 
-    total = Job(wanted, say, lambda: sum(reports) >= 150, spark).run()
+    total = ExportJob(wanted, say, lambda: sum(reports) >= 150, spark).run()
     assert (total.rows, total.lag) == (150, 0)
     assert len(reports) >= 2
     lines = [line for path in (tmp_path / "lake").glob("vhost-*.json") for line in path.read_text().splitlines()]

@@ -20,7 +20,7 @@ from amqpd.storage.log.batch import BatchCursor, BatchHeader, close_batch
 from amqpd.storage.log.record import RecordRoute, varint, write_record
 from amqpd.storage.spark.arrow import Decoder
 from amqpd.storage.spark.columns import BASE, COLUMNS
-from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, Borders, scan, text_of
+from amqpd.storage.spark.decode import BAD, DONE, FULL, IRREGULAR, MORE, FieldOffsets, scan, text_of
 from interop.bench.export_decode import celery_headers
 
 with warnings.catch_warnings():
@@ -83,7 +83,7 @@ def batches(records: list[tuple[bytes, bytes, bytes, bytes]], per_batch: int, ba
 
 
 def decode(data: bytes, columns: list[str] | None = None, rows_max: int = 1 << 30) -> list[dict[str, Any]]:
-    found = Borders(0, 1 << 40)
+    found = FieldOffsets(0, 1 << 40)
     decoder = Decoder("/", "tasks", columns or list(COLUMNS))
     rows: list[dict[str, Any]] = []
     while True:
@@ -198,7 +198,7 @@ def test_only_the_columns_asked_for_in_their_order() -> None:
 
 def test_bits_and_bounds_choose_records() -> None:
     data = batches([(b"x", b"k", b"\0\0", b"%d" % number) for number in range(20)], 6)
-    found = Borders(0, 1 << 40)
+    found = FieldOffsets(0, 1 << 40)
     status = scan(found, data, 3, 17, 1 << 30, True, b"\x05", 8, 0)  # settled: 8 and 10
     assert status == DONE
     rows = Decoder("/", "t", ["offset", "value"]).batch(data, found).to_pylist()
@@ -225,7 +225,7 @@ def foreign_record(delta: int, headers: list[tuple[bytes, bytes]], value: bytes 
 def test_records_of_another_program_are_left_to_the_generic_parser(headers: list[tuple[bytes, bytes]]) -> None:
     records = foreign_record(0, headers)
     closed = close_batch(BytesWriter(), records, 0, 1, 0, 8, 1, 0, -1, -1, -1)
-    found = Borders(0, 1 << 40)
+    found = FieldOffsets(0, 1 << 40)
     assert scan(found, closed.header + closed.records, 0, 9, 9, True, b"", 0, 0) == IRREGULAR
     assert found.rows == 0 and found.borders.getvalue() == b""
 
@@ -234,14 +234,14 @@ def test_records_of_another_program_are_left_to_the_generic_parser(headers: list
 @given(st.binary(min_size=1, max_size=80))
 def test_no_bytes_with_a_right_checksum_break_the_scan(records: bytes) -> None:
     closed = close_batch(BytesWriter(), records, 0, 2, 0, 8, 1, 0, -1, -1, -1)
-    found = Borders(0, 1 << 40)
+    found = FieldOffsets(0, 1 << 40)
     status = scan(found, closed.header + closed.records, 0, 9, 9, True, b"", 0, 0)
     assert status in (BAD, IRREGULAR, MORE)
     assert len(found.borders.getvalue()) == found.rows * 32
 
 
 def test_the_schema_of_an_empty_batch() -> None:
-    batch = Decoder("/", "t", list(BASE)).batch(b"", Borders(0, 1))
+    batch = Decoder("/", "t", list(BASE)).batch(b"", FieldOffsets(0, 1))
     assert batch.num_rows == 0 and batch.schema.names == list(BASE)
     assert batch.schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
 

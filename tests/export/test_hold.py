@@ -11,9 +11,9 @@ import pytest
 from amqpd.protocol import properties as p
 from amqpd.storage.acks import retained
 from amqpd.storage.spark.files import BrokerSource, DirectorySource
-from amqpd.storage.spark.job import CommitFailed, ExportOptions, Job, commit
+from amqpd.storage.spark.job import CommitFailed, ExportJob, ExportOptions, commit
 from amqpd.storage.spark.plan import DataLoss
-from amqpd.storage.spark.sink import Publisher, Target
+from amqpd.storage.spark.sink import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 
@@ -157,7 +157,7 @@ def declare(broker, arguments, queue="orders", durable=True):
 
 
 def publish(broker, count):
-    publisher = Publisher(Target.from_url(broker.url))
+    publisher = SinkPublisher(SinkTarget.from_url(broker.url))
     persistent = p.encode_properties(p.Properties(delivery_mode=2))
     for number in range(count):
         publisher.publish("", "orders", persistent, b"%06d" % number + b"." * 2000)
@@ -203,7 +203,7 @@ def test_a_queue_that_consumers_empty_is_exported_whole(broker, spark, tmp_path)
     def export(name):
         source, to, check = {"path": str(broker.data_dir)}, str(tmp_path / name), str(tmp_path / f"{name}.check")
         wanted = ExportOptions(source, "/", "orders", to, check, name=name)
-        return Job(wanted, lambda report: None, lambda: False, spark).run()
+        return ExportJob(wanted, lambda report: None, lambda: False, spark).run()
 
     assert export("another").rows < 3000  # what is settled is not kept for that one
     assert export("nightly").rows == 3000

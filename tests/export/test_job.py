@@ -18,8 +18,8 @@ from sqlalchemy import create_engine, text
 
 from amqpd.protocol import properties as p
 from amqpd.storage.filesystem import FileSystem
-from amqpd.storage.spark.checkpoint import CheckpointError, Ledger, move
-from amqpd.storage.spark.job import BadExport, ExportOptions, Job
+from amqpd.storage.spark.checkpoint import CheckpointError, ExportCheckpoint, move
+from amqpd.storage.spark.job import BadExport, ExportJob, ExportOptions
 from amqpd.storage.spark.options import NoSuchQueue
 from amqpd.storage.spark.plan import DataLoss
 from amqpd.storage.spark.targets import TargetError, file_label
@@ -34,7 +34,7 @@ def options(lake, tmp_path, **given):
 
 def run(spark, wanted, stopped=lambda: False):
     reports = []
-    total = Job(wanted, reports.append, stopped, spark).run()
+    total = ExportJob(wanted, reports.append, stopped, spark).run()
     return total, reports
 
 
@@ -163,18 +163,18 @@ def lake_with_odd_values(make_lake, tmp_path):
 def test_a_database_once(spark, written, tmp_path):
     url = f"sqlite:///{tmp_path / 'lake.db'}"
     wanted = options(written, tmp_path, to=url, batch_rows=1500, table="tasks")
-    ledger_commit = Ledger.commit
+    ledger_commit = ExportCheckpoint.commit
 
     def killed(self):
         raise Killed
 
-    Ledger.commit = killed  # the database has the batch, the checkpoint does not know
+    ExportCheckpoint.commit = killed  # the database has the batch, the checkpoint does not know
     try:
         with pytest.raises(Killed):
             run(spark, wanted)
     finally:
-        Ledger.commit = ledger_commit
-    ledger = Ledger(tmp_path / "check", wanted.identity())
+        ExportCheckpoint.commit = ledger_commit
+    ledger = ExportCheckpoint(tmp_path / "check", wanted.identity())
     assert (ledger.state.batch, ledger.state.next.batch) == (0, 1)
     ledger.close()
     total, _ = run(spark, wanted)
@@ -192,13 +192,13 @@ def test_a_database_once(spark, written, tmp_path):
 def test_delta_once(spark, written, tmp_path):
     deltalake = pytest.importorskip("deltalake")
     wanted = options(written, tmp_path, format="delta", batch_rows=2000, partition_by=("date",))
-    ledger_commit = Ledger.commit
-    Ledger.commit = lambda self: (_ for _ in ()).throw(Killed())
+    ledger_commit = ExportCheckpoint.commit
+    ExportCheckpoint.commit = lambda self: (_ for _ in ()).throw(Killed())
     try:
         with pytest.raises(Killed):
             run(spark, wanted)
     finally:
-        Ledger.commit = ledger_commit
+        ExportCheckpoint.commit = ledger_commit
     run(spark, wanted)
     table = deltalake.DeltaTable(str(tmp_path / "lake")).to_pyarrow_table()
     assert sorted(table.column("offset").to_pylist()) == list(range(1000, 5000))
@@ -240,7 +240,7 @@ def test_killed_at_every_step_of_a_batch(spark, written, tmp_path, monkeypatch):
         steps.left = number
         batches = []
         try:
-            Job(wanted, batches.append, lambda batches=batches: len(batches) >= 1, spark).run()
+            ExportJob(wanted, batches.append, lambda batches=batches: len(batches) >= 1, spark).run()
         except Killed:
             kills += 1
         finally:
@@ -276,7 +276,7 @@ def test_a_checkpoint_belongs_to_one_export(spark, written, tmp_path):
         with pytest.raises(TargetError, match="with another checkpoint"):
             run(spark, options(written, tmp_path, checkpoint=str(tmp_path / "other")))
     wanted = options(written, tmp_path)
-    ledger = Ledger(tmp_path / "check", wanted.identity())
+    ledger = ExportCheckpoint(tmp_path / "check", wanted.identity())
     with pytest.raises(CheckpointError, match="another export is at work"):
         run(spark, wanted)
     ledger.close()

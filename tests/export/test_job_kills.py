@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 from sqlalchemy import create_engine, text
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.sink import Publisher, Target
+from amqpd.storage.spark.sink import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerProcess
 
 pytestmark = pytest.mark.external
@@ -39,7 +39,7 @@ def broker(tmp_path):
 
 def fill(broker, count, body=b"." * 100):
     broker.api("PUT", "/api/queues/%2F/orders", {"durable": True})
-    publisher = Publisher(Target.from_url(broker.url))
+    publisher = SinkPublisher(SinkTarget.from_url(broker.url))
     persistent = p.encode_properties(p.Properties(delivery_mode=2))
     for number in range(count):
         publisher.publish("", "orders", persistent, b"%07d" % number + body)

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from amqpd.protocol import properties as p
-from amqpd.storage.spark.sink import Publisher, PublishError, Target
+from amqpd.storage.spark.sink import PublishError, SinkPublisher, SinkTarget
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def queue(amqpd_vhost):
     connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
     connection.channel().queue_declare("q", durable=True)
     connection.close()
-    return Target.from_url(amqpd_vhost.url), amqpd_vhost.url, "q"
+    return SinkTarget.from_url(amqpd_vhost.url), amqpd_vhost.url, "q"
 
 
 def drain(url, queue, count):
@@ -36,7 +36,7 @@ def drain(url, queue, count):
 
 def test_confirms_with_a_small_window(queue):
     target, url, name = queue
-    publisher = Publisher(target, window=3)
+    publisher = SinkPublisher(target, window=3)
     for number in range(100):
         publisher.publish("", name, p.NO_PROPERTIES, b"%d" % number)
         assert publisher.published - publisher._confirmed < 3
@@ -50,7 +50,7 @@ def test_confirms_with_a_small_window(queue):
 def test_bodies_over_a_frame_and_empty_ones(queue):
     target, url, name = queue
     bodies = [b"", b"x" * (131072 - 8), b"y" * (131072 - 7), b"z" * 1_000_000]
-    publisher = Publisher(target)
+    publisher = SinkPublisher(target)
     for body in bodies:
         publisher.publish("", name, p.encode_properties(p.Properties(delivery_mode=2, headers={"a": 1})), body)
     publisher.finish()
@@ -62,13 +62,13 @@ def test_bodies_over_a_frame_and_empty_ones(queue):
 
 def test_a_transaction_is_seen_whole_or_not_at_all(queue):
     target, url, name = queue
-    left = Publisher(target, transaction=True)
+    left = SinkPublisher(target, transaction=True)
     left.publish("", name, p.NO_PROPERTIES, b"never")
     left.close()
-    broken = Publisher(target, transaction=True)
+    broken = SinkPublisher(target, transaction=True)
     broken.publish("", name, p.NO_PROPERTIES, b"never")
     broken.abandon()
-    kept = Publisher(target, transaction=True)
+    kept = SinkPublisher(target, transaction=True)
     kept.publish("", name, p.NO_PROPERTIES, b"one")
     kept.publish("", name, p.NO_PROPERTIES, b"two")
     assert kept.finish() == 2
@@ -78,7 +78,7 @@ def test_a_transaction_is_seen_whole_or_not_at_all(queue):
 
 @pytest.mark.parametrize("transaction", [False, True])
 def test_what_no_queue_takes_is_an_error(queue, transaction):
-    publisher = Publisher(queue[0], transaction=transaction)
+    publisher = SinkPublisher(queue[0], transaction=transaction)
     publisher.publish("", "nobody", p.NO_PROPERTIES, b"?")
     with pytest.raises(PublishError, match="routing key 'nobody': 312 NO_ROUTE"):
         publisher.finish()
@@ -86,7 +86,7 @@ def test_what_no_queue_takes_is_an_error(queue, transaction):
 
 
 def test_not_mandatory(queue):
-    publisher = Publisher(queue[0], mandatory=False)
+    publisher = SinkPublisher(queue[0], mandatory=False)
     publisher.publish("", "nobody", p.NO_PROPERTIES, b"?")
     assert publisher.finish() == 1
     publisher.close()
@@ -94,15 +94,15 @@ def test_not_mandatory(queue):
 
 def test_the_brokers_words_are_told(queue):
     target, _, _ = queue
-    publisher = Publisher(target)
+    publisher = SinkPublisher(target)
     publisher.publish("no such exchange", "k", p.NO_PROPERTIES, b"?")
     with pytest.raises(PublishError, match="404 NOT_FOUND - no exchange 'no such exchange'"):
         publisher.finish()
     publisher.abandon()
     with pytest.raises(PublishError, match=r"403 ACCESS_REFUSED"):
-        Publisher(Target(target.host, target.port, "guest", "wrong", target.vhost, secure=False))
+        SinkPublisher(SinkTarget(target.host, target.port, "guest", "wrong", target.vhost, secure=False))
     with pytest.raises(PublishError, match="no connection to 127.0.0.1:1"):
-        Publisher(Target("127.0.0.1", 1, "guest", "guest", "/", secure=False))
+        SinkPublisher(SinkTarget("127.0.0.1", 1, "guest", "guest", "/", secure=False))
 
 
 def test_a_refusal_is_an_error(amqpd_vhost):
@@ -111,7 +111,7 @@ def test_a_refusal_is_an_error(amqpd_vhost):
         "full", durable=True, arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
     )
     connection.close()
-    publisher = Publisher(Target.from_url(amqpd_vhost.url))
+    publisher = SinkPublisher(SinkTarget.from_url(amqpd_vhost.url))
     for _ in range(5):
         publisher.publish("", "full", p.NO_PROPERTIES, b"?")
     with pytest.raises(PublishError, match="basic.nack"):
@@ -120,9 +120,9 @@ def test_a_refusal_is_an_error(amqpd_vhost):
 
 
 def test_urls():
-    assert Target.from_url("amqp://h") == Target("h", 5672, "guest", "guest", "/", secure=False)
-    assert Target.from_url("amqps://u%40:p%2F@h/a%2Fb") == Target("h", 5671, "u@", "p/", "a/b", secure=True)
-    assert "secret" not in repr(Target.from_url("amqp://u:secret@h"))
+    assert SinkTarget.from_url("amqp://h") == SinkTarget("h", 5672, "guest", "guest", "/", secure=False)
+    assert SinkTarget.from_url("amqps://u%40:p%2F@h/a%2Fb") == SinkTarget("h", 5671, "u@", "p/", "a/b", secure=True)
+    assert "secret" not in repr(SinkTarget.from_url("amqp://u:secret@h"))
     for bad in ("http://h", "amqp://", "amqp://h/a/b"):
         with pytest.raises(ValueError, match="expected amqp"):
-            Target.from_url(bad)
+            SinkTarget.from_url(bad)

@@ -152,7 +152,7 @@ def test_modes_that_are_none():
 
 
 def published(row, **options):
-    messages = sink.Messages(sink.parse({**URL, **options}), "task")
+    messages = sink.MessageRows(sink.parse({**URL, **options}), "task")
     ((exchange, key, properties, body),) = messages.of(pa.RecordBatch.from_pylist([row]))
     return exchange, key, p.decode_properties(properties), body
 
@@ -160,7 +160,7 @@ def published(row, **options):
 def test_raw_properties_keep_their_bytes():
     raw = p.encode_properties(p.Properties(headers={"n": 2**40, "b": b"\xff"}, delivery_mode=2, app_id="a"))
     batch = pa.RecordBatch.from_pylist([{"value": b"", "raw_properties": raw}])
-    (message,) = sink.Messages(sink.parse(URL), "t").of(batch)
+    (message,) = sink.MessageRows(sink.parse(URL), "t").of(batch)
     assert message[2] == raw
     _, _, found, _ = published({"value": b"", "raw_properties": raw}, messageId="row")
     assert found == p.decode_properties(raw)._replace(message_id="task:0")

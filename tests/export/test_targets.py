@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.dialects import mssql, oracle, postgresql, sqlite
 
-from amqpd.storage.spark.checkpoint import Ledger, Progress
+from amqpd.storage.spark.checkpoint import ExportCheckpoint, Progress
 from amqpd.storage.spark.targets import Database
 
 ARRIVED_US = 1_753_000_000_123_456
@@ -40,7 +40,7 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def test_a_database_gets_utc_wherever_the_exporter_is(zone: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'lake.db'}"
-    ledger = Ledger(tmp_path / "check", {})
+    ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database(url, "tasks", COLUMNS, ledger)
     rows = SimpleNamespace(toLocalIterator=lambda prefetchPartitions: iter([SparkRow()]))  # noqa: N803 - Spark's name
     target.write(SimpleNamespace(rows=lambda: rows), Progress(1, {}), "label")  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_a_database_gets_utc_wherever_the_exporter_is(zone: str, tmp_path: Path)
     ],
 )
 def test_the_column_has_a_zone_where_the_database_has_one(dialect: Any, kind: str, tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "check", {})
+    ledger = ExportCheckpoint(tmp_path / "check", {})
     target = Database("sqlite://", "tasks", COLUMNS, ledger)
     assert target.rows.c.timestamp.type.compile(dialect=dialect) == kind
     target.close()

@@ -37,11 +37,11 @@ from amqpd.storage.metadata.rows import SeenCacheRow, SeenRow, UserLimitsRow
 from amqpd.storage.metadata.store import (
     BindingRow,
     ExchangeRow,
-    Metadata,
     PermissionRow,
     Put,
     QueueRow,
     Row,
+    SqlMetadataStore,
     StoredOffsetRow,
     UserRow,
     VhostRow,
@@ -244,7 +244,7 @@ def make(target: Path) -> None:
         VhostRow("/", VHOST_ID),
         UserRow("guest", hash_password(b"guest"), "argon2id", ("administrator",)),
     ]
-    metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
+    metadata = SqlMetadataStore("", path, lambda function, *arguments: function(*arguments))
     metadata.open(lambda: first)
     maker = Maker(path)
     ids = {"clean": clean_queue(maker), "compacted": compacted_queue(maker), "packed": packed_queue(maker)}
@@ -292,7 +292,7 @@ def read(path: Path, ids: dict[str, str]) -> dict[str, Any]:
         if "numbered" in stores and (producer := stores["numbered"].producers().find(name, maker.clock.time_ms()))
     }
     maker.storage.close(clean=False)
-    metadata = Metadata("", path, lambda function, *arguments: function(*arguments))
+    metadata = SqlMetadataStore("", path, lambda function, *arguments: function(*arguments))
     state = metadata.open()
     metadata.close()
     lists = [value for value in state if isinstance(value, list)]

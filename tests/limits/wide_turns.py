@@ -8,13 +8,13 @@ from typing import Final
 
 from amqpd.__main__ import main
 from amqpd.storage import storage
-from amqpd.storage.group_commit import CommitCycle
+from amqpd.storage.group_commit import GroupCommit
 
 NOTES: Final = Path(sys.argv.pop(1))
 most = 0
 
 
-class Noting(CommitCycle):
+class Noting(GroupCommit):
     """Notes before each write of a turn how many logs it is to be."""
 
     def _write_dirty(self) -> None:

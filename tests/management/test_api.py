@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from amqpd.management.request import TAGS, MethodNotAllowed, NotThere, Role
-from amqpd.management.router import Route, Router
+from amqpd.management.router import ApiRoute, Router
 from amqpd.management.routes import ROUTES
 
 MANUAL = Path(__file__).parents[2] / "docs" / "admin-api.md"
@@ -49,7 +49,7 @@ class TestTable:
     def test_two_routes_of_one_path_are_refused(self) -> None:
         route = ROUTES[0]
         with pytest.raises(ValueError, match="two routes"):
-            Router((route, Route("GET", route.path, route.role, route.handler)))
+            Router((route, ApiRoute("GET", route.path, route.role, route.handler)))
 
     def test_a_word_goes_before_a_name(self) -> None:
         router = Router(ROUTES)

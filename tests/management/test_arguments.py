@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.argument_checks import IGNORED, Row
+from amqpd.broker.queue.argument_checks import IGNORED, ArgumentSpec
 from amqpd.broker.vhost import exchange, policy_table
 from amqpd.management.arguments import known_arguments
 
-ROWS: dict[str, Row] = {**queue_arguments.ROWS, **exchange.ROWS}
+ROWS: dict[str, ArgumentSpec] = {**queue_arguments.ROWS, **exchange.ROWS}
 ITEMS = {each["name"]: each for each in known_arguments()}
 # Text arguments take a form of their own.
 TEXTS = {"x-max-age": "7D", "x-retain": "3D", "x-delayed-retry-levels": "1m,5m"}

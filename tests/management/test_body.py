@@ -131,7 +131,7 @@ def test_walked_or_at_once_is_the_same(value, ascii_only, indent, piece):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
 
     async def walked() -> object:
-        return await json_body._Walk(text, False).document()
+        return await json_body.SlicedJsonParser(text, False).document()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_body, "PIECE", piece)

@@ -9,8 +9,8 @@ import pika
 import pytest
 
 from amqpd.broker.vhost.parameters import CLUSTER_NAME
-from amqpd.broker.vhost.pending import finished
-from amqpd.management.definitions import Report, definitions_of, read
+from amqpd.broker.vhost.pending import wait_done
+from amqpd.management.definitions import ImportReport, definitions_of, read
 from amqpd.management.request import BadRequest
 from amqpd.testing import BrokerProcess, embedded
 
@@ -241,16 +241,16 @@ async def test_what_rabbitmq_exports_is_read():
         "policies": [{"vhost": "/", "name": "p", "pattern": "", "definition": {}, "priority": 0, "apply-to": "all"}],
         "global_parameters": [{"name": "internal_cluster_id", "value": "rabbitmq-cluster-id-x"}],
     }  # fmt: skip
-    report = Report()
+    report = ImportReport()
     assert [user["name"] for user in (await read(document, report))["users"]] == ["u"]
     assert report.unknown == []
     with pytest.raises(BadRequest, match=r"parameters\[0\]"):
-        await read({"parameters": [{"name": "p"}]}, Report())
+        await read({"parameters": [{"name": "p"}]}, ImportReport())
 
 
 async def test_a_cluster_name_that_was_never_set_is_not_exported(tmp_path: Path) -> None:
     """Another broker that imports it would have the name of this one's machine."""
     async with embedded(tmp_path) as server:
         assert CLUSTER_NAME not in [each["name"] for each in definitions_of(server.broker)["global_parameters"]]
-        await finished(partial(server.broker.global_parameters.declare, CLUSTER_NAME, "shop"))
+        await wait_done(partial(server.broker.global_parameters.declare, CLUSTER_NAME, "shop"))
         assert {"name": CLUSTER_NAME, "value": "shop"} in definitions_of(server.broker)["global_parameters"]

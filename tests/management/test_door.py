@@ -15,7 +15,7 @@ from aiohttp import web
 
 from amqpd.management import server
 from amqpd.management import server as doors
-from amqpd.management.server import Door
+from amqpd.management.server import LimitedHttpServer
 from amqpd.management.unix_socket import unix_socket
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -29,7 +29,7 @@ async def opened(handler: Any = None) -> AsyncIterator[int]:
         door.asked(request.protocol)
         return web.Response(status=204)
 
-    door = Door(handler or answer)
+    door = LimitedHttpServer(handler or answer)
     runner = web.ServerRunner(door, shutdown_timeout=0.1)
     await runner.setup()
     sock = socket.create_server(("127.0.0.1", 0))

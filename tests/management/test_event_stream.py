@@ -23,7 +23,7 @@ class Loop:
         self.events = Events(self.soon.append)
 
     def tell(self, key: str) -> None:
-        self.events.tell(key, {"name": key})
+        self.events.emit(key, {"name": key})
         while self.soon:
             self.soon.pop(0)()
 
@@ -48,7 +48,7 @@ def test_it_hears_with_and_without_the_exchange() -> None:
     assert keys(published) == ["a", "b", "c"]  # who routes to nobody drops them
     loop.events.watch(None)
     loop.tell("after")
-    assert keys(published) == ["a", "b", "c"] and not loop.events.wanted
+    assert keys(published) == ["a", "b", "c"] and not loop.events.exchange_bound
 
 
 def test_the_last_of_them_are_kept() -> None:
@@ -71,7 +71,7 @@ def test_it_ends_when_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.since(0)
     now += IDLE_S + 1
     loop.tell("b")
-    assert not loop.events.wanted and loop.events.watcher is None
+    assert not loop.events.exchange_bound and loop.events.watcher is None
 
 
 def test_over_http(amqpd_broker: BrokerProcess) -> None:

@@ -184,10 +184,10 @@ async def test_certificates_are_taken_over_by_all_or_by_none(papers: dict[str, o
         fits = replace(settings.amqp, tls=replace(settings.amqp.tls, **new))
         no_key = replace(settings.http.tls, certificate=tmp_path / "certificate.pem")
         with pytest.raises(OSError, match=r"http\.tls"):
-            server.renew(replace(settings, amqp=fits, http=replace(settings.http, tls=no_key)))
+            server.apply_settings(replace(settings, amqp=fits, http=replace(settings.http, tls=no_key)))
         assert not await speaks_with(other, "amqps")
         good = replace(settings.http, tls=replace(settings.http.tls, **new))
-        server.renew(replace(settings, amqp=fits, http=good))
+        server.apply_settings(replace(settings, amqp=fits, http=good))
         assert await speaks_with(other, "amqps")
         assert await speaks_with(other, "https")
 

@@ -22,8 +22,8 @@ from pika.adapters.blocking_connection import BlockingChannel
 from amqpd.management import prometheus
 from amqpd.management.collectors import DETAILED_GROUPS
 from amqpd.management.loop_lag import BOUNDS_S, LoopLag
-from amqpd.management.prometheus import Family, Sheet, labels
-from amqpd.management.time_slice import Slices
+from amqpd.management.prometheus import Family, MetricsWriter, labels
+from amqpd.management.time_slice import TimeSlice
 from amqpd.testing import BrokerProcess
 from interop.compare.metrics import HEARD, LABELS_LESS, LABELS_MORE, MISSING
 
@@ -63,11 +63,11 @@ def parsed(text: str) -> Samples:
 
 
 class TestText:
-    async def text(self, sheet: Sheet) -> str:
-        return b"".join(await sheet.chunks(Slices())).decode()
+    async def text(self, sheet: MetricsWriter) -> str:
+        return b"".join(await sheet.chunks(TimeSlice())).decode()
 
     async def test_a_family_stands_together(self) -> None:
-        sheet = Sheet()
+        sheet = MetricsWriter()
         one, two = Family("rabbitmq_a", "gauge", "A"), Family("rabbitmq_b", "counter", "B\nis\\it")
         for name in "xy":
             sheet.add(one, 1, labels(queue=name))
@@ -84,7 +84,7 @@ class TestText:
         assert labels() == ""
 
     async def test_a_histogram_adds_up(self) -> None:
-        sheet = Sheet()
+        sheet = MetricsWriter()
         sheet.add_histogram(Family("amqpd_h", "histogram", "H"), (0.5, 1.0), [3, 0, 2], 9.5)
         found = parsed(await self.text(sheet))
         assert found["amqpd_h_bucket"] == {(("le", "0.5"),): 3, (("le", "1"),): 3, (("le", "+Inf"),): 5}

@@ -11,16 +11,16 @@ import pytest
 
 from amqpd.auth.internal_backend import User
 from amqpd.management import ui
-from amqpd.management.request import Call, Caller, NotThere
+from amqpd.management.request import ApiRequest, NotThere, Principal
 from amqpd.management.ui import PageFiles, accepted, get_asset, get_page
 
 SCRIPT = b"console.log('a page')" * 50
 
 
-def ask(name: str = "", **headers: str) -> Call:
+def ask(name: str = "", **headers: str) -> ApiRequest:
     told = {key.replace("_", "-"): value for key, value in headers.items()}
     nothing: Any = None
-    return Call(nothing, nothing, nothing, Caller(User(""), False), "GET", {"file": name}, {}, told, None)
+    return ApiRequest(nothing, nothing, nothing, Principal(User(""), False), "GET", {"file": name}, {}, told, None)
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from amqpd.cluster.api_gateway import _add
 from amqpd.management import stats as rates_module
 from amqpd.management.listing import check_list, spans
 from amqpd.management.request import BadRequest
-from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, Span, Spans, details
+from amqpd.management.samples import BASIC, GLOBAL, NO_SPANS, History, SampleRange, SampleRanges, details
 from amqpd.management.stats import IDLE_AFTER_S, QUEUE
 
 
 class TestSpans:
     def test_are_asked_for_in_pairs(self):
         found = spans({"msg_rates_age": "60", "msg_rates_incr": "5", "lengths_age": "60"})
-        assert found == (Span(60, 5), None, None, None)
+        assert found == (SampleRange(60, 5), None, None, None)
         assert spans({"page": "1"}) is NO_SPANS
 
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ class TestHistory:
         history = History(1000.0, 0, (10, 0))
         history.add(1005.0, (20, 0))
         history.add(1010.0, (50, 0))
-        found = details(history.moments(Span(20, 5), 1012.0, (70, 0)), 0, history.since)
+        found = details(history.moments(SampleRange(20, 5), 1012.0, (70, 0)), 0, history.since)
         moments = [(each["timestamp"], each["sample"]) for each in found["samples"]]
         assert moments == [(1010000, 70), (1005000, 20), (1000000, 10)]
         assert found["avg_rate"] == (70 - 10) / 10
@@ -58,19 +58,19 @@ class TestHistory:
         assert found["recorded_since"] == 1000000
 
     def test_the_first_request_has_no_past(self):
-        found = details(History(1003.0, 0, (10,)).moments(Span(600, 5), 1003.0, (10,)), 0, 1003.0)
+        found = details(History(1003.0, 0, (10,)).moments(SampleRange(600, 5), 1003.0, (10,)), 0, 1003.0)
         assert found["samples"] == [{"sample": 10, "timestamp": 1000000}]
         assert found["avg_rate"] == 0.0 and found["avg"] == 10
 
     def test_sweeps_that_are_far_apart_make_a_line_and_no_steps(self):
         history = History(1000.0, 0, (0,))
         history.add(1060.0, (600,))
-        found = shown(history.moments(Span(60, 5), 1060.0, (600,)))
+        found = shown(history.moments(SampleRange(60, 5), 1060.0, (600,)))
         assert found == [(1060 - 5 * step, 600 - 50 * step) for step in range(13)]
 
     def test_it_goes_on_from_the_last_sweep_to_now(self):
         history = History(1000.0, 0, (0,))
-        assert shown(history.moments(Span(20, 5), 1021.0, (210,))) == [
+        assert shown(history.moments(SampleRange(20, 5), 1021.0, (210,))) == [
             (1020, 210),
             (1015, 150),
             (1010, 100),
@@ -83,7 +83,7 @@ class TestHistory:
         history.add(1005.0, (50,))
         history.add(1500.0, (60,))
         history.add(1505.0, (110,))
-        assert shown(history.moments(Span(510, 5), 1510.0, (160,))) == [
+        assert shown(history.moments(SampleRange(510, 5), 1510.0, (160,))) == [
             (1510, 160),
             (1505, 110),
             (1500, 60),
@@ -92,7 +92,8 @@ class TestHistory:
         ]
 
     @pytest.mark.parametrize(
-        ("steps", "span"), [(BASIC, Span(600, 5)), (BASIC, Span(3600, 60)), (GLOBAL, Span(28800, 600))]
+        ("steps", "span"),
+        [(BASIC, SampleRange(600, 5)), (BASIC, SampleRange(3600, 60)), (GLOBAL, SampleRange(28800, 600))],
     )
     def test_the_longer_ago_the_coarser(self, steps, span):
         """A counter that says when it was: each sample is of its moment, to within a step."""
@@ -109,7 +110,7 @@ class TestHistory:
         end = 2 * 86400
         for moment in range(5, end + 1, 5):
             history.add(float(moment), (moment,))
-        moments = history.moments(Span(86400, 1800), float(end), (end,))
+        moments = history.moments(SampleRange(86400, 1800), float(end), (end,))
         assert [counts[0] for _, counts in moments] == list(range(end, end - 86401, -1800))
 
     @pytest.mark.parametrize(("steps", "most"), [(BASIC, 182), (GLOBAL, 280)])
@@ -232,7 +233,7 @@ def test_what_happened_while_no_request_came_is_in_the_history(rates_of, monkeyp
         queue.published_count = 10 * second
         asyncio.run(rates.sweep())
     clock.now, queue.published_count = 600.0, 6000
-    found = asyncio.run(rates.totals(QUEUE, Spans(Span(1200, 5), None, None)))["publish_details"]
+    found = asyncio.run(rates.totals(QUEUE, SampleRanges(SampleRange(1200, 5), None, None)))["publish_details"]
     samples = [each["sample"] for each in found["samples"]]
     assert samples == list(range(6000, -1, -50))
     assert found["recorded_since"] == 0
@@ -284,7 +285,7 @@ def test_an_idle_queue_says_since_when(rates_of):
 @pytest.fixture
 def rates_of(tmp_path):
     """Rates over a catalogue of one queue, of which only counters are asked."""
-    from amqpd.broker.stats import ChannelTotals, Ended, VhostCounts
+    from amqpd.broker.stats import ChannelTotals, EndedTotals, VhostCounts
     from amqpd.management.stats import Rates
     from amqpd.storage.fsync_thread import SyncTimes
 
@@ -299,7 +300,7 @@ def rates_of(tmp_path):
     broker = SimpleNamespace(
         vhosts={"v": vhost},
         channels=ChannelTotals(),
-        catalogue=SimpleNamespace(ended_queues=Ended(), **churn),
+        catalogue=SimpleNamespace(ended_queues=EndedTotals(), **churn),
         settings=SimpleNamespace(data_dir=tmp_path),
         storage=SimpleNamespace(sync_times=SyncTimes()),
     )

@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.management import sessions
-from amqpd.management.sessions import OF_USER_MAX, Sessions, cookie, token_of
+from amqpd.management.sessions import OF_USER_MAX, LoginSessions, cookie, token_of
 
 PAGE = {"Amqpd-Page": "1"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -47,7 +47,7 @@ class TestSessions:
     def test_it_stands_for_its_user_until_its_time_is_over(self):
         now = [100.0]
         users = Users(ann="1")
-        kept = Sessions(60.0, None, lambda: now[0])
+        kept = LoginSessions(60.0, None, lambda: now[0])
         token = kept.open("ann", users)
         assert kept.user(token, users) == "ann"
         now[0] += 59.9
@@ -59,7 +59,7 @@ class TestSessions:
 
     def test_another_password_or_no_user_ends_it(self):
         users = Users(ann="1", bob="2")
-        kept = Sessions(60.0)
+        kept = LoginSessions(60.0)
         tokens = [kept.open(name, users) for name in ("ann", "bob", "bob")]
         users.rows["ann"] = Row("3")
         assert [kept.user(token, users) for token in tokens] == [None, "bob", "bob"]
@@ -69,7 +69,7 @@ class TestSessions:
 
     def test_one_users_many_logins_end_his_oldest_and_nobody_elses(self):
         users = Users(ann="1", bob="2")
-        kept = Sessions(60.0)
+        kept = LoginSessions(60.0)
         other = kept.open("bob", users)
         tokens = [kept.open("ann", users) for _ in range(OF_USER_MAX + 2)]
         assert [kept.user(token, users) for token in tokens[:3]] == [None, None, "ann"]
@@ -79,17 +79,17 @@ class TestSessions:
     def test_it_outlives_a_restart_and_the_file_opens_nothing(self, tmp_path):
         users = Users(ann="1", bob="2")
         path = tmp_path / "page-sessions.json"
-        kept = Sessions(60.0, path)
+        kept = LoginSessions(60.0, path)
         token, ended = kept.open("ann", users), kept.open("bob", users)
         kept.end(sha256(ended.encode()).hexdigest())
         kept.written()
         assert token not in path.read_text("utf-8")
         assert path.stat().st_mode & 0o777 == 0o600
-        again = Sessions(60.0, path)
+        again = LoginSessions(60.0, path)
         assert again.user(token, users) == "ann"
         assert again.user(ended, users) is None
         users.rows["ann"] = Row("another")
-        assert Sessions(60.0, path).user(token, users) is None
+        assert LoginSessions(60.0, path).user(token, users) is None
 
     @pytest.mark.parametrize(
         "text", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}', '{"a": ["u", "p", "soon"]}', "null", '"x"']
@@ -97,22 +97,22 @@ class TestSessions:
     def test_a_file_that_cannot_be_read_logs_everybody_out(self, tmp_path, text, told):
         path = tmp_path / "page-sessions.json"
         path.write_text(text, "utf-8")
-        kept = Sessions(60.0, path)
+        kept = LoginSessions(60.0, path)
         assert "log in again" in told[0]
         users = Users(ann="1")
         token = kept.open("ann", users)
         kept.written()
-        assert Sessions(60.0, path).user(token, users) == "ann"
+        assert LoginSessions(60.0, path).user(token, users) == "ann"
 
     def test_a_disk_that_takes_nothing_costs_no_login(self, tmp_path, told):
         users = Users(ann="1")
-        kept = Sessions(60.0, tmp_path / "none" / "page-sessions.json")
+        kept = LoginSessions(60.0, tmp_path / "none" / "page-sessions.json")
         assert kept.user(kept.open("ann", users), users) == "ann"
         kept.written()
         assert "will not outlive" in told[0]
 
     async def test_what_is_made_up_opens_nothing(self):
-        kept = Sessions(60.0)
+        kept = LoginSessions(60.0)
         for token in ("", "x" * 43, "x.", "x.y", "x.\xff", f"{'x' * 43}.bm9ib2R5"):
             assert kept.user(token, Users()) is None
             assert await kept.find(token, Users()) is None
@@ -129,13 +129,13 @@ class TestSessions:
 
         opened = os.open
         monkeypatch.setattr(sessions.os, "open", wait)
-        kept = Sessions(60.0, path)
+        kept = LoginSessions(60.0, path)
         tokens = [kept.open("ann", users) for _ in range(3)]
         assert moving.wait(60)
         assert not path.exists()
         moves.set()
         kept.written()
-        again = Sessions(60.0, path)
+        again = LoginSessions(60.0, path)
         assert [again.user(token, users) for token in tokens] == ["ann"] * 3
 
 

@@ -21,7 +21,7 @@ from amqpd.broker.session import Session
 from amqpd.broker.vhost import declare as declarations
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.declare import bind, declare_exchange
-from amqpd.broker.vhost.pending import Name, OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending, ObjectName
 from amqpd.config import load
 from amqpd.management import (
     bindings,
@@ -39,7 +39,7 @@ from amqpd.management import (
 )
 from amqpd.management import collectors as metrics
 from amqpd.management.json_body import parse
-from amqpd.management.request import ApiError, Call, Caller
+from amqpd.management.request import ApiError, ApiRequest, Principal
 from amqpd.management.stats import Rates
 from amqpd.management.time_slice import release
 from amqpd.server import Server
@@ -88,11 +88,11 @@ def call(
     body: Any = None,
     pairs: Sequence[tuple[str, str]] = (),
     **query: str,
-) -> Call:
+) -> ApiRequest:
     rates = Rates(server.broker, server.connections)
-    caller = Caller(User("o", ("administrator",)), True)
+    caller = Principal(User("o", ("administrator",)), True)
     headers: Any = SimpleNamespace(get=dict.get)
-    return Call(server.broker, server, rates, caller, "GET", params or {}, query, headers, body, pairs)
+    return ApiRequest(server.broker, server, rates, caller, "GET", params or {}, query, headers, body, pairs)
 
 
 V = {"vhost": "/"}
@@ -155,8 +155,8 @@ async def test_a_document_that_waits_for_a_name_is_let_go_of_in_slices(server, m
     monkeypatch.setattr(definitions_import, "release", lambda items: released.append(items) or asyncio.sleep(0))
     if at == "the calls":
         monkeypatch.setattr(definitions_import.Import, "check", lambda self: asyncio.sleep(0))
-    server.broker.catalogue.declared.hold(Name("/", "queue", "q"))
-    with pytest.raises(OnItsWay):
+    server.broker.catalogue.declared.hold(ObjectName("/", "queue", "q"))
+    with pytest.raises(DeclarationPending):
         await definitions_import.post_definitions(call(server, {}, {"queues": [{"name": "q", "vhost": "/"}]}))
     assert [item["name"] for items in released for item in items] == ["q"]
 

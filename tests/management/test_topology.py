@@ -15,7 +15,7 @@ from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.declare import bind
 from amqpd.cluster.api_gateway import _add
 from amqpd.config import load
-from amqpd.management.request import Call, Caller
+from amqpd.management.request import ApiRequest, Principal
 from amqpd.management.stats import QUEUE, READERS, Rates, Sample
 from amqpd.management.topology import get_topology
 from amqpd.server import Server
@@ -133,11 +133,11 @@ def test_who_may_see_it(user, api, v, channel) -> None:
     assert "q" in names(user("monitoring").get("/api/amqpd/topology"), "queues")
 
 
-class Asked(Call):
+class Asked(ApiRequest):
     """Of a node of that name, in a cluster."""
 
     def __init__(self, server: Server, node: str) -> None:
-        caller = Caller(User("o", ("administrator",)), True)
+        caller = Principal(User("o", ("administrator",)), True)
         nothing: Any = {}
         rates = Rates(server.broker, server.connections)
         super().__init__(server.broker, server, rates, caller, "GET", {}, {}, nothing, None)

@@ -21,9 +21,9 @@ from amqpd.broker.broker import Broker
 from amqpd.config import Settings
 from amqpd.connection.closing import CLOSED
 from amqpd.connection.connection import Connection
-from amqpd.connection.interfaces import Control
-from amqpd.connection.interfaces import Wire as WireBase
-from amqpd.connection.registry import Connections
+from amqpd.connection.interfaces import ChannelZeroBase
+from amqpd.connection.interfaces import TransportBase as WireBase
+from amqpd.connection.registry import ConnectionRegistry
 from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.storage import Storage
 
@@ -64,12 +64,12 @@ class StillLoop:
 
 
 class AllowAll:
-    def may(self, *_: object) -> bool:
+    def is_allowed(self, *_: object) -> bool:
         return True
 
-    may_topic = may_access_vhost = may
+    is_topic_allowed = may_access_vhost = is_allowed
 
-    def topic_limited(self, *_: object) -> bool:
+    def has_topic_permissions(self, *_: object) -> bool:
         return False
 
 
@@ -109,7 +109,7 @@ class Wire(WireBase):
     abort = close
 
 
-class NoControl(Control):
+class NoControl(ChannelZeroBase):
     """Channel 0 is silent; a hard error is a failure of the test."""
 
     def __init__(self, loop: StillLoop) -> None:
@@ -145,7 +145,7 @@ class Client:
         self.connection.set_frame_max(FRAME_MAX)
         house.connections.add(self.connection)
 
-    def control(self) -> Control:
+    def control(self) -> ChannelZeroBase:
         return NoControl(self.house.loop)
 
     def say(self, channel: int, *methods: Any) -> None:
@@ -217,7 +217,7 @@ class MemoryBroker:
         auth: Any = AllowAll()
         self.broker = Broker(Settings(), self.storage, metadata, loop)
         self.broker.auth = auth
-        self.connections = Connections(self.broker)
+        self.connections = ConnectionRegistry(self.broker)
         self.vhost = self.broker.vhosts.new_vhost(VhostRow("/", "v"))
         self.broker.vhosts["/"] = self.vhost
 

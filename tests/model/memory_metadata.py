@@ -14,11 +14,11 @@ from memory_broker import AllowAll, Client, MemoryBroker, NoControl, StillLoop
 from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.vhost.recovery import Findings, Report
+from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.config import Settings
 from amqpd.connection.closing import CLOSED
-from amqpd.connection.interfaces import Control
-from amqpd.connection.registry import Connections
+from amqpd.connection.interfaces import ChannelZeroBase
+from amqpd.connection.registry import ConnectionRegistry
 from amqpd.storage.metadata.schema import TABLE_OF, TABLES
 from amqpd.storage.metadata.store import (
     BindingRow,
@@ -122,7 +122,7 @@ class FailingClient(Client):
         super().__init__(house, name)
         self.failed = 0
 
-    def control(self) -> Control:
+    def control(self) -> ChannelZeroBase:
         return Noted(self)
 
     def publish_mandatory(self, queue: str, body: bytes) -> None:
@@ -160,8 +160,8 @@ class DeclaredHouse(MemoryBroker):
         metadata: Any = self.metadata
         auth: Any = AllowAll()
         self.broker = Broker(Settings(), self.storage, metadata, loop)
-        self.connections = Connections(self.broker)
-        self.broker.load(Findings(self.rows.state(), [], [], [], Report()))
+        self.connections = ConnectionRegistry(self.broker)
+        self.broker.load(RecoveryFindings(self.rows.state(), [], [], [], RecoveryReport()))
         self.broker.auth.close()
         self.broker.auth = auth
         self.vhost = self.broker.vhosts["/"]

@@ -11,9 +11,9 @@ from program_choices import Watched
 from simulated_filesystem import SimulatedClock
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.vhost.recovery import Findings, Report
+from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.config import Settings
-from amqpd.connection.registry import Connections
+from amqpd.connection.registry import ConnectionRegistry
 from amqpd.storage.metadata.store import Change, VhostRow
 from amqpd.storage.storage import Storage
 
@@ -90,8 +90,8 @@ class ProgramHouse(MemoryBroker):
         loop: Any = self.loop
         auth: Any = AllowAll()
         self.broker = Broker(Settings(), self.storage, metadata, loop)
-        self.connections = Connections(self.broker)
-        self.broker.load(Findings(self.rows.state(), [], [], [], Report()))
+        self.connections = ConnectionRegistry(self.broker)
+        self.broker.load(RecoveryFindings(self.rows.state(), [], [], [], RecoveryReport()))
         self.broker.auth.close()
         self.broker.auth = auth
         self.vhost = self.broker.vhosts["/"]

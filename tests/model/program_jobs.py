@@ -16,8 +16,8 @@ from program_routing import SELECTORS
 from program_twin import NUMBERS
 
 from amqpd.broker.flow.timers import TICK_MS
-from amqpd.broker.jobs.job import Job
-from amqpd.broker.jobs.jobs import Request, browse
+from amqpd.broker.jobs.job import QueueJob
+from amqpd.broker.jobs.jobs import JobRequest, browse
 from amqpd.routing.selector import parse_selector
 
 SOURCE = ("x-source-queue", "x-source-offset", "x-source-redelivered")
@@ -93,9 +93,9 @@ class Surgeon(Judge):
             self.twin.tidy(source)
         self.done(job, count)
 
-    def begin(self, verb: str, name: str, **request: Any) -> Job:
+    def begin(self, verb: str, name: str, **request: Any) -> QueueJob:
         vhost = self.house.vhost
-        job = self.house.broker.jobs.begin(Request(verb, vhost, vhost.queues[name], **request))
+        job = self.house.broker.jobs.begin(JobRequest(verb, vhost, vhost.queues[name], **request))
         self.listen()
         for _ in range(50):
             if job.ended_ms or job.state == "waiting":
@@ -103,7 +103,7 @@ class Surgeon(Judge):
             self.time_passes(TICK_MS)  # for an index that is being made
         return job
 
-    def done(self, job: Job, count: int, state: str = "done") -> None:
+    def done(self, job: QueueJob, count: int, state: str = "done") -> None:
         if job.ended_ms == 0:
             raise Different(f"{job.kind} of {job.source.name} has not ended: {job.state}, {job.reason}")
         self.same(f"{job.kind} of {job.source.name}", (job.state, job.done_count), (state, count))

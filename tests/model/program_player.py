@@ -19,7 +19,7 @@ from program_transactions import Transactor
 from program_twin import Twin
 from programs import Op
 
-from amqpd.broker.consumer import NotOpenYet
+from amqpd.broker.consumer import LogNotOpen
 from amqpd.broker.flow.timers import TICK_MS
 from amqpd.broker.vhost import policies
 
@@ -338,7 +338,7 @@ class Player(Surgeon, Transactor, Judge):
         self.twin.restart(clean=clean)
         self.connect()
         for queue in self.house.vhost.queues.values():
-            with suppress(NotOpenYet):
+            with suppress(LogNotOpen):
                 queue.prepare()
         self.obey()
 

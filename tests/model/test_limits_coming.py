@@ -10,7 +10,7 @@ import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
 from amqpd.broker.vhost import declare, limits
-from amqpd.broker.vhost.batch import Transaction
+from amqpd.broker.vhost.batch import DeclarationBatch
 from amqpd.broker.vhost.declaration import QueueDeclaration
 from amqpd.broker.vhost.limits import InvalidLimits
 from amqpd.broker.vhost.parameters import find
@@ -104,7 +104,7 @@ def test_limits_hold_once_they_are_committed(room: DeclaredHouse) -> None:
 @pytest.mark.parametrize("dry", [False, True])
 def test_a_transaction_counts_what_it_brings(room: DeclaredHouse, dry: bool) -> None:
     """Against the limits that it sets itself."""
-    transaction = Transaction(room.broker.vhosts, dry)
+    transaction = DeclarationBatch(room.broker.vhosts, dry)
     draft = transaction.draft("/")
     assert draft is not None
     limits.declare(draft, "limits", {"max-queues": 2})
@@ -127,7 +127,7 @@ def test_a_transaction_counts_what_it_brings(room: DeclaredHouse, dry: bool) -> 
 
 
 def test_an_abandoned_transaction_counts_no_more(room: DeclaredHouse) -> None:
-    transaction = Transaction(room.broker.vhosts, False)
+    transaction = DeclarationBatch(room.broker.vhosts, False)
     draft = transaction.draft("/")
     assert draft is not None
     declare.declare_queue(draft, durable("a"))

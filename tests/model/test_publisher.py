@@ -9,10 +9,10 @@ import pytest
 from memory_broker import Client, MemoryBroker, User
 
 from amqpd.broker.broker import Broker
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.message import Message
-from amqpd.broker.publish.confirms import Unconfirmed, when_safe
-from amqpd.broker.publish.fanout import WIDE_COUNT, Spread
+from amqpd.broker.publish.confirms import ConfirmTracker, when_safe
+from amqpd.broker.publish.fanout import WIDE_COUNT, SlicedFanout
 from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.session import Session
@@ -24,10 +24,10 @@ PLAIN = b"\0\0"
 PERSISTENT = b"\x10\0\x02"
 
 
-class Answers(Unconfirmed):
+class Answers(ConfirmTracker):
     """What the front end would write to its client."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: LoopTurn) -> None:
         super().__init__(turn)
         self.lines: list[str] = []
 
@@ -142,13 +142,13 @@ def test_errors_are_the_same_and_name_no_method(house: MemoryBroker) -> None:
 
 
 def test_permissions_hold_but_for_an_operator(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(house.broker.auth, "may", lambda *_: False)
+    monkeypatch.setattr(house.broker.auth, "is_allowed", lambda *_: False)
     with pytest.raises(AccessRefused, match="access to exchange 'amq.default' in vhost '/' refused for user 'guest'"):
         Front(house).publish("", "kept")
     Front(house, operator=True).publish("", "kept")
-    monkeypatch.setattr(house.broker.auth, "may", lambda *_: True)
-    monkeypatch.setattr(house.broker.auth, "topic_limited", lambda *_: True)
-    monkeypatch.setattr(house.broker.auth, "may_topic", lambda *arguments: arguments[-1] != "closed")
+    monkeypatch.setattr(house.broker.auth, "is_allowed", lambda *_: True)
+    monkeypatch.setattr(house.broker.auth, "has_topic_permissions", lambda *_: True)
+    monkeypatch.setattr(house.broker.auth, "is_topic_allowed", lambda *arguments: arguments[-1] != "closed")
     front = Front(house)
     front.publish("amq.topic", "open")
     cc = encode_properties(Properties(headers={"CC": ["closed"]}))
@@ -211,7 +211,7 @@ def test_a_publish_to_very_many_queues_is_told_of_once(house: MemoryBroker, prop
     front = Front(house)
     message = front.publisher.compose("amq.fanout", "", properties, b"x")
     found: list[bool] = []
-    Spread(front.publisher.session, front.publisher.route, message, True, found.append).step()
+    SlicedFanout(front.publisher.session, front.publisher.route, message, True, found.append).step()
     assert found == []
     house.settle()
     assert found == [True]

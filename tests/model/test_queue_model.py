@@ -18,7 +18,7 @@ from memory_broker import Client, Event
 from profiles import examples
 from queue_twin import HOT_COUNT_MAX, Message, QueueTwin, TwinChannel, TwinConsumer, TwinQueue, Unacked
 
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.config import QueueConfig
 
 PERSISTENT = b"\x10\x00\x02"
 TRANSIENT = b"\x10\x00\x01"
@@ -248,7 +248,7 @@ class QueueMachine(QueueTwin):
     @rule(name=st.sampled_from(NAMES), rules=st.sampled_from(RULES))
     def exchange_rules(self, name: str, rules: dict[str, object]) -> None:
         """While it runs. None of them bites, so nothing else may change."""
-        self.house.vhost.queues[name].obey(Rules({**rules, "single_active": self.single_active}))
+        self.house.vhost.queues[name].apply_config(QueueConfig({**rules, "single_active": self.single_active}))
         self.house.settle()
 
     # -- ends --------------------------------------------------------------------------------------------------------

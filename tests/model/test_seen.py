@@ -10,7 +10,7 @@ from memory_broker import Client, MemoryBroker
 from test_publisher import Front
 
 from amqpd.broker.publish import fanout
-from amqpd.broker.publish.deduplication import Seen
+from amqpd.broker.publish.deduplication import DeduplicationCache
 from amqpd.protocol.properties import Properties, encode_properties
 from amqpd.routing.stateful import Deduplication
 
@@ -43,9 +43,9 @@ def ready(house: MemoryBroker, name: str) -> int:
     return house.vhost.queue(name).ready_count
 
 
-def seen(house: MemoryBroker, name: str) -> Seen:
+def seen(house: MemoryBroker, name: str) -> DeduplicationCache:
     matcher = house.vhost.exchanges[name].matcher
-    assert isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen)
+    assert isinstance(matcher, Deduplication) and isinstance(matcher.memory, DeduplicationCache)
     return matcher.memory
 
 

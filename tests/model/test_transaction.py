@@ -11,17 +11,17 @@ import pytest
 from memory_metadata import DeclaredHouse, FailingClient
 
 from amqpd.broker.vhost import declare, vhosts
-from amqpd.broker.vhost.batch import Draft, Transaction
+from amqpd.broker.vhost.batch import DeclarationBatch, DraftNamespace
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.errors import AccessRefused, PreconditionFailed
 
 DECLARE = spec.Queue.Declare(queue="q", durable=True)
 
 
 class Room(DeclaredHouse):
-    def transaction(self, *, dry: bool = False) -> Transaction:
-        return Transaction(self.broker.vhosts, dry)
+    def transaction(self, *, dry: bool = False) -> DeclarationBatch:
+        return DeclarationBatch(self.broker.vhosts, dry)
 
     def commit(self, *, fails: bool = False, kept: bool = False) -> None:
         self.metadata.commit(fails=fails, kept=kept)
@@ -48,7 +48,7 @@ def room() -> Iterator[Room]:
     house.end()
 
 
-def declare_all(transaction: Transaction, vhost: str = "/", *, durable: bool = True) -> Draft:
+def declare_all(transaction: DeclarationBatch, vhost: str = "/", *, durable: bool = True) -> DraftNamespace:
     """Exchange x, queue q, and a binding between the two."""
     draft = transaction.draft(vhost)
     assert draft is not None
@@ -58,13 +58,13 @@ def declare_all(transaction: Transaction, vhost: str = "/", *, durable: bool = T
     return draft
 
 
-def bind(draft: Draft) -> None:
+def bind(draft: DraftNamespace) -> None:
     source, destination = draft.find_exchange("x"), draft.find_queue("q")
     assert source is not None and destination is not None
     declare.bind(draft, source, destination, "k", {})
 
 
-def committed(transaction: Transaction) -> list[BaseException | None]:
+def committed(transaction: DeclarationBatch) -> list[BaseException | None]:
     done: list[BaseException | None] = []
     transaction.commit(done.append)
     return done
@@ -138,7 +138,7 @@ def test_a_name_that_is_on_its_way_for_somebody_else(room: Room) -> None:
     for dry in (True, False):
         draft = room.transaction(dry=dry).draft("/")
         assert draft is not None
-        with pytest.raises(OnItsWay):
+        with pytest.raises(DeclarationPending):
             draft.find_queue("q")
     room.commit()
     assert room.transaction().draft("/").find_queue("q") is room.vhost.queues["q"]  # type: ignore[union-attr]

@@ -22,12 +22,12 @@ import amqpd.management.cluster_gateway
 import amqpd.server
 from amqpd.__main__ import main
 from amqpd.broker.broker import Broker
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.broker.vhost.vhosts import declare
 from amqpd.cluster.metadata import NotOwner
-from amqpd.cluster.peer_server import InnerFrontEnd
+from amqpd.cluster.peer_server import PeerServer
 from amqpd.cluster.row_codec import SlotChange
-from amqpd.cluster.view import Node, View
+from amqpd.cluster.view import NodeState, View
 from amqpd.config import Settings
 from amqpd.connection.server import AmqpFrontEnd
 from amqpd.management.front_end import AdminFrontEnd
@@ -46,7 +46,7 @@ class Table(View):
         self.me = me
         self._folder = folder
         self._owners: dict[str, str | None] = {}
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, NodeState] = {}
         self._stamp: object = None
         self.look()
 
@@ -62,7 +62,7 @@ class Table(View):
             if each.name == "owners.json":
                 self._owners, owners = said, text
             else:
-                self._nodes[each.stem] = Node(each.stem, said["host"], said["port"], said["fingerprint"])
+                self._nodes[each.stem] = NodeState(each.stem, said["host"], said["port"], said["fingerprint"])
         self.tell()
         (self._folder / f"{self.me}.seen").write_text(owners, "utf-8")
 
@@ -76,14 +76,14 @@ class Table(View):
         """What this node runs."""
         return [vhost for vhost, owner in self._owners.items() if owner == self.me]
 
-    def owner_of(self, vhost: str) -> Node | None:
+    def owner_of(self, vhost: str) -> NodeState | None:
         name = self._owners.get(vhost)
         return None if name is None else self._nodes.get(name)
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[NodeState]:
         return sorted(self._nodes.values())
 
-    def keeper(self) -> Node | None:
+    def controller(self) -> NodeState | None:
         return self._nodes.get(self.me)  # a vhost is made where the test says
 
     def position(self) -> int:
@@ -103,7 +103,7 @@ class Port(FrontEnd):
         self._broker = broker
         self._table = table
         self._folder = folder
-        self.inner = InnerFrontEnd(broker, amqp, admin, table, secret.encode(), ("127.0.0.1", 0), written)
+        self.inner = PeerServer(broker, amqp, admin, table, secret.encode(), ("127.0.0.1", 0), written)
         self.listeners = self.inner.listeners
         self._timer: asyncio.TimerHandle | None = None
         self._making: dict[str, asyncio.Task[None]] = {}
@@ -133,8 +133,8 @@ class Port(FrontEnd):
         if vhost.startswith("late"):
             await asyncio.sleep(1.5)
         # Before the vhost is there: a client that waits for it must not come between. The owner before says it as well.
-        self._broker.auth.keep_all([], [PermissionRow("guest", vhost, ".*", ".*", ".*")])
-        await finished(partial(declare, self._broker.vhosts, vhost, "", (), "classic"))
+        self._broker.auth.save_all([], [PermissionRow("guest", vhost, ".*", ".*", ".*")])
+        await wait_done(partial(declare, self._broker.vhosts, vhost, "", (), "classic"))
         await self._broker.auth.set_permissions("guest", vhost, ".*", ".*", ".*")
 
     async def stop(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from amqpd.cluster.view import Node
+from amqpd.cluster.view import NodeState
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 PROGRAM = Path(__file__).with_name("relay_node.py")
@@ -108,10 +108,10 @@ class Rig:
         aside.write_text(why, "utf-8")
         aside.rename(self.table / f"{name}.closed")
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> NodeState:
         """How its inner port is reached."""
         said: dict[str, Any] = json.loads((self.table / f"{name}.json").read_text("utf-8"))
-        return Node(name, said["host"], said["port"], said["fingerprint"])
+        return NodeState(name, said["host"], said["port"], said["fingerprint"])
 
     def url(self, name: str, vhost: str, user: str = "guest", query: str = "") -> str:
         """Of a vhost, at that node, whoever runs it."""

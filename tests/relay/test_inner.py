@@ -23,20 +23,20 @@ from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.peer_link import (
     NAME,
     BadPreamble,
-    Client,
-    Connector,
-    NotReached,
+    PeerConnector,
     PeerRefused,
+    PeerUnreachable,
     Preamble,
+    ProxiedClient,
     identity,
     peer_context,
 )
 from amqpd.cluster.peer_server import forward
-from amqpd.cluster.proxy import Relays
-from amqpd.cluster.row_codec import PutNote
+from amqpd.cluster.proxy import ConnectionProxy
+from amqpd.cluster.row_codec import PutAnnotation
 from amqpd.storage.metadata.store import Put, UserRow, WriteFailed
 
-CLIENT = Client(
+CLIENT = ProxiedClient(
     "guest", "v", "PLAIN", {"product": "x", "capabilities": {"a": True}}, 2047, 131072, 60, 1.5, ("10.0.0.1", 5),
     ("10.0.0.2", 5672), False, True, ("TLSv1.3", "TLS_AES_256_GCM_SHA384"),
     {"subject": [[["commonName", "me"]]]}, 7,
@@ -113,7 +113,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 class TestWhoIsANode:
     def test_the_wrong_secret(self, rig: Rig) -> None:
-        connector = Connector("x", b"another secret, long enough")
+        connector = PeerConnector("x", b"another secret, long enough")
 
         async def go() -> None:
             await connector.open(rig.node("b"), connector.preamble(words.LINK), asyncio.Protocol())
@@ -124,17 +124,17 @@ class TestWhoIsANode:
         assert rig["b"].says("the proof of its preamble is wrong")
 
     def test_another_certificate_hears_no_preamble(self, rig: Rig) -> None:
-        connector = Connector("x", SECRET.encode())
+        connector = PeerConnector("x", SECRET.encode())
         node = rig.node("b")._replace(fingerprint=rig.node("a").fingerprint)
 
         async def go() -> None:
             await connector.open(node, connector.preamble(words.LINK), asyncio.Protocol())
 
-        with pytest.raises(NotReached, match="its certificate is another"):
+        with pytest.raises(PeerUnreachable, match="its certificate is another"):
             run(go)
 
     def test_a_client_without_a_link_is_refused(self, rig: Rig) -> None:
-        connector = Connector("x", SECRET.encode())
+        connector = PeerConnector("x", SECRET.encode())
 
         async def go() -> None:
             await connector.open(rig.node("b"), connector.preamble(words.AMQP, CLIENT), asyncio.Protocol())
@@ -144,7 +144,7 @@ class TestWhoIsANode:
 
     def test_a_replayed_preamble(self, rig: Rig) -> None:
         """What was right for one connection is nothing on the next."""
-        connector = Connector("x", SECRET.encode())
+        connector = PeerConnector("x", SECRET.encode())
         body = words.encode(connector.preamble(words.LINK))
         with spoken(rig) as (sock, nonce):
             said = words.framed(body, words.proof(SECRET.encode(), nonce, rig.node("b").fingerprint, body))
@@ -259,25 +259,25 @@ def ended(sock: socket.socket) -> bool:
 
 class TestChangesForSlot0:
     @pytest.fixture
-    def connector(self) -> Connector:
-        return Connector("x", SECRET.encode())
+    def connector(self) -> PeerConnector:
+        return PeerConnector("x", SECRET.encode())
 
-    def test_it_says_the_offset_behind_them(self, rig: Rig, connector: Connector) -> None:
-        changes = [Put(UserRow("u", "h", "a", ("administrator",))), PutNote(("wish", 3), {"node": "a"})]
+    def test_it_says_the_offset_behind_them(self, rig: Rig, connector: PeerConnector) -> None:
+        changes = [Put(UserRow("u", "h", "a", ("administrator",))), PutAnnotation(("wish", 3), {"node": "a"})]
         assert run(lambda: forward(connector, rig.node("b"), changes)) == 1002
 
-    def test_refused_and_not_its_own(self, rig: Rig, connector: Connector) -> None:
+    def test_refused_and_not_its_own(self, rig: Rig, connector: PeerConnector) -> None:
         with pytest.raises(WriteFailed, match="this one is refused") as refused:
             run(lambda: forward(connector, rig.node("b"), [Put(UserRow("refused", "", "", ()))]))
         assert not isinstance(refused.value, NotOwner)
         with pytest.raises(NotOwner, match="slot 0 is another's"):
             run(lambda: forward(connector, rig.node("b"), [Put(UserRow("elsewhere", "", "", ()))]))
 
-    def test_nobody_there(self, rig: Rig, connector: Connector) -> None:
+    def test_nobody_there(self, rig: Rig, connector: PeerConnector) -> None:
         with pytest.raises(NotOwner, match="node b at"):
             run(lambda: forward(connector, rig.node("b")._replace(port=1), []))
 
-    def test_no_changes(self, rig: Rig, connector: Connector) -> None:
+    def test_no_changes(self, rig: Rig, connector: PeerConnector) -> None:
         async def go() -> bytes:
             heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -306,12 +306,12 @@ async def test_a_link_that_fails_when_its_clients_have_gone_is_told_nowhere_as_a
 
     async def unreached(*_: object) -> None:
         await go.wait()
-        raise NotReached("node b at 127.0.0.1:1: no answer")
+        raise PeerUnreachable("node b at 127.0.0.1:1: no answer")
 
     connector: Any = SimpleNamespace(open=unreached, preamble=lambda _: None)
     broker: Any = SimpleNamespace(loop=loop, alarms=SimpleNamespace(heard=[], raised={}))
     view: Any = SimpleNamespace(listeners=[])
-    relays = Relays(broker, view, connector)
+    relays = ConnectionProxy(broker, view, connector)
     node: Any = SimpleNamespace(name="b", fingerprint="ab")
     waiting = asyncio.create_task(relays._link_to(node))
     await asyncio.sleep(0)
@@ -322,5 +322,5 @@ async def test_a_link_that_fails_when_its_clients_have_gone_is_told_nowhere_as_a
     await asyncio.sleep(0.01)
     gc.collect()
     assert heard == []
-    with pytest.raises(NotReached, match="no answer"):
+    with pytest.raises(PeerUnreachable, match="no answer"):
         await relays._link_to(node)

@@ -10,18 +10,18 @@ from typing import Any
 from kafka_in_memory import FakeKafka
 from slot_in_memory import Slot, queue_id
 
-from amqpd.broker.delayed.delayed_messages import Delays
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.delayed.delayed_messages import DelayScheduler
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
-from amqpd.broker.message import Envelope, make_message
-from amqpd.broker.publish.dead_letter import DeadLetters
+from amqpd.broker.message import MessageRoute, make_message
+from amqpd.broker.publish.dead_letter import DeadLetterPublisher
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.log_opener import Opener, PumpRetries
+from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import Windows
-from amqpd.broker.queue_services import BrokerHost
-from amqpd.broker.vhost.vhost import Catalogue, VHost
+from amqpd.broker.queue_services import BrokerQueueServices
+from amqpd.broker.vhost.vhost import VHost, VhostServices
 from amqpd.protocol.properties import Properties, decode_properties, encode_properties, scan_properties
 from amqpd.storage.metadata.store import VhostRow
 
@@ -42,17 +42,17 @@ class Owner(Slot):
         """Its queues are read back and served."""
         await super().open()
         timers = Timers(self._call_later, self.storage.clock_watch)
-        self.broker_turn = Turn(self.storage, self._soon.append, timers)
+        self.broker_turn = LoopTurn(self.storage, self._soon.append, timers)
         self.storage.commits.on_commit = self.broker_turn.committed
         metadata: Any = SimpleNamespace(submit=lambda changes, done: done(None), checkpoint=lambda done: done(None))
-        catalogue = Catalogue(self.storage, metadata, self._post, self._call_later)
+        catalogue = VhostServices(self.storage, metadata, self._post, self._call_later)
         vhosts: dict[str, VHost] = {}
         self.republisher = Republisher(self.broker_turn, timers, self._soon.append)
-        dead_letters = DeadLetters(self.republisher, vhosts)
-        delays = Delays(self.storage, self.broker_turn, timers, self.republisher, vhosts, self._soon.append)
-        host = BrokerHost(
-            *("/", "v", self.broker_turn, timers, Windows(), self.storage, Opener(self._soon.append)),
-            *(PumpRetries(self._call_later), dead_letters, catalogue.stored_offsets, lambda _: None, delays),
+        dead_letters = DeadLetterPublisher(self.republisher, vhosts)
+        delays = DelayScheduler(self.storage, self.broker_turn, timers, self.republisher, vhosts, self._soon.append)
+        host = BrokerQueueServices(
+            *("/", "v", self.broker_turn, timers, Windows(), self.storage, LogOpener(self._soon.append)),
+            *(FailedQueueRetry(self._call_later), dead_letters, catalogue.stored_offsets, lambda _: None, delays),
         )
         self.vhost = vhosts["/"] = VHost(catalogue, VhostRow("/", "v"), host, {})
         for number, (name, arguments) in enumerate(((SOURCE, self.arguments), (TARGET, {}))):
@@ -78,7 +78,7 @@ class Owner(Slot):
 
     def run(self) -> None:
         """Turns, until the loop is idle: what was appended is on its way to Kafka, and not answered."""
-        self.broker_turn.want()
+        self.broker_turn.schedule()
         while self._soon or self.posted:
             soon = self._soon[:]
             self._soon.clear()
@@ -98,8 +98,10 @@ class Owner(Slot):
     def publish(self, *bodies: bytes, priority: int = 0) -> None:
         encoded = encode_properties(Properties(delivery_mode=2, priority=priority))
         for body in bodies:
-            message = make_message(Envelope("", SOURCE), encoded, body, True, scan_properties(encoded, 0, len(encoded)))
-            assert self.source.offer(message)
+            message = make_message(
+                MessageRoute("", SOURCE), encoded, body, True, scan_properties(encoded, 0, len(encoded))
+            )
+            assert self.source.enqueue(message)
         self.run()
 
     def answer(self) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from librt.strings import BytesWriter
 
-from amqpd.kafka.partition import UNKNOWN, Offered, Partition
+from amqpd.kafka.partition import UNKNOWN, Partition, QueuedBatch
 from amqpd.kafka.producer import KafkaRefused
-from amqpd.kafka.producer_state import barrier
+from amqpd.kafka.producer_state import epoch_fence
 from amqpd.kafka.requests import ProducerId
 from amqpd.storage.log.appender import place
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch
@@ -71,7 +71,7 @@ class FakeProducer:
         """With a barrier."""
         partition = Partition(topic.encode(), number, UNKNOWN)
         self.partitions.append(partition)
-        partition.offer(barrier(b"slot", self.held.producer_id, self.held.epoch, NOW_MS, 0), 0)
+        partition.offer(epoch_fence(b"slot", self.held.producer_id, self.held.epoch, NOW_MS, 0), 0)
         self.store(partition)
         return partition
 
@@ -89,7 +89,7 @@ class FakeProducer:
     def store(self, partition: Partition, count: int = 1 << 30) -> None:
         """The first `count` batches that wait are stored, and answered."""
         while partition.order and count > 0:
-            offered: Offered = partition.order[0]
+            offered: QueuedBatch = partition.order[0]
             base = self.kafka.store(partition.topic.decode(), int(partition.number), offered.batch)
             if partition.next_offset == UNKNOWN:
                 partition.learn(offered, base)

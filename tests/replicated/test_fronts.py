@@ -9,11 +9,11 @@ from kafka_in_memory import FakeKafka
 from slot_in_memory import TOPIC, Slot
 
 from amqpd.cluster import slot_logs
-from amqpd.cluster.slot_logs import Span
+from amqpd.cluster.slot_logs import LogSpan
 
 
 def test_bytes_from_the_head_on() -> None:
-    span = Span()
+    span = LogSpan()
     for number in range(1000):
         span.add(number * 10, 10_000)
     assert span.size_bytes(0, 10_000) == 10_000_000

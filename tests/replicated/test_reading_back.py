@@ -10,7 +10,7 @@ from kafka_in_memory import FakeKafka
 from slot_in_memory import SETTLED, TOPIC, Slot, owner
 
 from amqpd.cluster import slot_logs
-from amqpd.kafka.connection import KafkaLost
+from amqpd.kafka.connection import KafkaDisconnected
 
 
 async def test_the_next_owner_reads_back_what_is_live() -> None:
@@ -214,7 +214,7 @@ async def test_kafka_away_while_a_log_is_read_back(monkeypatch: pytest.MonkeyPat
 
     def before_read(topic: str, _number: int, _offset: int) -> None:
         if topic == TOPIC and next(tries) % 30 == 29:
-            raise KafkaLost("the broker is away")
+            raise KafkaDisconnected("the broker is away")
 
     kafka.before_read = before_read
     assert (await owner(kafka, first)).bodies() == [b"%d" % number for number in range(50)]

@@ -7,12 +7,12 @@ from kafka_in_memory import FakeKafka
 from slot_in_memory import PROPERTIES, ROUTE, TOPIC, Slot
 
 from amqpd.broker.consumer import Versioned
-from amqpd.broker.message import Envelope, make_message
+from amqpd.broker.message import MessageRoute, make_message
 from amqpd.broker.publish.route import Route
 from amqpd.channel.channel import Transaction
 from amqpd.errors import PreconditionFailed
 from amqpd.storage.log.batch import BatchHeader
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 
 
 def batches(kafka: FakeKafka) -> list[BatchHeader]:
@@ -40,7 +40,7 @@ async def test_message_by_message() -> None:
 async def test_prepared() -> None:
     kafka = FakeKafka()
     slot = await Slot(kafka).open()
-    prepared = Prepared(True)
+    prepared = PreparedTransaction(True)
     for number in range(3000):
         body = b"%d" % number
         prepared.append(ROUTE, PROPERTIES + body, 0, 3, 3, 3 + len(body), number % 2 == 0)
@@ -53,13 +53,13 @@ async def test_prepared() -> None:
 
 def test_more_than_a_batch_holds() -> None:
     transaction = Transaction()
-    envelope = Envelope("", "q")
+    envelope = MessageRoute("", "q")
     message = make_message(envelope, b"\0\0", b"x" * 900, True, None)
     here, elsewhere = (Route(envelope, [], False, Versioned(), False) for _ in range(2))
     here.transaction_bytes_max = 2500
     for route in (here, here, elsewhere, elsewhere):
-        transaction.keep(route, message)
+        transaction.add_publish(route, message)
     with pytest.raises(PreconditionFailed, match="for queues of a cluster at most 2500 bytes, which is one"):
-        transaction.keep(here, message)
+        transaction.add_publish(here, message)
     transaction.clear()
-    transaction.keep(here, message)
+    transaction.add_publish(here, message)

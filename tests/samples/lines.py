@@ -17,15 +17,15 @@ from urllib.parse import quote, unquote, unquote_to_bytes
 from amqpd.auth.internal_backend import AuthChange, AuthenticationRefused
 from amqpd.broker import consume
 from amqpd.broker.broker import Broker
-from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, Entry, NotOpenYet, Source, within
-from amqpd.broker.listeners import Clients
+from amqpd.broker.consumer import NO_ARGUMENTS, Consumer, LogNotOpen, QueueBase, QueueEntry, within
+from amqpd.broker.listeners import BrokerListener
 from amqpd.broker.message import Message
 from amqpd.broker.publish.confirms import when_safe
 from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.queue.log_opener import opening_over
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.session import Session
-from amqpd.broker.vhost.pending import OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.errors import AmqpError, FrameError, NotAllowed, PreconditionFailed, ResourceError
 from amqpd.listeners import Listener, bound_sockets
 from amqpd.protocol_server import FrontEnd
@@ -44,7 +44,7 @@ class LineConsumer(Consumer):
     def can_take(self) -> bool:
         return self.in_flight < self.credit
 
-    def deliver(self, message: Message, entry: Entry | None, redelivered: bool) -> None:
+    def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
         assert entry is not None  # each is to be acked
         self.in_flight += 1
         entry.consumer = self
@@ -66,7 +66,7 @@ class Client:
 
     def __init__(self, broker: Broker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.broker, self.reader, self.writer = broker, reader, writer
-        self.out, self.tag, self.unacked = bytearray(), 0, dict[int, Entry]()
+        self.out, self.tag, self.unacked = bytearray(), 0, dict[int, QueueEntry]()
         self.consumers = set[LineConsumer]()
 
     async def login(self) -> None:
@@ -87,11 +87,11 @@ class Client:
                 try:
                     await self.obey(words)
                     break
-                except NotOpenYet as waits:  # the line is given again once its queues' logs are open
+                except LogNotOpen as waits:  # the line is given again once its queues' logs are open
                     await opening_over(waits.destinations)
-                except OnItsWay as name:
+                except DeclarationPending as name:
                     await name.over()
-            self.broker.turn.want()
+            self.broker.turn.schedule()
             await asyncio.sleep(0)  # others have their turn
 
     async def obey(self, words: list[str]) -> None:
@@ -116,16 +116,16 @@ class Client:
         self.say("CONFIRM" if await asyncio.shield(safe) and accepted else "REFUSE")
 
     def subscribe(self, name: str, credit: int) -> None:
-        queue = consume.queue_for(self.session, name)
-        consume.check_free(queue, exclusive=False)
+        queue = consume.readable_queue(self.session, name)
+        consume.check_exclusive(queue, exclusive=False)
         self.consumers.add(consumer := LineConsumer(self, queue, min(credit, CREDIT_MAX)))
         self.say("OK")
-        consume.begin(queue, consumer)
+        consume.start_consumer(queue, consumer)
 
     def ack(self, tag: int) -> None:
         if (entry := self.unacked.pop(tag, None)) is None:
             raise PreconditionFailed(f"unknown delivery tag {tag}")
-        entry.queue.settle(entry)
+        entry.queue.ack(entry)
         if (consumer := entry.consumer) is not None:
             consumer.in_flight -= 1
             entry.queue.activate(consumer)
@@ -146,15 +146,15 @@ class Client:
 
     def end(self) -> None:
         for consumer in self.consumers:
-            consume.end(self.session, consumer.source, consumer)
+            consume.stop_consumer(self.session, consumer.source, consumer)
         for entry in self.unacked.values():
             entry.consumer = None
             entry.queue.requeue(entry, True)
-            entry.queue.pump_later()
+            entry.queue.schedule_dispatch()
         self.writer.close()
 
 
-class Lines(FrontEnd, Clients):
+class Lines(FrontEnd, BrokerListener):
     """Listens on any free port of the loopback. One publish to very many queues is not spread over several turns."""
 
     def __init__(self, broker: Broker) -> None:
@@ -205,10 +205,10 @@ class Lines(FrontEnd, Clients):
             self.clients.discard(client)
             client.end()
 
-    def user_changed(self, change: AuthChange) -> None:
+    def on_user_changed(self, change: AuthChange) -> None:
         for client in list(self.clients):
             client.publisher.forget_routes()
-            if why := client.session.must_go(change):
+            if why := client.session.revocation_reason(change):
                 client.close(f"ERR 320 {why}")
 
     def vhost_deleted(self, name: str) -> None:
@@ -216,7 +216,7 @@ class Lines(FrontEnd, Clients):
             if client.session.vhost.name == name:
                 client.close(f"ERR 320 vhost '{name}' is down")
 
-    def forget_offsets(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+    def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         for client in self.clients:
             for entry in client.unacked.values():
                 if entry.queue is queue and within(entry.offset, ranges):

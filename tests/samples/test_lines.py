@@ -14,7 +14,7 @@ import pytest
 
 from amqpd.broker.vhost import declare, vhosts
 from amqpd.broker.vhost.declaration import QueueDeclaration
-from amqpd.broker.vhost.pending import finished
+from amqpd.broker.vhost.pending import wait_done
 from amqpd.server import Server
 from amqpd.testing import embedded
 
@@ -52,7 +52,7 @@ async def broker(path: Path, *names: str, **arguments: object) -> AsyncIterator[
         vhost = server.broker.vhosts["/"]
         for name in names:
             given = {key.replace("_", "-"): value for key, value in arguments.items()}
-            await finished(partial(declare.declare_queue, vhost, QueueDeclaration(name, True, False, False, given)))
+            await wait_done(partial(declare.declare_queue, vhost, QueueDeclaration(name, True, False, False, given)))
         yield server
 
 
@@ -140,10 +140,10 @@ async def test_rights_that_go_end_their_clients(tmp_path: Path) -> None:
 async def test_a_vhost_that_goes_ends_its_clients(tmp_path: Path) -> None:
     async with broker(tmp_path) as server:
         places = server.broker.vhosts
-        await finished(lambda done: vhosts.declare(places, "shop", done=done))
+        await wait_done(lambda done: vhosts.declare(places, "shop", done=done))
         await server.broker.auth.set_permissions("guest", "shop", ".*", ".*", ".*")
         async with connected(server, vhost="shop") as client:
-            await finished(partial(vhosts.delete, places, places["shop"]))
+            await wait_done(partial(vhosts.delete, places, places["shop"]))
             assert await client.hear() == "ERR 320 vhost 'shop' is down"
 
 

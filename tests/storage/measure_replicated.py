@@ -13,7 +13,7 @@ from librt.strings import BytesWriter
 
 from amqpd.kafka import requests
 from amqpd.kafka.partition import Partition, join
-from amqpd.kafka.producer_state import Producer, Producing
+from amqpd.kafka.producer_state import PartitionProducer, ProducerState
 from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.log.record import RecordRoute, write_record
 
@@ -21,7 +21,7 @@ TOPIC = b"amqpd.orders.1"
 ROUNDS = 20_000
 
 
-class Nobody(Producer):
+class Nobody(PartitionProducer):
     """Who is told, and does nothing."""
 
     def moved(self, partition: Partition) -> None:
@@ -74,7 +74,7 @@ def main() -> None:
     apart = [of_records(10 * each, 10) for each in range(20)]
     told("20 batches of 10 as one", lambda: join(apart), 200)
 
-    producing, partition = Producing(Nobody()), Partition(TOPIC, 0, 0)
+    producing, partition = ProducerState(Nobody()), Partition(TOPIC, 0, 0)
     producing.leads(partition, 1, 0)
     batches = iter([batch_at(each) for each in range(5 * ROUNDS)])
     answers = iter([answer(each) for each in range(5 * ROUNDS)])

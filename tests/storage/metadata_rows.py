@@ -12,7 +12,6 @@ from amqpd.storage.metadata.store import (
     Change,
     ExchangeRow,
     GlobalParameterRow,
-    Metadata,
     MetadataState,
     ParameterRow,
     PermissionRow,
@@ -21,6 +20,7 @@ from amqpd.storage.metadata.store import (
     Row,
     SeenCacheRow,
     SeenRow,
+    SqlMetadataStore,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
@@ -76,8 +76,8 @@ def post(function: Callable[..., object], *arguments: object) -> None:
 @contextmanager
 def opened(
     data_dir: Path, url: str = "", seed: Sequence[Row] = (VHOST, USER)
-) -> Iterator[tuple[Metadata, MetadataState]]:
-    metadata = Metadata(url, data_dir, post)
+) -> Iterator[tuple[SqlMetadataStore, MetadataState]]:
+    metadata = SqlMetadataStore(url, data_dir, post)
     state = metadata.open(lambda: seed)
     try:
         yield metadata, state
@@ -85,7 +85,7 @@ def opened(
         metadata.close()
 
 
-def write(metadata: Metadata, *changes: Change) -> BaseException | None:
+def write(metadata: SqlMetadataStore, *changes: Change) -> BaseException | None:
     answers = Answers()
     metadata.submit(changes, answers.done(None))
     return answers.take(1)[0][1]

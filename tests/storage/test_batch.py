@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from librt.strings import BytesWriter
 
-from amqpd.storage.acks.ack_set import SettledSet
+from amqpd.storage.acks.ack_set import AckSet
 from amqpd.storage.log import batch
 from amqpd.storage.log.batch import BatchCursor, BatchHeader, ClosedBatch, body_size_bytes, close_batch, crc_fits
 from amqpd.storage.log.record import BadRecord, Record, RecordRoute, write_record
@@ -107,7 +107,7 @@ def test_every_flipped_bit_is_seen() -> None:
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=64), st.data())
 def test_cursor(bodies: list[bytes], data: st.DataObject) -> None:
     closed = make(bodies, base=100)
-    settled = SettledSet(90)
+    settled = AckSet(90)
     gone = data.draw(st.sets(st.integers(100, 100 + len(bodies) - 1)))
     for offset in gone:
         settled.add(offset, offset)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from amqpd.storage.filesystem import Clock, FileSystem
-from amqpd.storage.fsync_thread import Committer, Task
-from amqpd.storage.sync_job import SyncJob
+from amqpd.storage.fsync_thread import FsyncThread, Task
+from amqpd.storage.sync_job import SyncBatch
 
 PATIENCE_S = 60.0
 FAR_S = 3600.0
@@ -40,10 +40,10 @@ def told() -> Told:
 
 
 @pytest.fixture
-def committer(tmp_path: Path, told: Told) -> Iterator[Committer]:
+def committer(tmp_path: Path, told: Told) -> Iterator[FsyncThread]:
     filesystem = FileSystem()
     root_fd = os.open(tmp_path, os.O_RDONLY)
-    made = Committer(
+    made = FsyncThread(
         filesystem,
         root_fd,
         told.post,
@@ -65,17 +65,17 @@ def task(told: Told, name: str) -> Task:
     return Task(lambda: None, done)
 
 
-def test_other_work_does_not_take_the_place_of_what_is_waited_for(committer: Committer, told: Told) -> None:
+def test_other_work_does_not_take_the_place_of_what_is_waited_for(committer: FsyncThread, told: Told) -> None:
     """A rewind gathers its log, and then gives work: the sync of its settlements came when somebody published."""
     committer.wake(0.01)
     committer.submit(task(told, "task"))
     assert {told.wait(), told.wait()} == {"task", "due"}
 
 
-def test_a_job_does(committer: Committer, told: Told) -> None:
+def test_a_job_does(committer: FsyncThread, told: Told) -> None:
     """Its end sees to what has gathered."""
     committer.wake(FAR_S)
-    committer.submit(SyncJob(1))
+    committer.submit(SyncBatch(1))
     assert told.wait() == "committed"
     committer.submit(task(told, "task"))
     assert told.wait() == "task"

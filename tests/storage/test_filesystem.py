@@ -12,7 +12,7 @@ from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.filesystem import APPEND, RESERVE_SIZE_BYTES, FileSystem, OpenFile, Reserve
 from amqpd.storage.fsync_thread import run_job
-from amqpd.storage.sync_job import JobPart, SyncJob
+from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -170,8 +170,8 @@ def test_a_sync_waits_for_a_descriptor() -> None:
         return None
 
     filesystem.fault = fault
-    job = SyncJob(1)
-    part = JobPart("q")
+    job = SyncBatch(1)
+    part = SyncPart("q")
     part.directories.append("/d")
     job.parts.append(part)
     run_job(filesystem, job, -1)

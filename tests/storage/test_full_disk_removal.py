@@ -9,7 +9,7 @@ from typing import Any
 from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.fsync_thread import run_job
-from amqpd.storage.sync_job import JobPart, SyncJob
+from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 
 class FullUntilFreed(SimulatedFileSystem):
@@ -28,10 +28,10 @@ def test_what_is_settled_goes_before_a_checkpoint_that_has_no_room() -> None:
     filesystem.mkdir("/data")
     for name in ("0.log", "0.index", "9.settled"):
         SimulatedFileSystem.replace_file(filesystem, f"/data/{name}", b"x", sync=False)
-    part = JobPart("tasks")
+    part = SyncPart("tasks")
     part.checkpoints = [("/data/log-start", b"1")]
     part.unlinks = ["/data/9.settled", "/data/0.log", "/data/0.index"]
-    job = SyncJob(1)
+    job = SyncBatch(1)
     job.parts = [part]
     run_job(filesystem, job, -1)
     assert sorted(filesystem.listdir("/data")) == ["log-start"]

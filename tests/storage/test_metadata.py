@@ -15,13 +15,12 @@ import pytest
 from metadata_rows import EVERY_ROW, OTHER, USER, VHOST, Answers, all_rows, named, opened, post, write
 
 from amqpd.storage.metadata.schema import TABLES
-from amqpd.storage.metadata.sql import CoreStore
-from amqpd.storage.metadata.sqlite import SqliteStart
+from amqpd.storage.metadata.sql import SqlAlchemyTables
+from amqpd.storage.metadata.sqlite import SqliteBootstrap
 from amqpd.storage.metadata.store import (
     BindingRow,
     Delete,
     DeleteBindings,
-    Metadata,
     MetadataClosed,
     MetadataError,
     PermissionRow,
@@ -29,6 +28,7 @@ from amqpd.storage.metadata.store import (
     QueueRow,
     Row,
     SeenRow,
+    SqlMetadataStore,
     StoredOffsetRow,
     TopicPermissionRow,
     UserLimitsRow,
@@ -102,7 +102,7 @@ def test_any_directory_name(tmp_path: Path, name: str) -> None:
 def test_pragmas(tmp_path: Path) -> None:
     with opened(tmp_path):
         pass
-    store = CoreStore(tmp_path / "metadata.sqlite")
+    store = SqlAlchemyTables(tmp_path / "metadata.sqlite")
     wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0}
     with store._engine.connect() as connection:
         got = {name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in wanted}
@@ -128,8 +128,8 @@ def described(path: Path) -> dict[str, object]:
 
 
 def test_both_roads_make_the_same_schema(tmp_path: Path) -> None:
-    SqliteStart(tmp_path / "a.sqlite").create({"instance_id": "x"}, ())
-    store = CoreStore(tmp_path / "b.sqlite")
+    SqliteBootstrap(tmp_path / "a.sqlite").create({"instance_id": "x"}, ())
+    store = SqlAlchemyTables(tmp_path / "b.sqlite")
     store.create({"instance_id": "x"}, ())
     store.close()
     ours = described(tmp_path / "a.sqlite")
@@ -153,7 +153,7 @@ def test_put_replaces_and_delete_looks_at_the_key_only(tmp_path: Path, url: str)
 
 
 def test_a_dialect_without_upsert(tmp_path: Path) -> None:
-    store = CoreStore(tmp_path / "m.sqlite")
+    store = SqlAlchemyTables(tmp_path / "m.sqlite")
     store._puts = {table.name: None for table in TABLES}
     store.create({"instance_id": "x"}, EVERY_ROW)
     store.write([Put(USER._replace(tags=())), Put(EVERY_ROW[7]), Put(UserRow("new", "", ""))])
@@ -288,7 +288,7 @@ def test_a_failing_callback_does_not_cost_the_others_their_answer(
 
 def test_close_writes_what_waits(tmp_path: Path) -> None:
     answers = Answers()
-    metadata = Metadata("", tmp_path, post)
+    metadata = SqlMetadataStore("", tmp_path, post)
     metadata.open(lambda: (VHOST,))
     metadata.submit([Put(OTHER)], answers.done("last"))
     metadata.close()
@@ -304,7 +304,7 @@ def test_a_closed_loop_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixt
     def closed(*arguments: object) -> None:
         raise RuntimeError("Event loop is closed")
 
-    metadata = Metadata("", tmp_path, closed)
+    metadata = SqlMetadataStore("", tmp_path, closed)
     metadata.open(lambda: (VHOST,))
     metadata.submit([Put(OTHER)], lambda error: None)
     metadata.close()
@@ -321,7 +321,7 @@ def test_warm_then_write(tmp_path: Path) -> None:
 
 def test_submit_before_open(tmp_path: Path) -> None:
     with pytest.raises(MetadataClosed):
-        Metadata("", tmp_path, post).submit([], lambda error: None)
+        SqlMetadataStore("", tmp_path, post).submit([], lambda error: None)
 
 
 def run_python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from metadata_rows import EVERY_ROW, OTHER, VHOST, all_rows, named, opened, writ
 from amqpd.storage.metadata import sqlite
 from amqpd.storage.metadata.rows import Row
 from amqpd.storage.metadata.schema import SCHEMA_VERSION, tables_after
-from amqpd.storage.metadata.sqlite import SqliteStart
+from amqpd.storage.metadata.sqlite import SqliteBootstrap
 from amqpd.storage.metadata.store import InstanceMismatch, MetadataError, NewerSchema, Put, random_id
 
 
@@ -90,7 +90,7 @@ def test_an_upgrade_that_was_cut_short_is_made_by_the_next_start(
     with monkeypatch.context() as patched:
         patched.setattr(sqlite, "HEADER_TABLE", "nowhere")  # its last statement fails
         with pytest.raises(sqlite3.OperationalError):
-            SqliteStart(tmp_path / "metadata.sqlite").upgrade(1)
+            SqliteBootstrap(tmp_path / "metadata.sqlite").upgrade(1)
     with closing(sqlite3.connect(tmp_path / "metadata.sqlite")) as connection:
         names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     assert "stored_offsets" not in names

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.acks.ack_set import DELIVERED, SETTLED, SettledFile
+from amqpd.storage.acks.ack_set import DELIVERED, SETTLED, AckFileReader
 from amqpd.storage.acks.acks import AHEAD_MAX
 from amqpd.storage.fsync_thread import BOUNDS_ACKS_S
 from amqpd.storage.group_commit import POSTPONE_FROM
@@ -48,7 +48,7 @@ class Paced:
         return store
 
     def entries(self, kind: int) -> list[tuple[int, int]]:
-        found = SettledFile(bytes(self.house.data(self.house.names(".settled")[-1])))
+        found = AckFileReader(bytes(self.house.data(self.house.names(".settled")[-1])))
         assert not found.bad_count
         return [(a, b) for each, a, b, _ in found.entries if each == kind]
 

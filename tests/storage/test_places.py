@@ -9,7 +9,7 @@ import pytest
 
 from amqpd.storage.log.batch import ZSTD
 from amqpd.storage.log.reader import CHUNK_SIZE
-from amqpd.storage.log.record import Places, Record, RecordRoute
+from amqpd.storage.log.record import Record, RecordRoute, RecordViews
 from amqpd.storage.queue_log import Cursor
 
 ROUTES = [RecordRoute(b"ex", b"key"), RecordRoute(b"", b"other"), RecordRoute(b"ex", b"k" * 200)]
@@ -20,7 +20,7 @@ def nothing() -> None:
     raise AssertionError("all is in memory")
 
 
-def told(places: Places) -> list[tuple[object, ...]]:
+def told(places: RecordViews) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     for index in range(places.count):
         alike = places.alikes[places.alike_number(index)]
@@ -55,7 +55,7 @@ def of(record: Record) -> tuple[object, ...]:
 def all_places(cursor: Cursor, offset: int, size: int) -> list[tuple[object, ...]]:
     found: list[tuple[object, ...]] = []
     while True:
-        places = cursor.places_safe(offset, size, nothing)
+        places = cursor.views_below_hw(offset, size, nothing)
         assert not places.waiting
         if not places.count and places.next_offset <= offset:
             return found
@@ -114,7 +114,7 @@ def test_nothing_that_is_not_safe(house: Any) -> None:
     house.append(b"a", b"b")
     house.turn()
     house.append(b"c")
-    places = store.new_cursor().places_safe(0, 1 << 20, nothing)
+    places = store.new_cursor().views_below_hw(0, 1 << 20, nothing)
     assert [each[5] for each in told(places)] == [b"a", b"b"]
     house.turn()
     assert [each[5] for each in all_places(store.new_cursor(), 2, 1 << 20)] == [b"c"]
@@ -127,7 +127,7 @@ def test_they_outlive_the_cursor(house: Any) -> None:
         house.append(b"x" * 1000)
         house.turn()
     cursor = store.new_cursor()
-    places = cursor.places_safe(0, 1, nothing)
+    places = cursor.views_below_hw(0, 1, nothing)
     cursor.close()
     assert [each[5] for each in told(places)] == [b"x" * 1000]
     assert len(places.alikes[0].data) < 1200
@@ -137,7 +137,7 @@ def test_of_a_large_batch_only_what_was_asked_for_is_held(house: Any) -> None:
     store = house.begin()
     house.append(b"x" * 1000, b"y" * 300_000)
     house.turn()
-    places = store.new_cursor().places_safe(0, 1 << 20, nothing)
+    places = store.new_cursor().views_below_hw(0, 1 << 20, nothing)
     assert [len(alike.data) for alike in places.alikes][-1] == 300_000
 
 
@@ -211,6 +211,6 @@ def test_they_end_with_a_batch(house: Any) -> None:
         house.turn()
     cursor = store.new_cursor()
     size = 60 * (1000 + 3 + 64) + 100
-    assert [cursor.places_safe(first, size, nothing).count for first in (0, 60, 120, 180)] == [60] * 4
-    assert cursor.places_safe(0, 2 * size // 3, nothing).count < 60  # no batch ends there
-    assert cursor.places_safe(0, 2 * size, nothing).count == 120
+    assert [cursor.views_below_hw(first, size, nothing).count for first in (0, 60, 120, 180)] == [60] * 4
+    assert cursor.views_below_hw(0, 2 * size // 3, nothing).count < 60  # no batch ends there
+    assert cursor.views_below_hw(0, 2 * size, nothing).count == 120

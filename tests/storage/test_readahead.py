@@ -116,7 +116,7 @@ class Reading:
         """As a queue reads: what is at hand, and again when the disk has answered."""
         found: list[Record] = []
         while True:
-            fetch = self.store.cursor.read_at_hand(offset, READ_SIZE, self.arrived)
+            fetch = self.store.cursor.read_if_cached(offset, READ_SIZE, self.arrived)
             found += fetch.records
             offset = fetch.next_offset
             if not fetch.records and not fetch.waiting:
@@ -161,16 +161,16 @@ def test_what_is_in_the_page_cache_is_not_handed_over(reading: Reading) -> None:
 def test_the_next_range_is_fetched_while_this_one_is_delivered(reading: Reading) -> None:
     """A chunk first, so that it comes soon; then a range ahead, no more, however long the reader takes."""
     reading.fill(30_000)
-    fetch = reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived)
+    fetch = reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived)
     assert (fetch.records, fetch.next_offset, fetch.waiting) == ([], 0, True)
     reading.until(lambda: reading.arrivals == 1)
     assert reading.filesystem.fetched_bytes == CHUNK_SIZE
-    records = reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records
+    records = reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records
     assert len(records) > 100
     reading.until(lambda: reading.storage._ahead.count == 2)  # nobody waits for it yet
     assert reading.filesystem.fetched_bytes == CHUNK_SIZE + RANGE_SIZE
     for _ in range(4):
-        records = reading.store.cursor.read_at_hand(records[-1].offset + 1, READ_SIZE, reading.arrived).records
+        records = reading.store.cursor.read_if_cached(records[-1].offset + 1, READ_SIZE, reading.arrived).records
         assert len(records) > 100
     reading.until(lambda: reading.storage._ahead.count == 3)
     assert reading.filesystem.fetches == 3
@@ -205,7 +205,7 @@ def test_a_queue_deleted_meanwhile(reading: Reading) -> None:
     """Its descriptors go when the thread is done with them; nobody is called."""
     reading.fill(6_000)
     reading.filesystem.gate.clear()
-    assert reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records == []
+    assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
     file = reading.store.log.segments[0].log_file
     assert file is not None and file.pins == 1
     gone: list[bool] = []
@@ -219,7 +219,7 @@ def test_a_queue_deleted_meanwhile(reading: Reading) -> None:
 def test_files_in_use_are_not_given_up(reading: Reading) -> None:
     reading.fill(6_000)
     reading.filesystem.gate.clear()
-    assert reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records == []
+    assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
     assert not reading.store.release()
     reading.filesystem.gate.set()
     reading.until(lambda: reading.arrivals == 1)
@@ -231,7 +231,7 @@ def test_a_read_that_waits_comes_between(reading: Reading) -> None:
     """basic.get behind a consumer: it waits for the disk, and the other one goes on where it was."""
     reading.fill(6_000)
     reading.filesystem.gate.clear()
-    assert reading.store.cursor.read_at_hand(0, READ_SIZE, reading.arrived).records == []
+    assert reading.store.cursor.read_if_cached(0, READ_SIZE, reading.arrived).records == []
     assert reading.numbers(reading.store.cursor.read(0, 1).records) == [0]
     assert reading.numbers(reading.store.cursor.read(4_000, 1).records) == [4_000]
     reading.filesystem.gate.set()
@@ -315,7 +315,7 @@ def test_large_batches_of_a_stream(reading: Reading) -> None:
     def read(offset: int, end: int) -> list[int]:
         found: list[int] = []
         while offset < end:
-            places = cursor.places_safe(offset, 64 * 1024, reading.arrived)
+            places = cursor.views_below_hw(offset, 64 * 1024, reading.arrived)
             found += [int(places.body(index)[:8]) for index in range(places.count)]
             offset = places.next_offset
             if not places.count:

@@ -9,10 +9,10 @@ from librt.strings import BytesWriter
 
 from amqpd.storage.log.record import (
     BadRecord,
-    Places,
     Record,
     RecordDecoder,
     RecordRoute,
+    RecordViews,
     read_offset_delta,
     read_record,
     read_varint,
@@ -135,7 +135,7 @@ def test_a_decoder_remembers_nothing_wrong(shapes: list[tuple[bytes, bytes, byte
 
 @given(st.lists(SHAPES, min_size=1, max_size=20))
 def test_places_are_where_the_records_are(shapes: list[tuple[bytes, bytes, bytes, bytes]]) -> None:
-    decoder, places, due = RecordDecoder(), Places(), []
+    decoder, places, due = RecordDecoder(), RecordViews(), []
     for number, (exchange, key, properties, body) in enumerate(shapes):
         data = b"behind" + encode(exchange, key, properties, body, number) + b"before"
         _, stop = record_stop(data, 6, len(data))
@@ -148,7 +148,7 @@ def test_places_are_where_the_records_are(shapes: list[tuple[bytes, bytes, bytes
     assert places.index_of(0) == 0 and places.index_of(len(shapes)) == len(shapes)
 
 
-def records_of(places: Places) -> list[Record]:
+def records_of(places: RecordViews) -> list[Record]:
     found = []
     for index in range(places.count):
         alike = places.alikes[places.alike_number(index)]

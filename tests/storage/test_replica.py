@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from amqpd.storage.log.appender import Replica
+from amqpd.storage.log.appender import KafkaSequencer
 from amqpd.storage.log.batch import ZSTD, BatchHeader
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.record import RecordRoute
 
 ROUTE = RecordRoute(b"orders", b"eu.new")
 
 
-def begun(house: Any, sequence: int = 0) -> Replica:
+def begun(house: Any, sequence: int = 0) -> KafkaSequencer:
     log = house.begin()
-    replica = Replica(4711, 3, sequence)
+    replica = KafkaSequencer(4711, 3, sequence)
     log.appender.replica = replica
     return replica
 
 
-def headers(replica: Replica) -> list[BatchHeader]:
+def headers(replica: KafkaSequencer) -> list[BatchHeader]:
     return [BatchHeader(batch.header, 0) for batch in replica.take()]
 
 
@@ -82,8 +82,8 @@ def test_sequences_begin_again_behind_the_last(house: Any) -> None:
     assert replica.sequence == 3
 
 
-def prepared(count: int) -> Prepared:
-    made = Prepared()
+def prepared(count: int) -> PreparedTransaction:
+    made = PreparedTransaction()
     for _ in range(count):
         made.append(ROUTE, b"\x10\x00\x02body", 0, 3, 3, 7, True)
     made.close()

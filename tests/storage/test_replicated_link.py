@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.kafka.correlation import Link
+from amqpd.kafka.correlation import Correlator
 from amqpd.kafka.requests import CORRELATION_MAX
 from amqpd.kafka.wire import BadAnswer
 
@@ -17,7 +17,7 @@ def test_answers_in_any_pieces() -> None:
     bodies = [b"", b"a", b"b" * 300, b""]
     data = b"".join(frame(number, body) for number, body in enumerate(bodies))
     for size in (1, 2, 3, 5, 7, 100, len(data)):
-        link = Link(1 << 20)
+        link = Correlator(1 << 20)
         assert [link.ask() for _ in bodies] == [0, 1, 2, 3]
         found = [answer for at in range(0, len(data), size) for answer in link.feed(data[at : at + size])]
         assert [answer[4:] for answer in found] == bodies
@@ -25,7 +25,7 @@ def test_answers_in_any_pieces() -> None:
 
 
 def test_a_large_answer_is_not_copied_for_each_piece() -> None:
-    link = Link(1 << 20)
+    link = Correlator(1 << 20)
     link.ask()
     data = frame(0, bytes(1 << 19))
     for at in range(0, len(data), 1 << 14):
@@ -45,13 +45,13 @@ def test_a_large_answer_is_not_copied_for_each_piece() -> None:
     ],
 )
 def test_what_is_no_answer(data: bytes, why: str) -> None:
-    link = Link(1000)
+    link = Correlator(1000)
     link.ask()
     with pytest.raises(BadAnswer, match=why):
         link.feed(data)
 
 
 def test_numbers_begin_again() -> None:
-    link = Link(1000)
+    link = Correlator(1000)
     link._next_id = CORRELATION_MAX
     assert [link.ask(), link.ask()] == [CORRELATION_MAX, 0]

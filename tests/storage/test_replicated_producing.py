@@ -6,7 +6,7 @@ import pytest
 from twin_kafka import NOT_LEADER, TIMED_OUT, TOO_LARGE, Run, batch_at, values_of
 
 from amqpd.kafka.partition import FULL_SIZE, JOINED_SIZE_MAX, UNKNOWN, Partition, goes_on, join
-from amqpd.kafka.producer_state import barrier
+from amqpd.kafka.producer_state import epoch_fence
 from amqpd.kafka.wire import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, BadAnswer, code_of
 from amqpd.storage.log.batch import BatchHeader
 
@@ -366,7 +366,7 @@ def test_a_barrier_tells_where_a_partition_ends() -> None:
     run.wanted = {partition}
     run.look_up()
     run.passed[0] = UNKNOWN
-    run.producing.offer(partition, barrier(b"slot", 9, 4, 1, 0), 0)
+    run.producing.offer(partition, epoch_fence(b"slot", 9, 4, 1, 0), 0)
     with pytest.raises(ValueError, match="barrier"):
         run.producing.offer(partition, batch_at(0, 1), 0)
     run.send()

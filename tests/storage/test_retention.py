@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
-from amqpd.storage.acks.ack_set import SettledSet
+from amqpd.storage.acks.ack_set import AckSet
 from amqpd.storage.clock_watch import ClockWatch
 from amqpd.storage.log.checkpoint import read_lines
-from amqpd.storage.maintenance import Upkeep
+from amqpd.storage.maintenance import LogMaintenance
 from amqpd.storage.retention import trim
 from amqpd.storage.retention_policy import FILE_DELETE_DELAY_MS, RetentionPolicy
 
@@ -287,7 +287,9 @@ def test_a_round_gives_way(make_house: Any) -> None:
     clock = SlowClock()
     tasks: list[Any] = []
     committer = SimpleNamespace(submit=tasks.append)
-    upkeep = Upkeep(SimulatedFileSystem(), ClockWatch(clock), committer, posted.append, print, (0, 0), -1, False)
+    upkeep = LogMaintenance(
+        SimulatedFileSystem(), ClockWatch(clock), committer, posted.append, print, (0, 0), -1, False
+    )
     house = make_house()
     house.begin()
     stores = [house.storage.create_queue("v", f"q{number}")[1] for number in range(20)]
@@ -407,7 +409,7 @@ def test_a_trim_at_work_leaves_the_log_before_or_behind_it(small: Any) -> None:
 
 
 def test_the_first_offset_that_is_not_settled() -> None:
-    settled = SettledSet(100)
+    settled = AckSet(100)
     assert settled.first_free() == 100
     settled.add(105, 105)
     assert settled.first_free() == 100

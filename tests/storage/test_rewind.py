@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from amqpd._build import is_compiled
-from amqpd.storage.acks.ack_set import SettledSet
-from amqpd.storage.acks.replay import Rewind
+from amqpd.storage.acks.ack_set import AckSet
+from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.acks.replay_file import by_segment, decode_rewind, encode_rewind, told_of
 
 BODY = b"." * 400
@@ -47,9 +47,9 @@ def rest(house: Any) -> None:
         house.loop()
 
 
-def wanted(house: Any, offsets: set[int]) -> Rewind:
+def wanted(house: Any, offsets: set[int]) -> AckedReplay:
     store = house.store
-    made: Rewind = house.storage.rewind(store)
+    made: AckedReplay = house.storage.rewind(store)
     for offset in sorted(offsets):
         segment = store.log.segment_of(offset)
         if segment is not None and not segment.gone and segment.settled.contains(offset):
@@ -57,7 +57,7 @@ def wanted(house: Any, offsets: set[int]) -> Rewind:
     return made
 
 
-def rewind(house: Any, offsets: set[int]) -> Rewind:
+def rewind(house: Any, offsets: set[int]) -> AckedReplay:
     made = wanted(house, offsets)
     made.begin()
     for _ in range(50):
@@ -85,7 +85,7 @@ class TestSet:
             other = {base + chance.randrange(2000) for _ in range(chance.choice([0, 3, 1500]))}
             sets = []
             for offsets in (mine, other):
-                made = SettledSet(base)
+                made = AckSet(base)
                 for offset in sorted(offsets):
                     made.add(offset, offset)
                 sets.append(made)
@@ -101,7 +101,7 @@ class TestSet:
 
 class TestFile:
     def test_what_it_says(self) -> None:
-        few, many = SettledSet(10), SettledSet(5000)
+        few, many = AckSet(10), AckSet(5000)
         few.add(12, 20)
         for offset in range(5000, 9000, 3):
             many.add(offset, offset)
@@ -119,7 +119,7 @@ class TestFile:
         assert told_of(parts[5000], 5000, 20_000)[1] == 88
 
     def test_it_is_whole_or_nothing(self) -> None:
-        few = SettledSet(0)
+        few = AckSet(0)
         few.add(1, 2)
         data = encode_rewind({0: few}, {0: 1}, 0)
         assert decode_rewind(data) is not None

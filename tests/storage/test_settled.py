@@ -14,8 +14,8 @@ from amqpd.storage.acks.ack_set import (
     RETURNED,
     SETTLED,
     TALLY_BITS,
-    SettledFile,
-    SettledSet,
+    AckFileReader,
+    AckSet,
     encode_entry,
     tally,
 )
@@ -25,7 +25,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 40)), max_size=
 
 @given(st.integers(0, 1 << 40), RANGES, st.booleans())
 def test_set_against_a_set(base: int, ranges: list[tuple[int, int]], bits: bool) -> None:
-    settled = SettledSet(base)
+    settled = AckSet(base)
     twin: set[int] = set()
     if bits:
         for offset in range(base, base + 1100, 2):  # more ranges than are kept as such
@@ -41,7 +41,7 @@ def test_set_against_a_set(base: int, ranges: list[tuple[int, int]], bits: bool)
     for offset in range(base - 1, base + 3100, 7):
         assert settled.contains(offset) == (offset in twin)
     assert {each for first, last in settled.ranges() for each in range(first, last + 1)} == twin
-    copy = SettledSet(base)
+    copy = AckSet(base)
     for start in range(base, base + 3100, 128):
         low, high = settled.words(start)
         copy.add_bits(start, low, high, base + 3099)
@@ -49,7 +49,7 @@ def test_set_against_a_set(base: int, ranges: list[tuple[int, int]], bits: bool)
 
 
 def test_full_bits_become_a_range_again() -> None:
-    settled = SettledSet(5)
+    settled = AckSet(5)
     for offset in range(5, 5005, 2):
         settled.add(offset, offset)
     assert settled.range_count() == -1
@@ -60,7 +60,7 @@ def test_full_bits_become_a_range_again() -> None:
 
 
 def test_ten_million_alternating_settlements_cost_bits() -> None:
-    settled = SettledSet(0)
+    settled = AckSet(0)
     for offset in range(0, 200_000, 2):
         settled.add(offset, offset)
     bits = settled._bits if hasattr(settled, "_bits") else None  # a compiled class shows no private attribute
@@ -88,7 +88,7 @@ ENTRIES = [(SETTLED, 3, 9, 700), (RETURNED, 4, 2, 0), (BITS, 128, -1, 5), (BOOT,
 def test_entries_round_trip() -> None:
     data = b"".join(encode_entry(*entry) for entry in ENTRIES)
     assert len(data) == 4 * ENTRY_SIZE
-    file = SettledFile(data)
+    file = AckFileReader(data)
     assert file.entries == ENTRIES
     assert (file.bad_count, file.torn) == (0, -1)
     assert file.slots() == [(number * ENTRY_SIZE, entry) for number, entry in enumerate(ENTRIES)]
@@ -100,7 +100,7 @@ def test_each_flipped_bit_costs_its_entry_only() -> None:
         broken = bytearray(data)
         broken[place // 8] ^= 1 << (place % 8)
         number = place // 8 // ENTRY_SIZE
-        file = SettledFile(bytes(broken))
+        file = AckFileReader(bytes(broken))
         assert file.entries == ENTRIES[:number] + ENTRIES[number + 1 :]
         assert (file.bad_count, file.bad) == (1, [number * ENTRY_SIZE])
         slots = [(each * ENTRY_SIZE, None if each == number else entry) for each, entry in enumerate(ENTRIES)]
@@ -110,7 +110,7 @@ def test_each_flipped_bit_costs_its_entry_only() -> None:
 def test_a_torn_entry_is_bad() -> None:
     data = b"".join(encode_entry(*entry) for entry in ENTRIES)
     for size in range(len(data)):
-        file = SettledFile(data[:size])
+        file = AckFileReader(data[:size])
         assert file.entries == ENTRIES[: size // ENTRY_SIZE]
         assert file.bad_count == (1 if size % ENTRY_SIZE else 0)
         assert file.torn == (len(file.entries) * ENTRY_SIZE if size % ENTRY_SIZE else -1)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from librt.strings import BytesWriter
 
 from amqpd.kafka.partition import Partition
-from amqpd.kafka.producer_state import Call, Producer, Producing
+from amqpd.kafka.producer_state import PartitionProducer, ProduceCall, ProducerState
 from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch, crc_fits
 from amqpd.storage.log.record import read_offset_delta, read_varint, record_stop, varint
 
@@ -105,13 +105,13 @@ class Sent:
     """A request on its way. answer: what the broker has said to it. gone: its connection was cut."""
 
     leader: int
-    call: Call
+    call: ProduceCall
     data: bytes
     answer: bytes | None = None
     gone: bool = False
 
 
-class Run(Producer):
+class Run(PartitionProducer):
     """A producer, the twin, and the network between them, driven by a random number generator."""
 
     def __init__(self, seed: int, partitions: int = 3, brokers: int = 2) -> None:
@@ -119,7 +119,7 @@ class Run(Producer):
         self.now = 0
         self.brokers = list(range(1, brokers + 1))
         self.twins = [TwinPartition() for _ in range(partitions)]
-        self.producing = Producing(self, 2000)
+        self.producing = ProducerState(self, 2000)
         self.partitions = [Partition(b"orders", number, 0) for number in range(partitions)]
         self.wanted: set[Partition] = set(self.partitions)
         self.sent: list[Sent] = []
@@ -135,7 +135,7 @@ class Run(Producer):
         self._seen: set[tuple[int, int]] = set()
         self._bytes: dict[tuple[int, int], bytes] = {}
 
-    # -- what `Producing` tells
+    # -- what `ProducerState` tells
 
     def moved(self, partition: Partition) -> None:
         twin = self.twins[partition.number]

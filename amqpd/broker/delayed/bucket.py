@@ -70,11 +70,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 from librt.strings import read_i64_be
 from mypy_extensions import i64
 
-from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.message import TTL_MS_MAX, Envelope, PropertiesView
+from amqpd.broker.flow.loop_turn import LoopTurn
+from amqpd.broker.message import TTL_MS_MAX, MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.publish.confirms import when_safe
-from amqpd.broker.publish.republisher import Dressed, Origin
+from amqpd.broker.publish.republisher import RepublishSource, RewrittenMessage
 from amqpd.broker.queue.argument_checks import erlang_type
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import Timestamp, read_u32, shortstr
@@ -95,7 +95,7 @@ READ_BYTES: Final = 64 * 1024
 _NO_RECORDS: Final[list[Record]] = []  # never written to
 
 
-class Place(NamedTuple):
+class BucketKey(NamedTuple):
     """Which bucket: its stretch of time begins `position` widths after 1970."""
 
     level: int
@@ -107,39 +107,39 @@ def shift(level: i64) -> i64:
     return 13 + 5 * level
 
 
-def place_of(due_ms: i64, now_ms: i64, level_max: i64) -> Place:
+def place_of(due_ms: i64, now_ms: i64, level_max: i64) -> BucketKey:
     """Where a message belongs that is due then. What is over belongs to now. level_max: 0 to 4."""
     if due_ms < now_ms:
         due_ms = now_ms
     level: i64 = 0
     while level < level_max and (due_ms >> shift(level)) - (now_ms >> shift(level)) >= REACH:
         level += 1
-    return Place(level, due_ms >> shift(level))
+    return BucketKey(level, due_ms >> shift(level))
 
 
-def place_below(due_ms: i64, now_ms: i64, level: i64) -> Place:
+def place_below(due_ms: i64, now_ms: i64, level: i64) -> BucketKey:
     """Where a message goes down to from a bucket of this level, 1 or above. What is over keeps its place in time, so
     that a backlog comes out in its order, and of a bucket at most 32 others become.
     """
     if due_ms < now_ms:
-        return Place(level - 1, due_ms >> shift(level - 1))
+        return BucketKey(level - 1, due_ms >> shift(level - 1))
     return place_of(due_ms, now_ms, level - 1)
 
 
-class Named(NamedTuple):
+class BucketName(NamedTuple):
     """What the name of a bucket's directory says."""
 
-    place: Place
+    place: BucketKey
     nonce: str
     parent: str
 
 
-def new_name(place: Place, parent: str) -> str:
+def new_name(place: BucketKey, parent: str) -> str:
     """Of a directory. parent: the nonce of the bucket whose messages it is to take over; "" for none."""
     return f"{place.level}.{place.position}.{secrets.token_hex(4)}.{parent or '-'}"
 
 
-def parse_name(name: str) -> Named | None:
+def parse_name(name: str) -> BucketName | None:
     """None: that is no bucket."""
     parts = name.split(".")
     if len(parts) != 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
@@ -147,7 +147,7 @@ def parse_name(name: str) -> Named | None:
     level, position = int(parts[0]), int(parts[1])
     if level >= LEVEL_COUNT or position >= 1 << 50:
         return None
-    return Named(Place(level, position), parts[2], "" if parts[3] == "-" else parts[3])
+    return BucketName(BucketKey(level, position), parts[2], "" if parts[3] == "-" else parts[3])
 
 
 @final
@@ -159,7 +159,7 @@ class Bucket:
     again: some of what it has may have been released already, before a crash.
     """
 
-    def __init__(self, place: Place, name: str, chain: list[str], store: QueueLog, opened: bool) -> None:
+    def __init__(self, place: BucketKey, name: str, chain: list[str], store: QueueLog, opened: bool) -> None:
         level: i64 = place.level
         self.place = place
         self.level = level
@@ -240,7 +240,7 @@ DELIVERED_AT: Final = "x-delivered-at"
 
 
 def due_ms(headers: Mapping[str, object], now_ms: i64, strict: bool) -> i64:
-    """When it is due, in milliseconds since 1970; 0: it is not delayed. strict: see `Delaying.destination`.
+    """When it is due, in milliseconds since 1970; 0: it is not delayed. strict: see `DelayHook.destination`.
 
     Raises: PreconditionFailed.
     """
@@ -286,7 +286,7 @@ def _shown(value: object) -> str:
     return str(value)[:40] if isinstance(value, str | int | float) else "of another form"
 
 
-def obeyed(headers: Mapping[str, object]) -> dict[str, object]:
+def strip_delay_header(headers: Mapping[str, object]) -> dict[str, object]:
     """The headers to set on a message that is delayed, of those it has; x-deliver-at goes."""
     changes: dict[str, object] = {}
     if DELAY in headers:
@@ -391,12 +391,12 @@ class Cascade:
     def __init__(
         self,
         bucket: Bucket,
-        turn: Turn,
-        make: Callable[[Place, Bucket], Bucket],
+        turn: LoopTurn,
+        make: Callable[[BucketKey, Bucket], Bucket],
         over: Callable[[Cascade, bool], None],
     ) -> None:
         self.bucket = bucket
-        self.children: dict[Place, Bucket] = {}
+        self.children: dict[BucketKey, Bucket] = {}
         self.copied: i64 = 0
         self.read = False
         self._turn = turn
@@ -419,9 +419,9 @@ class Cascade:
         if self.read or self._failed:
             return False
         if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max // 2:
-            when_safe(turn, (), _Goes(arrived).on)
+            when_safe(turn, (), _CascadeTarget(arrived).on)
             return False
-        fetch = bucket.cursor().read_at_hand(bucket.job_offset, READ_BYTES, arrived)
+        fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, arrived)
         logs: dict[QueueLog, None] = {}
         try:
             for record in fetch.records:
@@ -510,7 +510,7 @@ class Cascade:
 
 
 @final
-class _Goes:
+class _CascadeTarget:
     """One who goes on, however it went."""
 
     def __init__(self, arrived: Callable[[], None]) -> None:
@@ -533,7 +533,7 @@ ENVELOPES_MAX: Final = 1024
 
 
 @final
-class Tally:
+class DelayStats:
     """What is counted of delayed messages since the broker started. unroutable: of the released, those that went to no
     queue; dropped: with their exchange; cancelled: by an operator.
     """
@@ -550,7 +550,7 @@ class Tally:
 
 
 @final
-class Release(Origin):
+class DelayedRelease(RepublishSource):
     """Messages of one bucket. vhosts: all there are, by name. again: they may have been released before.
 
     done: called when some of them are over.
@@ -562,7 +562,7 @@ class Release(Origin):
         exchange: str,
         vhost: str,
         vhosts: Mapping[str, VHost],
-        tally: Tally,
+        tally: DelayStats,
         again: bool,
         done: Callable[[Bucket], None],
     ) -> None:
@@ -574,7 +574,7 @@ class Release(Origin):
         self._tally = tally
         self._again = again
         self._done = done
-        self._envelopes: dict[bytes, Envelope] = {}
+        self._envelopes: dict[bytes, MessageRoute] = {}
 
     def log(self) -> QueueLog | None:
         return None if self.bucket.gone else self.bucket.store
@@ -582,17 +582,17 @@ class Release(Origin):
     def gone(self) -> bool:
         return self.bucket.gone
 
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         key = exchange + b"\0" + routing_key
         envelope = self._envelopes.get(key)
         if envelope is None:
             if len(self._envelopes) >= ENVELOPES_MAX:
                 self._envelopes.clear()
-            envelope = Envelope(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
+            envelope = MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
             self._envelopes[key] = envelope
         return envelope
 
-    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
+    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         vhost = self._vhosts.get(self.vhost)
         exchange = None if vhost is None else vhost.exchanges.get(self.exchange)
         if vhost is None or exchange is None:
@@ -609,9 +609,9 @@ class Release(Origin):
         if not destinations:
             self._tally.unroutable += 1
             vhost.unroutable_count += 1
-        return Dressed(envelope, properties, info, destinations)
+        return RewrittenMessage(envelope, properties, info, destinations)
 
-    def safe(self, first: i64, last: i64, size: i64) -> None:
+    def on_safe(self, first: i64, last: i64, size: i64) -> None:
         bucket = self.bucket
         offset = first
         while offset <= last:
@@ -619,11 +619,11 @@ class Release(Origin):
                 self._tally.released += 1
             offset += 1
         if not bucket.gone:
-            super().safe(first, last, size)
+            super().on_safe(first, last, size)
             if not bucket.out:
                 self._done(bucket)
 
-    def left(self, offset: i64, again: bool) -> None:
+    def on_stop(self, offset: i64, again: bool) -> None:
         bucket = self.bucket
         self._is_back(offset)
         if again:
@@ -640,5 +640,5 @@ class Release(Origin):
         self._tally.out_bytes -= size
         return True
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         return {"vhost": self.vhost, "exchange": self.exchange}

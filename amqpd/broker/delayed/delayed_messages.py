@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.delayed.bucket import Named, parse_name
-from amqpd.broker.delayed.timing_wheel import Turning, Wheel, Works
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.delayed.bucket import BucketName, parse_name
+from amqpd.broker.delayed.timing_wheel import TimingWheel, Turning, Works
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.storage.acks.segment_removal import DELETED
@@ -48,10 +48,10 @@ FAILED_MS_MAX: Final = 30_000
 
 
 @final
-class Watch(Timer):
+class ClockWatcher(Timer):
     """Looks whether the wall clock was set."""
 
-    def __init__(self, delays: Delays) -> None:
+    def __init__(self, delays: DelayScheduler) -> None:
         super().__init__()
         self.delays = delays
 
@@ -60,13 +60,13 @@ class Watch(Timer):
 
 
 @final
-class Delays(Works):
+class DelayScheduler(Works):
     """One per broker. call_soon: calls a function in the next turn of the loop."""
 
     def __init__(
         self,
         storage: Storage,
-        turn: Turn,
+        turn: LoopTurn,
         timers: Timers,
         republisher: Republisher,
         vhosts: Mapping[str, VHost],
@@ -74,17 +74,17 @@ class Delays(Works):
     ) -> None:
         super().__init__(storage, turn, timers, republisher, vhosts)
         # By vhost, then by exchange.
-        self._wheels: dict[str, dict[str, Wheel]] = {}
+        self._wheels: dict[str, dict[str, TimingWheel]] = {}
         self._call_soon = call_soon
         self._line: deque[Turning] = deque()
         self._scheduled = False
-        self._watch = Watch(self)
+        self._watch = ClockWatcher(self)
         self._apart_ms: i64 = 0
         self._stopped = False
 
     # -- wheels ------------------------------------------------------------------------------------------------------
 
-    def wheel(self, vhost: str, vhost_id: str, exchange: str) -> Wheel:
+    def wheel(self, vhost: str, vhost_id: str, exchange: str) -> TimingWheel:
         """Of this exchange, made where it has none. On the disk nothing is made before its first message."""
         wheels = self._wheels.get(vhost)
         if wheels is None:
@@ -92,14 +92,14 @@ class Delays(Works):
             self._wheels[vhost] = wheels
         wheel = wheels.get(exchange)
         if wheel is None:
-            wheel = Wheel(self, vhost, vhost_id, exchange, secrets.token_hex(16))
+            wheel = TimingWheel(self, vhost, vhost_id, exchange, secrets.token_hex(16))
             wheels[exchange] = wheel
             if self._watch.tick < 0:
                 self._apart_ms = self.timers.steady_ms() - self.timers.now_ms()
                 self.timers.arm(self._watch, self.timers.now_ms() + WATCH_MS)
         return wheel
 
-    def of_vhost(self, vhost: str) -> list[Wheel]:
+    def of_vhost(self, vhost: str) -> list[TimingWheel]:
         """Those of its exchanges that delay, or did."""
         wheels = self._wheels.get(vhost)
         return [] if wheels is None else list(wheels.values())
@@ -169,7 +169,7 @@ class Delays(Works):
                 wheel.rearm()
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
-        self.turn.want()  # what was appended, settled and marked is written
+        self.turn.schedule()  # what was appended, settled and marked is written
         if self._line and not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
@@ -225,7 +225,7 @@ class Delays(Works):
         storage = self.storage
         chain = storage.delay_chain(vhost.id, folder)
         root = chain[-1]
-        found: dict[str, Named] = {}
+        found: dict[str, BucketName] = {}
         name = ""
         for each in sorted(storage.filesystem.listdir(root)):
             if each.endswith(DELETED):
@@ -269,7 +269,7 @@ class Delays(Works):
         self._restore(wheel, folder, found)
         self.busy(wheel)
 
-    def _has_records(self, root: str, names: Mapping[str, Named]) -> bool:
+    def _has_records(self, root: str, names: Mapping[str, BucketName]) -> bool:
         filesystem = self.storage.filesystem
         for name in names:
             for each in filesystem.listdir(f"{root}/{name}"):
@@ -277,7 +277,7 @@ class Delays(Works):
                     return True
         return False
 
-    def _restore(self, wheel: Wheel, folder: str, found: dict[str, Named]) -> None:
+    def _restore(self, wheel: TimingWheel, folder: str, found: dict[str, BucketName]) -> None:
         storage = self.storage
         nonces = {each.nonce for each in found.values()}
         for name, named in found.items():
@@ -290,7 +290,7 @@ class Delays(Works):
             store = storage.open_log(chain, wheel.exchange, wheel.vhost, wheel.vhost_id)
             wheel.restore(named.place, name, chain, store)
 
-    def _tell_whose(self, wheel: Wheel, directory: str, name: str) -> None:
+    def _tell_whose(self, wheel: TimingWheel, directory: str, name: str) -> None:
         """A power cut may have left a bucket without the file that says whose it is. Another one's has told it now, and
         may be gone at the next start.
         """

@@ -11,11 +11,11 @@ from heapq import heappush, heappushpop
 from typing import NamedTuple
 
 from amqpd.broker.delayed.bucket import READ_BYTES, Bucket, due_of, keys_of, name_of, number_of
-from amqpd.broker.delayed.timing_wheel import Wheel
+from amqpd.broker.delayed.timing_wheel import TimingWheel
 from amqpd.storage.log.record import Record
 
 
-class Found(NamedTuple):
+class DelayedMessage(NamedTuple):
     """One message. It sorts by its time. due_ms: since 1970. size_bytes: of the body."""
 
     due_ms: int
@@ -31,13 +31,13 @@ class Found(NamedTuple):
         return name_of(self.due_ms, self.number)
 
 
-def first(wheels: list[Wheel], count_max: int) -> Iterator[list[Found] | None]:
+def next_due(wheels: list[TimingWheel], count_max: int) -> Iterator[list[DelayedMessage] | None]:
     """The messages of these wheels that are due next, at most so many, in the order of their time: what it yields last.
 
     Yields None before that wherever the loop may have its turn. Memory: what is asked for. Cost: a pass over the
     buckets that come into question. Raises: OSError.
     """
-    heap: list[tuple[int, int, Found]] = []  # the latest of them first
+    heap: list[tuple[int, int, DelayedMessage]] = []  # the latest of them first
     asked = [(bucket.start_ms, number, wheel, bucket) for number, (wheel, bucket) in enumerate(_buckets(wheels))]
     for start_ms, _, wheel, bucket in sorted(asked):
         if len(heap) >= count_max and start_ms > -heap[0][0]:
@@ -56,7 +56,7 @@ def first(wheels: list[Wheel], count_max: int) -> Iterator[list[Found] | None]:
     yield sorted(entry[2] for entry in heap)
 
 
-def cancel(wheels: list[Wheel], due_ms: int, number: int) -> Iterator[bool | None]:
+def cancel(wheels: list[TimingWheel], due_ms: int, number: int) -> Iterator[bool | None]:
     """Yields last whether the message was there and is cancelled; None before that wherever the loop may have its turn.
 
     Cost: a pass over the buckets that may have it. Raises: OSError.
@@ -84,7 +84,7 @@ def _is(record: Record, due_ms: int, number: int) -> bool:
         return False
 
 
-def _buckets(wheels: list[Wheel]) -> Iterator[tuple[Wheel, Bucket]]:
+def _buckets(wheels: list[TimingWheel]) -> Iterator[tuple[TimingWheel, Bucket]]:
     for wheel in wheels:
         for bucket in wheel.buckets:
             if bucket.active and bucket.opened:
@@ -109,11 +109,13 @@ def _records(bucket: Bucket) -> Iterator[Record | None]:
         cursor.close()
 
 
-def _found(wheel: Wheel, record: Record) -> Found | None:
+def _found(wheel: TimingWheel, record: Record) -> DelayedMessage | None:
     try:
         due = due_of(record.properties)
         number = number_of(record.properties)
     except ValueError:
         return None
     keys = keys_of(record.properties) or [record.routing_key.decode("utf-8", "replace")]
-    return Found(due, number, wheel.exchange, record.exchange.decode(), keys, len(record.body), record.persistent)
+    return DelayedMessage(
+        due, number, wheel.exchange, record.exchange.decode(), keys, len(record.body), record.persistent
+    )

@@ -22,7 +22,7 @@ _OFFSETS: Final[i64] = (1 << 40) - 1
 
 
 @final
-class Slots:
+class DueSlots:
     """Of one wheel. count: places that are not taken out yet."""
 
     def __init__(self) -> None:

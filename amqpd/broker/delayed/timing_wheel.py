@@ -29,24 +29,24 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.delay_hook import Delaying
+from amqpd.broker.delay_hook import DelayHook
 from amqpd.broker.delayed.bucket import (
     LEVEL_COUNT,
     READ_BYTES,
     Bucket,
+    BucketKey,
     Cascade,
-    Place,
-    Release,
-    Tally,
+    DelayedRelease,
+    DelayStats,
     due_ms,
     due_of,
     new_name,
-    obeyed,
     place_of,
+    strip_delay_header,
     with_delay,
 )
-from amqpd.broker.delayed.slots import NEVER, Slots
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.delayed.slots import NEVER, DueSlots
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message, make_message
 from amqpd.broker.publish.republisher import Republisher
@@ -65,7 +65,7 @@ class Works:
     def __init__(
         self,
         storage: Storage,
-        turn: Turn,
+        turn: LoopTurn,
         timers: Timers,
         republisher: Republisher,
         vhosts: Mapping[str, VHost],
@@ -75,7 +75,7 @@ class Works:
         self.timers = timers
         self.republisher = republisher
         self.vhosts = vhosts
-        self.tally = Tally()
+        self.tally = DelayStats()
         self._number: i64 = 0
 
     def busy(self, wheel: Turning) -> None:
@@ -95,7 +95,7 @@ class Works:
         return number
 
 
-class Turning(Delaying):
+class Turning(DelayHook):
     """A wheel, as who makes it turn knows it, and who brings it messages. queued: it stands in `Works`' line. armed_ms:
     when it is called next, by wall clock. failures: of its `step`, on end; it rests until rest_ms, monotonic.
     """
@@ -108,7 +108,7 @@ class Turning(Delaying):
         self.armed_ms: i64 = NEVER
         self.failures: i64 = 0
         self.rest_ms: i64 = 0
-        self._wake = Wake(self)
+        self._wake = WheelTimer(self)
 
     def taking(self, due: i64) -> Bucket:
         """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
@@ -144,7 +144,7 @@ class Turning(Delaying):
 
 
 @final
-class Countdown:
+class CountdownLatch:
     """`done` is called when so many directories are gone."""
 
     def __init__(self, count: i64, done: Callable[[], None]) -> None:
@@ -158,7 +158,7 @@ class Countdown:
 
 
 @final
-class Wake(Timer):
+class WheelTimer(Timer):
     """The wheel's next moment has come."""
 
     def __init__(self, wheel: Turning) -> None:
@@ -175,7 +175,7 @@ log = logging.getLogger(__name__)
 
 
 @final
-class Delayed(Destination):
+class DelayDestination(Destination):
     """Of the publishes that are due at one time under the same keys.
 
     keys: None where a message has but its own. changes: of its headers.
@@ -209,10 +209,10 @@ class Delayed(Destination):
                 return None  # `offer` refuses it
         return None if bucket is None else bucket.store
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.wheel.dropped
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         wheel = self.wheel
         if wheel.dropped:
             return False
@@ -244,9 +244,9 @@ RETRY_MS: Final = 2000
 
 
 @final
-class Wheel(Turning):
+class TimingWheel(Turning):
     """Of one exchange. folder: the directory of its buckets among the vhost's; others: those that it has besides, of
-    an earlier life (`Delays._begin_folder`).
+    an earlier life (`DelayScheduler._begin_folder`).
     """
 
     def __init__(self, works: Works, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
@@ -259,11 +259,11 @@ class Wheel(Turning):
         self.buckets: dict[Bucket, None] = {}
         # Whoever looks through the buckets in slices looks again when this has changed.
         self.moves: i64 = 0
-        self._taking: dict[Place, Bucket] = {}
+        self._taking: dict[BucketKey, Bucket] = {}
         self._unopened: list[Bucket] = []
         self._cascades: dict[Bucket, Cascade] = {}
-        self._slots = Slots()
-        self._releases: dict[Bucket, tuple[Release, Release]] = {}
+        self._slots = DueSlots()
+        self._releases: dict[Bucket, tuple[DelayedRelease, DelayedRelease]] = {}
         self._retry_ms: dict[Bucket, i64] = {}
         self._stopped = False
 
@@ -273,7 +273,7 @@ class Wheel(Turning):
         due = due_ms(headers, self.works.timers.steady_ms(), strict)
         if due == 0:
             return None
-        return Delayed(self, due, keys if len(keys) > 1 else None, obeyed(headers))
+        return DelayDestination(self, due, keys if len(keys) > 1 else None, strip_delay_header(headers))
 
     def taking(self, due: i64) -> Bucket:
         """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
@@ -299,7 +299,7 @@ class Wheel(Turning):
         self.arm(bucket.end_ms if bucket.loaded else bucket.work_ms)
         return bucket
 
-    def _make(self, place: Place, parent: str) -> Bucket:
+    def _make(self, place: BucketKey, parent: str) -> Bucket:
         works = self.works
         name = new_name(place, parent)
         chain = works.storage.delay_chain(self.vhost_id, self.folder, name)
@@ -316,7 +316,7 @@ class Wheel(Turning):
 
     # -- what there was ----------------------------------------------------------------------------------------------
 
-    def restore(self, place: Place, name: str, chain: list[str], store: QueueLog) -> None:
+    def restore(self, place: BucketKey, name: str, chain: list[str], store: QueueLog) -> None:
         """A bucket of an earlier life of the broker."""
         bucket = Bucket(place, name, chain, store, False)
         self.buckets[bucket] = None
@@ -418,7 +418,7 @@ class Wheel(Turning):
             bucket.job_offset = 0
             bucket.job_end = bucket.store.next_offset  # what comes from now on is put into its slot at once
             self._slots.number(bucket)
-        fetch = bucket.cursor().read_at_hand(bucket.job_offset, READ_BYTES, partial(self._goes_on, bucket))
+        fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, partial(self._goes_on, bucket))
         for record in fetch.records:
             if record.offset >= bucket.job_end:
                 break
@@ -463,7 +463,7 @@ class Wheel(Turning):
             return True
         return not bucket.waiting
 
-    def _copy_to(self, place: Place, parent: Bucket) -> Bucket:
+    def _copy_to(self, place: BucketKey, parent: Bucket) -> Bucket:
         child = self._make(place, parent.nonce)
         child.active = False
         return child
@@ -532,10 +532,10 @@ class Wheel(Turning):
         releases = self._releases.get(bucket)
         if releases is None:
             works = self.works
-            pair: list[Release] = []
+            pair: list[DelayedRelease] = []
             for again in (False, True):
                 pair.append(
-                    Release(bucket, self.exchange, self.vhost, works.vhosts, works.tally, again, self._released)
+                    DelayedRelease(bucket, self.exchange, self.vhost, works.vhosts, works.tally, again, self._released)
                 )
             releases = (pair[0], pair[1])
             self._releases[bucket] = releases
@@ -590,7 +590,8 @@ class Wheel(Turning):
 
     def stop(self) -> None:
         """The broker stops cleanly: of a bucket that knows what became of all it released nothing comes twice. What
-        is on its way will be safe before the logs are closed, or has not left (`Release.left`). No directory goes now.
+        is on its way will be safe before the logs are closed, or has not left (`DelayedRelease.left`). No directory
+        goes now.
         """
         self._stopped = True
         for bucket in self.buckets:
@@ -611,7 +612,7 @@ class Wheel(Turning):
         storage = self.works.storage
         buckets = list(self.buckets)
         self.end()
-        gone = Countdown(1 + len(self.others), done)
+        gone = CountdownLatch(1 + len(self.others), done)
         for folder in (self.folder, *self.others):
             chain = storage.delay_chain(self.vhost_id, folder)
             stores = [bucket.store for bucket in buckets if bucket.chain[:-1] == chain]
@@ -667,7 +668,7 @@ class Wheel(Turning):
         bucket.store.settle(offset, size)
         bucket.forget_window()
         self.works.tally.cancelled += 1
-        self.works.turn.want()
+        self.works.turn.schedule()
         return True
 
     # -- when it is next wanted --------------------------------------------------------------------------------------

@@ -188,21 +188,21 @@ def total_memory_bytes() -> int:
 READ_BYTES: Final = 256 * 1024
 
 
-class Reader(Protocol):
+class BodyReader(Protocol):
     """A connection that is in the midst of a body."""
 
     def read_bodies(self, on: bool) -> None:
         """Whether it may be read, as far as bodies are concerned. Told more than once, too."""
 
 
-class UnfinishedBodies:
+class PartialBodyMemory:
     """One per broker. limit_bytes: the budget."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.kept_bytes = 0
         # By the age of its oldest body: bytes kept of a connection, and that body's serial there.
-        self._readers: dict[Reader, tuple[int, int]] = {}
+        self._readers: dict[BodyReader, tuple[int, int]] = {}
         # Somebody is held.
         self.full = False
 
@@ -210,7 +210,7 @@ class UnfinishedBodies:
         """Connections with unfinished bodies."""
         return len(self._readers)
 
-    def changed(self, reader: Reader, kept_bytes: int, oldest: int) -> None:
+    def changed(self, reader: BodyReader, kept_bytes: int, oldest: int) -> None:
         """A connection was read. kept_bytes: of its unfinished bodies; oldest: serial of the oldest, 0 without one.
 
         Cost: a dict look-up; while some are held and there is room again, a look at all of them.

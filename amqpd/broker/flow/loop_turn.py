@@ -4,8 +4,8 @@ Everything that one turn of the event loop gathered is worked off once, in this 
 deliver, logs (one write each), confirms, sockets (one write each). So a delivery mark is in the file before the
 delivery is on the wire, and a thousand publishes cost one system call.
 
-`Turn` is called by the loop through `call_soon`, and only when somebody asked for it. Where reads come one at a time,
-with nothing beside them to gather, each is worked off before the loop goes on: `begin_read`.
+`LoopTurn` is called by the loop through `call_soon`, and only when somebody asked for it. Where reads come one at a
+time, with nothing beside them to gather, each is worked off before the loop goes on: `begin_read`.
 
 How much of a turn goes to looking for what consumers' filters want, and whose turn that is.
 
@@ -23,10 +23,10 @@ from typing import Final, Protocol, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Source
+from amqpd.broker.consumer import QueueBase
 from amqpd.broker.flow.timers import Timers
-from amqpd.storage.group_commit import CommitCycle
-from amqpd.storage.loop_log import StoreContext
+from amqpd.storage.group_commit import GroupCommit
+from amqpd.storage.loop_log import LogContext
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
@@ -43,12 +43,12 @@ SLICE_COUNT_MAX: Final = 8192
 
 
 @final
-class Scans:
+class ScanBudget:
     """One per broker."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
-        self.line: deque[Source] = deque()
+        self.line: deque[QueueBase] = deque()
         # Whether who looks now has to stop.
         self.over = False
         self._turn: i64 = -1
@@ -57,11 +57,11 @@ class Scans:
         self._count: i64 = 0
         # Since the clock was looked at.
         self._unlooked: i64 = 0
-        self._granted: Source | None = None
+        self._granted: QueueBase | None = None
         self._parse_turn: i64 = -1
         self._parse_size: i64 = 0
 
-    def begin(self, queue: Source, turn: i64) -> bool:
+    def begin(self, queue: QueueBase, turn: i64) -> bool:
         """The queue is pumped in this turn: `over` says whether it may look at anything. One that stands in the line
         may not before it is its turn; the answer is whether that is now.
         """
@@ -81,7 +81,7 @@ class Scans:
         return False
 
     def begin_alone(self, slice_ms: i64) -> None:
-        """A slice of one's own, of no turn: of who has a `Scans` for itself."""
+        """A slice of one's own, of no turn: of who has a `ScanBudget` for itself."""
         self._until_ms = self._timers.now_ms() + slice_ms
         self._count = 0
         self._unlooked = 0
@@ -112,7 +112,7 @@ class Scans:
         self._parse_size += size
         return True
 
-    def wait(self, queue: Source) -> None:
+    def wait(self, queue: QueueBase) -> None:
         """The queue is not done: it is pumped again when it is its turn."""
         if not queue.scan_wanted:
             queue.scan_wanted = True
@@ -131,7 +131,7 @@ class Scans:
             queue.scan_wanted = False
             self._granted = queue
             try:
-                queue.pump()
+                queue.dispatch()
             except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
                 queue.pump_failed(error)
             self._granted = None
@@ -162,7 +162,7 @@ class Flushable(Protocol):
         """Writes what has gathered."""
 
 
-class Paced(Protocol):
+class PausedReader(Protocol):
     """A socket's input."""
 
     def synced(self) -> None:
@@ -173,25 +173,25 @@ class Paced(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Confirmer:
+class CommitListener:
     """Who has published in a turn, or settled, and waits until that is safe (publishing/unconfirmed.py)."""
 
-    def end_turn(self, generation: i64, safe: bool) -> bool:
+    def on_turn_end(self, generation: i64, safe: bool) -> bool:
         """The turn's publishes are in commit group `generation`; safe: it is synced already. True: something waits."""
         raise NotImplementedError
 
-    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
+    def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         """Every group up to `generation` is synced but for these logs. True: something still waits."""
         raise NotImplementedError
 
 
-class Turn:
+class LoopTurn:
     """One per broker. Owns the lists of what a turn has touched."""
 
     def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object], timers: Timers) -> None:
-        self.commits: CommitCycle = storage.commits
+        self.commits: GroupCommit = storage.commits
         # Knows which logs this turn writes to, and how many are enough.
-        self.stores: StoreContext = storage.context
+        self.stores: LogContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
         # What waits to be published again fills memory: publishers are held until there is less of it.
         self.crowded = False
@@ -214,19 +214,19 @@ class Turn:
         self._now_ms: i64 = -1
         self._scheduled = False
         # Queues that look for what consumers' filters want.
-        self.scans = Scans(timers)
+        self.scans = ScanBudget(timers)
         self._dirty: list[Flushable] = []
-        self._pumps: list[Source] = []
-        self._confirming: list[Confirmer] = []
-        self._waiting: list[Confirmer] = []
-        self._held: list[Paced] = []
+        self._pumps: list[QueueBase] = []
+        self._confirming: list[CommitListener] = []
+        self._waiting: list[CommitListener] = []
+        self._held: list[PausedReader] = []
         self._wanting_room: list[Callable[[], None]] = []
-        self._paced: deque[Paced] = deque()
+        self._paced: deque[PausedReader] = deque()
         # Dead letters wait; turns that they did so far.
-        self.overdue = False
+        self.dead_letters_pending = False
         self._overdue_turns: i64 = 0
 
-    def want(self) -> None:
+    def schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
@@ -235,7 +235,7 @@ class Turn:
         """Monotonic milliseconds, looked up once per read and not per message: what came together has one age."""
         if self._now_ms < 0:
             self._now_ms = self._timers.now_ms()
-            self.want()  # which forgets it
+            self.schedule()  # which forgets it
         return self._now_ms
 
     def begin_read(self, size: i64) -> bool:
@@ -251,12 +251,12 @@ class Turn:
         if self._lone and self._reads == 1 and size <= SMALL_READ_BYTES and not self._scheduled and not self._paced:
             self._scheduled = True  # what it asks for is done by `finish_read`
             return True
-        self.want()
+        self.schedule()
         return False
 
-    def finish_read(self) -> None:
-        self._work_off()
-        self.want()
+    def end_read(self) -> None:
+        self._run_phases()
+        self.schedule()
 
     def flush_later(self, output: Flushable) -> None:
         self._dirty.append(output)
@@ -264,38 +264,38 @@ class Turn:
             self._scheduled = True
             self._call_soon(self.run)
 
-    def pump_later(self, queue: Source) -> None:
+    def pump_later(self, queue: QueueBase) -> None:
         if not queue.pump_wanted:
             queue.pump_wanted = True
             self._pumps.append(queue)
-            self.want()
+            self.schedule()
 
-    def confirm_later(self, channel: Confirmer) -> None:
+    def confirm_later(self, channel: CommitListener) -> None:
         self._confirming.append(channel)
-        self.want()
+        self.schedule()
 
-    def hold(self, connection: Paced) -> None:
+    def pause_until_synced(self, connection: PausedReader) -> None:
         """A publisher that sent enough for now; `room` releases it when the reason is over."""
         self._held.append(connection)
 
-    def when_room(self, call: Callable[[], None]) -> None:
+    def call_when_below_limit(self, call: Callable[[], None]) -> None:
         """Calls it once fewer bytes are unsynced than may be; there are too many now."""
         self._wanting_room.append(call)
 
-    def took(self, size: i64, of_connection: i64) -> bool:
+    def account_read(self, size: i64, of_connection: i64) -> bool:
         """Notes a read of `size` bytes, the connection's `of_connection`th in this turn. True: that is its share."""
         self.taken_bytes += size
         if of_connection >= self.share_bytes:
             return True
         return size >= LARGE_READ_BYTES and self.taken_bytes >= TURN_BYTES_MAX
 
-    def pace(self, connection: Paced) -> None:
+    def pause_until_next_turn(self, connection: PausedReader) -> None:
         """A connection that sent its share; it reads on in one of the next turns, when others had theirs.
 
         However many clients send however fast, a turn's work stays bounded; who sends little never gets here.
         """
         self._paced.append(connection)
-        self.want()
+        self.schedule()
 
     def run(self) -> None:
         """The end of the loop's turn. Cost: what was touched, nothing for what was not."""
@@ -303,13 +303,13 @@ class Turn:
             return
         self._lone = self._reads <= 1
         self._reads = 0
-        self._work_off()
+        self._run_phases()
 
     def finish(self) -> None:
         """The broker stops: as `run`, and nothing postpones it."""
-        self._work_off()
+        self._run_phases()
 
-    def _work_off(self) -> None:
+    def _run_phases(self) -> None:
         self._scheduled = False
         if self._pumps:
             pumps = self._pumps
@@ -317,11 +317,11 @@ class Turn:
             for queue in pumps:
                 queue.pump_wanted = False
                 try:
-                    queue.pump()
+                    queue.dispatch()
                 except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
                     queue.pump_failed(error)
         if self.scans.line and self.scans.go_on(self.number):
-            self.want()
+            self.schedule()
         commits = self.commits
         generation: i64 = commits.generation
         if self.urgent:
@@ -334,7 +334,7 @@ class Turn:
             confirming = self._confirming
             self._confirming = []
             for channel in confirming:
-                if channel.end_turn(generation, safe) and channel not in self._waiting:
+                if channel.on_turn_end(generation, safe) and channel not in self._waiting:
                     self._waiting.append(channel)
         dirty = self._dirty
         if dirty:
@@ -349,17 +349,17 @@ class Turn:
 
     def _read_on(self) -> None:
         paced = self._paced
-        if self.overdue:
-            self.overdue = False
+        if self.dead_letters_pending:
+            self.dead_letters_pending = False
             self._overdue_turns += 1
             if self._overdue_turns % OVERDUE_TURNS != 0:
-                self.want()
+                self.schedule()
                 return
         count: i64 = len(paced)
         if count > PACED_COUNT_MAX:
             count = PACED_COUNT_MAX
             # Whoever has its turn now may have nothing more to say: the others must not depend on it.
-            self.want()
+            self.schedule()
         self.share_bytes = TURN_BYTES_MAX // count
         while count > 0:
             count -= 1
@@ -374,7 +374,7 @@ class Turn:
         if waiting:
             self._waiting = []
             for channel in waiting:
-                if channel.committed(generation, failed):
+                if channel.on_commit(generation, failed):
                     self._waiting.append(channel)
         self.room()
 

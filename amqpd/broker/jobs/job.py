@@ -10,7 +10,8 @@ and ends as *done*, *stopped* (by hand; what was not published yet is given back
 waits until there is room. Jobs are in memory alone: after a restart there is none, and what it had not done is where it
 was.
 
-One slice works for SLICE_MS at most, then the loop has its turn (`Runner`). What a job holds does not grow with its
+One slice works for SLICE_MS at most, then the loop has its turn (`SlicedRunner`). What a job holds does not grow with
+its
 queue: LINE_COUNT messages that wait to be published, WINDOW_COUNT that wait for a sync, without their bodies.
 
 The headers that tell of a copy where it came from, so that two of one message can be told for one.
@@ -30,15 +31,15 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timer
-from amqpd.broker.jobs.targets import Address, is_full, room
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Envelope, Message, MessageView
-from amqpd.broker.publish.republisher import STAYS, Dressed, Origin, Republisher
-from amqpd.broker.queue.filtered import Judge
+from amqpd.broker.jobs.targets import JobTarget, is_full, room
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, Message, MessageRoute, MessageView
+from amqpd.broker.publish.republisher import KEEP, Republisher, RepublishSource, RewrittenMessage
+from amqpd.broker.queue.filtered import MessagePredicate
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.scan import Search
+from amqpd.broker.queue.scan import QueueScan
 from amqpd.protocol.field_table import Int64, encode_entry
 from amqpd.protocol.properties import HEADERS, scan_properties, with_encoded_headers, without_headers
 from amqpd.routing.selector import Selector
@@ -53,7 +54,7 @@ _PREFIXES: Final = (b"x-source-", b"x-producer-", b"x-sequence")
 
 
 @final
-class Marks:
+class SourceHeaders:
     """Of messages of the queue of this name."""
 
     def __init__(self, queue: str) -> None:
@@ -96,10 +97,10 @@ DISK_MS: Final = 20
 
 
 @final
-class Conditions(Judge):
+class JobFilter(MessagePredicate):
     """What a message has to be for its job."""
 
-    def __init__(self, selector: Selector | None, address: Address | None) -> None:
+    def __init__(self, selector: Selector | None, address: JobTarget | None) -> None:
         self.selector = selector
         self.address = address
         self.looked_count: i64 = 0
@@ -107,7 +108,7 @@ class Conditions(Judge):
         self.left: dict[str, int] = {}
         # Of the last one, whose content but for the body may be that of the next, too.
         self._content: bytes = b""
-        self._envelope: Envelope | None = None
+        self._envelope: MessageRoute | None = None
         self._answer = False
 
     def wants(self, message: Message) -> bool:
@@ -135,24 +136,24 @@ class Conditions(Judge):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Worker:
-    """Something that works in slices of the loop, one after another with all others (`Runner`)."""
+class SlicedTask:
+    """Something that works in slices of the loop, one after another with all others (`SlicedRunner`)."""
 
     def __init__(self) -> None:
         self.scheduled = False
 
     def work(self) -> bool:
-        """A slice. Whether there is more to do at once; else it is woken when there is (`Runner.wake`)."""
+        """A slice. Whether there is more to do at once; else it is woken when there is (`SlicedRunner.wake`)."""
         raise NotImplementedError
 
 
 @final
-class Runner:
+class SlicedRunner:
     """One per broker: a slice of one worker, then the loop has its turn. call_soon: the loop's."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._line: deque[Worker] = deque()
+        self._line: deque[SlicedTask] = deque()
         self._asked = False
         self._stopped = False
 
@@ -161,7 +162,7 @@ class Runner:
         self._stopped = True
         self._line.clear()
 
-    def wake(self, worker: Worker) -> None:
+    def wake(self, worker: SlicedTask) -> None:
         """It has something to do."""
         if not worker.scheduled and not self._stopped:
             worker.scheduled = True
@@ -187,10 +188,10 @@ class Runner:
 
 
 @final
-class Later(Timer):
+class RetryTimer(Timer):
     """Wakes a job that waits."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: QueueJob) -> None:
         super().__init__()
         self.job = job
 
@@ -199,10 +200,10 @@ class Later(Timer):
 
 
 @final
-class Task(Worker):
+class JobTask(SlicedTask):
     """The slices of a job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: QueueJob) -> None:
         super().__init__()
         self.job = job
 
@@ -211,13 +212,13 @@ class Task(Worker):
         try:
             return job.work()
         except Exception:
-            log.exception("a %s job has failed", job.kind, extra=job.about())
+            log.exception("a %s job has failed", job.kind, extra=job.log_fields())
             job.fail("an error of the broker, which its log tells of")
             return job.end()
 
 
 @final
-class Job(Origin):
+class QueueJob(RepublishSource):
     """id: of the job, for people. verb: move, copy, delete, redrive, ... limit: how many at most; 0: all. counts_only:
     nothing is done (a dry run). address: None where messages are settled and go nowhere. ended: called with the job at
     its end, once.
@@ -230,13 +231,13 @@ class Job(Origin):
         id_: str,
         verb: str,
         source: Queue,
-        conditions: Conditions,
+        conditions: JobFilter,
         limit: i64,
         counts_only: bool,
         republisher: Republisher,
-        turn: Turn,
-        runner: Runner,
-        ended: Callable[[Job], object],
+        turn: LoopTurn,
+        runner: SlicedRunner,
+        ended: Callable[[QueueJob], object],
     ) -> None:
         super().__init__(verb)
         self.id: Final = id_
@@ -256,13 +257,13 @@ class Job(Origin):
         self._turn = turn
         self._runner = runner
         self._ended = ended
-        self._search: Search | None = None
+        self._search: QueueScan | None = None
         self._closed = False
-        self._task = Task(self)
-        self._later = Later(self)
+        self._task = JobTask(self)
+        self._later = RetryTimer(self)
         self._slice: i64 = -1
         # Found and not safe yet, by offset; how many of them are not published yet.
-        self._under_way: dict[int, Entry] = {}
+        self._under_way: dict[int, QueueEntry] = {}
         self._line_count: i64 = 0
         # As much is under way as may be. A target was full, which one it was (one that refuses has not said why), and
         # how many are tried since: what is taken and given back is noted in the log. Before this time it looks at
@@ -272,11 +273,11 @@ class Job(Origin):
         self._full_target: Queue | None = None
         self._tried_max: i64 = LINE_COUNT
         self._until_ms: i64 = 0
-        self._marks = Marks(source.name)
+        self._marks = SourceHeaders(source.name)
 
     # -- its life ----------------------------------------------------------------------------------------------------
 
-    def begin(self, search: Search) -> None:
+    def begin(self, search: QueueScan) -> None:
         """Looks for messages by `search`, whose judge are the job's conditions, from the next turn on."""
         self._search = search
         self.wake()
@@ -343,7 +344,7 @@ class Job(Origin):
         search = self._search
         if search is None or (self.state in (STOPPING, FAILED) and not search.committed):
             return self.end()
-        self.source.used()
+        self.source.touch()
         trouble = self._trouble()
         if trouble:
             self.fail(trouble)
@@ -365,13 +366,13 @@ class Job(Origin):
             return False
         self.state = RUNNING
         self.reason = ""
-        entries: list[Entry] = []
+        entries: list[QueueEntry] = []
         if self.conditions.address is not None:
             self.conditions.address.forget()
         try:
             search.collect(entries, count, self._share_bytes())
         except OSError as error:
-            log.error("a %s source cannot be read: %s", self.kind, error, extra=self.about())
+            log.error("a %s source cannot be read: %s", self.kind, error, extra=self.log_fields())
             self._hand_on(search, entries)
             return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
         self._hand_on(search, entries)
@@ -381,11 +382,11 @@ class Job(Origin):
             return False
         return True
 
-    def _hand_on(self, search: Search, entries: list[Entry]) -> None:
+    def _hand_on(self, search: QueueScan, entries: list[QueueEntry]) -> None:
         if not entries:
             return
         self.found_count += len(entries)
-        self._turn.want()
+        self._turn.schedule()
         if self.counts_only:
             self.done_count += len(entries)
         elif self.conditions.address is None:
@@ -478,10 +479,10 @@ class Job(Origin):
     def lasts(self) -> bool:
         return self.source.log() is not None
 
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         return self.source.backing.envelope(exchange, routing_key)
 
-    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
+    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         if self._line_count > 0:
             self._line_count -= 1
         if self._blocked and self._line_count < LINE_COUNT // 2:
@@ -490,22 +491,22 @@ class Job(Origin):
         address = self.conditions.address
         entry = self._under_way.get(self.offset)
         if address is None or entry is None or self.source.deleted or self.state in (STOPPING, FAILED):
-            return STAYS
+            return KEEP
         if self._slice != self._republisher.slice_number:
             self._slice = self._republisher.slice_number
             address.forget()
         found = address.find(envelope, properties)
         if found is None:
-            return STAYS  # its target has gone since it was found
+            return KEEP  # its target has gone since it was found
         for destination in found.destinations:
             if isinstance(destination, Queue) and is_full(destination, entry.body_size):
                 self._full = True
                 self._full_target = destination
-                return STAYS
+                return KEEP
         changed = self._marks.marked(found.properties, entry.offset, entry.redelivered)
-        return Dressed(found.envelope, changed, scan_properties(changed, 0, len(changed)), found.destinations)
+        return RewrittenMessage(found.envelope, changed, scan_properties(changed, 0, len(changed)), found.destinations)
 
-    def kept(self, offset: i64) -> None:
+    def on_unloaded(self, offset: i64) -> None:
         entry = self._under_way.pop(offset, None)
         if entry is not None:
             self.found_count -= 1
@@ -515,10 +516,10 @@ class Job(Origin):
 
     def refused(self, offset: i64) -> bool:
         self._full = True
-        self.kept(offset)
+        self.on_unloaded(offset)
         return True
 
-    def safe(self, first: i64, last: i64, size: i64) -> None:
+    def on_safe(self, first: i64, last: i64, size: i64) -> None:
         search = self._search
         under_way = self._under_way
         offset = first
@@ -532,5 +533,5 @@ class Job(Origin):
             self._blocked = False
             self.wake()
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         return {"vhost": self.source.vhost_name, "queue": self.source.name}

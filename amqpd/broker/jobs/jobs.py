@@ -18,16 +18,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.loop_turn import Turn
-from amqpd.broker.jobs.job import Conditions, Job, Runner
-from amqpd.broker.jobs.targets import Address, Redrive, ToExchange, ToQueue
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.flow.loop_turn import LoopTurn
+from amqpd.broker.jobs.job import JobFilter, QueueJob, SlicedRunner
+from amqpd.broker.jobs.targets import ExchangeTarget, FirstDeathTarget, JobTarget, QueueTarget
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.priority import LevelOrder
+from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.replay import Rewinding, Section, SettledReading
-from amqpd.broker.queue.scan import FifoSearch, GroupedSearch, LevelSearch, Reading, Ready, Search
+from amqpd.broker.queue.replay import AckedBrowse, LogRange, Replay
+from amqpd.broker.queue.scan import BrowseScan, FifoScan, GroupScan, PriorityScan, QueueScan, ReadySpan
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.errors import NotFound, PreconditionFailed
 from amqpd.routing.selector import Selector
@@ -49,7 +49,7 @@ class Page(NamedTuple):
     ended: there was nothing behind it when it was made.
     """
 
-    messages: list[tuple[Entry, str]]
+    messages: list[tuple[QueueEntry, str]]
     next_offset: int
     ended: bool
 
@@ -62,13 +62,13 @@ async def browse(queue: Queue, selector: Selector | None, count: int, begin: int
     """
     check_times(queue, begin_ms)
     arrived = asyncio.Event()
-    reading = Reading(queue, Conditions(selector, None), arrived.set, False, begin, begin_ms)
-    messages: list[tuple[Entry, str]] = []
+    reading = BrowseScan(queue, JobFilter(selector, None), arrived.set, False, begin, begin_ms)
+    messages: list[tuple[QueueEntry, str]] = []
     left = PAGE_BYTES_MAX
     until = time.monotonic() + PAGE_MS / 1000
     try:
         while not reading.ended and len(messages) < count and left > 0 and not queue.deleted:
-            entries: list[Entry] = []
+            entries: list[QueueEntry] = []
             arrived.clear()
             reading.collect(entries, count - len(messages), left)
             for entry, state in zip(entries, _states(queue, entries), strict=True):
@@ -98,15 +98,15 @@ def check_times(queue: Queue, begin_ms: int) -> None:
         )
 
 
-def _states(queue: Queue, entries: list[Entry]) -> list[str]:
+def _states(queue: Queue, entries: list[QueueEntry]) -> list[str]:
     """Of these, read just now."""
     if queue.rules.stream:
         return [READY] * len(entries)
     states: list[str] = []
-    ready: Ready | None = None
+    ready: ReadySpan | None = None
     for entry in entries:
         if ready is None or entry.offset >= ready.end:
-            ready = Ready(queue, entry.offset)
+            ready = ReadySpan(queue, entry.offset)
         states.append(READY if ready.has(entry.offset) else UNACKED)
     return states
 
@@ -126,7 +126,7 @@ GONE: Final = "gone"
 """Why what a rewind is to begin with is left: it is older, or more, than the queue keeps (x-retain)."""
 
 
-class Request(NamedTuple):
+class JobRequest(NamedTuple):
     """What is to be done with messages of one queue.
 
     to_queue, or to_exchange with routing_key (None: their own): of move and copy. selector: None for all of them.
@@ -152,15 +152,17 @@ class Request(NamedTuple):
     user: str = ""
 
 
-class Jobs:
+class JobManager:
     """One per broker. call_soon: the loop's. begun: told of each job."""
 
-    def __init__(self, republisher: Republisher, turn: Turn, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        self.runner = Runner(call_soon)
-        self.begun: Callable[[Job], object] = _unheard
+    def __init__(
+        self, republisher: Republisher, turn: LoopTurn, call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self.runner = SlicedRunner(call_soon)
+        self.begun: Callable[[QueueJob], object] = _unheard
         self._republisher = republisher
         self._turn = turn
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, QueueJob] = {}
         self._begun_count = 0
         # Who waits for the end of a job, by its id.
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
@@ -169,15 +171,15 @@ class Jobs:
         """The broker stops: what is not done stays where it is."""
         self.runner.stop()
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[QueueJob]:
         """Those that run, and the last that have ended; in the order in which they began."""
         return list(self._jobs.values())
 
-    def get(self, id_: str) -> Job | None:
+    def get(self, id_: str) -> QueueJob | None:
         """The job of this id."""
         return self._jobs.get(id_)
 
-    def begin(self, request: Request, ended: Callable[[Job], object] | None = None) -> Job:
+    def begin(self, request: JobRequest, ended: Callable[[QueueJob], object] | None = None) -> QueueJob:
         """Begins a job; its first slice comes with the next turn.
 
         ended: called with it at its end. Raises: PreconditionFailed, NotFound.
@@ -193,11 +195,11 @@ class Jobs:
             check_rewind(request)
             self._check_alone(request)
         address = _address_of(request)
-        job = self.make(request.verb, source, Conditions(request.selector, address), request, ended)
+        job = self.make(request.verb, source, JobFilter(request.selector, address), request, ended)
         job.begin(_rewinding(request, job) if request.verb == REWIND else _search_of(request, job))
         return job
 
-    def _check_alone(self, request: Request) -> None:
+    def _check_alone(self, request: JobRequest) -> None:
         """Two rewinds of one queue at a time would both bring back what both have found. Raises: PreconditionFailed."""
         if request.to_queue is not None or request.dry_run:
             return
@@ -215,17 +217,17 @@ class Jobs:
         self,
         verb: str,
         source: Queue,
-        conditions: Conditions,
-        request: Request,
-        ended: Callable[[Job], object] | None = None,
-    ) -> Job:
-        """A job that is listed and has not begun: for who brings a `Search` of his own. Raises: PreconditionFailed."""
+        conditions: JobFilter,
+        request: JobRequest,
+        ended: Callable[[QueueJob], object] | None = None,
+    ) -> QueueJob:
+        """A listed job that has not begun, for a caller with its own `QueueScan`. Raises: PreconditionFailed."""
         running = [job for job in self._jobs.values() if job.ended_ms == 0]
         if len(running) >= RUNNING_COUNT_MAX:
             raise PreconditionFailed(f"{RUNNING_COUNT_MAX} jobs are running: wait for one to end, or stop one")
         self._begun_count += 1
         id_ = str(self._begun_count)
-        job = Job(
+        job = QueueJob(
             id_,
             verb,
             source,
@@ -243,10 +245,10 @@ class Jobs:
         for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
             del self._jobs[each]
         self.begun(job)
-        log.info("%s of messages begins, job %s of user '%s'", verb, id_, request.user, extra=job.about())
+        log.info("%s of messages begins, job %s of user '%s'", verb, id_, request.user, extra=job.log_fields())
         return job
 
-    def _ended(self, ended: Callable[[Job], object] | None, job: Job) -> None:
+    def _ended(self, ended: Callable[[QueueJob], object] | None, job: QueueJob) -> None:
         log.info(
             "%s of messages %s after %d, job %s%s",
             job.kind,
@@ -254,7 +256,7 @@ class Jobs:
             job.done_count,
             job.id,
             f": {job.reason}" if job.reason else "",
-            extra=job.about(),
+            extra=job.log_fields(),
         )
         for waiting in self._waiting.pop(job.id, []):
             if not waiting.done():
@@ -262,7 +264,7 @@ class Jobs:
         if ended is not None:
             ended(job)
 
-    async def until_ended(self, job: Job, wait_ms: int) -> None:
+    async def until_ended(self, job: QueueJob, wait_ms: int) -> None:
         """Returns when the job has ended, or `wait_ms` have passed."""
         if job.ended_ms > 0 or wait_ms <= 0:
             return
@@ -279,11 +281,11 @@ class Jobs:
                 waiting.remove(future)
 
 
-def _unheard(_job: Job) -> None:
+def _unheard(_job: QueueJob) -> None:
     """Nobody asked."""
 
 
-def _shown(request: Request) -> dict[str, object]:
+def _shown(request: JobRequest) -> dict[str, object]:
     shown: dict[str, object] = {"user": request.user, "messages": request.source.ready_count}
     if request.to_queue is not None:
         shown["to_queue"] = request.to_queue
@@ -296,38 +298,38 @@ def _shown(request: Request) -> dict[str, object]:
     return shown
 
 
-def _address_of(request: Request) -> Address | None:
+def _address_of(request: JobRequest) -> JobTarget | None:
     """Where its messages go; None: nowhere. Raises: NotFound, PreconditionFailed."""
     vhost, source = request.vhost, request.source
     if request.verb == DELETE or (request.verb == REWIND and request.to_queue is None):
         return None
     if request.verb == REDRIVE:
-        return Redrive(vhost, source, request.may_write)
+        return FirstDeathTarget(vhost, source, request.may_write)
     if request.to_exchange is not None:
         if request.to_exchange not in vhost.exchanges:
             raise NotFound(f"no exchange '{request.to_exchange}' in vhost '{vhost.name}'")
-        return ToExchange(vhost, source, request.to_exchange, request.routing_key)
+        return ExchangeTarget(vhost, source, request.to_exchange, request.routing_key)
     target = vhost.queues.get(request.to_queue or "")
     if target is None:
         raise NotFound(f"no queue '{request.to_queue}' in vhost '{vhost.name}'")
     if target is source:
         raise PreconditionFailed(f"queue '{source.name}' in vhost '{vhost.name}' is source and target at once")
     vhost.check_exclusive(target, None)
-    return ToQueue(target)
+    return QueueTarget(target)
 
 
-def _search_of(request: Request, job: Job) -> Search:
+def _search_of(request: JobRequest, job: QueueJob) -> QueueScan:
     source, conditions = request.source, job.conditions
     if request.verb == COPY or request.dry_run:
-        return Reading(source, conditions, job.wake, request.verb != COPY, request.begin, request.begin_ms)
-    if isinstance(source.order, LevelOrder):
-        return LevelSearch(source, conditions, job.wake)
+        return BrowseScan(source, conditions, job.wake, request.verb != COPY, request.begin, request.begin_ms)
+    if isinstance(source.order, PriorityOrder):
+        return PriorityScan(source, conditions, job.wake)
     if isinstance(source.order, GroupedOrder):
-        return GroupedSearch(source, conditions, job.wake)
-    return FifoSearch(source, conditions, job.wake)
+        return GroupScan(source, conditions, job.wake)
+    return FifoScan(source, conditions, job.wake)
 
 
-def check_rewind(request: Request) -> None:
+def check_rewind(request: JobRequest) -> None:
     """Raises: PreconditionFailed where a queue keeps nothing that could come back, or not into this queue."""
     source = request.source
     thing = f"queue '{source.name}' in vhost '{source.vhost_name}'"
@@ -342,7 +344,7 @@ def check_rewind(request: Request) -> None:
         raise PreconditionFailed(f"{thing} has groups (x-group-by): it can be rewound into another queue alone")
 
 
-def _rewinding(request: Request, job: Job) -> Search:
+def _rewinding(request: JobRequest, job: QueueJob) -> QueueScan:
     source = request.source
     store = source.log()
     assert isinstance(store, LocalLog)  # `check_rewind` has looked
@@ -356,8 +358,8 @@ def _rewinding(request: Request, job: Job) -> Search:
     job.shown["from_offset"] = begin
     job.shown["retained_first_offset"] = first.first_offset
     job.shown["retained_first_timestamp"] = first.first_timestamp_ms
-    section = Section(begin, request.until, request.begin_ms, request.until_ms)
+    section = LogRange(begin, request.until, request.begin_ms, request.until_ms)
     if request.dry_run or request.to_queue is not None:
-        return SettledReading(source, job.conditions, job.wake, section)
+        return AckedBrowse(source, job.conditions, job.wake, section)
     rewind = source.host.rewind(store)
-    return Rewinding(source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.leave, job.fail)
+    return Replay(source, job.conditions, job.wake, section, rewind, request.limit, job.conditions.leave, job.fail)

@@ -1,6 +1,6 @@
 """Where the messages of a job go: to one queue, to an exchange, or back to where dead letters came from.
 
-An `Address` says it of each message (`find`), or why that one stays where it is. What it has found out for one route
+An `JobTarget` says it of each message (`find`), or why that one stays where it is. What it has found out for one route
 and properties holds for the rest of a slice: nothing is declared, bound or deleted within one.
 
 A message that is moved or copied to a queue keeps its exchange and routing key, so that its reader sees where it was
@@ -22,7 +22,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.message import Envelope, PropertiesView
+from amqpd.broker.message import MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.vhost import VHost
@@ -40,17 +40,17 @@ NO_PERMISSION: Final = "no permission"
 
 
 @final
-class Found:
+class TargetRoute:
     """Where a message goes. properties: what it has then."""
 
-    def __init__(self, envelope: Envelope, properties: bytes, destinations: list[Destination]) -> None:
+    def __init__(self, envelope: MessageRoute, properties: bytes, destinations: list[Destination]) -> None:
         self.envelope = envelope
         self.properties = properties
         self.destinations = destinations
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Address:
+class JobTarget:
     """why: of the last message that stays, the reason, a few words that are the same for all alike. queue: the one
     target there is, if it is one, and then it is that of all.
     """
@@ -59,7 +59,7 @@ class Address:
         self.queue = queue
         self.why = NO_TARGET
 
-    def find(self, envelope: Envelope, properties: bytes) -> Found | None:
+    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         """Where a message of this route and these properties goes, good until it is asked again; None: it stays, for
         `why`.
         """
@@ -74,15 +74,15 @@ class Address:
 
 
 @final
-class ToQueue(Address):
+class QueueTarget(JobTarget):
     """All go to one queue."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue)
         self._target = queue
-        self._found = Found(Envelope("", ""), b"", [queue])
+        self._found = TargetRoute(MessageRoute("", ""), b"", [queue])
 
-    def find(self, envelope: Envelope, properties: bytes) -> Found | None:
+    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         if self._target.deleted:
             return None
         found = self._found
@@ -95,7 +95,7 @@ class ToQueue(Address):
 
 
 @final
-class ToExchange(Address):
+class ExchangeTarget(JobTarget):
     """All are published to an exchange. source: the queue that they are in; what would come back to it stays there.
     key: under this routing key; None: under their own.
     """
@@ -106,23 +106,23 @@ class ToExchange(Address):
         self._vhost = vhost
         self._exchange = exchange
         self._key = key
-        self._made: dict[tuple[Envelope, bytes], Found | None] = {}
+        self._made: dict[tuple[MessageRoute, bytes], TargetRoute | None] = {}
 
     def forget(self) -> None:
         self._made.clear()
 
-    def find(self, envelope: Envelope, properties: bytes) -> Found | None:
+    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         known = (envelope, properties)
         if known in self._made:
             return self._made[known]
         exchange = self._vhost.exchanges.get(self._exchange)
-        found: Found | None = None
+        found: TargetRoute | None = None
         if exchange is not None:
             key = envelope.routing_key if self._key is None else self._key
-            to = Envelope(self._exchange, key)
+            to = MessageRoute(self._exchange, key)
             destinations = router.route(self._vhost, exchange, [key], PropertiesView(to, properties))
-            if destinations and destinations[0].routed and self._source not in destinations:
-                found = Found(to, properties, destinations)
+            if destinations and destinations[0].is_queue and self._source not in destinations:
+                found = TargetRoute(to, properties, destinations)
             if router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY):
                 return found  # the next one like it may go another way
         if len(self._made) >= REMEMBERED_MAX:
@@ -135,7 +135,7 @@ class ToExchange(Address):
 
 
 @final
-class Redrive(Address):
+class FirstDeathTarget(JobTarget):
     """Each goes back to where it died first. source: the queue that they are in. may_write: whether the user may write
     to the `queue` or `exchange` of this name.
     """
@@ -146,7 +146,7 @@ class Redrive(Address):
         self._source = source
         self._may_write = may_write
         # Of each properties: where to, or why not.
-        self._made: dict[bytes, Found | None] = {}
+        self._made: dict[bytes, TargetRoute | None] = {}
         self._whys: dict[bytes, str] = {}
         # The next one like the last may go another way.
         self._varies = False
@@ -155,7 +155,7 @@ class Redrive(Address):
         self._made.clear()
         self._whys.clear()
 
-    def find(self, envelope: Envelope, properties: bytes) -> Found | None:
+    def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         if properties in self._made:
             found = self._made[properties]
             if found is None:
@@ -172,7 +172,7 @@ class Redrive(Address):
             self._whys[properties] = self.why
         return found
 
-    def _find(self, properties: bytes) -> Found | None:
+    def _find(self, properties: bytes) -> TargetRoute | None:
         self.why = NO_DEATH
         if b"x-death" not in properties:
             return None
@@ -186,7 +186,7 @@ class Redrive(Address):
         destinations: list[Destination] = []
         before = table.get(REDRIVE_COUNT)
         count: int = before if isinstance(before, int) and 0 <= before < 1 << 62 else 0
-        to = Envelope(exchange_name, keys[0])
+        to = MessageRoute(exchange_name, keys[0])
         changed = with_headers(properties, {REDRIVE_COUNT: Int64(count + 1)}, DEATH_HEADERS)
         self.why = NO_TARGET
         if queue is not None:
@@ -205,9 +205,9 @@ class Redrive(Address):
                 return None
             self._varies = router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY) != 0
             destinations = router.route(self._vhost, exchange, keys, PropertiesView(to, changed))
-            if not destinations or not destinations[0].routed or self._source in destinations:
+            if not destinations or not destinations[0].is_queue or self._source in destinations:
                 return None
-        return Found(to, changed, destinations)
+        return TargetRoute(to, changed, destinations)
 
 
 def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:

@@ -1,8 +1,8 @@
 """Publishes that are not safe yet, in their order, and who is told when they are.
 
 Safe means: the high watermark of every durable log that a persistent message went into has passed it. Of local logs
-that is so once the commit group of its turn is synced, whichever logs were in it (`Turn.committed`); any other log is
-asked by the offset (`QueueLog.when_safe`).
+that is so once the commit group of its turn is synced, whichever logs were in it (`LoopTurn.committed`); any other log
+is asked by the offset (`QueueLog.when_safe`).
 
 What a publisher did in one turn of the loop has one mark; marks are answered in their order, each publish once.
 """
@@ -16,14 +16,14 @@ from typing import final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.flow.loop_turn import Confirmer, Turn
+from amqpd.broker.flow.loop_turn import CommitListener, LoopTurn
 from amqpd.broker.message import Message
 from amqpd.broker.publish.route import Route
 from amqpd.storage.queue_log import QueueLog
 
 
 @final
-class Mark:
+class PendingConfirm:
     """Publishes up to `sequence`, which went these ways, are in commit group `generation`."""
 
     def __init__(self, generation: i64, sequence: i64, routes: list[Route], synced: bool) -> None:
@@ -37,10 +37,10 @@ class Mark:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Unconfirmed(Confirmer):
+class ConfirmTracker(CommitListener):
     """Of one publisher. Whoever answers it derives from this: `confirmed` and `refused` are called."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: LoopTurn) -> None:
         self.turn = turn
         # Of the last publish, and of the last that was answered. The first is 1.
         self.sequence: i64 = 0
@@ -53,7 +53,7 @@ class Unconfirmed(Confirmer):
         self._last_route: Route | None = None
         # Whether one of them leads to a log that is not local.
         self._remote = False
-        self._marks: deque[Mark] = deque()
+        self._marks: deque[PendingConfirm] = deque()
 
     def confirmed(self, first: i64, last: i64) -> None:
         """The publishes from `first` to `last` are safe."""
@@ -87,7 +87,7 @@ class Unconfirmed(Confirmer):
         if not self._marks and not self._routes:
             self._confirm(self.sequence)
 
-    def end_turn(self, generation: i64, safe: bool) -> bool:
+    def on_turn_end(self, generation: i64, safe: bool) -> bool:
         self._turn_wanted = False
         self._last_route = None
         routes = self._routes
@@ -97,14 +97,14 @@ class Unconfirmed(Confirmer):
             self._confirm(self.sequence)
             return False
         self._routes = []
-        mark = Mark(generation, self.sequence, routes, safe)
+        mark = PendingConfirm(generation, self.sequence, routes, safe)
         self._marks.append(mark)
         if self._remote:
             self._remote = False
             self._ask(mark)
         return not safe
 
-    def _ask(self, mark: Mark) -> None:
+    def _ask(self, mark: PendingConfirm) -> None:
         """The logs that are not local say by themselves when what they have is safe."""
         logs = _remote(mark.routes)
         mark.missing = len(logs)
@@ -112,13 +112,13 @@ class Unconfirmed(Confirmer):
             log.when_safe(log.next_offset - 1, partial(self._answered, mark))
         self._work_off()  # their queues may have no log any more: then there is nobody to answer
 
-    def _answered(self, mark: Mark, safe: bool) -> None:
+    def _answered(self, mark: PendingConfirm, safe: bool) -> None:
         mark.missing -= 1
         if not safe:
             mark.failed = True
         self._work_off()
 
-    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
+    def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         waits = False
         for mark in self._marks:
             if not mark.synced:
@@ -181,7 +181,7 @@ def _remote(routes: list[Route]) -> list[QueueLog]:
 
 
 @final
-class _Safe(Confirmer):
+class SafetyWait(CommitListener):
     """One question: is it safe?"""
 
     def __init__(self, logs: Collection[QueueLog], done: Callable[[bool], None]) -> None:
@@ -205,26 +205,26 @@ class _Safe(Confirmer):
         if self._missing == 0:
             self._done(self._safe)
 
-    def end_turn(self, generation: i64, safe: bool) -> bool:
+    def on_turn_end(self, generation: i64, safe: bool) -> bool:
         if safe:
             self._answered(True)
             return False
         self._generation = generation
         return True
 
-    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
+    def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         if generation < self._generation:
             return True
         self._answered(not failed or not any(log in failed for log in self._logs))
         return False
 
 
-def when_safe(turn: Turn, logs: Collection[QueueLog], done: Callable[[bool], None]) -> None:
+def when_safe(turn: LoopTurn, logs: Collection[QueueLog], done: Callable[[bool], None]) -> None:
     """Calls `done` once what these logs have taken so far is safe; with False when one of them has failed.
 
     Called in the turn of the appends. Without logs it waits for whatever this turn settles, in any log. Off the fast
     path: it costs an object.
     """
-    question = _Safe(logs, done)
+    question = SafetyWait(logs, done)
     question.ask()
     turn.confirm_later(question)

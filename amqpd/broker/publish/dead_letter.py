@@ -41,11 +41,11 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination, Entry
-from amqpd.broker.message import FRAME_PAYLOAD_BYTES, NO_MESSAGE, Envelope, Message, PropertiesView
+from amqpd.broker.consumer import Destination, QueueEntry
+from amqpd.broker.message import FRAME_PAYLOAD_BYTES, NO_MESSAGE, Message, MessageRoute, PropertiesView
 from amqpd.broker.publish import router
 from amqpd.broker.publish.idempotence import NUMBERS
-from amqpd.broker.publish.republisher import STAYS, Dressed, Origin, Republisher, Went
+from amqpd.broker.publish.republisher import KEEP, RepublishCount, Republisher, RepublishSource, RewrittenMessage
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Exchange
 from amqpd.broker.vhost.vhost import VHost
@@ -74,21 +74,21 @@ class FirstDeath:
     entries: of the headers, encoded.
     """
 
-    def __init__(self, envelope: Envelope, entries: bytes, destinations: list[Destination]) -> None:
+    def __init__(self, envelope: MessageRoute, entries: bytes, destinations: list[Destination]) -> None:
         self.envelope = envelope
         self.entries = entries
         self.destinations = destinations
 
 
 @final
-class Dresser:
+class DeathHeaderCache:
     """Makes dead letters of messages, and remembers for one slice what it has made. vhosts: all there are, by name."""
 
     def __init__(self, vhosts: Mapping[str, VHost]) -> None:
         self._vhosts = vhosts
         self._time_s = 0
-        self._made: dict[tuple[Queue, str, Envelope, bytes, bool], Dressed | None] = {}
-        self._first: dict[tuple[Queue, str, Envelope, bytes | None, bool], FirstDeath | None] = {}
+        self._made: dict[tuple[Queue, str, MessageRoute, bytes, bool], RewrittenMessage | None] = {}
+        self._first: dict[tuple[Queue, str, MessageRoute, bytes | None, bool], FirstDeath | None] = {}
 
     def begin(self, time_s: int) -> None:
         """Another slice. time_s: of the deaths, seconds since 1970."""
@@ -96,9 +96,9 @@ class Dresser:
         self._made.clear()
         self._first.clear()
 
-    def dress(
-        self, queue: Queue, envelope: Envelope, properties: bytes, reason: str, again: bool = False
-    ) -> Dressed | None:
+    def dead_letter(
+        self, queue: Queue, envelope: MessageRoute, properties: bytes, reason: str, again: bool = False
+    ) -> RewrittenMessage | None:
         """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
         STAYS: its vhost is about to go on elsewhere. again: it may have been published before.
 
@@ -112,16 +112,18 @@ class Dresser:
         name = queue.rules.dead_letter_exchange
         vhost = self._vhosts.get(queue.vhost_name)
         if vhost is None:
-            return STAYS
+            return KEEP
         exchange = vhost.exchanges.get(name) if name is not None else None
-        dressed: Dressed | None = None
+        dressed: RewrittenMessage | None = None
         if exchange is not None and router.depends_on(vhost, exchange) & (RANDOMNESS | HISTORY):
             # The next one like it may go another way.
-            return address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
+            return dead_letter_with_history(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
         if exchange is not None:
             dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason, again)
             if dressed is None:
-                dressed = address(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
+                dressed = dead_letter_with_history(
+                    vhost, queue, exchange, envelope, properties, reason, self._time_s, again
+                )
         if len(self._made) >= REMEMBERED_MAX:
             self._made.clear()
         self._made[key] = dressed
@@ -132,11 +134,11 @@ class Dresser:
         vhost: VHost,
         queue: Queue,
         exchange: Exchange,
-        envelope: Envelope,
+        envelope: MessageRoute,
         properties: bytes,
         reason: str,
         again: bool,
-    ) -> Dressed | None:
+    ) -> RewrittenMessage | None:
         """None: it has copies or an earlier death, more than its key matters on the way, or headers fill a frame."""
         if b"-death" in properties:
             return None
@@ -160,14 +162,14 @@ class Dresser:
         changed = with_encoded_headers(changed, first.entries)
         if len(changed) > FRAME_PAYLOAD_BYTES - 12:
             return None
-        return Dressed(first.envelope, changed, scan_properties(changed, 0, len(changed)), first.destinations)
+        return RewrittenMessage(first.envelope, changed, scan_properties(changed, 0, len(changed)), first.destinations)
 
 
 def first_death(
     vhost: VHost,
     queue: Queue,
     exchange: Exchange,
-    envelope: Envelope,
+    envelope: MessageRoute,
     expiration: bytes | None,
     reason: str,
     time_s: int,
@@ -175,7 +177,7 @@ def first_death(
 ) -> FirstDeath:
     """exchange: the dead-letter exchange, where the routing key alone matters."""
     key = queue.rules.dead_letter_key
-    out = Envelope(exchange.name, envelope.routing_key if key is None else key)
+    out = MessageRoute(exchange.name, envelope.routing_key if key is None else key)
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
     headers = {**first_headers(reason, queue.name, envelope.exchange), "x-death": [death]}
     if again:
@@ -185,16 +187,16 @@ def first_death(
     return FirstDeath(out, entries, without_cycles(destinations, reason, [death]))
 
 
-def address(
+def dead_letter_with_history(
     vhost: VHost,
     queue: Queue,
     exchange: Exchange,
-    envelope: Envelope,
+    envelope: MessageRoute,
     properties: bytes,
     reason: str,
     time_s: int,
     again: bool = False,
-) -> Dressed:
+) -> RewrittenMessage:
     """The message as it goes out, and where to. exchange: the dead-letter exchange."""
     key = queue.rules.dead_letter_key
     changed = with_death(
@@ -208,13 +210,13 @@ def address(
         again=again,
     )
     info = scan_properties(changed, 0, len(changed))
-    out = Envelope(exchange.name, envelope.routing_key if key is None else key)
+    out = MessageRoute(exchange.name, envelope.routing_key if key is None else key)
     table = decode_table(changed, info.headers_start)[0] if info.has_headers else {}
     keys = [out.routing_key]
     if key is None:
         keys += [each for each in copies(table) if each not in keys]
     destinations = router.route(vhost, exchange, keys, PropertiesView(out, changed))
-    return Dressed(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
+    return RewrittenMessage(out, changed, info, without_cycles(destinations, reason, table.get("x-death")))
 
 
 def without_cycles(destinations: list[Destination], reason: str, deaths: object) -> list[Destination]:
@@ -357,10 +359,10 @@ NOT_DELIVERED: Final = ("expired", "maxlen")
 
 
 @final
-class Dying(Origin):
+class DeadLetterSource(RepublishSource):
     """Messages of one queue that end for one reason. reason: as x-death says it: expired, maxlen, rejected, ..."""
 
-    def __init__(self, dead_letters: DeadLetters, queue: Queue, reason: str) -> None:
+    def __init__(self, dead_letters: DeadLetterPublisher, queue: Queue, reason: str) -> None:
         super().__init__("dead-letter")
         self.dead_letters = dead_letters
         self.queue = queue
@@ -375,42 +377,42 @@ class Dying(Origin):
     def gone(self) -> bool:
         return self.queue.deleted
 
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         return self.queue.backing.envelope(exchange, routing_key)
 
-    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
+    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         return self.dead_letters.dress(self, envelope, properties)
 
-    def safe(self, first: i64, last: i64, size: i64) -> None:
+    def on_safe(self, first: i64, last: i64, size: i64) -> None:
         # A transient queue may have been given a temporary log since, which begins behind these.
-        if self.queue.backing.has(first):
-            super().safe(first, last, size)
+        if self.queue.backing.is_logged(first):
+            super().on_safe(first, last, size)
 
-    def kept(self, offset: i64) -> None:
+    def on_unloaded(self, offset: i64) -> None:
         """Its vhost leaves: whoever has it next finds the message where it was."""
 
-    def waits(self, count: i64) -> None:
+    def on_queued(self, count: i64) -> None:
         self.queue.dead_letters_logged_count += count
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         return {"vhost": self.queue.vhost_name, "queue": self.queue.name}
 
 
 @final
-class DeadLetters:
+class DeadLetterPublisher:
     """One per broker. vhosts: all there are, by name."""
 
     def __init__(self, republisher: Republisher, vhosts: Mapping[str, VHost]) -> None:
         self._republisher = republisher
-        self._dresser = Dresser(vhosts)
+        self._dresser = DeathHeaderCache(vhosts)
         # The slice that the dresser's memory is of.
         self._slice: i64 = -1
         # By the queue's kind and the reason: how many were published.
-        self.went: dict[tuple[str, str], Went] = {}
+        self.went: dict[tuple[str, str], RepublishCount] = {}
         # Of the last one: they come in floods of the same kind.
-        self._dying: Dying | None = None
+        self._dying: DeadLetterSource | None = None
 
-    def add(self, queue: Queue, entry: Entry | None, message: Message | None, reason: str) -> None:
+    def add(self, queue: Queue, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
         """Publishes it before long. Cost: O(1).
 
         entry: settled in the queue's log when its targets are safe; None: it never had a place there. message: None
@@ -420,10 +422,10 @@ class DeadLetters:
         offset: i64 = -1 if entry is None else entry.offset
         if entry is not None and not entry.redelivered and reason in NOT_DELIVERED:
             store = queue.store
-            if store is not None and queue.backing.has(offset):
+            if store is not None and queue.backing.is_logged(offset):
                 queue.order.mark_delivered(store, offset)
         held = message is not None and (entry is None or len(self._republisher.line) < HELD_MAX)
-        if not held and queue.backing.has(offset):
+        if not held and queue.backing.is_logged(offset):
             if entry is not None:
                 entry.message = None
             self._republisher.add_range(dying, offset, offset)
@@ -439,10 +441,10 @@ class DeadLetters:
             store.mark_delivered(last)
         self._republisher.add_range(self._dying_of(queue, reason), first, last)
 
-    def _dying_of(self, queue: Queue, reason: str) -> Dying:
+    def _dying_of(self, queue: Queue, reason: str) -> DeadLetterSource:
         dying = self._dying
         if dying is None or dying.queue is not queue or dying.reason != reason:
-            dying = Dying(self, queue, reason)
+            dying = DeadLetterSource(self, queue, reason)
             self._dying = dying
             went = self.went.get((queue.kind, reason))
             if went is None:
@@ -456,7 +458,7 @@ class DeadLetters:
         republisher = self._republisher
         return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
 
-    def dress(self, dying: Dying, envelope: Envelope, properties: bytes) -> Dressed | None:
+    def dress(self, dying: DeadLetterSource, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         """As `Origin.dress`: the message with this death in its headers, and where it goes."""
         republisher = self._republisher
         if self._slice != republisher.slice_number:
@@ -465,5 +467,7 @@ class DeadLetters:
         again = dying.again
         if not again:
             store = dying.queue.store
-            again = store is not None and dying.queue.backing.has(dying.offset) and store.seen_earlier(dying.offset)
-        return self._dresser.dress(dying.queue, envelope, properties, dying.reason, again)
+            again = (
+                store is not None and dying.queue.backing.is_logged(dying.offset) and store.seen_earlier(dying.offset)
+            )
+        return self._dresser.dead_letter(dying.queue, envelope, properties, dying.reason, again)

@@ -1,10 +1,10 @@
 """What an exchange of type x-message-deduplication has seen.
 
-A message that is let through takes a `Note` with it, which stands last among its destinations: when it has been offered
-to all queues, the note says so, and the id is known from then on. It is *unsafe* until the message is, as a confirm
-understands it: a copy that comes meanwhile goes nowhere, and its confirm waits for the first one's end. If the first
-one fails (a queue refuses it, a log cannot be written, its transaction is rolled back) its id is forgotten, and so the
-copies that wait are nacked: whoever sends it again is let through.
+A message that is let through takes a `CacheEntry` with it, which stands last among its destinations: when it has been
+offered to all queues, the note says so, and the id is known from then on. It is *unsafe* until the message is, as a
+confirm understands it: a copy that comes meanwhile goes nowhere, and its confirm waits for the first one's end. If the
+first one fails (a queue refuses it, a log cannot be written, its transaction is rolled back) its id is forgotten, and
+so the copies that wait are nacked: whoever sends it again is let through.
 
 `x-cache-persistence: disk` of a durable exchange: ids of messages that are on disk themselves are written to the
 metadata after those are synced, and confirms wait for that, too. So after a crash every confirmed message is known; one
@@ -33,7 +33,7 @@ from typing import Final, final
 from mypy_extensions import i64, mypyc_attr
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.flow.loop_turn import Confirmer, Turn
+from amqpd.broker.flow.loop_turn import CommitListener, LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
 from amqpd.protocol.field_table import decode_table
@@ -62,10 +62,10 @@ def id_of(value: object) -> bytes:
 
 
 @final
-class NoteLog(QueueLog):
+class EntryLog(QueueLog):
     """What a confirm waits for that depends on a note: no log, but it has a high watermark of its own."""
 
-    def __init__(self, note: Note) -> None:
+    def __init__(self, note: CacheEntry) -> None:
         super().__init__("", "", "", "", False)
         self._note = note
 
@@ -74,13 +74,13 @@ class NoteLog(QueueLog):
 
 
 @final
-class Note(Destination):
+class CacheEntry(Destination):
     """The entry of one message that is let through. until_ms: monotonic; 0: for ever."""
 
-    def __init__(self, seen: Seen, ident: bytes, until_ms: i64) -> None:
+    def __init__(self, seen: DeduplicationCache, ident: bytes, until_ms: i64) -> None:
         super().__init__()
-        self.routed = False
-        self.needs_all = True  # else what is refused would push out what has been seen
+        self.is_queue = False
+        self.requires_all_accepted = True  # else what is refused would push out what has been seen
         self.durable = seen.store is not None
         self.id = ident
         self.until_ms = until_ms
@@ -90,10 +90,10 @@ class Note(Destination):
         self.missing: i64 = 0
         self.synced = False
         self._seen = seen
-        self._log: NoteLog | None = None
+        self._log: EntryLog | None = None
         self._waiting: list[Callable[[bool], None]] = []
 
-    def goes_with(self, targets: list[Destination]) -> bool:
+    def accepts_with(self, targets: list[Destination]) -> bool:
         """What goes nowhere is not noted."""
         self.targets = targets
         return len(targets) > 0
@@ -104,10 +104,10 @@ class Note(Destination):
     def log_of_copies(self) -> QueueLog:
         """What the confirm of a copy waits for."""
         if self._log is None:
-            self._log = NoteLog(self)
+            self._log = EntryLog(self)
         return self._log
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         self._seen.offered(self, message)
         return True
 
@@ -132,27 +132,27 @@ class Note(Destination):
 
 
 @final
-class Copy(Destination):
+class DuplicateMessage(Destination):
     """Where a copy goes whose first one is not safe yet: nowhere, but its confirm waits."""
 
-    def __init__(self, note: Note) -> None:
+    def __init__(self, note: CacheEntry) -> None:
         super().__init__()
-        self.routed = False
+        self.is_queue = False
         self.durable = True
         self._note = note
 
     def log(self) -> QueueLog | None:
         return self._note.log_of_copies()
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         return True
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Store:
+class CacheStore:
     """Where ids are written, of one exchange."""
 
-    def put(self, notes: list[Note], done: Callable[[bool], None]) -> None:
+    def put(self, notes: list[CacheEntry], done: Callable[[bool], None]) -> None:
         """done: on the loop, with whether they are on disk."""
         raise NotImplementedError
 
@@ -166,12 +166,12 @@ class Store:
 
 
 @final
-class Seen(DeduplicationMemory):
+class DeduplicationCache(DeduplicationMemory):
     """Of one exchange. size: how many ids at most. ttl_ms: how long each is kept, where its message does not say; 0:
     for ever. store: None: nothing is written.
     """
 
-    def __init__(self, turn: Turn, timers: Timers, size: int, ttl_ms: int, store: Store | None = None) -> None:
+    def __init__(self, turn: LoopTurn, timers: Timers, size: int, ttl_ms: int, store: CacheStore | None = None) -> None:
         self.size = size
         self.store = store
         self.copy_count: i64 = 0
@@ -179,8 +179,8 @@ class Seen(DeduplicationMemory):
         self._timers = timers
         self._ttl_ms: i64 = ttl_ms
         self._until: OrderedDict[bytes, int] = OrderedDict()
-        self._unsafe: dict[bytes, Note] = {}
-        self._ending = Ending(self)
+        self._unsafe: dict[bytes, CacheEntry] = {}
+        self._ending = EntryCommit(self)
 
     def count(self) -> int:
         return len(self._until)
@@ -196,7 +196,7 @@ class Seen(DeduplicationMemory):
         note = self._unsafe.get(ident)
         if note is not None:
             self.copy_count += 1
-            return [Copy(note)]
+            return [DuplicateMessage(note)]
         now_ms = self._timers.now_ms()
         until = self._until.get(ident)
         if until is not None:
@@ -204,7 +204,7 @@ class Seen(DeduplicationMemory):
                 self.copy_count += 1
                 return _NOTHING
             self._drop(ident)
-        return [*bound, Note(self, ident, self._end_of(ttl, now_ms))]
+        return [*bound, CacheEntry(self, ident, self._end_of(ttl, now_ms))]
 
     def _end_of(self, ttl: object, now_ms: i64) -> i64:
         ttl_ms = self._ttl_ms
@@ -214,16 +214,16 @@ class Seen(DeduplicationMemory):
             return now_ms + (ttl if ttl < TTL_MS_MAX else TTL_MS_MAX)
         return now_ms + ttl_ms if ttl_ms > 0 else 0
 
-    def reserve(self, note: Note) -> None:
+    def reserve(self, note: CacheEntry) -> None:
         """It comes later: a copy that comes before is one."""
         if note.id not in self._unsafe:
             self._unsafe[note.id] = note
 
-    def offered(self, note: Note, message: Message) -> None:
+    def offered(self, note: CacheEntry, message: Message) -> None:
         """It is in all queues that it goes to, as far as they have taken it."""
         if note.state == _GONE:
             return
-        if not any([not target.gone() for target in note.targets]):  # noqa: C419  # compiled, a list is faster
+        if not any([not target.is_deleted() for target in note.targets]):  # noqa: C419  # compiled, a list is faster
             self.forget(note)  # since it was routed
             return
         note.state = _UNSAFE
@@ -244,7 +244,7 @@ class Seen(DeduplicationMemory):
         self._unsafe[note.id] = note
         self._ending.add(note, self._turn)
 
-    def forget(self, note: Note) -> None:
+    def forget(self, note: CacheEntry) -> None:
         """The message has failed: it has not been seen."""
         if note.state == _GONE:
             return
@@ -256,14 +256,14 @@ class Seen(DeduplicationMemory):
                 self.store.flush()
         note.end(_GONE)
 
-    def safe(self, notes: list[Note]) -> None:
+    def safe(self, notes: list[CacheEntry]) -> None:
         """The messages of these notes are."""
         store = self.store
         if store is None:
             for note in notes:
                 self._known(note)
             return
-        kept: list[Note] = []
+        kept: list[CacheEntry] = []
         for note in notes:
             if note.id in self._until:
                 kept.append(note)
@@ -273,14 +273,14 @@ class Seen(DeduplicationMemory):
             part = kept[first : first + PUT_MAX]
             store.put(part, partial(self._stored, part))
 
-    def _stored(self, notes: list[Note], done: bool) -> None:
+    def _stored(self, notes: list[CacheEntry], done: bool) -> None:
         for note in notes:
             if done:
                 self._known(note)
             else:
                 self.forget(note)
 
-    def _known(self, note: Note) -> None:
+    def _known(self, note: CacheEntry) -> None:
         if note.state == _GONE:
             return
         if self._unsafe.get(note.id) is note:
@@ -308,20 +308,20 @@ class Seen(DeduplicationMemory):
 
 
 @final
-class Ending(Confirmer):
+class EntryCommit(CommitListener):
     """Learns when messages are safe."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: DeduplicationCache) -> None:
         self._seen = seen
-        self._fresh: list[Note] = []
-        self._groups: list[tuple[i64, list[Note]]] = []
+        self._fresh: list[CacheEntry] = []
+        self._groups: list[tuple[i64, list[CacheEntry]]] = []
 
-    def add(self, note: Note, turn: Turn) -> None:
+    def add(self, note: CacheEntry, turn: LoopTurn) -> None:
         self._fresh.append(note)
         if len(self._fresh) == 1:
             turn.confirm_later(self)
 
-    def end_turn(self, generation: i64, safe: bool) -> bool:
+    def on_turn_end(self, generation: i64, safe: bool) -> bool:
         fresh, self._fresh = self._fresh, []
         for note in fresh:
             for target in note.targets:
@@ -335,14 +335,14 @@ class Ending(Confirmer):
         self._groups.append((generation, fresh))
         return True
 
-    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
+    def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         groups = self._groups
         while groups and groups[0][0] <= generation:
             _, notes = groups.pop(0)
             self._over([note for note in notes if not failed or not self._failed(note, failed)])
         return len(groups) > 0
 
-    def _failed(self, note: Note, failed: list[QueueLog]) -> bool:
+    def _failed(self, note: CacheEntry, failed: list[QueueLog]) -> bool:
         for target in note.targets:
             log = target.log()
             if log is not None and log in failed:
@@ -350,13 +350,13 @@ class Ending(Confirmer):
                 return True
         return False
 
-    def _over(self, notes: list[Note]) -> None:
+    def _over(self, notes: list[CacheEntry]) -> None:
         """The local logs have these."""
         for note in notes:
             note.synced = True
         self._seen.safe([note for note in notes if note.missing == 0 and note.state == _UNSAFE])
 
-    def _answered(self, note: Note, safe: bool) -> None:
+    def _answered(self, note: CacheEntry, safe: bool) -> None:
         note.missing -= 1
         if not safe:
             self._seen.forget(note)
@@ -369,17 +369,17 @@ _NO_STORE: Final = NO_STORE.encode()
 
 
 @final
-class History(Destination):
+class MessageHistory(Destination):
     """Of one exchange. length_max: how many messages."""
 
     def __init__(self, length_max: int) -> None:
         super().__init__()
-        self.routed = False
+        self.is_queue = False
         self._length_max = length_max
         self._messages: deque[Message] = deque()
         self.size_bytes: i64 = 0
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         """Keeps it, and forgets what is then too much. Cost: O(1)."""
         size = message.size_bytes()
         if size > HISTORY_BYTES_MAX or _is_not_kept(message):

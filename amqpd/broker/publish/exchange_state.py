@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message, MessageView
 from amqpd.broker.publish import router
-from amqpd.broker.publish.deduplication import History, Note, Seen, Store
-from amqpd.broker.publish.firehose import Unasked
+from amqpd.broker.publish.deduplication import CacheEntry, CacheStore, DeduplicationCache, MessageHistory
+from amqpd.broker.publish.firehose import BestEffortPublisher
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Binding, Exchange
-from amqpd.broker.vhost.exchange_state import Keeping
+from amqpd.broker.vhost.exchange_state import ExchangeStateHook
 from amqpd.routing.stateful import (
     CACHE_PERSISTENCE,
     CACHE_SIZE,
@@ -47,13 +47,13 @@ PART_MAX: Final = 500
 """Rows of one submission: some 3 ms of the metadata's thread."""
 
 
-class KeptOnLoop(Keeping):
+class ExchangeStates(ExchangeStateHook):
     """One per broker. vhosts: all there are, by name. commit: `Metadata.submit`."""
 
     def __init__(
         self,
         vhosts: Mapping[str, VHost],
-        turn: Turn,
+        turn: LoopTurn,
         timers: Timers,
         call_soon: Callable[..., object],
         commit: Commit,
@@ -63,7 +63,7 @@ class KeptOnLoop(Keeping):
         self._timers = timers
         self._call_soon = call_soon
         self._commit = commit
-        self._unasked = Unasked(turn.want)
+        self._unasked = BestEffortPublisher(turn.schedule)
         # Of an earlier life, until its exchange is there.
         self._caches: dict[tuple[str, str], tuple[SeenCacheRow, list[SeenRow]]] = {}
 
@@ -80,21 +80,21 @@ class KeptOnLoop(Keeping):
         matcher = exchange.matcher
         if isinstance(matcher, RecentHistory):
             length = exchange.arguments.get(HISTORY_LENGTH)
-            matcher.attach_recorder(History(length if isinstance(length, int) else HISTORY_LENGTH_DEFAULT))
+            matcher.attach_recorder(MessageHistory(length if isinstance(length, int) else HISTORY_LENGTH_DEFAULT))
         elif isinstance(matcher, Deduplication):
             matcher.memory = self._seen(vhost, exchange)
 
-    def _seen(self, vhost: str, exchange: Exchange) -> Seen:
+    def _seen(self, vhost: str, exchange: Exchange) -> DeduplicationCache:
         size, ttl_ms = number_of(exchange.arguments.get(CACHE_SIZE)), number_of(exchange.arguments.get(CACHE_TTL))
         if exchange.arguments.get(CACHE_PERSISTENCE) != "disk" or not exchange.durable:
-            return Seen(self._turn, self._timers, size, ttl_ms)
+            return DeduplicationCache(self._turn, self._timers, size, ttl_ms)
         known = self._caches.pop((vhost, exchange.name), None)
         if known is None:
-            store = SeenRows(SeenCacheRow(random_id(), vhost, exchange.name), self._commit, self._timers)
-            return Seen(self._turn, self._timers, size, ttl_ms, store)
+            store = MetadataCacheStore(SeenCacheRow(random_id(), vhost, exchange.name), self._commit, self._timers)
+            return DeduplicationCache(self._turn, self._timers, size, ttl_ms, store)
         cache, rows = known
-        store = SeenRows(cache, self._commit, self._timers)
-        seen = Seen(self._turn, self._timers, size, ttl_ms, store)
+        store = MetadataCacheStore(cache, self._commit, self._timers)
+        seen = DeduplicationCache(self._turn, self._timers, size, ttl_ms, store)
         now_ms = self._timers.steady_ms()
         for row in rows:
             store.load(row)
@@ -107,7 +107,7 @@ class KeptOnLoop(Keeping):
 
     def bound(self, vhost: str, binding: Binding) -> None:
         matcher = binding.source.matcher
-        if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, History):
+        if isinstance(matcher, RecentHistory) and isinstance(matcher.recorder, MessageHistory):
             self._give(vhost, binding, matcher.recorder.messages())
 
     def _give(self, vhost: str, binding: Binding, messages: list[Message]) -> None:
@@ -128,14 +128,14 @@ class KeptOnLoop(Keeping):
 
     def end(self, vhost: str, exchange: Exchange) -> list[Change]:
         matcher = exchange.matcher
-        if isinstance(matcher, Deduplication) and isinstance(matcher.memory, Seen):
+        if isinstance(matcher, Deduplication) and isinstance(matcher.memory, DeduplicationCache):
             store = matcher.memory.store
-            if isinstance(store, SeenRows):
+            if isinstance(store, MetadataCacheStore):
                 return store.end()
         return []
 
 
-class SeenRows(Store):
+class MetadataCacheStore(CacheStore):
     """The rows of one cache, whose own is put with the first of them."""
 
     def __init__(self, cache: SeenCacheRow, commit: Commit, timers: Timers) -> None:
@@ -155,7 +155,7 @@ class SeenRows(Store):
         self._rows[row.id] = row.number
         self._number = max(self._number, row.number)
 
-    def put(self, notes: list[Note], done: Callable[[bool], None]) -> None:
+    def put(self, notes: list[CacheEntry], done: Callable[[bool], None]) -> None:
         changes, self._dropped = self._dropped, []
         if not self._there:
             changes.append(Put(self._cache))

@@ -30,7 +30,7 @@ NEW_LOG: Final = 8
 _STEP: Final = 64
 
 
-class Spread:
+class SlicedFanout:
     """waits: whether `done` is to wait until what is durable is on the disk.
 
     done: called once, in a turn of the loop by itself; False: a queue has refused it, or its log has failed.
@@ -62,14 +62,14 @@ class Spread:
         while self._next < len(destinations) and cost < stores.dirty_max:
             destination = destinations[self._next]
             self._next += 1
-            if destination.gone() or (destination.needs_all and not self._accepted):
+            if destination.is_deleted() or (destination.requires_all_accepted and not self._accepted):
                 continue
             log = destination.log()
             if log is not None:
                 cost += 1 if log.next_offset > 0 else NEW_LOG
                 if message.persistent or destination.keeps_all:
                     logs.append(log)
-            if not destination.offer(message):
+            if not destination.enqueue(message):
                 self._accepted = False
             if self._next % _STEP == 0 and time.monotonic() >= deadline:
                 break

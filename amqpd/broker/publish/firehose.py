@@ -27,16 +27,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from amqpd.broker.consumer import Destination, NotOpenYet, Tap
+from amqpd.broker.consumer import Destination, LogNotOpen, TraceHook
 from amqpd.broker.events import EVENT_EXCHANGE, Event, Events
-from amqpd.broker.message import Envelope, Message, make_message
+from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.publish import router
-from amqpd.broker.publish.route import offer, prepare
+from amqpd.broker.publish.route import offer_to_all, prepare
 from amqpd.broker.queue.log_opener import when_open
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.exchange import Binding, Exchange
-from amqpd.broker.vhost.pending import Done, unheard
-from amqpd.broker.vhost.policy_table import Walk
+from amqpd.broker.vhost.pending import Done, ignore_result
+from amqpd.broker.vhost.policy_table import SlicedWalk
 from amqpd.broker.vhost.vhosts import tell
 from amqpd.errors import ResourceError
 from amqpd.protocol.field_table import Timestamp
@@ -52,7 +52,7 @@ WAITING_MAX: Final = 500
 """Messages that wait for a queue to be opened: it is, before long, and further ones are lost."""
 
 
-class Unasked:
+class BestEffortPublisher:
     """want: asks for the end of a turn, which writes what was offered. lost_count: for its owner to tell and reset."""
 
     def __init__(self, want: Callable[[], object]) -> None:
@@ -61,10 +61,10 @@ class Unasked:
         self._waiting_count = 0
 
     def offer(self, destinations: list[Destination], message: Message) -> None:
-        there = [each for each in destinations if not each.gone()]
+        there = [each for each in destinations if not each.is_deleted()]
         try:
             prepare(there)
-        except NotOpenYet as error:
+        except LogNotOpen as error:
             if self._waiting_count < WAITING_MAX:
                 self._waiting_count += 1
                 when_open(error.destinations, partial(self._opened, there, message))
@@ -77,7 +77,7 @@ class Unasked:
             else:
                 self.lost_count += 1
         else:
-            offer(there, message, None)
+            offer_to_all(there, message, None)
             self._want()
 
     def _opened(self, destinations: list[Destination], message: Message) -> None:
@@ -98,7 +98,7 @@ SLICE_S: Final = 0.003
 LONG_SLICE_S: Final = 0.010
 
 
-class Seen(NamedTuple):
+class TracedMessage(NamedTuple):
     """What is to be copied. about: headers behind `properties`, but for the node."""
 
     key: str
@@ -108,7 +108,7 @@ class Seen(NamedTuple):
     about: dict[str, object]
 
 
-class Firehose(Tap):
+class Firehose(TraceHook):
     """Of a vhost while it is traced. node: the broker's name."""
 
     def __init__(self, vhost: VHost, node: str) -> None:
@@ -116,10 +116,10 @@ class Firehose(Tap):
         self._vhost = vhost
         self._node = node
         self._exchange = vhost.exchanges[EXCHANGE]
-        self._waiting: list[Seen] = []
+        self._waiting: list[TracedMessage] = []
         self._waiting_bytes = 0
         self._asked = False
-        self._unasked = Unasked(vhost.queue_host.turn.want)
+        self._unasked = BestEffortPublisher(vhost.queue_host.turn.schedule)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Firehose(Tap):
             return
         about = self._about(connection, user, number)
         about["routed_queues"] = [each.name for each in destinations if isinstance(each, Queue)]
-        self._add(Seen(f"publish.{message.envelope.exchange}", message, keys, None, about))
+        self._add(TracedMessage(f"publish.{message.envelope.exchange}", message, keys, None, about))
 
     def delivered(
         self, message: Message, queue: str, redelivered: bool, connection: str, user: str, number: int
@@ -144,7 +144,7 @@ class Firehose(Tap):
         if not self._exchange.bindings or message.envelope.exchange == EXCHANGE:
             return
         about = self._about(connection, user, number)
-        self._add(Seen(f"deliver.{queue}", message, [], int(redelivered), about))
+        self._add(TracedMessage(f"deliver.{queue}", message, [], int(redelivered), about))
 
     def _about(self, connection: str, user: str, number: int) -> dict[str, object]:
         return {"vhost": self._vhost.name, "connection": connection, "channel": number, "user": user}
@@ -152,7 +152,7 @@ class Firehose(Tap):
     def is_behind(self) -> bool:
         return len(self._waiting) >= BEHIND_COUNT
 
-    def _add(self, seen: Seen) -> None:
+    def _add(self, seen: TracedMessage) -> None:
         size = seen.message.body_size
         if len(self._waiting) >= COUNT_MAX or self._waiting_bytes + size > BYTES_MAX:
             self._unasked.lost_count += 1
@@ -186,7 +186,7 @@ class Firehose(Tap):
             log.warning("%d messages were too many for the firehose and are not traced", lost_count, extra=about)
             self._unasked.lost_count = 0
 
-    def _copy(self, seen: Seen) -> None:
+    def _copy(self, seen: TracedMessage) -> None:
         if self._vhost.deleted:
             return
         message = seen.message
@@ -208,12 +208,12 @@ class Firehose(Tap):
         key = seen.key.encode("utf-8", "surrogateescape")[:KEY_SIZE_MAX].decode("utf-8", "surrogateescape")
         encoded = encode_properties(Properties(headers=headers))
         copy = make_message(
-            Envelope(EXCHANGE, key), encoded, message.body(), False, scan_properties(encoded, 0, len(encoded))
+            MessageRoute(EXCHANGE, key), encoded, message.body(), False, scan_properties(encoded, 0, len(encoded))
         )
         self._unasked.offer(router.route(self._vhost, self._exchange, [key], RoutedMessage(key, headers)), copy)
 
 
-def trace(vhost: VHost, node: str, on: bool, done: Done = unheard) -> bool:
+def trace(vhost: VHost, node: str, on: bool, done: Done = ignore_result) -> bool:
     """Switches it on or off, in slices; returns whether that changes anything. done(None) once all routes and consumers
     go by it.
     """
@@ -223,8 +223,8 @@ def trace(vhost: VHost, node: str, on: bool, done: Done = unheard) -> bool:
     vhost.tap = Firehose(vhost, node) if on else None
     log.info("tracing is %s in vhost '%s'", "on" if on else "off", vhost.name, extra={"vhost": vhost.name})
     tell(vhost, "vhost.updated")
-    walk = Walk[Queue | Exchange](vhost.catalogue.call_soon)
-    walk.begin(vhost.things, partial(_begin_anew, vhost))
+    walk = SlicedWalk[Queue | Exchange](vhost.catalogue.call_soon)
+    walk.begin(vhost.policy_targets, partial(_begin_anew, vhost))
     walk.when_done(partial(done, None))
     return True
 
@@ -252,7 +252,7 @@ class EventExchange(Exchange):
         super().__init__(EVENT_EXCHANGE, "topic", exchange_type_factory("topic")(), True, False, True, {})
         self._events = events
         self._vhost = vhost
-        self._unasked = Unasked(vhost.queue_host.turn.want)
+        self._unasked = BestEffortPublisher(vhost.queue_host.turn.schedule)
         self._started = False
         events.publish = self.publish
 
@@ -282,7 +282,7 @@ class EventExchange(Exchange):
         fields = Properties(headers=event.headers, delivery_mode=2, timestamp=Timestamp(event.at_ms // 1000))
         encoded = encode_properties(fields)
         message = make_message(
-            Envelope(EVENT_EXCHANGE, event.key), encoded, b"", True, scan_properties(encoded, 0, len(encoded))
+            MessageRoute(EVENT_EXCHANGE, event.key), encoded, b"", True, scan_properties(encoded, 0, len(encoded))
         )
         self._unasked.offer(destinations, message)
         self._events.lost_count += self._unasked.lost_count

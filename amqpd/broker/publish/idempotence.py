@@ -6,8 +6,8 @@ A sequence at or below it is a copy: it goes nowhere, and its confirm waits unti
 taken, whatever is missing between: routing leaves gaps. A higher epoch begins anew, with any sequence; an older one is
 a producer that has been replaced, and refused (403). A sequence does not wrap: behind the last comes another epoch.
 
-Such a publish gets a route of its own, whose queues are each a `Once`, or a `Copy` where they have it. All others never
-come here: the headers' scan says that there is a header `x-producer-id`.
+Such a publish gets a route of its own, whose queues are each a `IdempotentDestination`, or a `Copy` where they have it.
+All others never come here: the headers' scan says that there is a header `x-producer-id`.
 
 Compiled by mypyc.
 """
@@ -39,7 +39,7 @@ _ALWAYS_SAFE: Final = 1 << 62
 
 
 @final
-class Numbers:
+class ProducerSequence:
     """What a producer says of one message."""
 
     def __init__(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
@@ -48,9 +48,9 @@ class Numbers:
         self.sequence: i64 = sequence
 
 
-def numbers_of(headers: Mapping[str, object]) -> Numbers:
+def numbers_of(headers: Mapping[str, object]) -> ProducerSequence:
     """Raises: PreconditionFailed (406) where one is missing, no integer, or out of its range."""
-    return Numbers(
+    return ProducerSequence(
         _number(headers, PRODUCER_ID, ID_MAX),
         _number(headers, EPOCH, EPOCH_MAX),
         _number(headers, SEQUENCE, SEQUENCE_MAX),
@@ -66,7 +66,7 @@ def _number(headers: Mapping[str, object], name: str, most: int) -> int:
     return value
 
 
-def once_route(route: Route, message: Message) -> Route:
+def idempotent_route(route: Route, message: Message) -> Route:
     """The same way, less the queues that have the message already. Cost: 2 us, 1 us more per queue.
 
     Raises: AccessRefused (403) for an older epoch, before any queue has anything of it; PreconditionFailed (406) for
@@ -76,7 +76,7 @@ def once_route(route: Route, message: Message) -> Route:
     destinations: list[Destination] = []
     for destination in route.destinations:
         if not isinstance(destination, Queue):
-            if destination.durable and destination.routed:
+            if destination.durable and destination.is_queue:
                 raise PreconditionFailed(f"invalid header '{PRODUCER_ID}': what is delayed has no numbers")
             destinations.append(destination)
             continue
@@ -93,17 +93,17 @@ def once_route(route: Route, message: Message) -> Route:
                 f"'{destination.name}' in vhost '{destination.vhost_name}': its epoch is {last.epoch}"
             )
         if last is not None and last.has(numbers.epoch, numbers.sequence):
-            destinations.append(Copy(destination, last.offset))
+            destinations.append(DuplicateDestination(destination, last.offset))
         else:
-            destinations.append(Once(destination, numbers))
+            destinations.append(IdempotentDestination(destination, numbers))
     return route.to(destinations)
 
 
 @final
-class Once(Destination):
+class IdempotentDestination(Destination):
     """One queue, for one message with its producer's numbers."""
 
-    def __init__(self, queue: Queue, numbers: Numbers) -> None:
+    def __init__(self, queue: Queue, numbers: ProducerSequence) -> None:
         super().__init__()
         self.durable = queue.durable
         self.keeps_all = queue.keeps_all
@@ -116,10 +116,10 @@ class Once(Destination):
     def log(self) -> QueueLog | None:
         return self._queue.log()
 
-    def gone(self) -> bool:
-        return self._queue.gone()
+    def is_deleted(self) -> bool:
+        return self._queue.is_deleted()
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         queue = self._queue
         backing = queue.backing
         numbers = self._numbers
@@ -133,7 +133,7 @@ class Once(Destination):
         if store is not None:
             store.set_producer(numbers.producer_id, numbers.epoch, numbers.sequence)
         try:
-            taken = queue.offer(message)
+            taken = queue.enqueue(message)
         finally:
             backing.numbered = False
             if store is not None:
@@ -149,7 +149,7 @@ class Once(Destination):
 
 
 @final
-class Copy(Destination):
+class DuplicateDestination(Destination):
     """A queue that has the message already: nothing comes to it, and a confirm waits until what it has is safe.
 
     offset: of the producer's last message there.
@@ -162,15 +162,15 @@ class Copy(Destination):
         self._queue = queue
         self._offset: i64 = offset
         store = queue.log()
-        self._log: FirstLog | None = FirstLog(store, offset) if store is not None and self.durable else None
+        self._log: OriginalLog | None = OriginalLog(store, offset) if store is not None and self.durable else None
 
     def log(self) -> QueueLog | None:
         return self._log
 
-    def gone(self) -> bool:
-        return self._queue.gone()
+    def is_deleted(self) -> bool:
+        return self._queue.is_deleted()
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         store = self._queue.log()
         if store is not None and self._offset >= store.high_watermark:
             store.flush_batches()  # of an earlier life it is not synced before somebody wants it
@@ -178,7 +178,7 @@ class Copy(Destination):
 
 
 @final
-class FirstLog(QueueLog):
+class OriginalLog(QueueLog):
     """What the confirm of a copy waits for: no log, but it has a high watermark of its own."""
 
     def __init__(self, store: QueueLog, offset: i64) -> None:

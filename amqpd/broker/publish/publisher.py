@@ -13,7 +13,7 @@ How a front end publishes:
     unconfirmed.add(route, message)           # who wants to know when it is safe: see confirms.py
 
 `accept` and `compose` raise what is wrong with it, and NotOpenYet when it is to be given once more (opening.when_open).
-A route to more than WIDE_COUNT queues goes by a `Spread`, in slices.
+A route to more than WIDE_COUNT queues goes by a `SlicedFanout`, in slices.
 
 Routes are kept under the bytes of basic.publish, and each is valid while what it depends on keeps its version: a queue
 for the default exchange, else the exchange with all behind it. Permissions that change have `forget_routes` called.
@@ -32,14 +32,22 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import NotOpenYet, Tap, Versioned
-from amqpd.broker.message import NO_MESSAGE, TTL_MS_MAX, Envelope, Message, MessageView, make_message, message_in_parts
+from amqpd.broker.consumer import LogNotOpen, TraceHook, Versioned
+from amqpd.broker.message import (
+    NO_MESSAGE,
+    TTL_MS_MAX,
+    Message,
+    MessageRoute,
+    MessageView,
+    make_message,
+    message_in_parts,
+)
 from amqpd.broker.publish import router
-from amqpd.broker.publish.idempotence import once_route
-from amqpd.broker.publish.route import TAKEN, KnownExchange, Route, offer
+from amqpd.broker.publish.idempotence import idempotent_route
+from amqpd.broker.publish.route import TAKEN, ExchangeRouteCache, Route, offer_to_all
 from amqpd.broker.queue.argument_checks import erlang_type
-from amqpd.broker.session import Session, check, check_topic_keys, is_topic_limited
-from amqpd.broker.stats import Passed, Sent
+from amqpd.broker.session import Session, check_permission, check_topic_keys, is_topic_limited
+from amqpd.broker.stats import ExchangeStats, PublisherStats
 from amqpd.errors import AccessRefused, AmqpError, FrameError, NotImplementedByBroker, PreconditionFailed, ResourceError
 from amqpd.protocol import methods
 from amqpd.protocol.field_table import CodecError, decode_table, shortstr
@@ -56,7 +64,7 @@ KEYS_MAX: Final = 1000
 _INTEGER: Final = re.compile(rb"([+-]?\d+)(.*)", re.DOTALL)
 
 
-def needs_judging(info: PropertyInfo) -> bool:
+def needs_validation(info: PropertyInfo) -> bool:
     """Whether `judge` has to look at them. Most messages say nothing that could be wrong."""
     return (
         info.user_id is not None
@@ -66,7 +74,7 @@ def needs_judging(info: PropertyInfo) -> bool:
     )
 
 
-def judge(user: User, info: PropertyInfo, properties: bytes) -> None:
+def validate_properties(user: User, info: PropertyInfo, properties: bytes) -> None:
     """Raises: PreconditionFailed (406) for what this user's message must not say. info: what a scan found."""
     if info.flags & DELIVERY_MODE and info.delivery_mode not in (1, 2):
         raise PreconditionFailed(f"invalid message: {{delivery_mode_unknown,{info.delivery_mode}}}")
@@ -141,11 +149,11 @@ class Publisher:
     def __init__(self, session: Session) -> None:
         self.session = session
         # Of the message that `accept` or `compose` returned last.
-        self.route = Route(Envelope("", ""), [], False, Versioned(), False)
+        self.route = Route(MessageRoute("", ""), [], False, Versioned(), False)
         self.published_count: i64 = 0
         # As many of them are in `sent`, by exchange: all but those that went by `route`.
         self._counted: i64 = 0
-        self.sent: dict[Passed, Sent] = {}
+        self.sent: dict[ExchangeStats, PublisherStats] = {}
         # This turn of the loop writes to as many logs as one turn should: the front end reads on in the next. It is for
         # the front end to unset.
         self.crowded = False
@@ -156,7 +164,7 @@ class Publisher:
         # Since it was last emptied, and how many more it does not take.
         self._route_hits: i64 = 0
         self._routes_pause: i64 = 0
-        self._exchanges: dict[bytes, KnownExchange] = {}
+        self._exchanges: dict[bytes, ExchangeRouteCache] = {}
         # The last publish that went by the cache: the parser hands over the same object where the method is the same
         # and says whether the properties are. Then what was found out of them holds.
         self._same_method = b""
@@ -239,9 +247,9 @@ class Publisher:
         """Gives the message to all queues of its route. False: one of them refused it; the others have it."""
         if not route.routed:
             self.session.vhost.unroutable_count += 1
-        return offer(route.destinations, message, None) == TAKEN
+        return offer_to_all(route.destinations, message, None) == TAKEN
 
-    def tapped(self, tap: Tap, route: Route, message: Message, number: i64) -> None:
+    def tapped(self, tap: TraceHook, route: Route, message: Message, number: i64) -> None:
         """Tells the tap of a publish on the channel of this number: once, whoever offers it."""
         keys = route.keys
         if keys is None:
@@ -260,7 +268,7 @@ class Publisher:
         if route is None or route.version != route.source.version:
             try:
                 self._make_route(method)
-            except (NotOpenYet, ResourceError):
+            except (LogNotOpen, ResourceError):
                 return None  # its log may be open when the message is complete
             except AmqpError as error:
                 return error
@@ -290,10 +298,10 @@ class Publisher:
             raise FrameError(f"bad content header properties: {error}") from None
         if info is before and not info.has_cc_or_bcc:
             return info
-        if needs_judging(info):
+        if needs_validation(info):
             same = self._same_route
             self._same_route = None  # until they are known to be good
-            judge(self.session.user, info, content[start:end])
+            validate_properties(self.session.user, info, content[start:end])
             self._same_route = same
         self._last_info = info
         return info
@@ -312,7 +320,7 @@ class Publisher:
             info = message.info
         selected = info is not None and info.has_cc_or_bcc
         if not selected and not route.per_message:
-            self._go_by(once_route(route, message) if info is not None and info.has_producer_id else route)
+            self._go_by(idempotent_route(route, message) if info is not None and info.has_producer_id else route)
             return message
         envelope = route.envelope
         keys = [envelope.routing_key]
@@ -329,7 +337,7 @@ class Publisher:
             message = _remade(message, without_headers(message.properties(), ("BCC",)))
         found = route.to(destinations)
         if info is not None and info.has_producer_id:
-            found = once_route(found, message)
+            found = idempotent_route(found, message)
         if selected and route.tap is not None:
             found.keys = keys
         self._go_by(found)
@@ -350,12 +358,12 @@ class Publisher:
         """All that was published is in `sent` and in what its exchanges count."""
         self._go_by(self.route)
 
-    def _sent_through(self, route: Route, passed: Passed) -> Sent:
+    def _sent_through(self, route: Route, passed: ExchangeStats) -> PublisherStats:
         sent = self.sent.get(passed)
         if sent is None:
             if len(self.sent) >= SENT_MAX:
                 self.sent.clear()  # of exchanges that come and go; what they count themselves stays
-            sent = Sent(route.envelope.exchange, passed)
+            sent = PublisherStats(route.envelope.exchange, passed)
             self.sent[passed] = sent
         return sent
 
@@ -409,7 +417,7 @@ class Publisher:
             if matcher is not None:
                 if len(self._exchanges) >= EXCHANGES_MAX:
                     self._exchanges.clear()
-                self._exchanges[exchange] = KnownExchange(route, matcher)
+                self._exchanges[exchange] = ExchangeRouteCache(route, matcher)
         if cacheable:
             self._keep_route(method, route)
         else:
@@ -430,7 +438,7 @@ class Publisher:
         self._routes_size += len(method) + 8 * len(route.destinations)
 
 
-def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
+def _resolve(session: Session, method: bytes) -> tuple[Route, ExchangeStats, bool]:
     """A basic.publish to its route, by way of every check, what its exchange counts, and whether the route holds for
     the same bytes again.
     """
@@ -442,13 +450,13 @@ def _resolve(session: Session, method: bytes) -> tuple[Route, Passed, bool]:
     if command.immediate:
         raise NotImplementedByBroker("immediate=true")
     vhost = session.vhost
-    check(session, "write", "exchange", command.exchange)
+    check_permission(session, "write", "exchange", command.exchange)
     exchange = vhost.exchange(command.exchange)
     if exchange.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange.name}' in vhost '{vhost.name}'")
     key = command.routing_key
     check_topic_keys(session, exchange, (key,))
-    envelope = Envelope(exchange.name, key)
+    envelope = MessageRoute(exchange.name, key)
     if exchange.matcher is None:
         target = router.by_name(vhost, key)
         if target is None:

@@ -6,7 +6,7 @@ when a range of offsets is safe there (`safe`), which settles it at the source. 
     line      what is to be published, in the order in which it came: single messages, and ranges of offsets that are
               read back from the source's log piece by piece, so that a million of them take some bytes
     slice     SLICE_MS of publishing, then the loop has its turn; while more is left, publishers that send without a
-              bound are paced (`Turn.overdue`); all publishers are held (`Turn.crowded`) while the line has
+              bound are paced (`LoopTurn.overdue`); all publishers are held (`LoopTurn.crowded`) while the line has
               HELD_BYTES_MAX in memory, or HELD_COUNT_MAX messages and ranges
     safe      a message stays unsettled in its source's log until the high watermark of every durable target has passed
               its copy (of a local log: until it is synced): a crash in between publishes it again, and loses none
@@ -18,9 +18,11 @@ Everything is published in a callback of the loop, never from within `add`: a qu
 `offer` does not enter another queue, however long the chain. When the disk is too far behind, nothing is published
 until it has synced what there is. `stop` leaves what is not published at its source.
 
-Invariant: each `Pending` is in one of `line`, `_fresh`, `_waiting`, `_failed`, `_unopened`, `_settling`, or settled.
+Invariant: each `PendingRepublish` is in one of `line`, `_fresh`, `_waiting`, `_failed`, `_unopened`, `_settling`, or
+settled.
 
-Who has messages published once more (`Origin`), what they look like (`Dressed`), and each on its way (`Pending`).
+Who has messages published once more (`Origin`), what they look like (`RewrittenMessage`), and each on its way
+(`PendingRepublish`).
 
 Of republisher.py, which says how they go together.
 
@@ -40,25 +42,25 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Destination, NotOpenYet
-from amqpd.broker.flow.loop_turn import TURN_BYTES_MAX, Confirmer, Turn
+from amqpd.broker.consumer import Destination, LogNotOpen
+from amqpd.broker.flow.loop_turn import TURN_BYTES_MAX, CommitListener, LoopTurn
 from amqpd.broker.flow.timers import Timer, Timers
-from amqpd.broker.message import Envelope, Message, make_message, with_properties
-from amqpd.broker.publish.route import FAILED, REFUSED, offer, prepare
+from amqpd.broker.message import Message, MessageRoute, make_message, with_properties
+from amqpd.broker.publish.route import FAILED, REFUSED, offer_to_all, prepare
 from amqpd.errors import ResourceError
 from amqpd.protocol.properties import PropertyInfo
 from amqpd.storage.queue_log import Cursor, QueueLog
 
 
 @final
-class Dressed:
+class RewrittenMessage:
     """A message as it is published once more, without its body, and where to.
 
     properties: flags and fields, encoded; info: what `scan` found in them.
     """
 
     def __init__(
-        self, envelope: Envelope, properties: bytes, info: PropertyInfo, destinations: list[Destination]
+        self, envelope: MessageRoute, properties: bytes, info: PropertyInfo, destinations: list[Destination]
     ) -> None:
         self.envelope = envelope
         self.properties = properties
@@ -67,11 +69,11 @@ class Dressed:
 
 
 # What `Origin.dress` answers of a message that cannot go anywhere now: it is given back by `Origin.kept`.
-STAYS: Final = Dressed(Envelope("", ""), b"", PropertyInfo(0), [])
+KEEP: Final = RewrittenMessage(MessageRoute("", ""), b"", PropertyInfo(0), [])
 
 
 @final
-class Went:
+class RepublishCount:
     """How many messages of an origin, or of several that share it, were published once more, each once."""
 
     def __init__(self) -> None:
@@ -79,7 +81,7 @@ class Went:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Origin:
+class RepublishSource:
     """Where messages come from that are published once more, and what becomes of them: what a user subclasses.
 
     Ranges of one origin that follow each other become one, so messages of one kind should share theirs. kind: of
@@ -91,7 +93,7 @@ class Origin:
         self.kind = kind
         self.offset: i64 = -1
         self.again = False
-        self.went = Went()
+        self.went = RepublishCount()
 
     def log(self) -> QueueLog | None:
         """The log that offsets are of; None when nothing is in one. It is settled, and read for what is not in memory.
@@ -108,11 +110,11 @@ class Origin:
         """The source is deleted: what is not published yet ends."""
         return False
 
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> Envelope:
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """What messages of this route share that are read from the log."""
-        return Envelope(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
+        return MessageRoute(exchange.decode(), routing_key.decode("utf-8", "surrogateescape"))
 
-    def dress(self, envelope: Envelope, properties: bytes) -> Dressed | None:
+    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
         """The message that becomes of one of this route and these properties; None: it goes nowhere, and is over;
         STAYS: it goes nowhere now, and its source has it back (`kept`).
 
@@ -120,7 +122,7 @@ class Origin:
         """
         raise NotImplementedError
 
-    def safe(self, first: i64, last: i64, size: i64) -> None:
+    def on_safe(self, first: i64, last: i64, size: i64) -> None:
         """These offsets, ends included, are with their targets, or over: they need their source no longer and are
         settled in its log. Called once for each offset, in any order.
 
@@ -133,11 +135,11 @@ class Origin:
                 store.settle(offset, size)
                 offset += 1
 
-    def kept(self, offset: i64) -> None:
+    def on_unloaded(self, offset: i64) -> None:
         """Of this one `dress` has said STAYS: it is neither settled nor published again."""
         raise NotImplementedError
 
-    def left(self, offset: i64, again: bool) -> None:
+    def on_stop(self, offset: i64, again: bool) -> None:
         """The broker stops cleanly, and this message, which is in memory, stays where it was.
 
         again: some of its targets may have it, and the next life publishes it again.
@@ -147,16 +149,16 @@ class Origin:
         """A target does not take it, and would not. Whether its source has it back; else that is its end."""
         return False
 
-    def waits(self, count: i64) -> None:
+    def on_queued(self, count: i64) -> None:
         """So many more (1) or less (-1) wait that are in the log alone: it may not be given up meanwhile."""
 
-    def about(self) -> dict[str, object]:
+    def log_fields(self) -> dict[str, object]:
         """Fields that tell of it in the broker's log."""
         return {}
 
 
 @final
-class Pending:
+class PendingRepublish:
     """One message on its way, or neighbours in one log.
 
     first, last: offsets at the source, ends included; -1: a message that never had one. size: bytes of each body.
@@ -164,7 +166,7 @@ class Pending:
     again_end: those below it were published before, to some of their targets at least.
     """
 
-    def __init__(self, origin: Origin, first: i64, last: i64, size: i64, message: Message | None) -> None:
+    def __init__(self, origin: RepublishSource, first: i64, last: i64, size: i64, message: Message | None) -> None:
         self.origin = origin
         self.first = first
         self.last = last
@@ -186,18 +188,18 @@ ACK_SLICE_COUNT_MAX: Final = 8192
 
 
 @final
-class Settling:
+class SlicedAcks:
     """The republisher's. call_soon: calls a function in the next turn of the loop."""
 
-    def __init__(self, turn: Turn, timers: Timers, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, turn: LoopTurn, timers: Timers, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._turn = turn
         self._timers = timers
         self._call_soon = call_soon
-        self._line: deque[Pending] = deque()
+        self._line: deque[PendingRepublish] = deque()
         self._scheduled = False
         self._stopped = False
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingRepublish) -> None:
         """It is safe. `work` settles it."""
         self._line.append(pending)
 
@@ -220,11 +222,11 @@ class Settling:
                     line.popleft()
                 pending.first = last + 1
                 count += last - first + 1
-                pending.origin.safe(first, last, pending.size)
+                pending.origin.on_safe(first, last, pending.size)
         if line and not self._scheduled:
             self._scheduled = True
             self._call_soon(self._work_on)
-        self._turn.want()
+        self._turn.schedule()
 
     def _work_on(self) -> None:
         """Called by the loop."""
@@ -268,10 +270,10 @@ class Retry(Timer):
 
 
 @final
-class Republisher(Confirmer):
+class Republisher(CommitListener):
     """One per broker. call_soon: calls a function in the next turn of the loop."""
 
-    def __init__(self, turn: Turn, timers: Timers, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, turn: LoopTurn, timers: Timers, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.timers = timers
         self._turn = turn
         self._call_soon = call_soon
@@ -281,38 +283,38 @@ class Republisher(Confirmer):
         # Goes up with each slice. Nothing is declared, bound or deleted within one.
         self.slice_number: i64 = 0
         # What waits to be published, and the body bytes of what of it is in memory.
-        self.line: deque[Pending] = deque()
+        self.line: deque[PendingRepublish] = deque()
         self.held_bytes: i64 = 0
         # Places in the logs that are read just now.
         self._cursors: dict[QueueLog, Cursor] = {}
         # Published in this turn; then by commit group.
-        self._fresh: list[Pending] = []
-        self._waiting: deque[tuple[int, list[Pending]]] = deque()
-        self._failed: list[Pending] = []
+        self._fresh: list[PendingRepublish] = []
+        self._waiting: deque[tuple[int, list[PendingRepublish]]] = deque()
+        self._failed: list[PendingRepublish] = []
         # By a target that is being opened: what waits for it.
-        self._unopened: dict[Destination, list[Pending]] = {}
+        self._unopened: dict[Destination, list[PendingRepublish]] = {}
         self._retry = Retry(self)
-        self._settling = Settling(turn, timers, call_soon)
+        self._settling = SlicedAcks(turn, timers, call_soon)
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def add(self, origin: Origin, message: Message, offset: i64) -> None:
+    def add(self, origin: RepublishSource, message: Message, offset: i64) -> None:
         """Publishes a message that is in memory, before long. Cost: O(1).
 
         offset: its place in the origin's log, -1 if it has none.
         """
-        self._append(Pending(origin, offset, offset, message.body_size, message))
+        self._append(PendingRepublish(origin, offset, offset, message.body_size, message))
 
-    def add_range(self, origin: Origin, first: i64, last: i64) -> None:
+    def add_range(self, origin: RepublishSource, first: i64, last: i64) -> None:
         """Publishes all messages with these offsets, ends included, that are not settled in the origin's log. O(1)."""
         if self.line:
             end = self.line[-1]
             if end.message is None and end.origin is origin and end.last == first - 1:
                 end.last = last
                 return
-        self._append(Pending(origin, first, last, 0, None))
+        self._append(PendingRepublish(origin, first, last, 0, None))
 
-    def _append(self, pending: Pending) -> None:
+    def _append(self, pending: PendingRepublish) -> None:
         self._count(pending, 1)
         self.line.append(pending)
         if self.held_bytes >= HELD_BYTES_MAX or len(self.line) >= HELD_COUNT_MAX:
@@ -323,12 +325,12 @@ class Republisher(Confirmer):
         """The first in line is done, or kept for later."""
         self._count(self.line.popleft(), -1)
 
-    def _count(self, pending: Pending, sign: i64) -> None:
+    def _count(self, pending: PendingRepublish, sign: i64) -> None:
         message = pending.message
         if message is not None:
             self.held_bytes += sign * message.body_size
         else:
-            pending.origin.waits(sign)
+            pending.origin.on_queued(sign)
 
     def _schedule(self) -> None:
         if not self._scheduled and not self._pausing:
@@ -349,7 +351,7 @@ class Republisher(Confirmer):
         while self.line and count < SLICE_COUNT_MAX and size < TURN_BYTES_MAX:
             if turn.commits.unsynced_bytes >= turn.unsynced_bytes_max:
                 self._pausing = True
-                turn.when_room(self._room)
+                turn.call_when_below_limit(self._room)
                 break
             end = count + SLICE_COUNT
             while self.line and count < end and size < TURN_BYTES_MAX:
@@ -374,14 +376,14 @@ class Republisher(Confirmer):
         if turn.crowded:
             self._look_for_room()
         if self.line:
-            turn.overdue = True
+            turn.dead_letters_pending = True
             self._schedule()
         else:
             self._close_cursors()
         if self._fresh:
             turn.confirm_later(self)
         else:
-            turn.want()
+            turn.schedule()
 
     def _look_for_room(self) -> None:
         """Update the state after a slice. A message that its target refuses is not in line, so it delays no other."""
@@ -394,14 +396,14 @@ class Republisher(Confirmer):
         if self.line:
             self._schedule()
 
-    def _publish_message(self, pending: Pending, message: Message) -> None:
+    def _publish_message(self, pending: PendingRepublish, message: Message) -> None:
         origin = pending.origin
         targets: list[QueueLog] = []
         origin.offset = pending.first
         origin.again = pending.first < pending.again_end
-        dressed = None if origin.gone() else origin.dress(message.envelope, message.properties())
-        if dressed is STAYS:
-            origin.kept(pending.first)
+        dressed = None if origin.gone() else origin.rewrite(message.envelope, message.properties())
+        if dressed is KEEP:
+            origin.on_unloaded(pending.first)
             return
         if dressed is not None:
             again = with_properties(message, dressed.envelope, dressed.properties, dressed.info)
@@ -411,7 +413,7 @@ class Republisher(Confirmer):
         if pending.first >= 0:
             self._published(origin, pending.first, pending.size, targets)
 
-    def _publish_range(self, pending: Pending) -> tuple[i64, i64]:
+    def _publish_range(self, pending: PendingRepublish) -> tuple[i64, i64]:
         """A piece of what is first in line. Returns how many messages went, and bytes of their bodies."""
         origin = pending.origin
         store = origin.log()
@@ -423,7 +425,7 @@ class Republisher(Confirmer):
         try:
             records = self._cursor_of(store).read(pending.first, READ_BYTES).records
         except OSError as error:
-            log.error("a %s source cannot be read: %s", origin.kind, error, extra=origin.about())
+            log.error("a %s source cannot be read: %s", origin.kind, error, extra=origin.log_fields())
             self._take()
             self._try_later(pending)
             return count, size
@@ -437,13 +439,13 @@ class Republisher(Confirmer):
             body_size: i64 = len(body)
             origin.offset = offset
             origin.again = offset < pending.again_end
-            dressed = origin.dress(origin.envelope_of(record.exchange, record.routing_key), record.properties)
+            dressed = origin.rewrite(origin.envelope_of(record.exchange, record.routing_key), record.properties)
             if targets:
                 targets = []
-            if dressed is STAYS:
+            if dressed is KEEP:
                 pending.first = offset + 1
                 count += 1
-                origin.kept(offset)
+                origin.on_unloaded(offset)
                 continue
             if dressed is not None:
                 again = make_message(dressed.envelope, dressed.properties, body, record.persistent, dressed.info)
@@ -473,11 +475,13 @@ class Republisher(Confirmer):
             cursor.close()
         self._cursors.clear()
 
-    def _offer(self, pending: Pending, dressed: Dressed, message: Message, targets: list[QueueLog]) -> bool:
+    def _offer(
+        self, pending: PendingRepublish, dressed: RewrittenMessage, message: Message, targets: list[QueueLog]
+    ) -> bool:
         """To all its destinations. targets: gets the logs that have to be synced. False: it is kept for later."""
         try:
             prepare(dressed.destinations)
-        except NotOpenYet as waits:
+        except LogNotOpen as waits:
             self._keep_until_open(pending, waits.destinations[0])
             return False
         except ResourceError:  # the broker's log says why
@@ -486,7 +490,7 @@ class Republisher(Confirmer):
         if _has_failed(dressed.destinations, message):
             self._try_later(pending)
             return False
-        outcome = offer(dressed.destinations, message, targets)
+        outcome = offer_to_all(dressed.destinations, message, targets)
         if outcome == FAILED:
             pending.again_end = pending.first + 1
             self._try_later(pending)
@@ -495,10 +499,10 @@ class Republisher(Confirmer):
             targets.clear()
         return True
 
-    def _published(self, origin: Origin, offset: i64, size: i64, targets: list[QueueLog]) -> None:
+    def _published(self, origin: RepublishSource, offset: i64, size: i64, targets: list[QueueLog]) -> None:
         """It is over when its targets are synced. Neighbours with the same fate wait as one."""
         if not targets or not origin.lasts():
-            origin.safe(offset, offset, size)
+            origin.on_safe(offset, offset, size)
             return
         if self._fresh:
             end = self._fresh[-1]
@@ -506,13 +510,13 @@ class Republisher(Confirmer):
                 end.last = offset
                 return
         # Until then the source's log keeps it: memory need not.
-        pending = Pending(origin, offset, offset, size, None)
+        pending = PendingRepublish(origin, offset, offset, size, None)
         pending.targets = targets
         self._fresh.append(pending)
 
     # -- later -------------------------------------------------------------------------------------------------------
 
-    def _has_raised(self, pending: Pending, error: Exception) -> None:
+    def _has_raised(self, pending: PendingRepublish, error: Exception) -> None:
         origin = pending.origin
         traceback = error if not self._failed else None
         log.error(
@@ -520,17 +524,17 @@ class Republisher(Confirmer):
             origin.kind,
             error,
             exc_info=traceback,
-            extra=origin.about(),
+            extra=origin.log_fields(),
         )
         if self.line and self.line[0] is pending:
             self._take()
         pending.again_end = pending.first + 1  # some of its targets may have it
         self._try_later(pending)
 
-    def _try_later(self, pending: Pending) -> None:
+    def _try_later(self, pending: PendingRepublish) -> None:
         if not self._failed:
             origin = pending.origin
-            log.warning("a %s target takes nothing, it is tried again", origin.kind, extra=origin.about())
+            log.warning("a %s target takes nothing, it is tried again", origin.kind, extra=origin.log_fields())
         self._count(pending, 1)
         self._failed.append(pending)
         self.timers.arm_sooner(self._retry, self.timers.now_ms() + RETRY_MS)
@@ -541,7 +545,7 @@ class Republisher(Confirmer):
         self._failed = []
         self._schedule()
 
-    def _keep_until_open(self, pending: Pending, target: Destination) -> None:
+    def _keep_until_open(self, pending: PendingRepublish, target: Destination) -> None:
         """After a start: the target's log is being opened, and nobody but this waits for it."""
         self._count(pending, 1)
         waiting = self._unopened.get(target)
@@ -570,12 +574,12 @@ class Republisher(Confirmer):
         self._turn.crowded = False
         for pending in left:
             if pending.message is not None and pending.first >= 0:
-                pending.origin.left(pending.first, pending.first < pending.again_end)
+                pending.origin.on_stop(pending.first, pending.first < pending.again_end)
         self._settling.stop()
 
     # -- safe --------------------------------------------------------------------------------------------------------
 
-    def end_turn(self, generation: i64, safe: bool) -> bool:
+    def on_turn_end(self, generation: i64, safe: bool) -> bool:
         fresh = self._fresh
         self._fresh = []
         for pending in fresh:
@@ -587,19 +591,19 @@ class Republisher(Confirmer):
         self._waiting.append((group, fresh))
         return True
 
-    def committed(self, generation: i64, failed: list[QueueLog]) -> bool:
+    def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
         while self._waiting and self._waiting[0][0] <= generation:
             self._synced_all(self._waiting.popleft()[1], failed)
         return len(self._waiting) > 0
 
-    def _ask(self, pending: Pending) -> None:
+    def _ask(self, pending: PendingRepublish) -> None:
         """Logs that are not local say by themselves when what they have is safe."""
         for target in pending.targets:
             if not target.local:
                 pending.missing += 1
                 target.when_safe(target.next_offset - 1, partial(self._answered, pending))
 
-    def _answered(self, pending: Pending, safe: bool) -> None:
+    def _answered(self, pending: PendingRepublish, safe: bool) -> None:
         pending.missing -= 1
         if not safe:
             pending.failed = True
@@ -607,7 +611,7 @@ class Republisher(Confirmer):
             self._end(pending)
             self._settling.work()
 
-    def _synced_all(self, group: list[Pending], failed: list[QueueLog]) -> None:
+    def _synced_all(self, group: list[PendingRepublish], failed: list[QueueLog]) -> None:
         """They are on the disk of all their local targets but these."""
         for pending in group:
             pending.synced = True
@@ -617,7 +621,7 @@ class Republisher(Confirmer):
                 self._end(pending)
         self._settling.work()
 
-    def _end(self, pending: Pending) -> None:
+    def _end(self, pending: PendingRepublish) -> None:
         """All its targets have answered; where one has failed, it is published again, to all of them."""
         if pending.failed:
             pending.failed = False

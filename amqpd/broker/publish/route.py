@@ -1,7 +1,7 @@
 """Routes: what a publish method's bytes come to, and the short way for routing keys that were not met before.
 
 A publisher keeps routes by the bytes of the method; each is valid as long as what it depends on keeps its version.
-`Publisher` makes them, with all checks; `KnownExchange` does where an earlier publish has passed these.
+`Publisher` makes them, with all checks; `ExchangeRouteCache` does where an earlier publish has passed these.
 
 One message to the queues it goes to: the lower half of every publish, whoever publishes.
 
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Destination, NotOpenYet, Tap, Versioned
-from amqpd.broker.message import FRAME_END_BYTE, Envelope, Message
-from amqpd.broker.stats import NOT_SENT
+from amqpd.broker.consumer import Destination, LogNotOpen, TraceHook, Versioned
+from amqpd.broker.message import FRAME_END_BYTE, Message, MessageRoute
+from amqpd.broker.stats import UNCOUNTED
 from amqpd.storage.queue_log import QueueLog
 
 if TYPE_CHECKING:
@@ -41,22 +41,22 @@ def prepare(destinations: list[Destination]) -> None:
     for destination in destinations:
         try:
             destination.prepare()
-        except NotOpenYet as error:
+        except LogNotOpen as error:
             waits = [*(waits or ()), *error.destinations]
     if waits is not None:
-        raise NotOpenYet(waits)
+        raise LogNotOpen(waits)
 
 
-def offer(destinations: list[Destination], message: Message, logs: list[QueueLog] | None) -> i64:
+def offer_to_all(destinations: list[Destination], message: Message, logs: list[QueueLog] | None) -> i64:
     """Offers the message to each, which have been prepared. Returns TAKEN, REFUSED or FAILED.
 
     logs: gets those that have to be synced before the message is safe.
     """
     outcome: i64 = TAKEN
     for destination in destinations:
-        if outcome != TAKEN and destination.needs_all:
+        if outcome != TAKEN and destination.requires_all_accepted:
             continue
-        taken = destination.offer(message)
+        taken = destination.enqueue(message)
         kept = message.persistent or destination.keeps_all
         log = destination.log() if kept and (logs is not None or not taken) else None
         if taken:
@@ -74,7 +74,7 @@ def offer(destinations: list[Destination], message: Message, logs: list[QueueLog
 def reserve(destinations: list[Destination]) -> None:
     """A publish to these is to come, or comes in slices: what exchanges keep of it counts already."""
     for destination in reversed(destinations):
-        if destination.routed:
+        if destination.is_queue:
             break
         destination.reserve()
 
@@ -82,7 +82,7 @@ def reserve(destinations: list[Destination]) -> None:
 def refuse(destinations: list[Destination]) -> None:
     """A publish to these has failed: what exchanges keep of it goes."""
     for destination in reversed(destinations):
-        if destination.routed:
+        if destination.is_queue:
             break
         destination.refuse()
 
@@ -96,7 +96,7 @@ class Route:
 
     def __init__(
         self,
-        envelope: Envelope,
+        envelope: MessageRoute,
         destinations: list[Destination],
         mandatory: bool,
         source: Versioned,
@@ -111,15 +111,15 @@ class Route:
         # Of the exchange, where it alone decides, by the routing key alone.
         self.matcher: ExchangeType | None = None
         # Where it goes, where that is one queue: most publishes have one, and ask nothing else.
-        self.only: Destination | None = destinations[0] if len(destinations) == 1 and destinations[0].routed else None
+        self.only: Destination | None = destinations[0] if len(destinations) == 1 and destinations[0].is_queue else None
         # Whether it goes to a queue at all; what an exchange keeps of it is none, and stands last (`kept`).
-        self.routed = len(destinations) > 0 and destinations[0].routed
-        self.kept = len(destinations) > 0 and not destinations[len(destinations) - 1].routed
+        self.routed = len(destinations) > 0 and destinations[0].is_queue
+        self.kept = len(destinations) > 0 and not destinations[len(destinations) - 1].is_queue
         self.queue_count: i64 = len(destinations) - 1 if self.kept else len(destinations)
         # What its publisher counts of its exchange.
-        self.sent = NOT_SENT
+        self.sent = UNCOUNTED
         # While the vhost is traced: who is told of each publish, and under which keys it is where CC or BCC name more.
-        self.tap: Tap | None = None
+        self.tap: TraceHook | None = None
         self.keys: list[str] | None = None
         self.durable = False
         # Whether one of them keeps what is transient, too.
@@ -157,8 +157,8 @@ class Route:
         rabbit: a publish is routed when it is made, not when it is committed.
         """
         for destination in self.destinations:
-            if destination.gone():
-                return self.to([each for each in self.destinations if not each.gone()])
+            if destination.is_deleted():
+                return self.to([each for each in self.destinations if not each.is_deleted()])
         return self
 
     def to(self, destinations: list[Destination]) -> Route:
@@ -169,7 +169,7 @@ class Route:
             route.trace(self.tap, self.keys)
         return route
 
-    def trace(self, tap: Tap, keys: list[str] | None) -> None:
+    def trace(self, tap: TraceHook, keys: list[str] | None) -> None:
         """Publishes of it are told to the tap: they go no short way, and neither do new keys of its exchange."""
         self.tap = tap
         self.keys = keys
@@ -178,7 +178,7 @@ class Route:
 
 
 @final
-class KnownExchange:
+class ExchangeRouteCache:
     """An exchange that the session may publish to and whose matcher alone decides, by the routing key alone.
 
     A key that was not met before costs one look at the matcher. Valid while `source` keeps its version.
@@ -204,6 +204,6 @@ class KnownExchange:
                 return None
             destinations.append(destination)
         suffix = b"\0" + method[6:bits] + FRAME_END_BYTE
-        route = Route(Envelope(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
+        route = Route(MessageRoute(self.name, routing_key, suffix), destinations, method[bits] == 1, self.source, False)
         route.sent = self.sent
         return route

@@ -65,7 +65,7 @@ def route(
                         seen.add(destination)
                         stack.append(destination)
                 elif isinstance(destination, Destination):
-                    if destination.routed:
+                    if destination.is_queue:
                         empty = False
                         found[destination] = None
                     else:
@@ -78,7 +78,7 @@ def route(
                 seen.add(alternate)
                 stack.append(alternate)
     targets = list(found)
-    return targets + [each for each in kept if each.goes_with(targets)] if kept else targets
+    return targets + [each for each in kept if each.accepts_with(targets)] if kept else targets
 
 
 def _waits(at: Exchange, keys: list[str], message: Selectable, strict: bool) -> Destination | None:

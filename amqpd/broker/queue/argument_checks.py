@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from amqpd.broker.queue.config import Admission
+from amqpd.broker.queue.config import PublishCheck
 from amqpd.broker.queue.message_groups import is_group_by
 from amqpd.broker.queue.types import KINDS, kind_of
 from amqpd.broker.stream_message import interval_ms
@@ -27,7 +27,7 @@ IGNORED: Final = "queue/arguments"
 Merge: TypeAlias = Literal["argument", "lowest", "limit"]
 
 
-class Context(NamedTuple):
+class ArgumentContext(NamedTuple):
     """What the text of an error names. name: the queue's, or the exchange's. kind: of the queue that is consumed."""
 
     name: str
@@ -48,13 +48,13 @@ def never(_value: object) -> bool:
     return False
 
 
-class Row(NamedTuple):
+class ArgumentSpec(NamedTuple):
     """One argument.
 
     compared: two declarations must agree on it. obeyed_by: the module below amqpd/broker that gives it its
-    meaning; `arguments` itself where that is to be accepted and ignored. field: of `Rules`, that it becomes; "" for
-    none. most: the highest number it takes. kinds: of queue, that take it; None: all. admission: makes the rule of its
-    value, where it becomes one that looks at what comes in.
+    meaning; `arguments` itself where that is to be accepted and ignored. field: of `QueueConfig`, that it becomes; ""
+    for none. most: the highest number it takes. kinds: of queue, that take it; None: all. admission: makes the rule of
+    its value, where it becomes one that looks at what comes in.
 
     policy: the key by which a policy sets it; "" for none. accepts: whether a policy may give it this JSON value;
     called: what RabbitMQ's text calls it where it may not (`"x" is not a valid message TTL`). operator: operator
@@ -73,7 +73,7 @@ class Row(NamedTuple):
     field: str = ""
     most: int | None = None
     kinds: frozenset[str] | None = None
-    admission: Callable[[Any], Admission] | None = None
+    admission: Callable[[Any], PublishCheck] | None = None
     policy: str = ""
     accepts: Callable[[object], bool] = never
     called: str = ""
@@ -83,7 +83,7 @@ class Row(NamedTuple):
     policy_takes: str = ""
 
 
-Check: TypeAlias = Callable[[Row, object, Context], object]
+Check: TypeAlias = Callable[[ArgumentSpec, object, ArgumentContext], object]
 
 
 erlang_type: Final = field_type_name
@@ -105,58 +105,58 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool | Timestamp)
 
 
-def invalid(row: Named, context: Context, why: str) -> PreconditionFailed:
+def invalid(row: Named, context: ArgumentContext, why: str) -> PreconditionFailed:
     return PreconditionFailed(f"invalid arg '{row.name}' for queue '{context.name}' in vhost '{context.vhost}': {why}")
 
 
-def integer(row: Named, value: object, context: Context) -> int:
+def integer(row: Named, value: object, context: ArgumentContext) -> int:
     if not isinstance(value, int) or isinstance(value, bool | Timestamp):
         raise invalid(row, context, f'"expected integer, got {erlang_type(value)}"')
     return value
 
 
-def non_negative(row: Named, value: object, context: Context) -> int:
+def non_negative(row: Named, value: object, context: ArgumentContext) -> int:
     number = integer(row, value, context)
     if number < 0:
         raise invalid(row, context, f"{{value_negative,{number}}}")
     return number
 
 
-def milliseconds(row: Row, value: object, context: Context) -> int:
+def milliseconds(row: ArgumentSpec, value: object, context: ArgumentContext) -> int:
     number = non_negative(row, value, context)
     if row.most is not None and number > row.most:
         raise invalid(row, context, f"{{value_too_large,{number}}}")
     return number
 
 
-def positive_milliseconds(row: Row, value: object, context: Context) -> None:
+def positive_milliseconds(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if milliseconds(row, value, context) == 0:
         raise invalid(row, context, "{value_zero,0}")
 
 
-def priority(row: Row, value: object, context: Context) -> None:
+def priority(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     number = non_negative(row, value, context)
     if row.most is not None and number > row.most:
         raise invalid(row, context, f"{{max_value_exceeded,{number}}}")
 
 
-def text(row: Named, value: object, context: Context) -> str:
+def text(row: Named, value: object, context: ArgumentContext) -> str:
     if not isinstance(value, str):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value
 
 
-def positive(row: Row, value: object, context: Context) -> None:
+def positive(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if non_negative(row, value, context) == 0:
         raise invalid(row, context, "{value_zero,0}")
 
 
-def max_age(row: Row, value: object, context: Context) -> None:
+def max_age(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if interval_ms(text(row, value, context)) < 0:
         raise invalid(row, context, "invalid_max_age")
 
 
-def retain(row: Row, value: object, context: Context) -> None:
+def retain(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     """A time as x-max-age has it, or a number of bytes."""
     if is_integer(value):
         non_negative(row, value, context)
@@ -164,12 +164,12 @@ def retain(row: Row, value: object, context: Context) -> None:
         raise invalid(row, context, "invalid_retain")
 
 
-def segment_size(row: Row, value: object, context: Context) -> None:
+def segment_size(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if non_negative(row, value, context) > SEGMENT_SIZE_BYTES_MAX:
         raise PreconditionFailed(f"Exceeded max value for {row.name}")
 
 
-def filter_size(row: Row, value: object, context: Context) -> None:
+def filter_size(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if not is_filter_size(integer(row, value, context)):
         raise invalid(row, context, f"{{value_out_of_range,{value}}}")
 
@@ -177,14 +177,14 @@ def filter_size(row: Row, value: object, context: Context) -> None:
 def one_of(values: Collection[str], why: str) -> Check:
     """One of these texts. why: what RabbitMQ calls another one."""
 
-    def check(row: Row, value: object, context: Context) -> None:
+    def check(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
         if text(row, value, context) not in values:
             raise invalid(row, context, why)
 
     return check
 
 
-def exchange_name(row: Row, value: object, context: Context) -> None:
+def exchange_name(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if not isinstance(value, str):
         raise PreconditionFailed(
             f"invalid type '{erlang_type(value)}' for arg '{row.name}' in queue '{context.name}' "
@@ -192,13 +192,13 @@ def exchange_name(row: Row, value: object, context: Context) -> None:
         )
 
 
-def dead_letter_key(row: Row, value: object, context: Context) -> None:
+def dead_letter_key(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     text(row, value, context)
     if "x-dead-letter-exchange" not in context.arguments:
         raise invalid(row, context, "routing_key_but_no_dlx_defined")
 
 
-def limit(row: Row, value: object, context: Context) -> None:
+def limit(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     """rabbit: since 4.0 a negative number means that there is no limit."""
     integer(row, value, context)
 
@@ -210,45 +210,45 @@ def merged_number(merge: Merge, one: int, other: int) -> int:
     return min(one, other)
 
 
-def boolean(row: Named, value: object, context: Context) -> bool:
+def boolean(row: Named, value: object, context: ArgumentContext) -> bool:
     if not isinstance(value, bool):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value
 
 
-def no_deduplication(row: Row, value: object, context: Context) -> None:
+def no_deduplication(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     boolean(row, value, context)
     if value:
         raise invalid(row, context, '"not supported: bind the queue to an exchange of type x-message-deduplication"')
 
 
-def export_name(row: Row, value: object, context: Context) -> None:
+def export_name(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if EXPORT_NAME.fullmatch(text(row, value, context)) is None:
         raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
 
 
-def kafka_topic(row: Row, value: object, context: Context) -> None:
+def kafka_topic(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if KAFKA_TOPIC.fullmatch(text(row, value, context)) is None:
         raise invalid(row, context, '"expected a name of letters, digits, dots, dashes and underscores"')
 
 
-def export_bytes(row: Row, value: object, context: Context) -> None:
+def export_bytes(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     non_negative(row, value, context)
     if "x-export" not in context.arguments:
         raise invalid(row, context, "max_bytes_but_no_export_defined")
 
 
-def queue_type(row: Row, value: object, context: Context) -> None:
+def queue_type(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if text(row, value, context) not in KINDS:
         raise invalid(row, context, f"\"unsupported queue type '{value}'\"")
 
 
-def queue_mode(row: Row, value: object, context: Context) -> None:
+def queue_mode(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if text(row, value, context) not in MODES:
         raise invalid(row, context, f"\"unsupported queue mode '{value}'\"")
 
 
-def check_kind(row: Row, context: Context) -> None:
+def check_kind(row: ArgumentSpec, context: ArgumentContext) -> None:
     kind = kind_of(context.arguments)
     if row.kinds is not None and kind.name not in row.kinds:
         raise PreconditionFailed(
@@ -257,29 +257,29 @@ def check_kind(row: Row, context: Context) -> None:
         )
 
 
-def leader_locator(row: Row, value: object, context: Context) -> None:
+def leader_locator(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if text(row, value, context) not in LEADER_LOCATORS:
         raise invalid(row, context, "invalid_queue_locator_arg")
 
 
-def group_by(row: Row, value: object, context: Context) -> None:
+def group_by(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if not is_group_by(text(row, value, context)):
         raise invalid(row, context, "\"expected 'routing_key' or 'header:NAME'\"")
     if "x-max-priority" in context.arguments:
         raise invalid(row, context, '"not together with x-max-priority"')
 
 
-def strategy(row: Row, value: object, context: Context) -> None:
+def strategy(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if text(row, value, context) not in STRATEGIES:
         raise invalid(row, context, "invalid_dlx_strategy")
 
 
-def queue_version(row: Row, value: object, context: Context) -> None:
+def queue_version(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if non_negative(row, value, context) not in (1, 2):
         raise invalid(row, context, f"\"unsupported queue version '{value}'\"")
 
 
-def anything(_row: Row, _value: object, _context: Context) -> None:
+def anything(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
     """Accepted as it is."""
 
 

@@ -1,10 +1,10 @@
 """Every `x-*` argument of queue.declare: one row each, from which validation, equivalence and policies follow.
 
 A row names the argument, what values it takes and of which kinds of queue, whether two declarations must agree on it,
-what it becomes (a field of `Rules`, or a rule of its own that looks at what comes in), the file that obeys it, and the
-key by which a policy sets it (argument_checks.py has `Row` and what it names). The rows stand in families:
-arguments.py, arguments.py, arguments.py, arguments.py. So a new argument is its row and what obeys it.
-`rules_of` makes a queue's rules of its arguments and of the policies that match it.
+what it becomes (a field of `QueueConfig`, or a rule of its own that looks at what comes in), the file that obeys it,
+and the key by which a policy sets it (argument_checks.py has `Row` and what it names). The rows stand in families:
+arguments.py, arguments.py, arguments.py, arguments.py. So a new argument is its row and what obeys it. `rules_of` makes
+a queue's rules of its arguments and of the policies that match it.
 
 Arguments without a row are kept, shown and never compared, as RabbitMQ does. Arguments of RabbitMQ that have no meaning
 here are accepted and ignored; they have rows, too, so that they are documented, and the log says so once.
@@ -33,15 +33,22 @@ from typing import Final
 
 from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queue import argument_checks as checks
-from amqpd.broker.queue.argument_checks import IGNORED, Context, Row, check_kind, erlang_type, merged_number
+from amqpd.broker.queue.argument_checks import (
+    IGNORED,
+    ArgumentContext,
+    ArgumentSpec,
+    check_kind,
+    erlang_type,
+    merged_number,
+)
 from amqpd.broker.queue.config import (
     CLEANUPS,
     LEVELS_MAX,
     OVERFLOWS,
     PLAIN,
     TYPES,
-    Admission,
-    Rules,
+    PublishCheck,
+    QueueConfig,
     is_levels,
     levels_of,
 )
@@ -52,7 +59,7 @@ from amqpd.routing.headers import erlang_term
 from amqpd.storage.log.batch import CODECS
 
 IGNORED_ARGUMENTS: Final = (
-    Row(
+    ArgumentSpec(
         "x-dead-letter-strategy",
         checks.one_of(checks.STRATEGIES, "invalid_dlx_strategy"),
         True,
@@ -63,7 +70,7 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_one_of(*checks.STRATEGIES),
         called="dead letter strategy",
     ),
-    Row(
+    ArgumentSpec(
         "x-stream-filter-size-bytes",
         checks.filter_size,
         False,
@@ -74,7 +81,7 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_filter_size,
         called="stream filter size",
     ),
-    Row(
+    ArgumentSpec(
         "x-initial-cluster-size",
         checks.positive,
         True,
@@ -85,7 +92,7 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_positive,
         called="cluster size",
     ),
-    Row(
+    ArgumentSpec(
         "x-queue-mode",
         checks.queue_mode,
         True,
@@ -96,7 +103,7 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_one_of(*checks.MODES),
         called="queue-mode value",
     ),
-    Row(
+    ArgumentSpec(
         "x-queue-version",
         checks.queue_version,
         True,
@@ -108,7 +115,7 @@ IGNORED_ARGUMENTS: Final = (
         called="queue-version value",
         operator=True,  # rabbit: since 3.12
     ),
-    Row(
+    ArgumentSpec(
         "x-max-in-memory-length",
         checks.non_negative,
         True,
@@ -121,7 +128,7 @@ IGNORED_ARGUMENTS: Final = (
         operator=True,
         merge="lowest",
     ),
-    Row(
+    ArgumentSpec(
         "x-max-in-memory-bytes",
         checks.non_negative,
         True,
@@ -134,7 +141,7 @@ IGNORED_ARGUMENTS: Final = (
         operator=True,
         merge="lowest",
     ),
-    Row(
+    ArgumentSpec(
         "x-queue-master-locator",
         checks.anything,
         True,
@@ -145,7 +152,7 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_one_of("client-local", "min-masters", "random"),
         called="queue-master-locator value",
     ),
-    Row(
+    ArgumentSpec(
         "x-queue-leader-locator",
         checks.one_of(checks.LEADER_LOCATORS, "invalid_queue_locator_arg"),
         True,
@@ -155,7 +162,7 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_one_of(*checks.LEADER_LOCATORS),
         called="queue leader locator value",
     ),
-    Row(
+    ArgumentSpec(
         "x-quorum-initial-group-size",
         checks.positive,
         True,
@@ -163,7 +170,7 @@ IGNORED_ARGUMENTS: Final = (
         "ignored: a queue has no copies on other nodes",
         kinds=QUORUM,
     ),
-    Row(
+    ArgumentSpec(
         "x-quorum-target-group-size",
         checks.anything,
         False,
@@ -174,7 +181,7 @@ IGNORED_ARGUMENTS: Final = (
         called="qq target count value",
         operator=True,
     ),
-    Row(
+    ArgumentSpec(
         "x-consumer-disconnected-timeout",
         checks.anything,
         False,
@@ -184,12 +191,12 @@ IGNORED_ARGUMENTS: Final = (
         accepts=checks.is_natural,
         called="consumer disconnected timeout",
     ),
-    Row("x-ha-policy", checks.anything, False, IGNORED, "ignored: a queue has no copies on other nodes"),
+    ArgumentSpec("x-ha-policy", checks.anything, False, IGNORED, "ignored: a queue has no copies on other nodes"),
 )
 
 
 QUEUE_ARGUMENTS: Final = (
-    Row(
+    ArgumentSpec(
         "x-message-ttl",
         checks.milliseconds,
         True,
@@ -205,7 +212,7 @@ QUEUE_ARGUMENTS: Final = (
         merge="lowest",
         takes="ms",
     ),
-    Row(
+    ArgumentSpec(
         "x-expires",
         checks.positive_milliseconds,
         True,
@@ -221,7 +228,7 @@ QUEUE_ARGUMENTS: Final = (
         merge="lowest",
         takes="ms",
     ),
-    Row(
+    ArgumentSpec(
         "x-max-length",
         checks.non_negative,
         True,
@@ -236,7 +243,7 @@ QUEUE_ARGUMENTS: Final = (
         merge="lowest",
         takes="messages",
     ),
-    Row(
+    ArgumentSpec(
         "x-max-length-bytes",
         checks.non_negative,
         True,
@@ -250,7 +257,7 @@ QUEUE_ARGUMENTS: Final = (
         merge="lowest",
         takes="bytes",
     ),
-    Row(
+    ArgumentSpec(
         "x-overflow",
         checks.one_of(OVERFLOWS, "invalid_overflow"),
         True,
@@ -264,7 +271,7 @@ QUEUE_ARGUMENTS: Final = (
         operator=True,  # rabbit: since 3.12
         takes="|".join(OVERFLOWS),
     ),
-    Row(
+    ArgumentSpec(
         "x-dead-letter-exchange",
         checks.exchange_name,
         True,
@@ -277,7 +284,7 @@ QUEUE_ARGUMENTS: Final = (
         called="dead letter exchange name",
         takes="text",
     ),
-    Row(
+    ArgumentSpec(
         "x-dead-letter-routing-key",
         checks.dead_letter_key,
         True,
@@ -290,7 +297,7 @@ QUEUE_ARGUMENTS: Final = (
         called="dead letter routing key",
         takes="text",
     ),
-    Row(
+    ArgumentSpec(
         "x-max-priority",
         checks.priority,
         True,
@@ -301,7 +308,7 @@ QUEUE_ARGUMENTS: Final = (
         kinds=CLASSIC,
         takes="number",
     ),
-    Row(
+    ArgumentSpec(
         "x-group-by",
         checks.group_by,
         True,
@@ -311,7 +318,7 @@ QUEUE_ARGUMENTS: Final = (
         kinds=WORK_QUEUES,
         takes="text",
     ),
-    Row(
+    ArgumentSpec(
         "x-single-active-consumer",
         checks.boolean,
         True,
@@ -320,8 +327,10 @@ QUEUE_ARGUMENTS: Final = (
         field="single_active",
         takes="flag",
     ),
-    Row("x-queue-type", checks.queue_type, True, "queue/types", "classic, quorum or stream; any other is refused"),
-    Row(
+    ArgumentSpec(
+        "x-queue-type", checks.queue_type, True, "queue/types", "classic, quorum or stream; any other is refused"
+    ),
+    ArgumentSpec(
         "x-delivery-limit",
         checks.limit,
         True,
@@ -336,7 +345,7 @@ QUEUE_ARGUMENTS: Final = (
         merge="limit",
         takes="number",
     ),
-    Row(
+    ArgumentSpec(
         "x-consumer-timeout",
         checks.milliseconds,
         True,
@@ -351,14 +360,14 @@ QUEUE_ARGUMENTS: Final = (
         merge="lowest",
         takes="ms",
     ),
-    Row(
+    ArgumentSpec(
         "x-message-deduplication",
         checks.no_deduplication,
         True,
         "queue/argument_checks",
         "true is refused: use an exchange of this type",
     ),
-    Row(
+    ArgumentSpec(
         "x-retain",
         checks.retain,
         True,
@@ -372,7 +381,7 @@ QUEUE_ARGUMENTS: Final = (
         merge="lowest",
         takes="text",
     ),
-    Row(
+    ArgumentSpec(
         "x-export",
         checks.export_name,
         True,
@@ -381,7 +390,7 @@ QUEUE_ARGUMENTS: Final = (
         kinds=WORK_QUEUES,
         takes="text",
     ),
-    Row(
+    ArgumentSpec(
         "x-export-max-bytes",
         checks.export_bytes,
         True,
@@ -390,7 +399,7 @@ QUEUE_ARGUMENTS: Final = (
         kinds=WORK_QUEUES,
         takes="bytes",
     ),
-    Row(
+    ArgumentSpec(
         "x-kafka-topic",
         checks.kafka_topic,
         True,
@@ -407,29 +416,29 @@ _MAX: Final = "x-delayed-retry-max"
 _LEVELS: Final = "x-delayed-retry-levels"
 
 
-def _type(row: Row, value: object, context: Context) -> None:
+def _type(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if checks.text(row, value, context) not in TYPES:
         raise checks.invalid(row, context, "invalid_delayed_retry_type")
     if value != "disabled" and _MIN not in context.arguments and _LEVELS not in context.arguments:
         raise checks.invalid(row, context, f'"not without {_MIN} or {_LEVELS}"')
 
 
-def _needs(row: Row, context: Context, name: str) -> None:
+def _needs(row: ArgumentSpec, context: ArgumentContext, name: str) -> None:
     if name not in context.arguments:
         raise checks.invalid(row, context, f'"not without {name}"')
 
 
-def _min(row: Row, value: object, context: Context) -> None:
+def _min(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     checks.positive_milliseconds(row, value, context)
     _needs(row, context, _TYPE)
 
 
-def _max(row: Row, value: object, context: Context) -> None:
+def _max(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     checks.positive_milliseconds(row, value, context)
     _needs(row, context, _MIN)
 
 
-def _levels(row: Row, value: object, context: Context) -> None:
+def _levels(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if levels_of(value) is None:
         wanted = f"1 to {LEVELS_MAX} times, as '1m,5m,30m' or an array of milliseconds"
         raise checks.invalid(row, context, f'"expected {wanted}"')
@@ -439,7 +448,7 @@ def _levels(row: Row, value: object, context: Context) -> None:
 
 
 RETRY_ARGUMENTS: Final = (
-    Row(
+    ArgumentSpec(
         _TYPE,
         _type,
         True,
@@ -452,7 +461,7 @@ RETRY_ARGUMENTS: Final = (
         called="delayed retry type",
         takes="|".join(TYPES),
     ),
-    Row(
+    ArgumentSpec(
         _MIN,
         _min,
         True,
@@ -466,7 +475,7 @@ RETRY_ARGUMENTS: Final = (
         called="delayed retry minimum",
         takes="ms",
     ),
-    Row(
+    ArgumentSpec(
         _MAX,
         _max,
         True,
@@ -480,7 +489,7 @@ RETRY_ARGUMENTS: Final = (
         called="delayed retry maximum",
         takes="ms",
     ),
-    Row(
+    ArgumentSpec(
         _LEVELS,
         _levels,
         True,
@@ -497,7 +506,7 @@ RETRY_ARGUMENTS: Final = (
 
 
 STREAM_ARGUMENTS: Final = (
-    Row(
+    ArgumentSpec(
         "x-max-age",
         checks.max_age,
         True,
@@ -511,7 +520,7 @@ STREAM_ARGUMENTS: Final = (
         merge="lowest",
         takes="text",
     ),
-    Row(
+    ArgumentSpec(
         "x-stream-max-segment-size-bytes",
         checks.segment_size,
         True,
@@ -525,7 +534,7 @@ STREAM_ARGUMENTS: Final = (
         called="segment size",
         takes="bytes",
     ),
-    Row(
+    ArgumentSpec(
         "x-compression",
         checks.one_of(CODECS, "invalid_compression"),
         True,
@@ -538,7 +547,7 @@ STREAM_ARGUMENTS: Final = (
         called="compression",
         takes="|".join(CODECS),
     ),
-    Row(
+    ArgumentSpec(
         "x-compact",
         checks.boolean,
         True,
@@ -560,12 +569,12 @@ log = logging.getLogger(__name__)
 NO_POLICY: Final[Mapping[str, object]] = MappingProxyType({})
 
 _FAMILIES: Final = (QUEUE_ARGUMENTS, RETRY_ARGUMENTS, STREAM_ARGUMENTS, IGNORED_ARGUMENTS)
-ROWS: Final[dict[str, Row]] = {row.name: row for rows in _FAMILIES for row in rows}
+ROWS: Final[dict[str, ArgumentSpec]] = {row.name: row for rows in _FAMILIES for row in rows}
 
 _ignored_seen: Final[set[str]] = set()
 
 
-def _log_ignored(row: Row, context: Context) -> None:
+def _log_ignored(row: ArgumentSpec, context: ArgumentContext) -> None:
     """Once per argument and process: a client declares the same thing a thousand times."""
     if row.name not in _ignored_seen:
         _ignored_seen.add(row.name)
@@ -574,7 +583,7 @@ def _log_ignored(row: Row, context: Context) -> None:
 
 def validate(queue: str, vhost: str, arguments: Mapping[str, object]) -> None:
     """Raises: PreconditionFailed."""
-    context = Context(queue, vhost, arguments)
+    context = ArgumentContext(queue, vhost, arguments)
     for name, value in arguments.items():
         row = ROWS.get(name)
         if row is not None:
@@ -584,13 +593,13 @@ def validate(queue: str, vhost: str, arguments: Mapping[str, object]) -> None:
                 _log_ignored(row, context)
 
 
-def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> Rules:
+def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = NO_POLICY) -> QueueConfig:
     """What a queue with these arguments, which have been validated, obeys; the defaults of its kind included.
 
     effective: by policy key, what the policies that match it say together. Cost: 1 us a rule.
     """
     values: dict[str, object] = {}
-    admissions: list[Admission] = []
+    admissions: list[PublishCheck] = []
     kind = kind_of(arguments)
     if kind.counts_shown:
         values["counts_shown"] = True
@@ -602,7 +611,7 @@ def rules_of(arguments: Mapping[str, object], effective: Mapping[str, object] = 
             values[row.field] = value
         elif row is not None and row.admission is not None:
             admissions.append(row.admission(value))
-    return Rules(values, admissions) if values or admissions else PLAIN
+    return QueueConfig(values, admissions) if values or admissions else PLAIN
 
 
 def merged(arguments: Mapping[str, object], effective: Mapping[str, object]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Rules: what a queue obeys beside keeping its messages in order, as one immutable value.
 
 They are made from a declaration's arguments (`arguments.rules_of`) and exchanged as a whole while the queue runs
-(`Queue.obey`). A queue whose rules are `plain` looks at none of them: it has no `Enforcement` (limits.py), and
+(`Queue.obey`). A queue whose rules are `plain` looks at none of them: it has no `QueueLimits` (limits.py), and
 that is the one test it makes. Queues whose rules are alike may share them.
 
 What streams are told of how they are stored: x-compact and the policy key cleanup-policy; x-compression.
@@ -35,9 +35,9 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Source
+from amqpd.broker.consumer import QueueBase
 from amqpd.broker.message import TTL_MS_MAX, Message
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.stream_message import interval_ms
 from amqpd.protocol.field_table import CodecError
 from amqpd.protocol.properties import decode_headers
@@ -76,7 +76,7 @@ COUNT_MAX: Final[i64] = 1 << 20
 
 
 @final
-class RetryRule:
+class RetryPolicy:
     """failed, returned: whether such a message waits. min_ms, max_ms: as above. levels_ms: not empty: these instead."""
 
     def __init__(self, failed: bool, returned: bool, min_ms: i64, max_ms: i64, levels_ms: list[int]) -> None:
@@ -132,8 +132,8 @@ def is_levels(value: object) -> bool:
     return levels_of(value) is not None
 
 
-def retry_rule(values: Mapping[str, object]) -> RetryRule | None:
-    """Of `Rules`, by the names of its fields. None: nothing waits, as no type says so or no time is given."""
+def retry_rule(values: Mapping[str, object]) -> RetryPolicy | None:
+    """Of `QueueConfig`, by the names of its fields. None: nothing waits, as no type says so or no time is given."""
     when = values.get("retry_type")
     if when not in TYPES or when == "disabled":
         return None
@@ -141,29 +141,29 @@ def retry_rule(values: Mapping[str, object]) -> RetryRule | None:
     returned = when != "failed"
     levels = levels_of(values.get("retry_levels"))
     if levels is not None:
-        return RetryRule(failed, returned, 0, 0, levels)
+        return RetryPolicy(failed, returned, 0, 0, levels)
     least = values.get("retry_min_ms")
     if not isinstance(least, int):
         return None
     most = values.get("retry_max_ms")
-    return RetryRule(failed, returned, least, most if isinstance(most, int) else least, [])
+    return RetryPolicy(failed, returned, least, most if isinstance(most, int) else least, [])
 
 
 OVERFLOWS: Final = ("drop-head", "reject-publish", "reject-publish-dlx")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Admission:
+class PublishCheck:
     """A rule that looks at every message that is offered to a queue. One object serves every queue that has the rule:
     it keeps nothing of them."""
 
-    def admits(self, queue: Source, host: QueueHost, message: Message) -> bool:
+    def admits(self, queue: QueueBase, host: QueueServices, message: Message) -> bool:
         """False: the queue does not take it, and its publisher is nacked. On the message path: 0.1 us at most."""
         raise NotImplementedError
 
 
 @final
-class Rules:
+class QueueConfig:
     """values: by the names below, checked; what is not in it is not a rule of this queue. admissions: further rules
     that look at what comes in.
 
@@ -179,7 +179,7 @@ class Rules:
     or both: whether what is superseded goes, and what is too old or too much (compaction.py).
     """
 
-    def __init__(self, values: Mapping[str, object], admissions: Sequence[Admission] = ()) -> None:
+    def __init__(self, values: Mapping[str, object], admissions: Sequence[PublishCheck] = ()) -> None:
         self.ttl_ms: Final[i64] = number(values, "ttl_ms")
         self.expires_ms: Final[i64] = number(values, "expires_ms")
         self.length_max: Final[i64] = number(values, "length_max")
@@ -202,15 +202,15 @@ class Rules:
         self.retain_bytes: Final[i64] = number(values, "retain")
         self.retain_ms: Final[i64] = age_ms(values, "retain")
         self.retains: Final[bool] = self.retain_bytes >= 0 or self.retain_ms >= 0
-        self.retry: Final[RetryRule | None] = retry_rule(values)
+        self.retry: Final[RetryPolicy | None] = retry_rule(values)
         has_length = not self.stream and (self.length_max >= 0 or self.length_bytes_max >= 0)
         # Whether what is over a length goes from the head; else newcomers are refused.
         self.drops_head: Final[bool] = has_length and self.overflow == "drop-head"
-        looking: list[Admission] = list(admissions)
+        looking: list[PublishCheck] = list(admissions)
         if has_length and not self.drops_head:
             # rabbit: also when a consumer waits, so nothing passes a limit of 0
             looking.append(RejectPublish(self.length_max, self.length_bytes_max, self.overflow == "reject-publish-dlx"))
-        self.admissions: Final[list[Admission]] = looking
+        self.admissions: Final[list[PublishCheck]] = looking
         self.plain: Final[bool] = (
             self.ttl_ms < 0
             and self.expires_ms < 0
@@ -237,7 +237,7 @@ def is_over(length_max: i64, length_bytes_max: i64, count: i64, size_bytes: i64)
 
 
 @final
-class RejectPublish(Admission):
+class RejectPublish(PublishCheck):
     """x-overflow of reject-publish and reject-publish-dlx: a full queue takes nothing. dlx: what it refuses is
     dead-lettered, where the queue has an exchange for that."""
 
@@ -246,7 +246,7 @@ class RejectPublish(Admission):
         self.length_bytes_max = length_bytes_max
         self.dlx = dlx
 
-    def admits(self, queue: Source, host: QueueHost, message: Message) -> bool:
+    def admits(self, queue: QueueBase, host: QueueServices, message: Message) -> bool:
         size_bytes = queue.ready_bytes + queue.delayed_bytes + message.body_size
         if not is_over(self.length_max, self.length_bytes_max, queue.ready_count + queue.delayed_count + 1, size_bytes):
             return True
@@ -274,4 +274,4 @@ def text(values: Mapping[str, object], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-PLAIN: Final = Rules({})
+PLAIN: Final = QueueConfig({})

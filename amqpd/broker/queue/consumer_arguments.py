@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from amqpd.broker.consumer import ConsumerArguments
 from amqpd.broker.message import TTL_MS_MAX
 from amqpd.broker.queue.argument_checks import (
-    Context,
+    ArgumentContext,
     boolean,
     erlang_field,
     integer,
@@ -35,7 +35,7 @@ from amqpd.routing.base import BadSelector
 from amqpd.routing.selector import MATCHES_ALL, parse_selector
 
 
-class ConsumerRow(NamedTuple):
+class ConsumerArgumentSpec(NamedTuple):
     """One argument.
 
     read: the value that the field gets; raises PreconditionFailed. obeyed_by: the module below amqpd/broker that gives
@@ -44,18 +44,18 @@ class ConsumerRow(NamedTuple):
     """
 
     name: str
-    read: Callable[[ConsumerRow, Any, Context], object]
+    read: Callable[[ConsumerArgumentSpec, Any, ArgumentContext], object]
     obeyed_by: str
     meaning: str
     field: str
     kinds: frozenset[str] | None = None
 
 
-def _timeout(row: ConsumerRow, value: object, context: Context) -> object:
+def _timeout(row: ConsumerArgumentSpec, value: object, context: ArgumentContext) -> object:
     return min(non_negative(row, value, context), TTL_MS_MAX)
 
 
-def _stream_offset(row: ConsumerRow, value: Any, context: Context) -> object:
+def _stream_offset(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> object:
     """rabbit: a time is in seconds; what is no offset closes the connection with a 541 there, as often as not."""
     if isinstance(value, Timestamp):
         return StreamStart(TIME, min(value * 1000, _TIME_MS_MAX))
@@ -70,14 +70,14 @@ def _stream_offset(row: ConsumerRow, value: Any, context: Context) -> object:
     raise invalid(row, context, f"{{invalid_stream_offset_arg,{erlang_field(value)}}}")
 
 
-def _consumer_name(row: ConsumerRow, value: object, context: Context) -> object:
+def _consumer_name(row: ConsumerArgumentSpec, value: object, context: ArgumentContext) -> object:
     name = text(row, value, context)
     if not 0 < len(name.encode("utf-8", "surrogateescape")) <= NAME_SIZE_MAX:
         raise invalid(row, context, f'"expected a name of 1 to {NAME_SIZE_MAX} bytes"')
     return name
 
 
-def _selector(row: ConsumerRow, value: object, context: Context) -> object:
+def _selector(row: ConsumerArgumentSpec, value: object, context: ArgumentContext) -> object:
     try:
         selector = parse_selector(text(row, value, context))
     except BadSelector as error:
@@ -85,7 +85,7 @@ def _selector(row: ConsumerRow, value: object, context: Context) -> object:
     return None if selector is MATCHES_ALL else selector
 
 
-def _filter_values(row: ConsumerRow, value: Any, context: Context) -> object:
+def _filter_values(row: ConsumerArgumentSpec, value: Any, context: ArgumentContext) -> object:
     """rabbit: what is no text in an array is left out there, with a warning in the broker's log."""
     values = value if isinstance(value, list) else [value]
     texts = frozenset([text(row, each, context) for each in values])
@@ -98,10 +98,10 @@ NAME_SIZE_MAX: Final = 255
 FILTER_VALUES_MAX: Final = 1024
 _TIME_MS_MAX: Final = 1 << 60
 
-CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
+CONSUMER_ROWS: Final[dict[str, ConsumerArgumentSpec]] = {
     row.name: row
     for row in (
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-priority",
             integer,
             "consumer",
@@ -109,7 +109,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "priority",
             WORK_QUEUES,
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-consumer-timeout",
             _timeout,
             "consume",
@@ -117,7 +117,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "timeout_ms",
             WORK_QUEUES,
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-stream-offset",
             _stream_offset,
             "queue/stream",
@@ -125,7 +125,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "start",
             STREAM,
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-stream-consumer-name",
             _consumer_name,
             "queue/stream",
@@ -133,14 +133,14 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "consumer_name",
             STREAM,
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-filter",
             _selector,
             "queue/filtered",
             "deliver only messages that this SQL selector matches; 8 different selectors a queue, none with priorities",
             "selector",
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-stream-filter",
             _filter_values,
             "queue/stream_filter",
@@ -148,7 +148,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "filter_values",
             STREAM,
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-stream-match-unfiltered",
             boolean,
             "queue/stream_filter",
@@ -156,7 +156,7 @@ CONSUMER_ROWS: Final[dict[str, ConsumerRow]] = {
             "match_unfiltered",
             STREAM,
         ),
-        ConsumerRow(
+        ConsumerArgumentSpec(
             "x-cancel-on-ha-failover",
             boolean,
             "queue/consumer_arguments",
@@ -175,7 +175,7 @@ def consumer_arguments(
 
     Raises: PreconditionFailed.
     """
-    context = Context(queue, vhost, arguments, kind)
+    context = ArgumentContext(queue, vhost, arguments, kind)
     values: dict[str, object] = {}
     for name, value in arguments.items():
         row = CONSUMER_ROWS.get(name)

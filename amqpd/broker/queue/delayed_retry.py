@@ -5,7 +5,7 @@ x-delayed-retry-type, x-delayed-retry-min, x-delayed-retry-max and x-delayed-ret
 
 It is neither ready nor unacked. It counts in the queue's lengths (rabbit: the same), where it goes before what is
 ready: it was there first, and the one that is due first goes first. Its time to live, which goes on, ends the waiting.
-When its time has come it is ready again at its place (`Source.ready_again`), and behaves as what was requeued. One
+When its time has come it is ready again at its place (`QueueBase.ready_again`), and behaves as what was requeued. One
 timer a queue watches the first that is due; what is due at once goes in slices.
 
 **Over a restart.** The log notes with the delivery count when a message is due, by wall clock
@@ -30,13 +30,13 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source, within
+from amqpd.broker.consumer import QueueBase, QueueEntry, within
 from amqpd.broker.flow.timers import Timer
-from amqpd.broker.queue.config import RetryRule
-from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.config import RetryPolicy
+from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.services import QueueServices
+from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.queue_log import QueueLog
 
 log = logging.getLogger(__name__)
@@ -54,17 +54,17 @@ MEASURED_COUNT_MAX: Final = 64
 
 
 @final
-class Delayed:
+class DelayedEntry:
     """An entry that waits. due_ms: monotonic. sized: the size of its body is known. held: its body is in memory, and
     counts in HELD_BYTES_MAX."""
 
-    def __init__(self, entry: Entry, due_ms: i64, sized: bool) -> None:
+    def __init__(self, entry: QueueEntry, due_ms: i64, sized: bool) -> None:
         self.entry = entry
         self.due_ms = due_ms
         self.sized = sized
         self.held = False
 
-    def __lt__(self, other: Delayed) -> bool:
+    def __lt__(self, other: DelayedEntry) -> bool:
         if self.due_ms != other.due_ms:
             return self.due_ms < other.due_ms
         return self.entry.offset < other.entry.offset
@@ -75,27 +75,27 @@ class Delayed:
 
 
 @final
-class Retries(Timer):
+class DelayedRetries(Timer):
     """Of one queue, whose `delayed_count` and `delayed_bytes` nobody else changes."""
 
-    def __init__(self, queue: Source, host: QueueHost, backing: Backing) -> None:
+    def __init__(self, queue: QueueBase, host: QueueServices, backing: QueueStore) -> None:
         super().__init__()
         self._queue = queue
         self._host = host
         self._timers = host.timers
         self._backing = backing
-        self._rule: RetryRule | None = None
+        self._rule: RetryPolicy | None = None
         # What is due first is here; of what waits since a start, the rest is in the other one: when, and its offset.
-        self._heap: list[Delayed] = []
+        self._heap: list[DelayedEntry] = []
         self._earlier: list[tuple[int, int]] = []
         # Until the log is open: the offsets that `find` has yet to look at, the next one last; those that wait.
         self._unseen: list[int] | None = None
-        self._found = OffsetBits()
+        self._found = OffsetBitmap()
         # What a message of that counts as, until its size is known.
         self._share_bytes: i64 = 0
         self._held_bytes: i64 = 0
 
-    def obey(self, rule: RetryRule | None) -> None:
+    def obey(self, rule: RetryPolicy | None) -> None:
         """This rule from now on. What waits keeps its time; without a rule it is due at once."""
         self._rule = rule
         if self._unseen is not None:
@@ -105,7 +105,7 @@ class Retries(Timer):
 
     # -- in
 
-    def wait(self, entry: Entry, failed: bool, until_ms: i64) -> bool:
+    def wait(self, entry: QueueEntry, failed: bool, until_ms: i64) -> bool:
         """Whether an entry that comes back has to wait: then it does. until_ms: when its time to live is over."""
         rule = self._rule
         if rule is None:
@@ -118,8 +118,8 @@ class Retries(Timer):
         if delay_ms <= 0:
             return False
         self._backing.mark_returned(entry, timers.steady_ms() + delay_ms)
-        delayed = Delayed(entry, now_ms + delay_ms, True)
-        if not self._backing.spilled and self._backing.has(entry.offset):
+        delayed = DelayedEntry(entry, now_ms + delay_ms, True)
+        if not self._backing.spilled and self._backing.is_logged(entry.offset):
             if self._held_bytes + entry.body_size > HELD_BYTES_MAX:
                 entry.message = None
             elif entry.message is not None:
@@ -163,7 +163,7 @@ class Retries(Timer):
                 break
         return len(unseen) == 0
 
-    def restore(self, store: QueueLog) -> OffsetBits:
+    def restore(self, store: QueueLog) -> OffsetBitmap:
         """The log has just been opened: what waits since an earlier life of the broker is not ready. Returns the
         offsets, which the ready order is to pass over. Each becomes an entry when it is due first.
         """
@@ -171,7 +171,7 @@ class Retries(Timer):
             pass  # of a queue that could not wait for the slices
         found = self._found
         self._unseen = None
-        self._found = OffsetBits()
+        self._found = OffsetBitmap()
         if self._earlier:
             self._count_earlier(len(self._earlier))
             self._measure_first()
@@ -181,7 +181,7 @@ class Retries(Timer):
     def _forget_earlier(self) -> None:
         self._unseen = None
         self._earlier = []
-        self._found = OffsetBits()
+        self._found = OffsetBitmap()
 
     def _count_earlier(self, count: i64) -> None:
         """They are not ready; each has an equal share of the bytes."""
@@ -206,15 +206,15 @@ class Retries(Timer):
                 log.warning("queue %r: what waits in it could not be read yet: %s", self._queue.name, error)
                 break
 
-    def _draw(self) -> Delayed:
+    def _draw(self) -> DelayedEntry:
         """The first of what waits since the start becomes an entry."""
         due_ms, offset = heappop(self._earlier)
-        entry = Entry(self._queue, offset, None, True)
+        entry = QueueEntry(self._queue, offset, None, True)
         entry.body_size = self._share_bytes
         store = self._backing.store
         if store is not None:
             entry.delivery_count = store.delivery_count(offset)
-        delayed = Delayed(entry, due_ms, False)
+        delayed = DelayedEntry(entry, due_ms, False)
         heappush(self._heap, delayed)
         return delayed
 
@@ -253,10 +253,10 @@ class Retries(Timer):
             if due_ms < again_ms or self._rule is None:
                 due_ms = again_ms
             timers.arm(self, due_ms)
-        queue.pump_later()
-        self._host.turn.want()
+        queue.schedule_dispatch()
+        self._host.turn.schedule()
 
-    def _let_go(self, delayed: Delayed) -> None:
+    def _let_go(self, delayed: DelayedEntry) -> None:
         """The first is ready again. Raises: OSError, and it stays."""
         entry = delayed.entry
         there = delayed.sized
@@ -264,10 +264,10 @@ class Retries(Timer):
             there = self._measure(delayed)
             entry.message = None  # it is read when it is delivered
         if there:
-            self._queue.ready_again(entry)
+            self._queue.make_ready(entry)
         self._leave(delayed)
 
-    def take_first(self) -> Entry | None:
+    def take_first(self) -> QueueEntry | None:
         """The one that is due first waits no more; the caller ends it. None: there is none. Raises: OSError."""
         heap = self._heap
         while heap:
@@ -278,7 +278,7 @@ class Retries(Timer):
                 return delayed.entry
         return None
 
-    def _measure(self, delayed: Delayed) -> bool:
+    def _measure(self, delayed: DelayedEntry) -> bool:
         """The true size of one that waited at the start. False: the log has lost it. Raises: OSError."""
         entry = delayed.entry
         self._backing.read_back(entry)
@@ -294,13 +294,13 @@ class Retries(Timer):
             queue.ready_bytes = queue.ready_bytes - more if queue.ready_bytes > more else 0
         return True
 
-    def _leave(self, delayed: Delayed) -> None:
+    def _leave(self, delayed: DelayedEntry) -> None:
         """The first of the heap waits no more."""
         heappop(self._heap)
         self._uncount(delayed)
         self._draw_first()
 
-    def _uncount(self, delayed: Delayed) -> None:
+    def _uncount(self, delayed: DelayedEntry) -> None:
         size = delayed.entry.body_size
         queue = self._queue
         queue.delayed_count -= 1
@@ -321,7 +321,7 @@ class Retries(Timer):
         for delayed in heap:
             self._uncount(delayed)
             self._backing.settle(delayed.entry)
-            order.release(queue, delayed.entry)
+            order.unreserve(queue, delayed.entry)
         return len(heap)
 
     def end(self) -> None:
@@ -335,13 +335,13 @@ class Retries(Timer):
 
     def unwritten(self, ranges: list[tuple[int, int]], order: ReadyOrder) -> None:
         """The log could not take these offsets: what of them is in memory stays there, the rest is gone."""
-        kept: list[Delayed] = []
+        kept: list[DelayedEntry] = []
         for delayed in self._heap:
             entry = delayed.entry
             if within(entry.offset, ranges):
                 if entry.message is None:
                     self._uncount(delayed)
-                    order.release(self._queue, entry)
+                    order.unreserve(self._queue, entry)
                     continue
                 entry.offset = -1
             kept.append(delayed)

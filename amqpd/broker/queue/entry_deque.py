@@ -10,18 +10,18 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry
+from amqpd.broker.consumer import QueueEntry
 
 # Places at the front that may stand empty before the list is moved up.
 _EMPTY_MAX: Final = 1024
 
 
 @final
-class Entries:
+class EntryDeque:
     """Entries from `_head` on; None before it."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry | None] = []
+        self._entries: list[QueueEntry | None] = []
         self._head: i64 = 0
 
     def __len__(self) -> int:
@@ -30,16 +30,16 @@ class Entries:
     def __bool__(self) -> bool:
         return len(self._entries) > 0
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: QueueEntry) -> None:
         self._entries.append(entry)
 
-    def first(self) -> Entry:
+    def first(self) -> QueueEntry:
         """The next to go. Raises: IndexError when there is none."""
         entry = self._entries[self._head]
         assert entry is not None  # as the class says
         return entry
 
-    def popleft(self) -> Entry:
+    def popleft(self) -> QueueEntry:
         """The next goes. Cost: O(1) on average. Raises: IndexError when there is none."""
         entries = self._entries
         head = self._head
@@ -61,7 +61,7 @@ class Entries:
         """The index behind the last one, as `index_from` and `at` count."""
         return len(self._entries)
 
-    def at(self, index: i64) -> Entry:
+    def at(self, index: i64) -> QueueEntry:
         """The entry at this index."""
         entry = self._entries[index]
         assert entry is not None  # `index_from` gives none that has gone
@@ -80,7 +80,7 @@ class Entries:
                 high = middle
         return low
 
-    def remove_at(self, index: i64) -> Entry:
+    def remove_at(self, index: i64) -> QueueEntry:
         """The entry at this index goes. Cost: O(1) at the front, else those behind it are moved up: some 1 us of
         4096."""
         if index == self._head:
@@ -93,6 +93,6 @@ class Entries:
         self._entries.clear()
         self._head = 0
 
-    def rest(self) -> list[Entry]:
+    def rest(self) -> list[QueueEntry]:
         """All of them, in order."""
         return [entry for entry in self._entries if entry is not None]

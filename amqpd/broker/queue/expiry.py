@@ -12,8 +12,9 @@ decides and there is nobody to send a dead letter to, it goes by the batch: `Rea
 A time to live of 0 is "deliver or drop". A queue with groups, with consumers' filters or with x-retain asks its
 consumers at the end of a turn: what came in it and is over at once is `fresh` until they have all been asked.
 
-A plain queue gets its `Expiry` with the first message that carries an expiration, one with `x-message-ttl` at its
-declaration or when the rule comes. `Lease` is the other clock of a queue: `x-expires`, for a queue that nobody uses.
+A plain queue gets its `MessageTtl` with the first message that carries an expiration, one with `x-message-ttl` at its
+declaration or when the rule comes. `QueueExpiry` is the other clock of a queue: `x-expires`, for a queue that nobody
+uses.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source
+from amqpd.broker.consumer import QueueBase, QueueEntry
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message, expiration_ms
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.services import QueueServices
 
 NEVER: Final = 1 << 61
 # How long a slice may take, in the clock's whole milliseconds; looked at once per SLICE_COUNT messages.
@@ -40,10 +41,10 @@ DROP_COUNT_MAX: Final = 65536
 
 
 @final
-class Expiry(Timer):
+class MessageTtl(Timer):
     """Watches the head of `queue`. ttl_ms: the queue's own; -1: it has none."""
 
-    def __init__(self, queue: Source, host: QueueHost, ttl_ms: i64) -> None:
+    def __init__(self, queue: QueueBase, host: QueueServices, ttl_ms: i64) -> None:
         super().__init__()
         self.queue = queue
         self.ttl_ms = ttl_ms
@@ -87,7 +88,7 @@ class Expiry(Timer):
             return NEVER
         return arrived_ms(message, self._timers) + ttl_ms
 
-    def is_over(self, entry: Entry) -> bool:
+    def is_over(self, entry: QueueEntry) -> bool:
         message = entry.message
         if message is None or entry.offset >= self._fresh_from:
             return False
@@ -104,7 +105,7 @@ class Expiry(Timer):
         if late and queue.consumers and self.deadline(message) <= self.now_ms():
             if offset < self._fresh_from:
                 self._fresh_from = offset
-            queue.pump_later()
+            queue.schedule_dispatch()
         elif may_lead or queue.ready_count == 1:
             self.arm()
 
@@ -168,7 +169,7 @@ class Expiry(Timer):
             if dropped >= DROP_COUNT_MAX or (dropped >= least and timers.now_ms() - now_ms >= SLICE_MS):
                 break
         if dropped:
-            self._turn.want()
+            self._turn.schedule()
         if not done:
             due_ms = self._head_due()
         self.behind = due_ms <= now_ms
@@ -199,10 +200,10 @@ def arrived_ms(message: Message, timers: Timers) -> i64:
 
 
 @final
-class Lease(Timer):
+class QueueExpiry(Timer):
     """x-expires: `queue` is deleted when it was not used for `expires_ms`. A queue with consumers is in use."""
 
-    def __init__(self, queue: Source, host: QueueHost, expires_ms: i64) -> None:
+    def __init__(self, queue: QueueBase, host: QueueServices, expires_ms: i64) -> None:
         super().__init__()
         self.queue = queue
         self.expires_ms = expires_ms

@@ -9,13 +9,13 @@ from __future__ import annotations
 from amqpd.broker.queue.arguments import rules_of
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.types import kind_of
 from amqpd.storage.queue_log import QueueLog
 
 
 def make_queue(
-    host: QueueHost,
+    host: QueueServices,
     name: str,
     durable: bool,
     auto_delete: bool,

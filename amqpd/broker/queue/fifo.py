@@ -18,13 +18,13 @@ from heapq import heappop, heappush
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source, within
+from amqpd.broker.consumer import QueueBase, QueueEntry, within
 from amqpd.broker.message import Message
-from amqpd.broker.queue.entry_deque import Entries
+from amqpd.broker.queue.entry_deque import EntryDeque
 from amqpd.broker.queue.expiry import arrived_ms
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.services import QueueServices
+from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -32,10 +32,10 @@ from amqpd.storage.queue_log import QueueLog
 class FifoOrder(ReadyOrder):
     """Of one queue. `FilteredOrder` (filtered.py) takes its place while consumers have filters."""
 
-    def __init__(self, backing: Backing) -> None:
+    def __init__(self, backing: QueueStore) -> None:
         super().__init__(backing)
-        self.returned: list[Entry] | None = None  # made when something comes back
-        self.hot = Entries()
+        self.returned: list[QueueEntry] | None = None  # made when something comes back
+        self.hot = EntryDeque()
         self.cold_offset: i64 = 0
 
     def go_on_from(self, other: FifoOrder) -> None:
@@ -47,14 +47,14 @@ class FifoOrder(ReadyOrder):
         self.cold_offset = other.cold_offset
         self.reading = other.reading
 
-    def look_at_first(self, queue: Source) -> None:
+    def load_head(self, queue: QueueBase) -> None:
         store = self.backing.store
         if store is not None:
             record = store.cursor.read_first(self.cold_offset, queue.log_arrived)
             if record is not None:
                 self._window_from(queue, store, record)
 
-    def wants_first(self) -> bool:
+    def needs_head(self) -> bool:
         return not self.hot
 
     def memory_count(self) -> i64:
@@ -67,21 +67,21 @@ class FifoOrder(ReadyOrder):
 
     # -- in
 
-    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
             self.cold_offset = offset
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         if self.cold_offset == offset:
             if self.hot_bytes < self.bytes_max and len(self.hot) < self.count_max:
-                self.hot.append(Entry(queue, offset, message, False))
+                self.hot.append(QueueEntry(queue, offset, message, False))
                 self.hot_bytes += message.body_size
                 self.cold_offset = offset + 1
             elif self.backing.store is None:
                 return False
         return True
 
-    def add_prepared(self, queue: Source, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+    def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
         if queue.ready_count == 0:
             self.cold_offset = offset
         queue.ready_count += count
@@ -89,18 +89,18 @@ class FifoOrder(ReadyOrder):
         for message in first:
             if self.cold_offset != offset or self.hot_bytes >= self.bytes_max or len(self.hot) >= self.count_max:
                 break
-            self.hot.append(Entry(queue, offset, message, False))
+            self.hot.append(QueueEntry(queue, offset, message, False))
             self.hot_bytes += message.body_size
             offset += 1
             self.cold_offset = offset
 
-    def passed(self, offset: i64) -> None:
+    def skip_to(self, offset: i64) -> None:
         self.cold_offset = offset + 1
         store = self.backing.store
         if store is not None:
             store.mark_delivered(offset)
 
-    def put_back(self, queue: Source, entry: Entry) -> None:
+    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
         returned = self.returned
         if returned is None:
             returned = []
@@ -111,7 +111,7 @@ class FifoOrder(ReadyOrder):
 
     # -- out
 
-    def take(self, queue: Source) -> Entry | None:
+    def take(self, queue: QueueBase) -> QueueEntry | None:
         while queue.ready_count > 0:
             returned = self.returned
             if returned:
@@ -135,33 +135,33 @@ class FifoOrder(ReadyOrder):
                 return entry
         return None
 
-    def head(self, queue: Source) -> Entry | None:
+    def head(self, queue: QueueBase) -> QueueEntry | None:
         returned = self.returned
         if returned:
             entry = returned[0]
             if entry.message is None:
                 self.backing.read_back(entry)
             return entry
-        if queue.ready_count > 0 and (self.hot or self.at_hand(queue)) and self.hot:
+        if queue.ready_count > 0 and (self.hot or self.is_next_in_memory(queue)) and self.hot:
             return self.hot.first()
         return None
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
         store.mark_delivered(offset)  # as does all before it
 
-    def at_hand(self, queue: Source) -> bool:
+    def is_next_in_memory(self, queue: QueueBase) -> bool:
         """Reads the log's next messages into the window, where that is empty."""
         store = self.backing.store
         if self.hot or store is None or self.returned:
             return True
         self.reading = False
-        fetch = store.cursor.read_at_hand(self.cold_offset, self._read_bytes(), queue.log_arrived)
+        fetch = store.cursor.read_if_cached(self.cold_offset, self._read_bytes(), queue.log_arrived)
         if not self._keep(queue, store, fetch.records) and fetch.waiting:
             self.cold_offset = fetch.next_offset
             self.reading = True
         return not self.reading
 
-    def _refill(self, queue: Source) -> bool:
+    def _refill(self, queue: QueueBase) -> bool:
         """Reads the log's next messages into the window, waiting for the disk."""
         store = self.backing.store
         if store is None:
@@ -169,7 +169,7 @@ class FifoOrder(ReadyOrder):
         self.reading = False
         return self._keep(queue, store, store.cursor.read(self.cold_offset, self._read_bytes()).records)
 
-    def _keep(self, queue: Source, store: QueueLog, records: list[Record]) -> bool:
+    def _keep(self, queue: QueueBase, store: QueueLog, records: list[Record]) -> bool:
         hot = self.hot
         for record in records:
             self._window_from(queue, store, record)
@@ -179,18 +179,18 @@ class FifoOrder(ReadyOrder):
         """What one reading of the log brings back: less where windows are small."""
         return COLD_READ_BYTES if self.bytes_max >= 16 * COLD_READ_BYTES else self.bytes_max // 16
 
-    def _window_from(self, queue: Source, store: QueueLog, record: Record) -> None:
+    def _window_from(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
         message = self.backing.message(record)
-        entry = Entry(queue, record.offset, message, store.redelivered(record.offset))
+        entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
         self.hot.append(entry)
         self.hot_bytes += entry.body_size
         self.cold_offset = record.offset + 1
         info = message.info
         if info is not None and info.expiration is not None:
-            queue.watch(message)
+            queue.track_expiration(message)
 
-    def drop_old(self, queue: Source, host: QueueHost, arrived_max_ms: i64, count_max: i64) -> i64:
+    def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
         """Cost: some 0.1 us a message in memory, 0.3 where it is to be dead-lettered; half of that in the log."""
         if self.returned:
             return 0
@@ -232,7 +232,7 @@ class FifoOrder(ReadyOrder):
             queue.ready_bytes = 0
         return count
 
-    def note_arrival(self, now_ms: i64) -> None:
+    def stamp_arrival(self, now_ms: i64) -> None:
         entries = self.hot.rest()
         if self.returned is not None:
             entries += self.returned
@@ -243,7 +243,7 @@ class FifoOrder(ReadyOrder):
 
     # -- ends
 
-    def purge(self, queue: Source) -> None:
+    def purge(self, queue: QueueBase) -> None:
         backing = self.backing
         store = backing.store
         size = queue.ready_bytes
@@ -263,15 +263,15 @@ class FifoOrder(ReadyOrder):
         self.clear(queue)
         self.cold_offset = backing.next_offset
 
-    def clear(self, queue: Source) -> None:
+    def clear(self, queue: QueueBase) -> None:
         self.returned = None
         self.hot.clear()
         self.hot_bytes = 0
         queue.ready_count = 0
         queue.ready_bytes = 0
 
-    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
-        kept = Entries()
+    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+        kept = EntryDeque()
         gone: i64 = 0
         for entry in self.hot.rest():
             if within(entry.offset, ranges):

@@ -40,13 +40,13 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Consumer, Entry, RoundRobin, Source
-from amqpd.broker.flow.loop_turn import Scans
-from amqpd.broker.message import Envelope, Message, MessageView
+from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry, RoundRobin
+from amqpd.broker.flow.loop_turn import ScanBudget
+from amqpd.broker.message import Message, MessageRoute, MessageView
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.log_reader import LogPlace
-from amqpd.broker.queue.offset_bitmap import OffsetBits
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.log_reader import QueueLogReader
+from amqpd.broker.queue.offset_bitmap import OffsetBitmap
+from amqpd.broker.queue.services import QueueServices
 from amqpd.routing.selector import Selector
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -55,7 +55,7 @@ _SCANNED_ENOUGH: i64 = 64
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Judge:
+class MessagePredicate:
     """Who wants a message or does not, where that takes more than a selector (scan.py)."""
 
     def wants(self, message: Message) -> bool:
@@ -80,21 +80,21 @@ class FilterCursor:
         self.position: i64 = 0
         self.refused_count: i64 = 0
         self.matched_offset: i64 = -1
-        self.matched_back: Entry | None = None
+        self.matched_back: QueueEntry | None = None
         # The record that was found to match last, and the message it is.
         self._matched_record: Record | None = None
         self._matched_message: Message | None = None
-        self.again: list[Entry] = []
+        self.again: list[QueueEntry] = []
         self.behind = False
         # Of which properties, before a body from the log, and of which route it was asked last, and what it said.
         self.asked_content: bytes = b""
-        self.asked_envelope: Envelope | None = None
+        self.asked_envelope: MessageRoute | None = None
         self.answer = False
-        self.judge: Judge | None = None
+        self.judge: MessagePredicate | None = None
         self.arrived: Callable[[], None] | None = None
-        self.place = LogPlace()
+        self.place = QueueLogReader()
 
-    def next_again(self, back: dict[Entry, int]) -> Entry | None:
+    def next_again(self, back: dict[QueueEntry, int]) -> QueueEntry | None:
         """The first of what came back and is still to be looked at. back: what is there of it (`FilteredOrder`)."""
         again = self.again
         while again:
@@ -105,13 +105,13 @@ class FilterCursor:
             heappop(again)
         return None
 
-    def tidy(self, back: dict[Entry, int]) -> None:
+    def tidy(self, back: dict[QueueEntry, int]) -> None:
         """What has gone meanwhile is forgotten, before it becomes more than there is."""
         if len(self.again) > 2 * len(back) + _SCANNED_ENOUGH:
             self.again = [entry for entry, refused_by in back.items() if refused_by & self.bit == 0]
             heapify(self.again)
 
-    def begin_anew(self, back: dict[Entry, int]) -> None:
+    def begin_anew(self, back: dict[QueueEntry, int]) -> None:
         """It has looked at nothing yet."""
         self.position = 0
         self.refused_count = 0
@@ -165,21 +165,21 @@ class FilteredOrder(FifoOrder):
     def __init__(self, plain: FifoOrder) -> None:
         super().__init__(plain.backing)
         # What came back and is ready: which cursors have refused it since, one bit each.
-        self.back: dict[Entry, int] = {}
+        self.back: dict[QueueEntry, int] = {}
         if plain.returned is not None:
             self.returned = plain.returned
             for entry in plain.returned:
                 self.back[entry] = 0
-        self.ahead = OffsetBits()
+        self.ahead = OffsetBitmap()
         # Settled messages are being taken back (replay.py); `ahead` has them until they are ready.
         self.rewinding = False
         self.cursors: list[FilterCursor] = []
-        self._back_place = LogPlace()
+        self._back_place = QueueLogReader()
         # Of messages in memory, so that several cursors decode the headers once; while a pump lasts.
         self._views: dict[Message, MessageView] = {}
         self.go_on_from(plain)
 
-    def begin_without(self, offsets: OffsetBits) -> None:
+    def exclude(self, offsets: OffsetBitmap) -> None:
         self.ahead = offsets
 
     def is_plain(self) -> bool:
@@ -215,7 +215,7 @@ class FilteredOrder(FifoOrder):
         """Nothing more is looked at just now: no message is held."""
         self._views.clear()
 
-    def find(self, queue: Source, cursor: FilterCursor, scans: Scans) -> i64:
+    def find(self, queue: QueueBase, cursor: FilterCursor, scans: ScanBudget) -> i64:
         """The offset of the first ready message that the cursor's selector matches, as `claim` takes it. NOTHING: there
         is none, or it is not known yet, as the slice is over or the disk is asked. Cost: a bisection where it is known;
         else some 1 us a message it looks at, and what reading it from the log costs. Raises: OSError.
@@ -250,7 +250,7 @@ class FilteredOrder(FifoOrder):
             self.back[again] |= cursor.bit
             cursor.refused_count += 1
 
-    def _scan(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
+    def _scan(self, queue: QueueBase, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
         """The first match from the cursor's position on and below `limit`."""
         if cursor.position < self.cold_offset:
             hot = self.hot
@@ -282,7 +282,7 @@ class FilteredOrder(FifoOrder):
             return _NONE
         return self._scan_log(queue, cursor, limit, scans)
 
-    def _scan_log(self, queue: Source, cursor: FilterCursor, limit: i64, scans: Scans) -> i64:
+    def _scan_log(self, queue: QueueBase, cursor: FilterCursor, limit: i64, scans: ScanBudget) -> i64:
         store = self.backing.store
         end = self.backing.next_offset
         place = cursor.place
@@ -319,11 +319,11 @@ class FilteredOrder(FifoOrder):
         place.rest()
         return _NONE
 
-    def _message(self, queue: Source, record: Record) -> Message:
+    def _message(self, queue: QueueBase, record: Record) -> Message:
         message = self.backing.message(record)
         info = message.info
         if info is not None and info.expiration is not None:
-            queue.watch(message)
+            queue.track_expiration(message)
         return message
 
     def _matches(self, cursor: FilterCursor, message: Message, shared: bool) -> bool:
@@ -351,10 +351,10 @@ class FilteredOrder(FifoOrder):
             cursor.answer = answer
         return answer
 
-    def _read_again(self, queue: Source, entry: Entry) -> bool:
+    def _read_again(self, queue: QueueBase, entry: QueueEntry) -> bool:
         """Reads an entry that came back. False: the disk is asked; or the log has lost it, and it is gone."""
         store = self.backing.store
-        if store is not None and self.backing.has(entry.offset):
+        if store is not None and self.backing.is_logged(entry.offset):
             place = self._back_place
             if not place.read(store, entry.offset, 1, queue.log_arrived):
                 return False
@@ -365,7 +365,7 @@ class FilteredOrder(FifoOrder):
         self._leave_back(queue, entry)
         return False
 
-    def claim(self, queue: Source, cursor: FilterCursor, offset: i64) -> Entry:
+    def claim(self, queue: QueueBase, cursor: FilterCursor, offset: i64) -> QueueEntry:
         """The message that `find` has just found, with its message, is ready no more."""
         matched = cursor.matched_back
         if matched is not None and matched.offset == offset and matched is cursor.next_again(self.back):
@@ -382,7 +382,7 @@ class FilteredOrder(FifoOrder):
             store = self.backing.store
             assert record is not None and store is not None  # `find` has seen it
             message = cursor.message_of(record) or self.backing.message(record)
-            entry = Entry(queue, offset, message, store.redelivered(offset))
+            entry = QueueEntry(queue, offset, message, store.redelivered(offset))
             entry.delivery_count = record.delivery_count
             self.ahead.add(offset)
         cursor.position = offset + 1
@@ -392,20 +392,20 @@ class FilteredOrder(FifoOrder):
                 other.refused_count -= 1
         return entry
 
-    def _uncount(self, queue: Source, entry: Entry) -> None:
+    def _uncount(self, queue: QueueBase, entry: QueueEntry) -> None:
         queue.ready_count -= 1
         queue.ready_bytes -= entry.body_size
         if queue.ready_count == 0:
             queue.ready_bytes = 0
 
-    def _leave_back(self, queue: Source, entry: Entry) -> None:
+    def _leave_back(self, queue: QueueBase, entry: QueueEntry) -> None:
         refused_by = self.back.pop(entry)
         self._uncount(queue, entry)
         for cursor in self.cursors:
             if refused_by & cursor.bit != 0:
                 cursor.refused_count -= 1
 
-    def _first_back(self) -> Entry | None:
+    def _first_back(self) -> QueueEntry | None:
         """The lowest of what came back."""
         returned = self.returned
         if returned is None:
@@ -418,28 +418,28 @@ class FilteredOrder(FifoOrder):
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
             self.ahead.clear()  # whatever was taken lies before it
         added = super().add(queue, message, offset)
         if self.cursors:
-            queue.pump_later()
+            queue.schedule_dispatch()
         return added
 
-    def add_prepared(self, queue: Source, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+    def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
         if queue.ready_count == 0:
             self.ahead.clear()
         super().add_prepared(queue, offset, count, size_bytes, first)
 
-    def passed(self, offset: i64) -> None:
+    def skip_to(self, offset: i64) -> None:
         self.cold_offset = offset + 1
         self.ahead.clear()
         store = self.backing.store
         if store is not None:
             self.mark_delivered(store, offset)
 
-    def put_back(self, queue: Source, entry: Entry) -> None:
-        super().put_back(queue, entry)
+    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
+        super().requeue(queue, entry)
         back = self.back
         back[entry] = 0
         for cursor in self.cursors:
@@ -453,10 +453,10 @@ class FilteredOrder(FifoOrder):
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def wants_first(self) -> bool:
+    def needs_head(self) -> bool:
         return False
 
-    def look_at_first(self, queue: Source) -> None:
+    def load_head(self, queue: QueueBase) -> None:
         self.head(queue)
 
     def first_at_hand(self) -> Message | None:
@@ -465,13 +465,13 @@ class FilteredOrder(FifoOrder):
             return back.message
         return self.hot.first().message if self.hot else None
 
-    def _is_first(self, back: Entry) -> bool:
+    def _is_first(self, back: QueueEntry) -> bool:
         """Whether it is before all else that is ready."""
         if self.hot:
             return back.offset < self.hot.first().offset
         return back.offset < self.cold_offset
 
-    def take(self, queue: Source) -> Entry | None:
+    def take(self, queue: QueueBase) -> QueueEntry | None:
         while queue.ready_count > 0:
             back = self._first_back()
             if back is None or not self._is_first(back):
@@ -492,7 +492,7 @@ class FilteredOrder(FifoOrder):
                 return back
         return None
 
-    def _take_hot(self, queue: Source) -> Entry | None:
+    def _take_hot(self, queue: QueueBase) -> QueueEntry | None:
         back = self._first_back()
         if back is not None and self._is_first(back):
             return None  # what was read lies behind it
@@ -505,8 +505,8 @@ class FilteredOrder(FifoOrder):
                 cursor.refused_count -= 1
         return entry
 
-    def head(self, queue: Source) -> Entry | None:
-        if queue.ready_count == 0 or not self.at_hand(queue):
+    def head(self, queue: QueueBase) -> QueueEntry | None:
+        if queue.ready_count == 0 or not self.is_next_in_memory(queue):
             return None
         back = self._first_back()
         if back is None or (self.hot and not self._is_first(back)):
@@ -519,7 +519,7 @@ class FilteredOrder(FifoOrder):
         # Not by a mark that stands for all before it, which may never have been delivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
-    def at_hand(self, queue: Source) -> bool:
+    def is_next_in_memory(self, queue: QueueBase) -> bool:
         store = self.backing.store
         if self.hot or store is None:
             return True
@@ -527,7 +527,7 @@ class FilteredOrder(FifoOrder):
         if back is not None and back.offset < self.cold_offset:
             return True
         self.reading = False
-        fetch = store.cursor.read_at_hand(self.cold_offset, self._read_bytes(), queue.log_arrived)
+        fetch = store.cursor.read_if_cached(self.cold_offset, self._read_bytes(), queue.log_arrived)
         if not self._keep(queue, store, fetch.records):
             if fetch.waiting:
                 self.cold_offset = fetch.next_offset
@@ -535,10 +535,10 @@ class FilteredOrder(FifoOrder):
             elif fetch.records:
                 # All of them were taken before their turn: the next turn goes on.
                 self.reading = True
-                queue.pump_later()
+                queue.schedule_dispatch()
         return not self.reading
 
-    def _refill(self, queue: Source) -> bool:
+    def _refill(self, queue: QueueBase) -> bool:
         store = self.backing.store
         if store is None:
             return False
@@ -548,7 +548,7 @@ class FilteredOrder(FifoOrder):
             if not records or self._keep(queue, store, records):
                 return len(self.hot) > 0
 
-    def _keep(self, queue: Source, store: QueueLog, records: list[Record]) -> bool:
+    def _keep(self, queue: QueueBase, store: QueueLog, records: list[Record]) -> bool:
         ahead = self.ahead
         for record in records:
             if ahead.has(record.offset):
@@ -558,13 +558,13 @@ class FilteredOrder(FifoOrder):
         ahead.drop_below(self.cold_offset)
         return len(self.hot) > 0
 
-    def drop_old(self, queue: Source, host: QueueHost, arrived_max_ms: i64, count_max: i64) -> i64:
+    def drop_expired(self, queue: QueueBase, host: QueueServices, arrived_max_ms: i64, count_max: i64) -> i64:
         """They are looked at one by one: unacked messages lie between them."""
         return 0
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def purge(self, queue: Source) -> None:
+    def purge(self, queue: QueueBase) -> None:
         backing = self.backing
         store = backing.store
         size = queue.ready_bytes
@@ -589,13 +589,13 @@ class FilteredOrder(FifoOrder):
         self.clear(queue)
         self.cold_offset = backing.next_offset
 
-    def clear(self, queue: Source) -> None:
+    def clear(self, queue: QueueBase) -> None:
         super().clear(queue)
         self.ahead.clear()
         self.back.clear()
         self._begin_anew()
 
-    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         super().unwritten(queue, ranges)
         if self.returned is not None:
             # Those that are in memory alone now have no offset any more.
@@ -616,10 +616,10 @@ PUMP_COUNT_MAX: Final = 1000
 
 
 @final
-class Filters:
+class FilteredConsumers:
     """Of one queue, whose order until now is `plain`."""
 
-    def __init__(self, queue: Source, host: QueueHost, plain: FifoOrder) -> None:
+    def __init__(self, queue: QueueBase, host: QueueServices, plain: FifoOrder) -> None:
         self._queue = queue
         self._host = host
         self._scans = host.turn.scans
@@ -658,7 +658,7 @@ class Filters:
                 self._anybody.consumers.append(consumer)
             return
         if not robin.filtered:
-            robin.restrict(robin.single_active, True)
+            robin.set_restrictions(robin.single_active, True)
             self._anybody.consumers += robin.consumers
         cursor = self._find(selector)
         if cursor is None:
@@ -685,18 +685,18 @@ class Filters:
             self.order.remove_cursor(cursor)
             self._cursors.remove(cursor)
         if not self._cursors:
-            robin.restrict(robin.single_active, False)
-            for other in self._anybody.take_ready():
+            robin.set_restrictions(robin.single_active, False)
+            for other in self._anybody.pop_ready():
                 robin.enter(other)
             self._anybody.consumers.clear()
-            self._queue.pump_later()
+            self._queue.schedule_dispatch()
 
     def _collect(self) -> None:
         """Who has become ready goes to those who want the same."""
         robin = self._queue.round_robin
         if not robin.has_ready():
             return
-        for consumer in robin.take_ready():
+        for consumer in robin.pop_ready():
             if robin.single_active and consumer is not robin.consumers[0]:
                 consumer.parked = True  # stands by
                 continue
@@ -753,10 +753,10 @@ class Filters:
             self._served += 1
             consumer.served = self._served
             if not queue.ended(entry):
-                queue.hand_over(consumer, entry)
+                queue.deliver_to(consumer, entry)
             count += 1
             if count >= PUMP_COUNT_MAX:
-                queue.pump_later()
+                queue.schedule_dispatch()
                 break
         self.asked = count < PUMP_COUNT_MAX
         order.end_pump()
@@ -766,7 +766,7 @@ class Filters:
             for cursor in self._cursors:
                 if cursor.behind:
                     self._scans.wait(queue)
-                    self._host.turn.want()
+                    self._host.turn.schedule()
                     break
         return None
 

@@ -30,15 +30,15 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source
-from amqpd.broker.flow.loop_turn import Scans
+from amqpd.broker.consumer import QueueBase, QueueEntry
+from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import Message
 from amqpd.broker.queue.grouped_window import GroupedWindow
-from amqpd.broker.queue.log_reader import LogPlace
-from amqpd.broker.queue.message_groups import Group, Waiting
-from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.log_reader import QueueLogReader
+from amqpd.broker.queue.message_groups import Group, GroupNode
+from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -56,20 +56,20 @@ _REFUSED: Final = 2
 class GroupedLog(GroupedWindow):
     """Of one queue. behind: a slice was over before it was known whether there is something for who waits."""
 
-    def __init__(self, backing: Backing, group_by: str) -> None:
+    def __init__(self, backing: QueueStore, group_by: str) -> None:
         super().__init__(backing, group_by)
         self.cold_offset: i64 = 0
         self.behind = False
-        self._front = LogPlace()
+        self._front = QueueLogReader()
         # The second reading: its number, from where it began, how far it has come (-1: there is none).
         self._reading_number: i64 = 0
         self._reading_from: i64 = 0
         self._reading_offset: i64 = -1
-        self._second = LogPlace()
-        self._oldest = LogPlace()
+        self._second = QueueLogReader()
+        self._oldest = QueueLogReader()
         # Taken and not settled, though no group counts them: dead letters on their way, what a search has taken. No
         # reading meets them, no range that is settled touches them.
-        self.leaving = OffsetBits()
+        self.leaving = OffsetBitmap()
         # How many were in memory when the window was trimmed last.
         self._trimmed_count: i64 = 0
 
@@ -96,9 +96,9 @@ class GroupedLog(GroupedWindow):
     def pass_over(self, group: Group, offset: i64) -> None:
         """The message is left where it is."""
         if group.passed_count == 0:
-            group.passed_from = offset
+            group.skipped_from = offset
             if group.head() is None:
-                self.starving[group] = None
+                self.unloaded[group] = None
             if offset < self._reading_offset:
                 group.refused = self._reading_number  # that reading is past it
         if self.passed_count == 0 or offset < self.passed_low:
@@ -108,7 +108,7 @@ class GroupedLog(GroupedWindow):
 
     # -- what the log alone has --------------------------------------------------------------------------------------
 
-    def look_further(self, queue: Source, scans: Scans, anyone: bool) -> bool:
+    def look_further(self, queue: QueueBase, scans: ScanBudget, anyone: bool) -> bool:
         """Nobody can be given anything of what is in memory. Whether something was read, so that it is worth another
         try; else that is all there is, the disk is asked (`reading`) or the slice is over (`behind`).
 
@@ -118,7 +118,7 @@ class GroupedLog(GroupedWindow):
         if store is None:
             return False
         read = False
-        if self.starving:
+        if self.unloaded:
             border = self._border(anyone)
             if border >= 0:
                 if self._reading_offset < 0:
@@ -136,19 +136,19 @@ class GroupedLog(GroupedWindow):
     def _border(self, anyone: bool) -> i64:
         """The lowest border of a group that somebody waits for; -1: there is none."""
         border: i64 = -1
-        for group in self.starving:
-            if border >= 0 and group.passed_from >= border:
+        for group in self.unloaded:
+            if border >= 0 and group.skipped_from >= border:
                 continue
             if group.unacked == 0:
                 if anyone:
-                    border = group.passed_from
+                    border = group.skipped_from
             else:
                 holder = group.holder
                 if holder is not None and group.waits == 0 and not holder.gone and not holder.consumer.parked:
-                    border = group.passed_from
+                    border = group.skipped_from
         return border
 
-    def _read_on(self, queue: Source, store: QueueLog, scans: Scans | None, waits: bool) -> bool:
+    def _read_on(self, queue: QueueBase, store: QueueLog, scans: ScanBudget | None, waits: bool) -> bool:
         """Reads a piece of the log into the window. Whether there was something. waits: for the disk."""
         place = self._front
         read = False
@@ -179,7 +179,7 @@ class GroupedLog(GroupedWindow):
             self.cold_offset = record.offset + 1
             read = True
 
-    def _at_end(self, queue: Source, store: QueueLog) -> None:
+    def _at_end(self, queue: QueueBase, store: QueueLog) -> None:
         """There is no more in the log: where it holds less than was counted, the count follows it."""
         self._front.rest()
         if store.failed_ranges:
@@ -189,7 +189,7 @@ class GroupedLog(GroupedWindow):
         if queue.ready_count == 0:
             queue.ready_bytes = 0
 
-    def meet(self, queue: Source, store: QueueLog, record: Record) -> None:
+    def meet(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
         """The next message of the log comes into the window, or is passed over."""
         group = self.group_of(self.key.of_record(record))
         if self.hot_count >= self.count_max:
@@ -202,18 +202,18 @@ class GroupedLog(GroupedWindow):
         else:
             self.pass_over(group, record.offset)
 
-    def _entry(self, queue: Source, store: QueueLog, record: Record, group: Group) -> Entry:
+    def _entry(self, queue: QueueBase, store: QueueLog, record: Record, group: Group) -> QueueEntry:
         message = self.backing.message(record)
-        entry = Entry(queue, record.offset, message, store.redelivered(record.offset))
+        entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
         info = message.info
         if info is not None and info.expiration is not None:
-            queue.watch(message)
+            queue.track_expiration(message)
         if group.unacked > 0 and self.hot_bytes >= self.bytes_max:
             entry.message = None  # it keeps its place in memory, its bytes come when it is its turn
         return entry
 
-    def _read_again(self, queue: Source, store: QueueLog, scans: Scans, anyone: bool) -> bool:
+    def _read_again(self, queue: QueueBase, store: QueueLog, scans: ScanBudget, anyone: bool) -> bool:
         """Goes on with the second reading. Whether it has found something, or has come to its end."""
         place = self._second
         read = False
@@ -245,13 +245,13 @@ class GroupedLog(GroupedWindow):
                 return True
             self._reading_offset = record.offset + 1
 
-    def _meet_again(self, queue: Source, store: QueueLog, record: Record) -> i64:
+    def _meet_again(self, queue: QueueBase, store: QueueLog, record: Record) -> i64:
         """If the message was passed over it comes into memory now, where its group may have more there."""
         key = self.key.of_record(record)
         group = self.groups.get(key) if key is not None else None
         if group is None or not self._is_passed(group, record.offset):
             return _NOT_PASSED
-        if group.passed_from < self._reading_from or group.refused == self._reading_number:
+        if group.skipped_from < self._reading_from or group.refused == self._reading_number:
             return _NOT_PASSED  # the first of them is not met in this reading
         most = self._share() if self.hot_count < self.count_max else KEPT_COUNT
         if group.count >= most and (group.unacked > 0 or self.hot_count >= self.count_max):
@@ -262,33 +262,33 @@ class GroupedLog(GroupedWindow):
 
     def _is_passed(self, group: Group, offset: i64) -> bool:
         """Whether the message, which is of the group, in the log and not settled, was passed over."""
-        return group.passed_count > 0 and offset >= group.passed_from and not self.leaving.has(offset)
+        return group.passed_count > 0 and offset >= group.skipped_from and not self.leaving.has(offset)
 
-    def _take_passed(self, queue: Source, store: QueueLog, group: Group, record: Record) -> None:
-        group.passed_from = record.offset + 1
+    def _take_passed(self, queue: QueueBase, store: QueueLog, group: Group, record: Record) -> None:
+        group.skipped_from = record.offset + 1
         self.append(group, self._entry(queue, store, record, group), False)
         group.passed_count -= 1
         self.passed_count -= 1
 
-    def _end_reading(self, queue: Source) -> None:
+    def _end_reading(self, queue: QueueBase) -> None:
         """The second reading has met all that was passed over from its begin on. What it has not found is not there."""
-        for group in list(self.starving):
-            if group.refused != self._reading_number and group.passed_from >= self._reading_from:
+        for group in list(self.unloaded):
+            if group.refused != self._reading_number and group.skipped_from >= self._reading_from:
                 self._lost(queue, group)
         self._reading_offset = -1
         self._second.rest()
         low = self.cold_offset
         for group in self.groups.values():
-            if group.passed_count > 0 and group.passed_from < low:
-                low = group.passed_from
+            if group.passed_count > 0 and group.skipped_from < low:
+                low = group.skipped_from
         self.passed_low = low
 
-    def _lost(self, queue: Source, group: Group) -> None:
+    def _lost(self, queue: QueueBase, group: Group) -> None:
         """What was counted as passed over of the group is not in the log."""
         queue.ready_count -= group.passed_count
         self.passed_count -= group.passed_count
         group.passed_count = 0
-        self.starving.pop(group, None)
+        self.unloaded.pop(group, None)
         self._forget(group)
         if queue.ready_count <= 0:
             queue.ready_count = 0
@@ -301,7 +301,7 @@ class GroupedLog(GroupedWindow):
         if self.hot_bytes >= self.bytes_max:
             for node in self.waiting():
                 entry = node.entry
-                if entry is None or node.returned or entry.message is None or not backing.has(node.offset):
+                if entry is None or node.returned or entry.message is None or not backing.is_logged(node.offset):
                     continue
                 if node.group.unacked > 0:
                     entry.message = None
@@ -313,7 +313,7 @@ class GroupedLog(GroupedWindow):
             kept = KEPT_COUNT
         for group in self.groups.values():
             first = group.first
-            if group.unacked > 0 and group.count > kept and first is not None and backing.has(first.offset):
+            if group.unacked > 0 and group.count > kept and first is not None and backing.is_logged(first.offset):
                 self._cut(group, kept)
         self._trimmed_count = self.hot_count
 
@@ -342,7 +342,7 @@ class GroupedLog(GroupedWindow):
         # What was passed over of it before lies behind this.
         group.passed_count += count
         self.passed_count += count
-        group.passed_from = border
+        group.skipped_from = border
         if border < self.passed_low or self.passed_count == count:
             self.passed_low = border
         group.refused = self._reading_number  # what is met in this reading is not its first
@@ -353,21 +353,21 @@ class GroupedLog(GroupedWindow):
 
     # -- what is to be given out ---------------------------------------------------------------------------------------
 
-    def has_message(self, queue: Source, node: Waiting) -> bool:
+    def has_message(self, queue: QueueBase, node: GroupNode) -> bool:
         """Whether what is to be given out is in memory. Else the disk is asked (`reading`), or it is lost and gone."""
         entry = node.entry
         assert entry is not None  # whoever has found it has looked
         if entry.message is not None:
             return True
         store = self.backing.store
-        if store is not None and self.backing.has(entry.offset):
-            fetch = store.cursor.read_at_hand(entry.offset, 1, queue.log_arrived)
+        if store is not None and self.backing.is_logged(entry.offset):
+            fetch = store.cursor.read_if_cached(entry.offset, 1, queue.log_arrived)
             if fetch.records and fetch.records[0].offset == entry.offset:
                 message = self.backing.message(fetch.records[0])
                 self.give_message(node, message)
                 info = message.info
                 if info is not None and info.expiration is not None:
-                    queue.watch(message)
+                    queue.track_expiration(message)
                 return True
             if fetch.waiting:
                 self.reading = True
@@ -375,7 +375,7 @@ class GroupedLog(GroupedWindow):
         self.drop(queue, node)
         return False
 
-    def give_message(self, node: Waiting, message: Message) -> None:
+    def give_message(self, node: GroupNode, message: Message) -> None:
         """What it has in the log, for an entry that may have none in memory."""
         entry = node.entry
         assert entry is not None  # whoever has read it has looked
@@ -384,7 +384,7 @@ class GroupedLog(GroupedWindow):
             if not node.returned:
                 self.hot_bytes += entry.body_size
 
-    def first(self, queue: Source, waits: bool) -> Waiting | None:
+    def first(self, queue: QueueBase, waits: bool) -> GroupNode | None:
         """The oldest ready message, brought into memory. None: there is none, or the disk is asked. waits: for it."""
         store = self.backing.store
         while queue.ready_count > 0:
@@ -398,7 +398,7 @@ class GroupedLog(GroupedWindow):
                 return None
         return None
 
-    def _bring_oldest(self, queue: Source, store: QueueLog, waits: bool) -> bool:
+    def _bring_oldest(self, queue: QueueBase, store: QueueLog, waits: bool) -> bool:
         """Brings the oldest of what was passed over into memory, whatever room there is. False: the disk is asked."""
         place = self._oldest
         place.go_to(self.passed_low)  # which may lie before what was read last

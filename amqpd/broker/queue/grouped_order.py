@@ -14,11 +14,11 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source, within
+from amqpd.broker.consumer import QueueBase, QueueEntry, within
 from amqpd.broker.message import Message
 from amqpd.broker.queue.grouped_log import GroupedLog
-from amqpd.broker.queue.message_groups import Group, Waiting
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.message_groups import Group, GroupNode
+from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
@@ -30,13 +30,13 @@ LEAVING_COUNT: Final = 8192
 class GroupedOrder(GroupedLog):
     """Of one queue. group_by: `routing_key` or `header:NAME`."""
 
-    def __init__(self, backing: Backing, group_by: str) -> None:
+    def __init__(self, backing: QueueStore, group_by: str) -> None:
         super().__init__(backing, group_by)
         self._leaving_count: i64 = 0
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def look_at_first(self, queue: Source) -> None:
+    def load_head(self, queue: QueueBase) -> None:
         store = self.backing.store
         if store is not None:
             record = store.cursor.read_first(self.cold_offset, queue.log_arrived)
@@ -45,16 +45,16 @@ class GroupedOrder(GroupedLog):
                     self.meet(queue, store, record)
                 self.cold_offset = record.offset + 1
 
-    def wants_first(self) -> bool:
+    def needs_head(self) -> bool:
         return self.oldest() is None
 
-    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         if queue.ready_count == 0:
             self.cold_offset = offset
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         if self.holders:
-            queue.pump_later()
+            queue.schedule_dispatch()
         if self.cold_offset != offset:
             return True
         logged = self.backing.store is not None
@@ -64,11 +64,11 @@ class GroupedOrder(GroupedLog):
         if logged and not self.has_room(group):
             self.pass_over(group, offset)
         else:
-            self.append(group, Entry(queue, offset, message, False), True)
+            self.append(group, QueueEntry(queue, offset, message, False), True)
         self.cold_offset = offset + 1
         return True
 
-    def add_prepared(self, queue: Source, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
+    def add_prepared(self, queue: QueueBase, offset: i64, count: i64, size_bytes: i64, first: list[Message]) -> None:
         if queue.ready_count == 0:
             self.cold_offset = offset
         queue.ready_count += count
@@ -78,7 +78,7 @@ class GroupedOrder(GroupedLog):
                 break
             group = self.group_of(self.key.of_message(message))
             if self.has_room(group):
-                self.append(group, Entry(queue, offset, message, False), True)
+                self.append(group, QueueEntry(queue, offset, message, False), True)
             else:
                 self.pass_over(group, offset)
             offset += 1
@@ -86,11 +86,11 @@ class GroupedOrder(GroupedLog):
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def at_hand(self, queue: Source) -> bool:
+    def is_next_in_memory(self, queue: QueueBase) -> bool:
         self.reading = False
         return self.first(queue, False) is not None or not self.reading
 
-    def head(self, queue: Source) -> Entry | None:
+    def head(self, queue: QueueBase) -> QueueEntry | None:
         while True:
             node = self.first(queue, False)
             if node is None:
@@ -101,7 +101,7 @@ class GroupedOrder(GroupedLog):
             if node.entry is not None:
                 return None  # the disk is asked
 
-    def take(self, queue: Source) -> Entry | None:
+    def take(self, queue: QueueBase) -> QueueEntry | None:
         """As `ReadyOrder.take`: the oldest, whosever its group is. For those to whom it ends."""
         while True:
             node = self.first(queue, True)
@@ -115,7 +115,7 @@ class GroupedOrder(GroupedLog):
             if entry.message is not None:
                 return entry
 
-    def _read_back(self, node: Waiting, entry: Entry) -> None:
+    def _read_back(self, node: GroupNode, entry: QueueEntry) -> None:
         self.backing.read_back(entry)
         if entry.message is not None and not node.returned:
             self.hot_bytes += entry.body_size
@@ -127,14 +127,14 @@ class GroupedOrder(GroupedLog):
         else:
             store.mark_returned(offset, store.delivery_count(offset))
 
-    def note_arrival(self, now_ms: i64) -> None:
+    def stamp_arrival(self, now_ms: i64) -> None:
         for node in self.waiting():
             entry = node.entry
             message = entry.message if entry is not None else None
             if message is not None and message.arrived_ms == 0 and message.logged_ms == 0:
                 message.arrived_ms = now_ms
 
-    def leaves(self, entry: Entry) -> None:
+    def leaves(self, entry: QueueEntry) -> None:
         """It is on its way as a dead letter: its place in the log lasts until that is safe."""
         if self.backing.store is None or entry.offset < 0:
             return
@@ -159,7 +159,7 @@ class GroupedOrder(GroupedLog):
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def purge(self, queue: Source) -> None:
+    def purge(self, queue: QueueBase) -> None:
         backing = self.backing
         store = backing.store
         size = queue.ready_bytes
@@ -186,18 +186,18 @@ class GroupedOrder(GroupedLog):
         self._forget_ready(queue)
         self.cold_offset = backing.next_offset
 
-    def clear(self, queue: Source) -> None:
+    def clear(self, queue: QueueBase) -> None:
         self._forget_ready(queue)
         self.forget_held()
         self._close()
         self.leaving.clear()
 
-    def _forget_ready(self, queue: Source) -> None:
+    def _forget_ready(self, queue: QueueBase) -> None:
         self.forget_ready(queue)
         self._rest()
 
-    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
-        gone: list[Waiting] = []
+    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
+        gone: list[GroupNode] = []
         for node in self.waiting():
             entry = node.entry
             if entry is None or not within(entry.offset, ranges):
@@ -221,7 +221,7 @@ class GroupedOrder(GroupedLog):
         """Somebody has ended his search: bits that nobody asks for any more go."""
         self.leaving.drop_below(self._least())
 
-    def in_memory(self) -> list[Entry]:
+    def in_memory(self) -> list[QueueEntry]:
         """Entries that are ready and not in the log alone, in no order."""
         return [node.entry for node in self.waiting() if node.entry is not None]
 
@@ -233,12 +233,12 @@ class GroupedOrder(GroupedLog):
         group = self.groups.get(key) if key is not None else None
         return group is not None and self._is_passed(group, record.offset)
 
-    def take_logged(self, queue: Source, record: Record) -> Entry:
+    def take_logged(self, queue: QueueBase, record: Record) -> QueueEntry:
         """Such a message is ready no more; it is not its group's any longer."""
         store = self.backing.store
         assert store is not None  # which has it
         offset = record.offset
-        entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+        entry = QueueEntry(queue, offset, self.backing.message(record), store.redelivered(offset))
         entry.delivery_count = record.delivery_count
         self.leaving.add(offset)
         key = self.key.of_record(record)
@@ -247,7 +247,7 @@ class GroupedOrder(GroupedLog):
             group.passed_count -= 1
             self.passed_count -= 1
             if group.passed_count == 0:
-                self.starving.pop(group, None)
+                self.unloaded.pop(group, None)
                 self._forget(group)
         queue.ready_count -= 1
         queue.ready_bytes -= entry.body_size
@@ -255,23 +255,23 @@ class GroupedOrder(GroupedLog):
             queue.ready_bytes = 0
         return entry
 
-    def take_held(self, queue: Source, nodes: list[Waiting]) -> None:
+    def take_held(self, queue: QueueBase, nodes: list[GroupNode]) -> None:
         """The same of what is in memory. Cost: a step for each of the same groups' that have not come back."""
         for node in nodes:
-            if self.backing.has(node.offset):
+            if self.backing.is_logged(node.offset):
                 self.leaving.add(node.offset)
         self._take_out(queue, nodes)
 
-    def put_back(self, queue: Source, entry: Entry) -> None:
+    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
         offset = entry.offset
-        if entry not in self.held and self.backing.has(offset) and self.leaving.has(offset):
+        if entry not in self.held and self.backing.is_logged(offset) and self.leaving.has(offset):
             group = None
             if offset < self.cold_offset:
                 if entry.message is None:
                     self.backing.read_back(entry)
                 key = self.key.of_message(entry.message) if entry.message is not None else None
                 group = self.groups.get(key) if key is not None else None
-            passed = group is not None and group.passed_count > 0 and offset > group.passed_from
+            passed = group is not None and group.passed_count > 0 and offset > group.skipped_from
             if offset >= self.cold_offset or passed:
                 # Others of its group that are in the log alone come before it: it is one of them again.
                 self.leaving.remove(offset)
@@ -284,11 +284,11 @@ class GroupedOrder(GroupedLog):
                         self.passed_low = offset
                     if offset < self._reading_offset:
                         group.refused = self._reading_number  # that reading is past it
-                queue.pump_later()
+                queue.schedule_dispatch()
                 return
-        super().put_back(queue, entry)
+        super().requeue(queue, entry)
 
-    def _take_out(self, queue: Source, nodes: list[Waiting]) -> None:
+    def _take_out(self, queue: QueueBase, nodes: list[GroupNode]) -> None:
         """These, wherever they stand in their groups, are ready no more."""
         touched: dict[Group, None] = {}
         for node in nodes:
@@ -324,6 +324,6 @@ class GroupedOrder(GroupedLog):
         if head is not None:
             self._head_changed(group, head)
         elif group.passed_count > 0:
-            self.starving[group] = None
+            self.unloaded[group] = None
         else:
             self._forget(group)

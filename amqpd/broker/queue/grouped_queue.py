@@ -16,13 +16,13 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, Entry, RoundRobin
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.consumer import Consumer, QueueEntry, RoundRobin
+from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.queue.filtered import PUMP_COUNT_MAX
 from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.message_groups import Holder, Waiting
+from amqpd.broker.queue.message_groups import GroupNode, GroupOwner
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.services import QueueServices
 from amqpd.storage.queue_log import QueueLog
 
 # What became of a try to give somebody something.
@@ -37,13 +37,13 @@ class GroupedQueue(Queue):
 
     def __init__(
         self,
-        host: QueueHost,
+        host: QueueServices,
         name: str,
         durable: bool,
         auto_delete: bool,
         exclusive_owner: object,
         arguments: dict[str, object],
-        rules: Rules,
+        rules: QueueConfig,
         store: QueueLog | None,
     ) -> None:
         super().__init__(host, name, durable, auto_delete, exclusive_owner, arguments, rules, store)
@@ -52,7 +52,7 @@ class GroupedQueue(Queue):
         self.grouped = order
         # Those that can take, as far as is known; the queue's own round robin names nobody.
         self._anybody = RoundRobin()
-        self.round_robin.restrict(rules.single_active, True)
+        self.round_robin.set_restrictions(rules.single_active, True)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,7 @@ class GroupedQueue(Queue):
         if not robin.has_ready():
             return
         order = self.grouped
-        for consumer in robin.take_ready():
+        for consumer in robin.pop_ready():
             if robin.single_active and consumer is not robin.consumers[0]:
                 consumer.parked = True  # stands by
                 continue
@@ -104,7 +104,7 @@ class GroupedQueue(Queue):
                 continue
             count += 1
             if count >= PUMP_COUNT_MAX:
-                self.pump_later()
+                self.schedule_dispatch()
                 break
         if self.ready_count > 0 and order.hot_count == 0:
             order.head(self)  # what has a time to live is seen, whoever wants it
@@ -116,7 +116,7 @@ class GroupedQueue(Queue):
         if self.grouped.behind and not self.scan_wanted:
             turn = self.host.turn
             turn.scans.wait(self)
-            turn.want()
+            turn.schedule()
 
     def _give_next(self) -> i64:
         """Somebody gets something of what is in memory."""
@@ -139,22 +139,22 @@ class GroupedQueue(Queue):
             if own is None or consumer.parked:
                 order.asked()
             elif not consumer.can_take():
-                self._anybody.rest(consumer)
+                self._anybody.park(consumer)
                 order.asked()
             else:
                 order.next_caller()
                 return self._give(caller, own)
 
-    def _give(self, holder: Holder, head: Waiting) -> i64:
+    def _give(self, holder: GroupOwner, head: GroupNode) -> i64:
         order = self.grouped
         if not order.has_message(self, head):
             return _WAITS if order.reading else _GIVEN
         entry = order.claim(self, head, holder)
         if not self.ended(entry):
-            self.hand_over(holder.consumer, entry)
+            self.deliver_to(holder.consumer, entry)
         return _GIVEN
 
-    def _take_at_hand(self) -> Entry | None:
+    def _take_at_hand(self) -> QueueEntry | None:
         """What a basic.get takes: it holds the group. None also while the disk is asked for it, or a slice is over."""
         if self.round_robin.halted:
             return None
@@ -176,20 +176,20 @@ class GroupedQueue(Queue):
                 break
         return None
 
-    def get(self, no_ack: bool) -> Entry | None:
+    def get(self, no_ack: bool) -> QueueEntry | None:
         entry = super().get(no_ack)
         if no_ack and entry is not None:
-            self.grouped.release(self, entry)
+            self.grouped.unreserve(self, entry)
         return entry
 
     # -- home --------------------------------------------------------------------------------------------------------
 
-    def settle(self, entry: Entry) -> None:
-        super().settle(entry)
-        self.grouped.release(self, entry)
+    def ack(self, entry: QueueEntry) -> None:
+        super().ack(entry)
+        self.grouped.unreserve(self, entry)
 
-    def discard(self, entry: Entry, reason: str) -> None:
+    def discard(self, entry: QueueEntry, reason: str) -> None:
         if self.makes_dead_letters():
             self.grouped.leaves(entry)
         super().discard(entry, reason)
-        self.grouped.release(self, entry)
+        self.grouped.unreserve(self, entry)

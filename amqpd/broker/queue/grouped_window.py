@@ -4,7 +4,7 @@ Every ready message in memory stands in its group (message_groups.py). The head 
 the oldest first, as long as it is the head:
 
     what is free         `_fresh` (as they came) and `_again` (all others): heads of groups of which nothing is unacked
-    a holder's own       `Holder.own`: heads of the groups that are his; `_callers` are the holders to be asked
+    a holder's own       `GroupOwner.own`: heads of the groups that are his; `_callers` are the holders to be asked
 
 Whoever takes a message locks its group (`claim`) until all that is unacked of it is settled or back (`release`). The
 oldest of all that are in memory, whoever may have it, is for expiry and length limits: `_line` and `_behind`.
@@ -22,12 +22,12 @@ from heapq import heapify, heappop, heappush
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, Entry, Source
+from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry
 from amqpd.broker.message import Message
-from amqpd.broker.queue.message_groups import GONE_MAX, Group, GroupKey, Holder, Line, Waiting
+from amqpd.broker.queue.message_groups import GONE_MAX, Group, GroupKey, GroupNode, GroupOwner, LazyQueue
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.scan_index import SearchIndex
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.scan_index import MemoryIndex
+from amqpd.broker.queue.store import QueueStore
 
 
 class GroupedWindow(ReadyOrder):
@@ -37,28 +37,28 @@ class GroupedWindow(ReadyOrder):
     something is ready, but nothing in memory.
     """
 
-    def __init__(self, backing: Backing, group_by: str) -> None:
+    def __init__(self, backing: QueueStore, group_by: str) -> None:
         super().__init__(backing)
         self.key = GroupKey(group_by)
         self.groups: dict[str, Group] = {}
-        self.held: dict[Entry, Group] = {}
+        self.held: dict[QueueEntry, Group] = {}
         # Those of them that wait for their next try.
-        self.held_back: dict[Entry, None] = {}
-        self.holders: dict[Consumer, Holder] = {}
+        self.held_back: dict[QueueEntry, None] = {}
+        self.holders: dict[Consumer, GroupOwner] = {}
         self.locked_count: i64 = 0
         self.hot_count: i64 = 0
         self.passed_count: i64 = 0
         self.passed_low: i64 = 0
-        self.starving: dict[Group, None] = {}
+        self.unloaded: dict[Group, None] = {}
         self._returned_count: i64 = 0
-        self._line = Line()
-        self._behind: list[Waiting] = []
+        self._line = LazyQueue()
+        self._behind: list[GroupNode] = []
         self._behind_count: i64 = 0
-        self._fresh = Line()
-        self._again: list[Waiting] = []
-        self._callers: deque[Holder] = deque()
+        self._fresh = LazyQueue()
+        self._again: list[GroupNode] = []
+        self._callers: deque[GroupOwner] = deque()
         # Of those who search.
-        self.indexes: list[SearchIndex] = []
+        self.indexes: list[MemoryIndex] = []
 
     # -- for who looks at it
 
@@ -85,23 +85,23 @@ class GroupedWindow(ReadyOrder):
 
     # -- consumers
 
-    def join(self, queue: Source, consumer: Consumer) -> None:
-        self.holders[consumer] = Holder(consumer)
+    def join(self, queue: QueueBase, consumer: Consumer) -> None:
+        self.holders[consumer] = GroupOwner(consumer)
 
-    def leave(self, queue: Source, consumer: Consumer) -> None:
+    def leave(self, queue: QueueBase, consumer: Consumer) -> None:
         """What it has unacked keeps its groups locked, until that is settled or back."""
         holder = self.holders.pop(consumer, None)
         if holder is not None:
             holder.gone = True
             holder.own.clear()
 
-    def call(self, holder: Holder) -> None:
+    def call(self, holder: GroupOwner) -> None:
         """It may have something of its own: it is asked."""
         if not holder.called and not holder.gone and holder.own:
             holder.called = True
             self._callers.append(holder)
 
-    def caller(self) -> Holder | None:
+    def caller(self) -> GroupOwner | None:
         """The next to be asked; it stays so until `asked`."""
         callers = self._callers
         while callers:
@@ -132,9 +132,9 @@ class GroupedWindow(ReadyOrder):
             self.groups[key] = group
         return group
 
-    def append(self, group: Group, entry: Entry, in_line: bool) -> None:
+    def append(self, group: Group, entry: QueueEntry, in_line: bool) -> None:
         """A message that is ready comes into memory, behind all of its group. in_line: and behind all others."""
-        node = Waiting(entry, group, False, in_line)
+        node = GroupNode(entry, group, False, in_line)
         if in_line:
             self._line.append(node, self.hot_count)
         else:
@@ -146,14 +146,14 @@ class GroupedWindow(ReadyOrder):
             index.came(node.offset, entry, node)
         group.append(node)
         if group.passed_count > 0:
-            self.starving.pop(group, None)
+            self.unloaded.pop(group, None)
         if group.head() is node:
             if in_line and group.unacked == 0:
                 self._fresh.append(node, self.hot_count)
             else:
                 self._head_changed(group, node)
 
-    def _put_behind(self, node: Waiting) -> None:
+    def _put_behind(self, node: GroupNode) -> None:
         behind = self._behind
         if len(behind) > 2 * self._behind_count + GONE_MAX:
             behind = [each for each in behind if each.entry is not None]
@@ -162,7 +162,7 @@ class GroupedWindow(ReadyOrder):
         heappush(behind, node)
         self._behind_count += 1
 
-    def _head_changed(self, group: Group, head: Waiting) -> None:
+    def _head_changed(self, group: Group, head: GroupNode) -> None:
         """The group has another head, or is locked no more: whoever may have it finds it."""
         if group.unacked == 0:
             again = self._again
@@ -177,7 +177,7 @@ class GroupedWindow(ReadyOrder):
             holder.put(head)
             self.call(holder)
 
-    def put_back(self, queue: Source, entry: Entry) -> None:
+    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
         group = self.held.get(entry)
         if group is None:  # somebody took it who is no consumer
             message = entry.message
@@ -185,23 +185,23 @@ class GroupedWindow(ReadyOrder):
                 self.backing.read_back(entry)
                 message, entry.message = entry.message, None
             group = self.group_of(self.key.of_message(message) if message is not None else None)
-        node = Waiting(entry, group, True, False)
+        node = GroupNode(entry, group, True, False)
         group.put_back(node)
         self._put_behind(node)
         for index in self.indexes:
             index.came(node.offset, entry, node)
         self._returned_count += 1
         if group.passed_count > 0:
-            self.starving.pop(group, None)
+            self.unloaded.pop(group, None)
         queue.ready_count += 1
         queue.ready_bytes += entry.body_size
         if group.head() is node:
             self._head_changed(group, node)
-        self.release(queue, entry)
+        self.unreserve(queue, entry)
 
     # -- out
 
-    def first_free(self) -> Waiting | None:
+    def first_free(self) -> GroupNode | None:
         """The oldest message that anybody may have."""
         fresh = self._fresh.first()
         while fresh is not None and not _is_free_head(fresh):
@@ -215,7 +215,7 @@ class GroupedWindow(ReadyOrder):
             heappop(again)
         return fresh
 
-    def oldest(self) -> Waiting | None:
+    def oldest(self) -> GroupNode | None:
         """The oldest message in memory, whoever may have it."""
         first = self._line.first()
         behind = self._behind
@@ -226,7 +226,7 @@ class GroupedWindow(ReadyOrder):
             heappop(behind)
         return first
 
-    def claim(self, queue: Source, head: Waiting, holder: Holder | None) -> Entry:
+    def claim(self, queue: QueueBase, head: GroupNode, holder: GroupOwner | None) -> QueueEntry:
         """The head of a group that is free, or the holder's, is unacked from now on. holder None: of a basic.get."""
         entry = self._pop(queue, head)
         group = head.group
@@ -241,10 +241,10 @@ class GroupedWindow(ReadyOrder):
         if after is not None:
             self._head_changed(group, after)
         elif group.passed_count > 0:
-            self.starving[group] = None
+            self.unloaded[group] = None
         return entry
 
-    def drop(self, queue: Source, head: Waiting) -> Entry:
+    def drop(self, queue: QueueBase, head: GroupNode) -> QueueEntry:
         """The head of a group leaves for good, whosever the group is."""
         entry = self._pop(queue, head)
         group = head.group
@@ -252,19 +252,19 @@ class GroupedWindow(ReadyOrder):
         if after is not None:
             self._head_changed(group, after)
         elif group.passed_count > 0:
-            self.starving[group] = None
+            self.unloaded[group] = None
         else:
             self._forget(group)
         return entry
 
-    def _pop(self, queue: Source, head: Waiting) -> Entry:
+    def _pop(self, queue: QueueBase, head: GroupNode) -> QueueEntry:
         entry = head.entry
         assert entry is not None  # whoever has found it has looked
         head.group.pop(head)
         self._uncount(queue, head, entry)
         return entry
 
-    def _uncount(self, queue: Source, node: Waiting, entry: Entry) -> None:
+    def _uncount(self, queue: QueueBase, node: GroupNode, entry: QueueEntry) -> None:
         """It has left its group."""
         node.entry = None
         for index in self.indexes:
@@ -284,7 +284,7 @@ class GroupedWindow(ReadyOrder):
 
     # -- home
 
-    def release(self, queue: Source, entry: Entry) -> None:
+    def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
         """What was claimed is settled, or back: its group may be free again, for whoever comes first."""
         group = self.held.pop(entry, None)
         if group is None:
@@ -300,22 +300,22 @@ class GroupedWindow(ReadyOrder):
                 self._part(group)
             elif waited and head is not None:
                 self._head_changed(group, head)
-                queue.pump_later()
+                queue.schedule_dispatch()
             elif waited and group.passed_count > 0:
-                self.starving[group] = None
-                queue.pump_later()
+                self.unloaded[group] = None
+                queue.schedule_dispatch()
             return
         self.locked_count -= 1
         self._part(group)
         if head is not None:
             self._head_changed(group, head)
-            queue.pump_later()
+            queue.schedule_dispatch()
         elif group.passed_count > 0:
-            queue.pump_later()
+            queue.schedule_dispatch()
         else:
             self._forget(group)
 
-    def hold_back(self, entry: Entry) -> None:
+    def reserve(self, entry: QueueEntry) -> None:
         """What was claimed waits elsewhere and will be put back: until then nobody gets anything of its group. Who has
         more of it keeps it."""
         group = self.held.get(entry)
@@ -339,15 +339,15 @@ class GroupedWindow(ReadyOrder):
 
     # -- ends
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[GroupNode]:
         """All that is in memory."""
         return self._line.all() + [each for each in self._behind if each.entry is not None]
 
-    def nodes(self) -> list[Waiting]:
+    def nodes(self) -> list[GroupNode]:
         """The same, and some that have gone. Cost: 2 ns each."""
         return self._line.nodes() + self._behind
 
-    def forget_ready(self, queue: Source) -> None:
+    def forget_ready(self, queue: QueueBase) -> None:
         """Nothing is ready any more; groups stay locked."""
         for index in self.indexes:
             index.clear()
@@ -370,7 +370,7 @@ class GroupedWindow(ReadyOrder):
         self._behind.clear()
         self._behind_count = 0
         self._again.clear()
-        self.starving.clear()
+        self.unloaded.clear()
         self.passed_count = 0
         self._returned_count = 0
         self.hot_count = 0
@@ -388,6 +388,6 @@ class GroupedWindow(ReadyOrder):
         self.locked_count = 0
 
 
-def _is_free_head(node: Waiting) -> bool:
+def _is_free_head(node: GroupNode) -> bool:
     group = node.group
     return node.entry is not None and group.unacked == 0 and group.head() is node

@@ -23,16 +23,16 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, NotOpenYet, Source
+from amqpd.broker.consumer import LogNotOpen, QueueBase, QueueEntry
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.message import Message
-from amqpd.broker.queue.config import Rules
-from amqpd.broker.queue.delayed_retry import Retries
-from amqpd.broker.queue.expiry import NEVER, Expiry, Lease
-from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.config import QueueConfig
+from amqpd.broker.queue.delayed_retry import DelayedRetries
+from amqpd.broker.queue.expiry import NEVER, MessageTtl, QueueExpiry
+from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.services import QueueServices
+from amqpd.broker.queue.store import QueueStore
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import QueueLog
 
@@ -50,10 +50,10 @@ DISPLACED_COUNT: Final = 2
 
 
 @final
-class Waker(Timer):
+class StartupExpiryTimer(Timer):
     """Opens a queue's log soon after the start, so that what expired meanwhile goes without anybody asking."""
 
-    def __init__(self, queue: Source, timers: Timers) -> None:
+    def __init__(self, queue: QueueBase, timers: Timers) -> None:
         super().__init__()
         self.queue = queue
         self._timers = timers
@@ -65,38 +65,38 @@ class Waker(Timer):
             return
         try:
             queue.prepare()
-        except NotOpenYet:
+        except LogNotOpen:
             queue.when_open(self.fire)
         except ResourceError:  # `prepare` has told
             self._timers.arm(self, self._timers.now_ms() + RETRY_MS)
 
 
 @final
-class Enforcement:
+class QueueLimits:
     """Of one queue whose rules are not plain."""
 
-    def __init__(self, queue: Source, host: QueueHost, backing: Backing, rules: Rules) -> None:
+    def __init__(self, queue: QueueBase, host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
         self._queue = queue
         self._host = host
         self._backing = backing
         self.rules = rules
-        self.lease: Lease | None = None
+        self.lease: QueueExpiry | None = None
         # Made when a rule says that something waits before it is delivered again.
-        self.retries: Retries | None = None
-        self._waker: Waker | None = None
+        self.retries: DelayedRetries | None = None
+        self._waker: StartupExpiryTimer | None = None
         # A transaction is being offered; one has been, and the length is to be looked at.
         self._in_transaction = False
         self._look_due = False
         # A slice of what has to go went, and the next turn goes on.
         self._behind = False
 
-    def obey(self, rules: Rules, opened: bool) -> None:
+    def obey(self, rules: QueueConfig, opened: bool) -> None:
         """These rules from now on. opened: the log is, so that what is ready is known."""
         queue = self._queue
         host = self._host
         self.rules = rules
         if self.retries is None and rules.retry is not None:
-            self.retries = Retries(queue, host, self._backing)
+            self.retries = DelayedRetries(queue, host, self._backing)
         if self.retries is not None:
             self.retries.obey(rules.retry)
         lease = self.lease
@@ -104,21 +104,21 @@ class Enforcement:
             lease.cancel()
             lease = None
         if lease is None and rules.expires_ms >= 0:
-            lease = Lease(queue, host, rules.expires_ms)
+            lease = QueueExpiry(queue, host, rules.expires_ms)
             lease.renew()
         self.lease = lease
         if opened:
             self._behind = False
             if queue.ready_count + queue.delayed_count > 0:
                 try:
-                    if self.displace():
-                        queue.pump_later()  # the head is another one, whose time may be over
+                    if self.enforce_length():
+                        queue.schedule_dispatch()  # the head is another one, whose time may be over
                 except OSError as error:
                     self._look_due = True
                     queue.pump_failed(error)  # the pump that is tried again goes on with it
-                host.turn.want()
+                host.turn.schedule()
         elif self._waker is None and (rules.ttl_ms >= 0 or rules.dead_letter_exchange is not None):
-            self._waker = Waker(queue, host.timers)
+            self._waker = StartupExpiryTimer(queue, host.timers)
 
     def needed(self) -> bool:
         """Whether there is something to do though the rules are plain: what waits is being made ready."""
@@ -144,17 +144,17 @@ class Enforcement:
             # A kill came between an append and the settlement of what it displaced.
             self._look_due = True
             try:
-                self.before_pump()
+                self.before_dispatch()
             except OSError as error:
                 self._queue.pump_failed(error)  # the pump that is tried again goes on with it
-            self._host.turn.want()
+            self._host.turn.schedule()
 
     def used(self) -> None:
         """The lease begins anew."""
         if self.lease is not None:
             self.lease.renew()
 
-    def admits(self, message: Message) -> bool:
+    def accepts(self, message: Message) -> bool:
         """Whether the queue may take the message."""
         queue = self._queue
         for admission in self.rules.admissions:
@@ -177,11 +177,11 @@ class Enforcement:
         if self._in_transaction:
             return
         try:
-            self._queue.pump()
+            self._queue.dispatch()
         except OSError as error:
             self._queue.pump_failed(error)
 
-    def came(self, message: Message, expiry: Expiry | None) -> None:
+    def on_enqueued(self, message: Message, expiry: MessageTtl | None) -> None:
         """The message has become ready in a queue with x-retain, which serves its consumers at the end of the turn: as
         in others they come before its lengths and its time to live."""
         if expiry is not None:
@@ -190,7 +190,7 @@ class Enforcement:
         if self._is_full():
             self._serve()
 
-    def displace(self) -> bool:
+    def enforce_length(self) -> bool:
         """Something has become ready: what it displaces goes. Whether anything did, so that the head is another one."""
         if not self.rules.drops_head or self._in_transaction or not self._is_full():
             return False
@@ -202,13 +202,13 @@ class Enforcement:
         self._drop_head()
         return True
 
-    def limits_return(self, entry: Entry) -> bool:
+    def limits_return(self, entry: QueueEntry) -> bool:
         """Whether an entry that comes back was delivered as often as it may be."""
         limit = self.rules.delivery_limit
         return limit >= 0 and entry.delivery_count >= limit
 
-    def delays(self, entry: Entry, failed: bool, expiry: Expiry | None, order: ReadyOrder) -> bool:
-        """Whether an entry that comes back has to wait for its next try: then it does. failed: as `Source.requeue`."""
+    def delays(self, entry: QueueEntry, failed: bool, expiry: MessageTtl | None, order: ReadyOrder) -> bool:
+        """Return whether a returned entry waits for its next try, and let it wait. failed: as `QueueBase.requeue`."""
         retries = self.retries
         if retries is None:
             return False
@@ -222,11 +222,11 @@ class Enforcement:
             if was_read:
                 entry.message = None
             return False
-        order.hold_back(entry)
-        self.displace()
+        order.reserve(entry)
+        self.enforce_length()
         return True
 
-    def _read_back(self, entry: Entry) -> bool:
+    def _read_back(self, entry: QueueEntry) -> bool:
         """A consumer's entry of a durable queue has no message: when its time to live is over its log knows. Cost: some
         10 us."""
         try:
@@ -236,13 +236,13 @@ class Enforcement:
         return entry.message is not None
 
     def find_delayed(self, store: QueueLog) -> bool:
-        """As `Source.find_delayed`. With groups nothing waits over a restart."""
+        """As `QueueBase.find_delayed`. With groups nothing waits over a restart."""
         return self.retries is None or len(self.rules.group_by) > 0 or self.retries.find(store)
 
-    def restore(self, store: QueueLog) -> OffsetBits:
-        """As `Retries.restore`: the log has just been opened."""
+    def restore(self, store: QueueLog) -> OffsetBitmap:
+        """As `DelayedRetries.restore`: the log has just been opened."""
         if self.retries is None or self.rules.group_by:
-            return OffsetBits()
+            return OffsetBitmap()
         return self.retries.restore(store)
 
     def purge(self, order: ReadyOrder) -> i64:
@@ -256,9 +256,9 @@ class Enforcement:
         self._in_transaction = False
         if self.rules.drops_head and self._is_full():
             self._look_due = True
-            self._queue.pump_later()
+            self._queue.schedule_dispatch()
 
-    def before_pump(self) -> bool:
+    def before_dispatch(self) -> bool:
         """What a transaction or a new rule displaces goes. False: the log could not be written, and `unwritten` comes
         first; or a slice went, and the next turn goes on."""
         if self._look_due:
@@ -283,7 +283,7 @@ class Enforcement:
         if self.retries is not None:
             self.retries.unwritten(ranges, order)
         if self._look_due:
-            self._queue.pump_later()
+            self._queue.schedule_dispatch()
 
     def _is_full(self) -> bool:
         queue = self._queue
@@ -305,8 +305,8 @@ class Enforcement:
                 return
         self._behind = self._is_full()
         if self._behind:
-            queue.pump_later()
-            host.turn.want()
+            queue.schedule_dispatch()
+            host.turn.schedule()
 
     def _drop(self, count: i64) -> bool:
         """So many of what is over a length go. Whether there are no more, or the next one cannot be had now."""
@@ -315,7 +315,7 @@ class Enforcement:
             if count == 0:
                 return False
             count -= 1
-            entry: Entry | None = None
+            entry: QueueEntry | None = None
             if self.retries is not None:
                 entry = self.retries.take_first()
             if entry is None:

@@ -3,7 +3,7 @@
 Reading a log is the loop's work, in slices of SLICE_S a turn, however many are asked for. So is finding what waits in
 it for its next try: a log that has more of that stands behind the others again. What recovery has to sync after a kill
 is with another thread (`Storage.open_soon`). Until a queue is open it takes and gives nothing: its `prepare` raises
-`NotOpenYet`, and the command that needs it is given once more when `when_open` says so.
+`LogNotOpen`, and the command that needs it is given once more when `when_open` says so.
 
 Queues whose pump has raised: each is tried again later, and hurts nobody else meanwhile.
 
@@ -24,14 +24,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from amqpd.broker.consumer import Destination, NotOpenYet, Source
-from amqpd.broker.queue.log_opening import Opening
+from amqpd.broker.consumer import Destination, LogNotOpen, QueueBase
+from amqpd.broker.queue.log_opening import LogOpening
 from amqpd.errors import ResourceError
 
 SLICE_S: Final = 0.005
 
 
-class Opener:
+class LogOpener:
     """Opens queues' logs, a slice of them a turn. One per broker.
 
     soon: calls a function in the next turn of the loop.
@@ -39,11 +39,11 @@ class Opener:
 
     def __init__(self, soon: Callable[[Callable[[], None]], object]) -> None:
         self._soon = soon
-        self._line: deque[Opening] = deque()
+        self._line: deque[LogOpening] = deque()
         self._spent_s = 0.0
         self._scheduled = False
 
-    def open(self, opening: Opening) -> bool:
+    def open(self, opening: LogOpening) -> bool:
         """Whether it is open now, or cannot be opened, which `prepare` tells; else `opening.end` is called then."""
         if self._line or self._spent_s >= SLICE_S:
             self._line.append(opening)
@@ -51,7 +51,7 @@ class Opener:
             return False
         return self._begin(opening)
 
-    def _begin(self, opening: Opening) -> bool:
+    def _begin(self, opening: LogOpening) -> bool:
         began = time.monotonic()
         opened = opening.begin()
         self._spent_s += time.monotonic() - began
@@ -75,7 +75,7 @@ class Opener:
 
 
 def when_open(destinations: Sequence[Destination], done: Callable[[], object]) -> None:
-    """Calls `done` once each of these, which `NotOpenYet` has named, is open or could not be opened."""
+    """Calls `done` once each of these, which `LogNotOpen` has named, is open or could not be opened."""
     count = len(destinations)
 
     def one() -> None:
@@ -93,7 +93,7 @@ async def opened(destination: Destination) -> bool:
     while True:
         try:
             destination.prepare()
-        except NotOpenYet as waits:
+        except LogNotOpen as waits:
             await opening_over(waits.destinations)
         except ResourceError:
             return False
@@ -119,38 +119,38 @@ FIRST_S: Final = 1.0
 RETRY_S_MAX: Final = 30.0
 
 
-class PumpRetries:
+class FailedQueueRetry:
     """Tries the queues whose pump has raised again, each after its time. call_later: the event loop's."""
 
     def __init__(self, call_later: Callable[..., object]) -> None:
         self.call_later = call_later
         # Those that wait for their next try.
-        self._waiting: set[Source] = set()
+        self._waiting: set[QueueBase] = set()
 
-    def failed(self, queue: Source, error: Exception) -> None:
+    def failed(self, queue: QueueBase, error: Exception) -> None:
         """The queue's pump raised `error`. Does nothing where a retry is on its way already."""
         if queue in self._waiting:
             return
         _tell(queue, error, FIRST_S, first=True)
         self._later(queue, FIRST_S)
 
-    def _later(self, queue: Source, delay_s: float) -> None:
+    def _later(self, queue: QueueBase, delay_s: float) -> None:
         self._waiting.add(queue)
         self.call_later(delay_s, self._again, queue, delay_s)
 
-    def _again(self, queue: Source, delay_s: float) -> None:
+    def _again(self, queue: QueueBase, delay_s: float) -> None:
         self._waiting.discard(queue)
         if queue.deleted:
             return
         try:
-            queue.pump()
+            queue.dispatch()
         except Exception as error:  # noqa: BLE001  # it is told there
             delay_s = min(2 * delay_s, RETRY_S_MAX)
             _tell(queue, error, delay_s, first=False)
             self._later(queue, delay_s)
 
 
-def _tell(queue: Source, error: Exception, delay_s: float, first: bool) -> None:
+def _tell(queue: QueueBase, error: Exception, delay_s: float, first: bool) -> None:
     name = f"queue '{queue.name}' in vhost '{queue.vhost_name}'"
     if isinstance(error, OSError):
         log.error("%s cannot be read: %s; next try in %g s", name, error, delay_s)

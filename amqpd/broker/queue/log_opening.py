@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import final
 
-from amqpd.broker.consumer import NotOpenYet, Source
+from amqpd.broker.consumer import LogNotOpen, QueueBase
 from amqpd.errors import ResourceError
 from amqpd.storage.queue_log import LogUnusable, QueueLog
 
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 
 @final
-class Opening:
+class LogOpening:
     """A queue has one from its start until its log is open.
 
     open_soon: the host's. begun: the opener has it. asked: the disk has not answered yet. failed: it could not be
     opened, which the next `Queue.prepare` tells. waiting: called then once each, in order.
     """
 
-    def __init__(self, queue: Source, store: QueueLog, open_soon: Callable[[Opening], bool]) -> None:
+    def __init__(self, queue: QueueBase, store: QueueLog, open_soon: Callable[[LogOpening], bool]) -> None:
         self._queue = queue
         self._store = store
         self._open_soon = open_soon
@@ -47,7 +47,7 @@ class Opening:
             if not self.begun:
                 self.begun = not self._open_soon(self)
             if self.begun:
-                raise NotOpenYet([self._queue])
+                raise LogNotOpen([self._queue])
         self.failed = False
         if not self.can_open():
             queue = self._queue

@@ -24,7 +24,7 @@ SETTLED: Final = 2
 
 
 @final
-class LogPlace:
+class QueueLogReader:
     """One reader's. kind: LIVE, SAFE or SETTLED. log: which was read last. read_offset: where the next piece begins."""
 
     def __init__(self, kind: i64 = LIVE) -> None:
@@ -76,7 +76,7 @@ class LogPlace:
         elif self.kind == SAFE:
             fetch = cursor.read_safe(offset, size_bytes, arrived)
         else:
-            fetch = cursor.read_at_hand(offset, size_bytes, arrived)
+            fetch = cursor.read_if_cached(offset, size_bytes, arrived)
         self._records = fetch.records
         self.read_offset = fetch.next_offset
         return len(fetch.records) > 0 or not fetch.waiting

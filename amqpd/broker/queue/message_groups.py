@@ -28,7 +28,7 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, Entry
+from amqpd.broker.consumer import Consumer, QueueEntry
 from amqpd.broker.message import Message
 from amqpd.protocol.field_table import CodecError, Timestamp, decode_table, field_end, read_u16, read_u32
 from amqpd.protocol.frame import PROPERTIES_START
@@ -40,18 +40,18 @@ GONE_MAX: Final = 64
 
 
 @final
-class Waiting:
+class GroupNode:
     """A ready message. returned: it came back. in_line: it stands in the order's line, else in its heap `behind`."""
 
-    def __init__(self, entry: Entry, group: Group, returned: bool, in_line: bool) -> None:
-        self.entry: Entry | None = entry
+    def __init__(self, entry: QueueEntry, group: Group, returned: bool, in_line: bool) -> None:
+        self.entry: QueueEntry | None = entry
         self.offset: i64 = entry.offset
         self.group = group
         self.returned = returned
         self.in_line = in_line
-        self.next: Waiting | None = None
+        self.next: GroupNode | None = None
 
-    def __lt__(self, other: Waiting) -> bool:
+    def __lt__(self, other: GroupNode) -> bool:
         return self.offset < other.offset
 
     def __hash__(self) -> int:
@@ -60,7 +60,7 @@ class Waiting:
 
 
 @final
-class Holder:
+class GroupOwner:
     """A consumer of the queue. groups: how many it holds. own: heads of them, the oldest first. called: it stands in
     the line of those with something of their own. gone: it gets nothing any more.
     """
@@ -68,11 +68,11 @@ class Holder:
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
         self.groups: i64 = 0
-        self.own: list[Waiting] = []
+        self.own: list[GroupNode] = []
         self.called = False
         self.gone = False
 
-    def put(self, head: Waiting) -> None:
+    def put(self, head: GroupNode) -> None:
         """It has become the head of a group that is this one's."""
         own = self.own
         if len(own) > 2 * self.groups + GONE_MAX:
@@ -81,7 +81,7 @@ class Holder:
             self.own = own
         heappush(own, head)
 
-    def first(self) -> Waiting | None:
+    def first(self) -> GroupNode | None:
         """The oldest message that is for this one alone."""
         own = self.own
         while own:
@@ -91,7 +91,7 @@ class Holder:
             heappop(own)
         return None
 
-    def _is_own(self, head: Waiting) -> bool:
+    def _is_own(self, head: GroupNode) -> bool:
         group = head.group
         return head.entry is not None and group.holder is self and group.waits == 0 and group.head() is head
 
@@ -109,18 +109,18 @@ class Group:
         self.key = key
         self.unacked: i64 = 0
         self.waits: i64 = 0
-        self.holder: Holder | None = None
-        self.returned: list[Waiting] | None = None
-        self.first: Waiting | None = None
-        self.last: Waiting | None = None
+        self.holder: GroupOwner | None = None
+        self.returned: list[GroupNode] | None = None
+        self.first: GroupNode | None = None
+        self.last: GroupNode | None = None
         self.count: i64 = 0
         self.passed_count: i64 = 0
-        self.passed_from: i64 = 0
+        self.skipped_from: i64 = 0
         self.refused: i64 = 0
         # Of `returned`: those that were taken out of the middle.
         self.gone: i64 = 0
 
-    def head(self) -> Waiting | None:
+    def head(self) -> GroupNode | None:
         """The first in memory; nothing of the group that is ready is before it."""
         returned = self.returned
         first = self.first
@@ -131,7 +131,7 @@ class Group:
             return returned[0]
         return first
 
-    def append(self, node: Waiting) -> None:
+    def append(self, node: GroupNode) -> None:
         """Behind all that are in memory."""
         last = self.last
         if last is None:
@@ -141,7 +141,7 @@ class Group:
         self.last = node
         self.count += 1
 
-    def put_back(self, node: Waiting) -> None:
+    def put_back(self, node: GroupNode) -> None:
         """It came back."""
         returned = self.returned
         if returned is None:
@@ -149,7 +149,7 @@ class Group:
             self.returned = returned
         heappush(returned, node)
 
-    def pop(self, head: Waiting) -> None:
+    def pop(self, head: GroupNode) -> None:
         """The head goes."""
         if head.returned:
             returned = self.returned
@@ -163,7 +163,7 @@ class Group:
         head.next = None
         self.count -= 1
 
-    def cut(self, kept: i64) -> Waiting | None:
+    def cut(self, kept: i64) -> GroupNode | None:
         """What is behind the first `kept` of the chain leaves it: the first of those, which leads to the others."""
         if self.count <= kept:
             return None
@@ -188,15 +188,15 @@ class Group:
 
 
 @final
-class Line:
+class LazyQueue:
     """Waiting messages, ascending. Those that have gone are passed over at the front, and thrown out when they are more
     than half of all."""
 
     def __init__(self) -> None:
-        self._nodes: list[Waiting] = []
+        self._nodes: list[GroupNode] = []
         self._head: i64 = 0
 
-    def append(self, node: Waiting, live_max: i64) -> None:
+    def append(self, node: GroupNode, live_max: i64) -> None:
         """live_max: no more than so many of those in line have not gone. Cost: O(1) on average."""
         nodes = self._nodes
         if len(nodes) - self._head > 2 * live_max + GONE_MAX:
@@ -205,7 +205,7 @@ class Line:
             self._head = 0
         nodes.append(node)
 
-    def first(self) -> Waiting | None:
+    def first(self) -> GroupNode | None:
         """The first that has not gone."""
         nodes = self._nodes
         head = self._head
@@ -232,11 +232,11 @@ class Line:
             head = 0
         self._head = head
 
-    def nodes(self) -> list[Waiting]:
+    def nodes(self) -> list[GroupNode]:
         """All, and some that have gone."""
         return self._nodes[self._head :]
 
-    def all(self) -> list[Waiting]:
+    def all(self) -> list[GroupNode]:
         """Those that have not gone."""
         return [each for each in self._nodes[self._head :] if each.entry is not None]
 

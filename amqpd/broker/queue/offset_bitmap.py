@@ -18,7 +18,7 @@ _ALL: Final = int.from_bytes(b"\xff" * (CHUNK_SIZE >> 3), "little")
 
 
 @final
-class OffsetBits:
+class OffsetBitmap:
     """Offsets that are in the set."""
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class OffsetBits:
             bits >>= CHUNK_SIZE
             number += 1
 
-    def add_from(self, other: OffsetBits, first: i64) -> None:
+    def add_from(self, other: OffsetBitmap, first: i64) -> None:
         """What is in `other`, from `first` on."""
         border: i64 = first >> CHUNK_BITS
         for number in other._chunks:
@@ -176,7 +176,7 @@ class OffsetBits:
             if number >= border:
                 self._set_bits(number, self._bits_of(number) | bits)
 
-    def keep_common(self, other: OffsetBits, first: i64, last: i64) -> None:
+    def keep_common(self, other: OffsetBitmap, first: i64, last: i64) -> None:
         """Of `first`..`last`, ends included, what is not in `other` too is in the set no more."""
         for number in list(self._chunks):
             start: i64 = number << CHUNK_BITS

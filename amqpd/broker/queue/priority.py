@@ -1,6 +1,6 @@
 """The ready order by priority (x-max-priority): higher levels go first, within a level the order is that of arrival.
 
-There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `LevelIndex`
+There is one log, as in every queue, and one index over it. What lies in the log alone is noted in `PriorityIndex`
 (priority.py) with one byte per message, its level; the next message of a level is found by a search for that byte.
 So a million waiting messages cost a megabyte, whatever their levels, and a window of entries stands in memory as in a
 plain queue. Each level has
@@ -29,12 +29,12 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry, Source, within
+from amqpd.broker.consumer import QueueBase, QueueEntry, within
 from amqpd.broker.message import Message
-from amqpd.broker.queue.offset_bitmap import OffsetBits
+from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES, ReadyOrder
-from amqpd.broker.queue.scan_index import SearchIndex
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.scan_index import MemoryIndex
+from amqpd.broker.queue.store import QueueStore
 from amqpd.protocol.properties import PropertyInfo, scan_properties
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -44,7 +44,7 @@ CHUNK_SIZE: Final = 1 << CHUNK_BITS
 
 
 @final
-class LevelIndex:
+class PriorityIndex:
     """Offset -> level, one byte each, for up to 128 levels. Chunks without an entry are dropped."""
 
     def __init__(self) -> None:
@@ -124,37 +124,37 @@ _INDEX_LEVELS_BITS: Final = 7
 
 
 @final
-class Level:
+class PriorityLevel:
     """What is ready at one priority."""
 
     def __init__(self, number: i64) -> None:
         self.number = number
-        self.returned: list[Entry] = []
-        self.hot: deque[Entry] = deque()
+        self.returned: list[QueueEntry] = []
+        self.hot: deque[QueueEntry] = deque()
         self.cold_count: i64 = 0
         # No cold entry is below it.
         self.cursor: i64 = 0
 
 
 @final
-class LevelOrder(ReadyOrder):
+class PriorityOrder(ReadyOrder):
     """Of one queue. level_max: the highest that is told apart."""
 
-    def __init__(self, backing: Backing, level_max: i64) -> None:
+    def __init__(self, backing: QueueStore, level_max: i64) -> None:
         super().__init__(backing)
         self.level_max = level_max
         # Levels in use, highest first.
-        self._levels: list[Level] = []
+        self._levels: list[PriorityLevel] = []
         self._hot_count: i64 = 0
-        self._cold: list[LevelIndex] = [LevelIndex(), LevelIndex()]
+        self._cold: list[PriorityIndex] = [PriorityIndex(), PriorityIndex()]
         # What was in the log at the start is read as far as `_scan_offset`; how many of it were not met yet.
         self._scan_offset: i64 = 0
         self._scan_end: i64 = 0
         self._scan_left: i64 = 0
         # What of that is not ready: it waits for its next try, or has been put back since.
-        self._passed_over = OffsetBits()
+        self._passed_over = OffsetBitmap()
         # Of those who search.
-        self.indexes: list[SearchIndex] = []
+        self.indexes: list[MemoryIndex] = []
 
     def level_counts(self) -> dict[int, int]:
         """Ready messages by level, for the admin API and tests: returned, in memory and in the log alone."""
@@ -162,48 +162,48 @@ class LevelOrder(ReadyOrder):
 
     # -- the index after a start
 
-    def look_at_first(self, queue: Source) -> None:
+    def load_head(self, queue: QueueBase) -> None:
         if self._scanning():
-            queue.pump_later()
+            queue.schedule_dispatch()
         else:
             self.head(queue)
 
-    def opened(self, queue: Source) -> None:
+    def opened(self, queue: QueueBase) -> None:
         store = self.backing.store
         if store is not None and queue.ready_count > 0:
             self._scan_end = store.next_offset
             self._scan_left = queue.ready_count
 
-    def begin_without(self, offsets: OffsetBits) -> None:
+    def exclude(self, offsets: OffsetBitmap) -> None:
         self._passed_over = offsets
 
     def _scanning(self) -> bool:
         return self._scan_offset < self._scan_end
 
-    def scan(self, queue: Source) -> bool:
+    def scan(self, queue: QueueBase) -> bool:
         """Cost: some 2 us a message, more for large ones."""
         if not self._scanning():
             return True
         store = self.backing.store
         assert store is not None  # only what was in a log is read
-        fetch = store.cursor.read_at_hand(self._scan_offset, COLD_READ_BYTES, queue.log_arrived)
+        fetch = store.cursor.read_if_cached(self._scan_offset, COLD_READ_BYTES, queue.log_arrived)
         if not fetch.records and fetch.waiting:
             self._scan_offset = fetch.next_offset
             return False
         if self._note(queue, fetch.records):
             self.head(queue)  # whose time may be over, though nobody takes it
             return True
-        queue.pump_later()
+        queue.schedule_dispatch()
         return False
 
-    def _scan_now(self, queue: Source) -> None:
+    def _scan_now(self, queue: QueueBase) -> None:
         """All the rest of it, waiting for the disk."""
         store = self.backing.store
         assert store is not None  # only what was in a log is read
         while not self._note(queue, store.cursor.read(self._scan_offset, COLD_READ_BYTES).records):
             pass
 
-    def _note(self, queue: Source, records: list[Record]) -> bool:
+    def _note(self, queue: QueueBase, records: list[Record]) -> bool:
         """Takes the next range of the log into the index; whether that was the last."""
         for record in records:
             if record.offset >= self._scan_end:
@@ -220,7 +220,7 @@ class LevelOrder(ReadyOrder):
         # Where the log holds less than was counted (a damaged batch), the count follows the log.
         queue.ready_count -= self._scan_left
         self._end_scan()
-        queue.pump_later()  # for basic.get that waits
+        queue.schedule_dispatch()  # for basic.get that waits
         return True
 
     def _end_scan(self) -> None:
@@ -230,7 +230,7 @@ class LevelOrder(ReadyOrder):
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def _level_of(self, info: PropertyInfo | None) -> Level:
+    def _level_of(self, info: PropertyInfo | None) -> PriorityLevel:
         number: i64 = 0
         if info is not None and info.priority > 0:
             number = info.priority if info.priority < self.level_max else self.level_max
@@ -241,23 +241,23 @@ class LevelOrder(ReadyOrder):
             if level.number < number:
                 break
             index += 1
-        level = Level(number)
+        level = PriorityLevel(number)
         self._levels.insert(index, level)
         return level
 
-    def _add_cold(self, level: Level, offset: i64) -> None:
+    def _add_cold(self, level: PriorityLevel, offset: i64) -> None:
         number = level.number
         self._cold[number >> _INDEX_LEVELS_BITS].add(offset, number & 127)
         if level.cold_count == 0 or offset < level.cursor:
             level.cursor = offset
         level.cold_count += 1
 
-    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         level = self._level_of(message.info)
         if level.cold_count == 0 and not self._scanning() and self._has_room(level, message):
-            entry = Entry(queue, offset, message, False)
+            entry = QueueEntry(queue, offset, message, False)
             level.hot.append(entry)
             self._hot_count += 1
             self.hot_bytes += message.body_size
@@ -267,17 +267,17 @@ class LevelOrder(ReadyOrder):
         self._add_cold(level, offset)
         return self.backing.store is not None
 
-    def passed(self, offset: i64) -> None:
+    def skip_to(self, offset: i64) -> None:
         store = self.backing.store
         if store is not None:
             self.mark_delivered(store, offset)
 
-    def _has_room(self, level: Level, message: Message) -> bool:
+    def _has_room(self, level: PriorityLevel, message: Message) -> bool:
         if self._hot_count < self.count_max and self.hot_bytes < self.bytes_max:
             return True
         return len(level.hot) < LEVEL_HOT_MIN and message.body_size <= LEVEL_BODY_MAX
 
-    def put_back(self, queue: Source, entry: Entry) -> None:
+    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
         held = entry.message is not None
         if not held:
             self.backing.read_back(entry)
@@ -306,7 +306,7 @@ class LevelOrder(ReadyOrder):
                 break
         return None
 
-    def _highest(self, queue: Source) -> Level | None:
+    def _highest(self, queue: QueueBase) -> PriorityLevel | None:
         """The level that is served next, with something at hand unless its log has lost it."""
         for level in self._levels:
             if level.returned or level.hot:
@@ -317,7 +317,7 @@ class LevelOrder(ReadyOrder):
                     return level
         return None
 
-    def _fill(self, queue: Source, level: Level) -> None:
+    def _fill(self, queue: QueueBase, level: PriorityLevel) -> None:
         """Reads the level's next messages into memory."""
         store = self.backing.store
         index = self._cold[level.number >> _INDEX_LEVELS_BITS]
@@ -338,7 +338,7 @@ class LevelOrder(ReadyOrder):
                 queue.ready_count -= 1
                 continue
             message = self.backing.message(record)
-            entry = Entry(queue, offset, message, store.redelivered(offset))
+            entry = QueueEntry(queue, offset, message, store.redelivered(offset))
             entry.delivery_count = record.delivery_count
             level.hot.append(entry)
             for searched in self.indexes:
@@ -349,13 +349,13 @@ class LevelOrder(ReadyOrder):
             count += 1
             info = message.info
             if info is not None and info.expiration is not None:
-                queue.watch(message)
+                queue.track_expiration(message)
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
         # Not by a mark that stands for all before it: what is older but of a lower level was never delivered.
         store.mark_returned(offset, store.delivery_count(offset))
 
-    def take(self, queue: Source) -> Entry | None:
+    def take(self, queue: QueueBase) -> QueueEntry | None:
         if self._scanning():
             self._scan_now(queue)
         while queue.ready_count > 0:
@@ -383,14 +383,14 @@ class LevelOrder(ReadyOrder):
         for index in self.indexes:
             index.went(offset)
 
-    def at_hand(self, queue: Source) -> bool:
+    def is_next_in_memory(self, queue: QueueBase) -> bool:
         # Its reading jumps from place to place: nothing can be read ahead, but for the first time through the log.
         self.reading = self._scanning()
         if self.reading:
-            queue.pump_later()
+            queue.schedule_dispatch()
         return not self.reading
 
-    def head(self, queue: Source) -> Entry | None:
+    def head(self, queue: QueueBase) -> QueueEntry | None:
         if self._scanning():
             return None
         level = self._highest(queue)
@@ -403,7 +403,7 @@ class LevelOrder(ReadyOrder):
             return entry
         return level.hot[0]
 
-    def note_arrival(self, now_ms: i64) -> None:
+    def stamp_arrival(self, now_ms: i64) -> None:
         for level in self._levels:
             for entry in [*level.returned, *level.hot]:
                 message = entry.message
@@ -412,7 +412,7 @@ class LevelOrder(ReadyOrder):
 
     # -- out of the middle: of who searches (scan.py) -----------------------------------------------------------
 
-    def in_memory(self) -> list[Entry]:
+    def in_memory(self) -> list[QueueEntry]:
         """Entries that are ready and not in the log alone, in no order."""
         return [entry for level in self._levels for entry in [*level.returned, *level.hot]]
 
@@ -420,7 +420,7 @@ class LevelOrder(ReadyOrder):
         """Whether it is ready, and in the log alone."""
         return self._cold[0].level_at(offset) >= 0 or self._cold[1].level_at(offset) >= 0
 
-    def take_cold(self, queue: Source, record: Record) -> Entry:
+    def take_cold(self, queue: QueueBase, record: Record) -> QueueEntry:
         """One that is in the log alone, with its message, is ready no more."""
         store = self.backing.store
         assert store is not None  # which has it
@@ -431,12 +431,12 @@ class LevelOrder(ReadyOrder):
         for level in self._levels:
             if level.number == number:
                 level.cold_count -= 1
-        entry = Entry(queue, offset, self.backing.message(record), store.redelivered(offset))
+        entry = QueueEntry(queue, offset, self.backing.message(record), store.redelivered(offset))
         entry.delivery_count = record.delivery_count
         self._uncount(queue, entry)
         return entry
 
-    def take_held(self, queue: Source, wanted: dict[Entry, None]) -> None:
+    def take_held(self, queue: QueueBase, wanted: dict[QueueEntry, None]) -> None:
         """These, all of them in memory, are ready no more. Cost: a step for each that is in memory."""
         for level in self._levels:
             level.returned = [entry for entry in level.returned if entry not in wanted]
@@ -451,7 +451,7 @@ class LevelOrder(ReadyOrder):
             self._leaves(entry.offset)
             self._uncount(queue, entry)
 
-    def _uncount(self, queue: Source, entry: Entry) -> None:
+    def _uncount(self, queue: QueueBase, entry: QueueEntry) -> None:
         queue.ready_count -= 1
         queue.ready_bytes -= entry.body_size
         if queue.ready_count == 0:
@@ -463,13 +463,13 @@ class LevelOrder(ReadyOrder):
             returned = level.returned
             if len(returned) <= self.count_max:
                 continue
-            while level.hot and self.backing.has(level.hot[-1].offset):  # which is behind them
+            while level.hot and self.backing.is_logged(level.hot[-1].offset):  # which is behind them
                 entry = level.hot.pop()
                 self._hot_count -= 1
                 self.hot_bytes -= entry.body_size
                 self._leaves(entry.offset)
                 self._add_cold(level, entry.offset)
-            while returned and self.backing.has(returned[-1].offset):  # a heap without its end is one
+            while returned and self.backing.is_logged(returned[-1].offset):  # a heap without its end is one
                 if count_max == 0:
                     return False
                 count_max -= 1
@@ -480,7 +480,7 @@ class LevelOrder(ReadyOrder):
 
     # -- home --------------------------------------------------------------------------------------------------------
 
-    def purge(self, queue: Source) -> None:
+    def purge(self, queue: QueueBase) -> None:
         store = self.backing.store
         if store is not None:
             if self._scanning():
@@ -491,7 +491,7 @@ class LevelOrder(ReadyOrder):
             store.settle_with_turn()
         self.clear(queue)
 
-    def _settle_ready(self, queue: Source, store: QueueLog) -> None:
+    def _settle_ready(self, queue: QueueBase, store: QueueLog) -> None:
         """Each by itself, as unacked entries lie between them."""
         size = queue.ready_bytes
         for level in self._levels:
@@ -512,9 +512,9 @@ class LevelOrder(ReadyOrder):
             size -= share
             left -= 1
 
-    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         for level in self._levels:
-            kept: deque[Entry] = deque()
+            kept: deque[QueueEntry] = deque()
             for entry in level.hot:
                 if within(entry.offset, ranges):
                     self._leaves(entry.offset)
@@ -538,7 +538,7 @@ class LevelOrder(ReadyOrder):
                         level.cold_count -= 1
                         queue.ready_count -= 1
 
-    def clear(self, queue: Source) -> None:
+    def clear(self, queue: QueueBase) -> None:
         self._end_scan()
         for search in self.indexes:
             search.clear()

@@ -31,33 +31,33 @@ from typing import final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, Entry, Source
+from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry
 from amqpd.broker.message import Message, make_message
-from amqpd.broker.queue.config import Rules
-from amqpd.broker.queue.expiry import Expiry
+from amqpd.broker.queue.config import QueueConfig
+from amqpd.broker.queue.expiry import MessageTtl
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, Filters
+from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, FilteredConsumers
 from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.limits import Enforcement
-from amqpd.broker.queue.log_opening import Opening
-from amqpd.broker.queue.priority import LevelOrder
+from amqpd.broker.queue.limits import QueueLimits
+from amqpd.broker.queue.log_opening import LogOpening
+from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.services import QueueHost
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.services import QueueServices
+from amqpd.broker.queue.store import QueueStore
 from amqpd.broker.queue.stream import StreamOrder
 from amqpd.protocol.field_table import Int64
 from amqpd.protocol.properties import scan_properties, with_headers
-from amqpd.storage.log.prepared import Prepared
+from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.queue_log import QueueLog
 
 
-def outgoing(entry: Entry, counts_shown: bool) -> Message | None:
+def for_consumer(entry: QueueEntry, counts_shown: bool) -> Message | None:
     """The entry's message as a consumer sees it. counts_shown: by the queue's rules."""
     message = entry.message
-    return counted(entry, message) if counts_shown and message is not None else message
+    return with_delivery_count(entry, message) if counts_shown and message is not None else message
 
 
-def counted(entry: Entry, message: Message) -> Message:
+def with_delivery_count(entry: QueueEntry, message: Message) -> Message:
     """rabbit: quorum queues tell how often a message came back, in the header x-delivery-count."""
     count: int = entry.delivery_count
     properties = with_headers(message.properties(), {"x-delivery-count": Int64(count)})
@@ -66,7 +66,7 @@ def counted(entry: Entry, message: Message) -> Message:
 
 
 @final
-class Getters:
+class GetWaiters:
     """Those of one queue that wait, in order."""
 
     def __init__(self) -> None:
@@ -95,19 +95,19 @@ class Getters:
         return len(self._waiting)
 
 
-def join(queue: Queue, consumer: Consumer) -> None:
+def attach_consumer(queue: Queue, consumer: Consumer) -> None:
     """It is served from the next pump on. The caller has checked what it asks for."""
     order = queue.order
     order.join(queue, consumer)
     if consumer.arguments.selector is not None and queue.filters is None and isinstance(order, FifoOrder):
-        queue.filters = Filters(queue, queue.host, order)
+        queue.filters = FilteredConsumers(queue, queue.host, order)
         queue.order = queue.filters.order
     if queue.filters is not None:
         queue.filters.join(consumer)
     queue.add_consumer(consumer)
 
 
-def leave(queue: Queue, consumer: Consumer) -> None:
+def detach_consumer(queue: Queue, consumer: Consumer) -> None:
     """It gets nothing more; what it has unacked stays with its front end."""
     queue.order.leave(queue, consumer)
     if queue.filters is not None:
@@ -115,27 +115,27 @@ def leave(queue: Queue, consumer: Consumer) -> None:
     queue.remove_consumer(consumer)
 
 
-def retain(host: QueueHost, backing: Backing, rules: Rules) -> None:
+def apply_retention(host: QueueServices, backing: QueueStore, rules: QueueConfig) -> None:
     """The queue's log keeps from now on what these rules say, which may be nothing."""
     store = backing.store
     if store is not None and not backing.spilled:
         host.retain(store, rules.retain_ms, rules.retain_bytes)
 
 
-def take_in(queue: Source, backing: Backing, order: ReadyOrder, message: Message) -> bool:
+def enqueue_retained(queue: QueueBase, backing: QueueStore, order: ReadyOrder, message: Message) -> bool:
     """Appends it, and has the queue pumped. False: the log accepts nothing."""
     queue.published_count += 1
     if message.info is not None and message.info.expiration is not None:
-        queue.watch(message)
+        queue.track_expiration(message)
     offset = backing.append(message)
     if offset < 0:
         return False
     order.add(queue, message, offset)
-    queue.pump_later()
+    queue.schedule_dispatch()
     return True
 
 
-class Queue(Source):
+class Queue(QueueBase):
     """One queue of a vhost; `GroupedQueue` (grouped_queue.py) is one with groups. host: what it needs of the broker
     around it. exclusive_owner: the connection that declared it exclusive, or None. store: its log, which may be there
     from an earlier life; None: it has none.
@@ -143,13 +143,13 @@ class Queue(Source):
 
     def __init__(
         self,
-        host: QueueHost,
+        host: QueueServices,
         name: str,
         durable: bool,
         auto_delete: bool,
         exclusive_owner: object,
         arguments: dict[str, object],
-        rules: Rules,
+        rules: QueueConfig,
         store: QueueLog | None,
     ) -> None:
         super().__init__(name, host.vhost_name)
@@ -160,34 +160,34 @@ class Queue(Source):
         self.arguments = arguments
         self.logged = store is not None
         self.keeps_all = rules.stream or (store is not None and not store.local)
-        self.round_robin.restrict(rules.single_active, False)
-        self.backing = Backing(store)
+        self.round_robin.set_restrictions(rules.single_active, False)
+        self.backing = QueueStore(store)
         if rules.stream:
             self.order: ReadyOrder = StreamOrder(self.backing, host)
         elif rules.level_max >= 0:
-            self.order = LevelOrder(self.backing, rules.level_max)
+            self.order = PriorityOrder(self.backing, rules.level_max)
         elif rules.group_by:
             self.order = GroupedOrder(self.backing, rules.group_by)
         else:
             self.order = FifoOrder(self.backing)
         # None: the log is open, or there is none.
-        self.opening = None if store is None else Opening(self, store, host.open_soon)
+        self.opening = None if store is None else LogOpening(self, store, host.open_soon)
         # Dead letters of its own that wait to be published and that only the log has.
         self.dead_letters_logged_count: i64 = 0
         # Made when a basic.get has to wait for the disk.
-        self.getters: Getters | None = None
+        self.getters: GetWaiters | None = None
         # Made for the first consumer with a filter.
-        self.filters: Filters | None = None
+        self.filters: FilteredConsumers | None = None
         # Watches the head from the first message on that has a time to live.
-        self.expiry: Expiry | None = None
+        self.expiry: MessageTtl | None = None
         self.rules = rules
-        self.enforcement: Enforcement | None = None
+        self.enforcement: QueueLimits | None = None
         if not rules.plain:
-            self.obey(rules)
+            self.apply_config(rules)
 
     # -- rules -------------------------------------------------------------------------------------------------------
 
-    def obey(self, rules: Rules) -> None:
+    def apply_config(self, rules: QueueConfig) -> None:
         """These rules, all of them, from now on: clocks are set anew, what is over a length goes, nothing else does.
 
         A time to live counts from a message's arrival, where that was noted or the log knows it, else from now.
@@ -200,14 +200,14 @@ class Queue(Source):
             for consumer in self.consumers:
                 consumer.obey_timeout(rules.consumer_timeout_ms)
         if self.logged and (rules.retains or self.rules.retains):
-            retain(self.host, self.backing, rules)
+            apply_retention(self.host, self.backing, rules)
         self.rules = rules
         if self.expiry is None and rules.ttl_ms >= 0:
-            self.expiry = Expiry(self, self.host, -1)
+            self.expiry = MessageTtl(self, self.host, -1)
         expiry = self.expiry
         if expiry is not None and expiry.ttl_ms != rules.ttl_ms:
             if expiry.ttl_ms < 0 and self.ready_count > 0:
-                self.order.note_arrival(expiry.now_ms())
+                self.order.stamp_arrival(expiry.now_ms())
             expiry.obey(rules.ttl_ms)
         enforcement = self.enforcement
         if rules.plain and (enforcement is None or not enforcement.needed()):
@@ -216,17 +216,17 @@ class Queue(Source):
                 self.enforcement = None
             return
         if enforcement is None:
-            enforcement = Enforcement(self, self.host, self.backing, rules)
+            enforcement = QueueLimits(self, self.host, self.backing, rules)
             self.enforcement = enforcement
         enforcement.obey(rules, self.opening is None)
         self.order.obey(rules)
 
-    def watch(self, message: Message) -> None:
+    def track_expiration(self, message: Message) -> None:
         if self.expiry is None:
-            self.expiry = Expiry(self, self.host, -1)
+            self.expiry = MessageTtl(self, self.host, -1)
         self.expiry.note_arrival(message)
 
-    def used(self) -> None:
+    def touch(self) -> None:
         """Somebody declared it, got from it, began or ceased to consume: a lease (x-expires) begins anew."""
         if self.enforcement is not None:
             self.enforcement.used()
@@ -262,9 +262,9 @@ class Queue(Source):
         if self.enforcement is not None:
             waiting = self.enforcement.restore(log)
             if waiting and isinstance(self.order, FifoOrder):
-                self.filters = self.filters or Filters(self, self.host, self.order)
+                self.filters = self.filters or FilteredConsumers(self, self.host, self.order)
                 self.order = self.filters.order
-            self.order.begin_without(waiting)
+            self.order.exclude(waiting)
         self.order.opened(self)
         if self.enforcement is not None:
             self.enforcement.opened()
@@ -274,7 +274,7 @@ class Queue(Source):
 
     def _look_at_head(self) -> None:
         try:
-            self.order.look_at_first(self)
+            self.order.load_head(self)
             if self.expiry is not None:
                 self.expiry.fire()
         except OSError as error:
@@ -290,22 +290,22 @@ class Queue(Source):
             except OSError as error:
                 self.pump_failed(error)
                 return
-        elif self.ready_count > 0 and self.order.wants_first():
+        elif self.ready_count > 0 and self.order.needs_head():
             self._look_at_head()
-        self.pump_later()
+        self.schedule_dispatch()
 
     def log(self) -> QueueLog | None:
         return None if self.backing.spilled else self.backing.store
 
     # -- in ----------------------------------------------------------------------------------------------------------
 
-    def offer(self, message: Message) -> bool:
+    def enqueue(self, message: Message) -> bool:
         enforcement = self.enforcement
         if enforcement is None:
             return self._take_in(message)
         if self.rules.ttl_ms >= 0:
-            self.watch(message)
-        if not enforcement.admits(message):
+            self.track_expiration(message)
+        if not enforcement.accepts(message):
             self.published_count += 1
             return False
         if self.rules.stream:
@@ -316,37 +316,37 @@ class Queue(Source):
             message.persistent = persistent  # for the others it goes to
             return offset >= 0 and self.order.add(self, message, offset)
         kept = self.rules.retains and self.logged
-        accepted = take_in(self, self.backing, self.order, message) if kept else self._take_in(message)
+        accepted = enqueue_retained(self, self.backing, self.order, message) if kept else self._take_in(message)
         if kept:
-            enforcement.came(message, self.expiry)
-        if enforcement.displace() and self.expiry is not None:
+            enforcement.on_enqueued(message, self.expiry)
+        if enforcement.enforce_length() and self.expiry is not None:
             self.expiry.arm()
         return accepted
 
     def _take_in(self, message: Message) -> bool:
         self.published_count += 1
         if message.info is not None and message.info.expiration is not None:
-            self.watch(message)
+            self.track_expiration(message)
         backing = self.backing
         if self.ready_count == 0:
             if backing.spilled and self.dead_letters_logged_count == 0:
-                backing.unspill()
+                backing.drop_spill()
             consumer = self.round_robin.pick()
             if consumer is not None:
                 if consumer.no_ack:
                     # Delivered at most once whatever happens: it never touches the log.
                     self.delivered_no_ack_count += 1
-                    if backing.numbered and not backing.pass_through(message):
+                    if backing.numbered and not backing.log_passthrough(message):
                         return False
                     consumer.deliver(message, None, False)
                     return True
                 offset = backing.append(message)
                 if offset < 0:
                     return False
-                self.hold(message.body_size)
+                self.count_unacked(message.body_size)
                 self.delivered_count += 1
-                self.order.passed(offset)
-                consumer.deliver(message, Entry(self, offset, message, False), False)
+                self.order.skip_to(offset)
+                consumer.deliver(message, QueueEntry(self, offset, message, False), False)
                 return True
         offset = backing.append(message)
         if offset < 0:
@@ -372,7 +372,7 @@ class Queue(Source):
         plain = self.rules.plain and self.rules.level_max < 0
         return plain and self.backing.store is not None and not self.backing.spilled
 
-    def enqueue_prepared(self, prepared: Prepared, first: list[Message]) -> None:
+    def enqueue_prepared(self, prepared: PreparedTransaction, first: list[Message]) -> None:
         store = self.backing.store
         assert store is not None  # takes_prepared has looked
         count = prepared.count
@@ -382,14 +382,14 @@ class Queue(Source):
         self.order.add_prepared(self, offset, count, prepared.body_bytes(), first)
         if self.expiry is not None and self.ready_count == count:
             self.expiry.arm()
-        self.pump_later()
+        self.schedule_dispatch()
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
-    def pump(self) -> None:
+    def dispatch(self) -> None:
         """Delivers what is ready to whoever can take it; is called again where there is more than a turn's share."""
         halted = self.round_robin.halted or not self.order.scan(self)
-        if halted or (self.enforcement is not None and not self.enforcement.before_pump()):
+        if halted or (self.enforcement is not None and not self.enforcement.before_dispatch()):
             return
         if self.expiry is not None and self.expiry.behind and not self.expiry.drop():
             return  # what is over still stands before what could be delivered; the next turn goes on
@@ -397,7 +397,7 @@ class Queue(Source):
         if self.expiry is not None:
             self.expiry.pumped(asked)
 
-    def pump_later(self) -> None:
+    def schedule_dispatch(self) -> None:
         self.host.turn.pump_later(self)
 
     def pump_failed(self, error: Exception) -> None:
@@ -415,7 +415,11 @@ class Queue(Source):
                 self.filters = None
         count: i64 = 0
         while self.ready_count > 0:
-            if self.backing.store is not None and self.round_robin.has_ready() and not self.order.at_hand(self):
+            if (
+                self.backing.store is not None
+                and self.round_robin.has_ready()
+                and not self.order.is_next_in_memory(self)
+            ):
                 return True
             consumer = self.round_robin.pick()
             if consumer is None:
@@ -429,30 +433,30 @@ class Queue(Source):
                 if not self.expiry.drop():
                     return False  # a slice went; the next turn goes on
             else:
-                self.hand_over(consumer, entry)
+                self.deliver_to(consumer, entry)
             if count >= PUMP_COUNT_MAX:
-                self.pump_later()
+                self.schedule_dispatch()
                 return False
         return True
 
     def when_ready(self, done: Callable[[], object]) -> None:
         """Calls `done` when there may be an answer for a `get` that found the disk being asked."""
         if self.getters is None:
-            self.getters = Getters()
+            self.getters = GetWaiters()
         self.getters.add(done)
 
-    def ended(self, entry: Entry) -> bool:
+    def ended(self, entry: QueueEntry) -> bool:
         over = self.expiry is not None and self.expiry.is_over(entry)
         if over:
             self.discard(entry, "expired")
         return over
 
-    def hand_over(self, consumer: Consumer, entry: Entry) -> None:
+    def deliver_to(self, consumer: Consumer, entry: QueueEntry) -> None:
         message = entry.message
         assert message is not None  # take() has read it
         if self.rules.counts_shown and entry.delivery_count > 0:
             # The entry keeps the message as it was published: it may be counted again, or dead-lettered.
-            message = counted(entry, message)
+            message = with_delivery_count(entry, message)
         if entry.redelivered:
             self.redelivered_count += 1
         backing = self.backing
@@ -462,13 +466,13 @@ class Queue(Source):
             consumer.deliver(message, None, entry.redelivered)
         else:
             self.delivered_count += 1
-            self.hold(entry.body_size)
+            self.count_unacked(entry.body_size)
             store = backing.store
             if store is not None and entry.offset >= backing.log_start:
                 self.order.mark_delivered(store, entry.offset)
             consumer.deliver(message, entry, entry.redelivered)
 
-    def get(self, no_ack: bool) -> Entry | None:
+    def get(self, no_ack: bool) -> QueueEntry | None:
         """basic.get: the next entry, settled at once or counted as unacked. None: the queue is empty, or `waits`."""
         entry = self._take_at_hand()
         expiry = self.expiry
@@ -485,7 +489,7 @@ class Queue(Source):
             backing.settle_with_turn(entry)
         else:
             self.get_count += 1
-            self.hold(entry.body_size)
+            self.count_unacked(entry.body_size)
             store = backing.store
             if store is not None and entry.offset >= backing.log_start:
                 self.order.mark_delivered(store, entry.offset)
@@ -493,9 +497,9 @@ class Queue(Source):
             self.redelivered_count += 1
         return entry
 
-    def _take_at_hand(self) -> Entry | None:
+    def _take_at_hand(self) -> QueueEntry | None:
         """As `take`, but None also while the disk is asked for it."""
-        if self.round_robin.halted or (self.ready_count > 0 and not self.order.at_hand(self)):
+        if self.round_robin.halted or (self.ready_count > 0 and not self.order.is_next_in_memory(self)):
             return None
         return self.order.take(self)
 
@@ -503,28 +507,28 @@ class Queue(Source):
         """Whether `get` found nothing because the disk is asked for it, or nobody is served now: see `when_ready`."""
         return (self.order.reading or self.round_robin.halted) and self.ready_count > 0
 
-    def take(self) -> Entry | None:
+    def take(self) -> QueueEntry | None:
         return self.order.take(self)
 
-    def head(self) -> Entry | None:
+    def head(self) -> QueueEntry | None:
         return self.order.head(self)
 
     # -- home --------------------------------------------------------------------------------------------------------
 
-    def settle(self, entry: Entry) -> None:
-        self.let_go(entry.body_size)
+    def ack(self, entry: QueueEntry) -> None:
+        self.uncount_unacked(entry.body_size)
         self.acked_count += 1
         backing = self.backing
         store = backing.store
         if store is not None and entry.offset >= backing.log_start:
             store.settle(entry.offset, entry.body_size)
 
-    def reject(self, entry: Entry) -> None:
-        self.let_go(entry.body_size)
+    def reject(self, entry: QueueEntry) -> None:
+        self.uncount_unacked(entry.body_size)
         self.acked_count += 1
         self.discard(entry, "rejected")
 
-    def discard(self, entry: Entry, reason: str) -> None:
+    def discard(self, entry: QueueEntry, reason: str) -> None:
         if self.makes_dead_letters():
             self.host.dead_letter(self, entry, entry.message, reason)
         else:
@@ -534,10 +538,10 @@ class Queue(Source):
         return self.rules.dead_letter_exchange is not None and not self.deleted
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
-        return self.order.drop_old(self, self.host, arrived_max_ms, count_max)
+        return self.order.drop_expired(self, self.host, arrived_max_ms, count_max)
 
-    def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
-        self.let_go(entry.body_size)
+    def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
+        self.uncount_unacked(entry.body_size)
         if self.deleted:
             return
         enforcement = self.enforcement
@@ -550,12 +554,12 @@ class Queue(Source):
             if enforcement is not None and enforcement.delays(entry, failed, self.expiry, self.order):
                 return
         self.backing.mark_returned(entry, 0)
-        self.order.put_back(self, entry)
+        self.order.requeue(self, entry)
         if enforcement is not None:
-            enforcement.displace()
+            enforcement.enforce_length()
 
-    def ready_again(self, entry: Entry) -> None:
-        self.order.put_back(self, entry)
+    def make_ready(self, entry: QueueEntry) -> None:
+        self.order.requeue(self, entry)
 
     def purge(self) -> i64:
         """Removes what is ready or waits for its next try; unacked messages stay. Returns how many went."""
@@ -564,10 +568,10 @@ class Queue(Source):
             count += self.enforcement.purge(self.order)
         self.order.purge(self)
         if self.getters is not None and len(self.getters) > 0:
-            self.pump_later()
+            self.schedule_dispatch()
         return count
 
-    def forget(self) -> None:
+    def dispose(self) -> None:
         """The queue is deleted: nothing of it stays in memory. Its log is the broker's to remove."""
         if self.expiry is not None:
             self.expiry.cancel()
@@ -581,9 +585,9 @@ class Queue(Source):
             self.getters.call()
         self.order.clear(self)
         if self.backing.spilled:
-            self.backing.unspill()
+            self.backing.drop_spill()
 
-    def unwritten(self, ranges: list[tuple[int, int]]) -> None:
+    def on_write_failed(self, ranges: list[tuple[int, int]]) -> None:
         """The log could not take these offsets (inclusive); their publishers are told. What of them is ready goes.
 
         What a consumer holds already stays with it, and has no place to come back to.

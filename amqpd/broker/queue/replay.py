@@ -22,18 +22,18 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.loop_turn import Scans
-from amqpd.broker.message import FromLog
-from amqpd.broker.queue.entry_deque import Entries
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.flow.loop_turn import ScanBudget
+from amqpd.broker.message import LogMessageFactory
+from amqpd.broker.queue.entry_deque import EntryDeque
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import FilteredOrder, Filters, Judge
+from amqpd.broker.queue.filtered import FilteredConsumers, FilteredOrder, MessagePredicate
 from amqpd.broker.queue.log_reader import SETTLED
-from amqpd.broker.queue.offset_bitmap import OffsetBits
-from amqpd.broker.queue.priority import LevelOrder
+from amqpd.broker.queue.offset_bitmap import OffsetBitmap
+from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.scan import SLICE_MS, LogReader, Search
-from amqpd.storage.acks.replay import Rewind
+from amqpd.broker.queue.scan import SLICE_MS, QueueScan, ScanLogReader
+from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.log.record import Record
 
 # Of a queue with priorities: how many come back in a slice, and how many of them go to its index.
@@ -45,7 +45,7 @@ EXPIRED: Final = "expired"
 
 
 @final
-class Section:
+class LogRange:
     """A part of a log: from the offset `begin` on and below `until` (-1: to the end), appended between two times (ms
     since 1970, the first included; -1: any).
     """
@@ -57,20 +57,20 @@ class Section:
         self.until_ms: Final = until_ms
 
 
-class SettledSearch(Search):
+class AckedScan(QueueScan):
     """What is settled and in the log, of this section."""
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None], section: Section) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None], section: LogRange) -> None:
         super().__init__(queue, judge, wake)
         if 0 <= section.until < self.end:
             self.end = section.until
         self.position = section.begin
         self._section = section
-        self._scans = Scans(queue.host.timers)
-        self._reader = LogReader(wake, SETTLED)
-        self._from_log = FromLog()
+        self._scans = ScanBudget(queue.host.timers)
+        self._reader = ScanLogReader(wake, SETTLED)
+        self._from_log = LogMessageFactory()
 
-    def next_settled(self) -> Entry | None:
+    def next_settled(self) -> QueueEntry | None:
         """The next that is wanted, with its message. None: there is none, or the slice is over, or it waits."""
         queue = self.queue
         store = queue.backing.store
@@ -93,7 +93,7 @@ class SettledSearch(Search):
                 continue
             message = self._from_log.message(record)
             if self.judge.wants(message):
-                return Entry(queue, record.offset, message, True)
+                return QueueEntry(queue, record.offset, message, True)
         return None
 
     def _is_early_or_late(self, record: Record) -> bool:
@@ -106,16 +106,16 @@ class SettledSearch(Search):
 
 
 @final
-class SettledReading(SettledSearch):
+class AckedBrowse(AckedScan):
     """Gives them out and changes nothing."""
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None], section: Section) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None], section: LogRange) -> None:
         super().__init__(queue, judge, wake, section)
         # Offsets that were given back, a heap; who reads them again.
         self._again: list[int] = []
-        self._again_reader = LogReader(wake, SETTLED)
+        self._again_reader = ScanLogReader(wake, SETTLED)
 
-    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         self.waits = False
         self._scans.begin_alone(SLICE_MS)
         store = self.queue.backing.store
@@ -129,7 +129,7 @@ class SettledReading(SettledSearch):
             self._scans.step(0)
             if record is None or record.offset != offset:
                 continue  # it has left the log meanwhile
-            again = Entry(self.queue, offset, self._from_log.message(record), True)
+            again = QueueEntry(self.queue, offset, self._from_log.message(record), True)
             entries.append(again)
             count_max -= 1
             bytes_max -= again.body_size
@@ -146,7 +146,7 @@ class SettledReading(SettledSearch):
             if after is not None:
                 heappush(self._again, after.offset)
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: QueueEntry) -> None:
         heappush(self._again, entry.offset)
         self.ended = False
 
@@ -156,7 +156,7 @@ class SettledReading(SettledSearch):
 
 
 @final
-class Rewinding(SettledSearch):
+class Replay(AckedScan):
     """Makes them ready again. rewind: of the queue's log. limit: how many at most; 0: all. leave: called for one that
     stays, with the reason; fail: with why it cannot be done.
     """
@@ -164,10 +164,10 @@ class Rewinding(SettledSearch):
     def __init__(
         self,
         queue: Queue,
-        judge: Judge,
+        judge: MessagePredicate,
         wake: Callable[[], None],
-        section: Section,
-        rewind: Rewind,
+        section: LogRange,
+        rewind: AckedReplay,
         limit: i64,
         leave: Callable[[str], None],
         fail: Callable[[str], None],
@@ -184,7 +184,7 @@ class Rewinding(SettledSearch):
         self._bases: list[int] = []
         self._gathered = False
         self._held_by: FilteredOrder | None = None
-        self._between = OffsetBits()
+        self._between = OffsetBitmap()
         self._first: i64 = -1
         self._last: i64 = -1
         # Of a queue with priorities: what comes back, range by range, and where in the first of them.
@@ -192,9 +192,9 @@ class Rewinding(SettledSearch):
         self._at: i64 = 0
         self._back = False
 
-    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         self.waits = False
-        if self._back and isinstance(self.queue.order, LevelOrder):
+        if self._back and isinstance(self.queue.order, PriorityOrder):
             self._give_levels()
         elif self._back:
             self._give_all()
@@ -209,7 +209,7 @@ class Rewinding(SettledSearch):
         rewind = self._rewind
         queue = self.queue
         order = queue.order
-        if isinstance(order, LevelOrder) and not order.at_hand(queue):
+        if isinstance(order, PriorityOrder) and not order.is_next_in_memory(queue):
             self.waits = True  # its index is being made, of what is live
             return
         self._scans.begin_alone(SLICE_MS)
@@ -219,7 +219,7 @@ class Rewinding(SettledSearch):
                 break
             info = None if entry.message is None else entry.message.info
             if info is not None and info.expiration is not None and entry.message is not None:
-                queue.watch(entry.message)
+                queue.track_expiration(entry.message)
             if queue.expiry is not None and queue.expiry.is_over(entry):
                 self._leave(EXPIRED)
                 continue
@@ -241,7 +241,7 @@ class Rewinding(SettledSearch):
     def _hold_out(self) -> None:
         """Whoever reads the log passes over what is about to be live in it, a segment after the other."""
         queue = self.queue
-        if not isinstance(queue.order, LevelOrder):  # which reads what its index has, and nothing else
+        if not isinstance(queue.order, PriorityOrder):  # which reads what its index has, and nothing else
             order = filtered_order(queue)
             order.rewinding = True
             self._held_by = order
@@ -266,7 +266,7 @@ class Rewinding(SettledSearch):
         rewind.go_on()
         if not rewind.over:
             self.waits = True
-            self.queue.host.turn.want()
+            self.queue.host.turn.schedule()
             return
         error = rewind.error
         if error is not None:
@@ -276,7 +276,7 @@ class Rewinding(SettledSearch):
         self._bases = rewind.bases()
         self._back = True
         self._reader.close()
-        self._reader = LogReader(self.wake)
+        self._reader = ScanLogReader(self.wake)
 
     def _give_all(self) -> None:
         """A segment after the other, until a slice is over; then all are ready at once."""
@@ -305,8 +305,8 @@ class Rewinding(SettledSearch):
         queue = self.queue
         order = queue.order
         store = queue.backing.store
-        assert isinstance(order, LevelOrder)
-        if not order.at_hand(queue):
+        assert isinstance(order, PriorityOrder)
+        if not order.is_next_in_memory(queue):
             self.waits = True  # its index is being made
             return
         if not order.cool(COOL_COUNT):
@@ -335,14 +335,14 @@ class Rewinding(SettledSearch):
                 continue
             self._at = record.offset + 1
             scans.step(len(record.properties))
-            entry = Entry(queue, record.offset, queue.backing.message(record), True)
-            order.put_back(queue, entry)
+            entry = QueueEntry(queue, record.offset, queue.backing.message(record), True)
+            order.requeue(queue, entry)
             entry.message = None
             count += 1
         self.done_count += count
         if count > 0:
-            queue.pump_later()
-            queue.host.turn.want()
+            queue.schedule_dispatch()
+            queue.host.turn.schedule()
 
     def close(self) -> None:
         super().close()
@@ -350,7 +350,7 @@ class Rewinding(SettledSearch):
         if order is not None:
             order.rewinding = False
             if not self.queue.deleted:
-                self.queue.pump_later()  # which goes on with a plain order, where that will do
+                self.queue.schedule_dispatch()  # which goes on with a plain order, where that will do
 
 
 def filtered_order(queue: Queue) -> FilteredOrder:
@@ -359,13 +359,13 @@ def filtered_order(queue: Queue) -> FilteredOrder:
     if filters is None:
         order = queue.order
         assert isinstance(order, FifoOrder)
-        filters = Filters(queue, queue.host, order)
+        filters = FilteredConsumers(queue, queue.host, order)
         queue.filters = filters
         queue.order = filters.order
     return filters.order
 
 
-def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBits, count: i64, size_bytes: i64) -> None:
+def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count: i64, size_bytes: i64) -> None:
     """Of a queue in order of arrival: so many messages from `first` to `last` are live in its log again, and ready from
     now on: all but those in `between`, which is the order's from now on. Cost: what stands in the window, and what was
     taken out of the log before its turn.
@@ -383,7 +383,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBits, count: 
             between.add_range(last + 1, behind - 1)
         else:
             between.remove_range(behind, last)
-        hot = Entries()
+        hot = EntryDeque()
         hot_bytes: i64 = 0
         for entry in filtered.hot.rest():
             if entry.offset < first:
@@ -403,5 +403,5 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBits, count: 
         filtered.back[entry] = 0
     for cursor in filtered.cursors:
         cursor.begin_anew(filtered.back)
-    queue.pump_later()
-    queue.host.turn.want()
+    queue.schedule_dispatch()
+    queue.host.turn.schedule()

@@ -1,13 +1,13 @@
-"""Messages out of the middle of a queue, for who is no consumer: found by a `Judge`, taken one by one, settled or given
-back (broker/jobs).
+"""Messages out of the middle of a queue, for who is no consumer: found by a `MessagePredicate`, taken one by one,
+settled or given back (broker/jobs).
 
     FifoSearch    through a cursor of its own in the order that consumers with filters use (filtered.py), which a
                   queue has for as long as somebody searches
     LogSearch     over what memory alone has, then over its log in order of offset; what is in memory it knows by an
-                  index (scan_index.py): `LevelSearch` of a queue with priorities, `GroupedSearch` (scan.py)
+                  index (scan_index.py): `PriorityScan` of a queue with priorities, `GroupScan` (scan.py)
                   of one with groups
 
-What is unacked is not ready, so nobody takes it; where it comes back before the search has ended, a `FifoSearch` looks
+What is unacked is not ready, so nobody takes it; where it comes back before the search has ended, a `FifoScan` looks
 at it. What was taken is counted as unacked and belongs to no consumer; it is marked in the log as delivered, so that it
 counts as redelivered after a kill. Nothing here waits for the disk.
 
@@ -15,9 +15,9 @@ Messages out of the middle of a queue with groups, for who is no consumer (scan.
 
 A queue's messages read from its front to its end, taking nothing: what is in memory alone, then the log.
 
-`Search` is what whoever goes over a queue for a `Judge` has in common (scan.py has those that take); `Reading`
-shows and copies, of streams too. A search ends with what was in the queue when it began. Nothing here waits for the
-disk.
+`QueueScan` is what whoever goes over a queue for a `MessagePredicate` has in common (scan.py has those that take);
+`Reading` shows and copies, of streams too. A search ends with what was in the queue when it began. Nothing here waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -28,18 +28,25 @@ from typing import Final, final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.loop_turn import Scans
-from amqpd.broker.message import FromLog, Message
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.flow.loop_turn import ScanBudget
+from amqpd.broker.message import LogMessageFactory, Message
 from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import NOTHING, FilterCursor, FilteredOrder, Filters, Judge, free_bit
+from amqpd.broker.queue.filtered import (
+    NOTHING,
+    FilterCursor,
+    FilteredConsumers,
+    FilteredOrder,
+    MessagePredicate,
+    free_bit,
+)
 from amqpd.broker.queue.grouped_order import GroupedOrder
-from amqpd.broker.queue.log_reader import LIVE, SAFE, SETTLED, LogPlace
-from amqpd.broker.queue.message_groups import Waiting
-from amqpd.broker.queue.priority import LevelOrder
+from amqpd.broker.queue.log_reader import LIVE, SAFE, SETTLED, QueueLogReader
+from amqpd.broker.queue.message_groups import GroupNode
+from amqpd.broker.queue.priority import PriorityOrder
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES
-from amqpd.broker.queue.scan_index import SearchIndex
+from amqpd.broker.queue.scan_index import MemoryIndex
 from amqpd.routing.selector import MATCHES_ALL
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
@@ -51,7 +58,7 @@ READY_SPAN: Final = 65536
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Search:
+class QueueScan:
     """Of one queue, whose log is open. judge: who wants what. wake: called when the disk has answered. end: only what
     is below this offset is looked at.
 
@@ -60,7 +67,7 @@ class Search:
     not give out, since that was last asked.
     """
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         self.queue = queue
         self.judge = judge
         self.wake = wake
@@ -71,7 +78,7 @@ class Search:
         self.committed = False
         self.done_count: i64 = 0
 
-    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Appends what is found, with messages, in order: `count_max` and so many bytes of bodies at most (and one).
 
         Goes on for SLICE_MS. Raises: OSError.
@@ -84,10 +91,10 @@ class Search:
         self.done_count = 0
         return count
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: QueueEntry) -> None:
         """One of them is done with."""
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: QueueEntry) -> None:
         """One of them goes back to its place, where it may be found once more."""
 
     def close(self) -> None:
@@ -95,7 +102,7 @@ class Search:
 
 
 @final
-class Reading(Search):
+class BrowseScan(QueueScan):
     """Takes nothing. ready_only: of a queue that is no stream, only what is ready. begin: the first offset it looks at.
     begin_ms: what the log took before (ms since 1970) is left out; when other messages came nobody knows.
 
@@ -106,7 +113,7 @@ class Reading(Search):
     def __init__(
         self,
         queue: Queue,
-        judge: Judge,
+        judge: MessagePredicate,
         wake: Callable[[], None],
         ready_only: bool,
         begin: i64 = 0,
@@ -121,15 +128,15 @@ class Reading(Search):
                 begin = earliest
         self._begin = begin
         self._ready_only = ready_only
-        self._from_log = FromLog()
-        self._scans = Scans(queue.host.timers)
-        self._reader = LogReader(wake, SAFE if queue.rules.stream else LIVE)
-        self._given_back: list[Entry] = []
-        self._memory = [entry for entry in held_by(queue) if not queue.backing.has(entry.offset)]
+        self._from_log = LogMessageFactory()
+        self._scans = ScanBudget(queue.host.timers)
+        self._reader = ScanLogReader(wake, SAFE if queue.rules.stream else LIVE)
+        self._given_back: list[QueueEntry] = []
+        self._memory = [entry for entry in held_by(queue) if not queue.backing.is_logged(entry.offset)]
         self._memory.sort()
         self._at: i64 = 0
 
-    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
         scans = self._scans
         self.waits = False
@@ -152,7 +159,7 @@ class Reading(Search):
             self._at += 1
             self.position = entry.offset + 1
             if wanted and message is not None:
-                copy = Entry(queue, entry.offset, message, entry.redelivered)
+                copy = QueueEntry(queue, entry.offset, message, entry.redelivered)
                 copy.delivery_count = entry.delivery_count
                 entries.append(copy)
                 count_max -= 1
@@ -160,7 +167,7 @@ class Reading(Search):
         if self._at >= size and not self._given_back:
             self._look_at_log(entries, count_max, bytes_max)
 
-    def _look_at_log(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def _look_at_log(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Where no more is wanted just now, the next one is kept: so it is known whether there is one."""
         queue = self.queue
         scans = self._scans
@@ -170,12 +177,12 @@ class Reading(Search):
         if self.position < queue.backing.log_start:
             self.position = queue.backing.log_start
         order = queue.order
-        ready: Ready | None = None
+        ready: ReadySpan | None = None
         if self._ready_only and not queue.rules.stream:
-            if isinstance(order, LevelOrder) and not order.at_hand(queue):
+            if isinstance(order, PriorityOrder) and not order.is_next_in_memory(queue):
                 self.waits = True
                 return
-            ready = Ready(queue, self.position)
+            ready = ReadySpan(queue, self.position)
         while not scans.over:
             if store is None or self.position >= self.end:
                 self.ended = True
@@ -194,12 +201,12 @@ class Reading(Search):
                 continue
             if ready is not None:
                 if record.offset >= ready.end:
-                    ready = Ready(queue, record.offset)
+                    ready = ReadySpan(queue, record.offset)
                 if not ready.has(record.offset):
                     continue
             message = self._from_log.message(record)
             if self.judge.wants(message):
-                entry = Entry(queue, record.offset, message, store.redelivered(record.offset))
+                entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
                 entry.delivery_count = record.delivery_count
                 if count_max <= 0 or bytes_max <= 0:
                     self._given_back.append(entry)
@@ -217,7 +224,7 @@ class Reading(Search):
             return self._memory[self._at].offset
         return max(self.position, self._begin)
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: QueueEntry) -> None:
         self.ended = False
         if entry.message is None:
             self.queue.backing.read_back(entry)
@@ -230,7 +237,7 @@ class Reading(Search):
 
 
 @final
-class LogReader:
+class ScanLogReader:
     """A place of one's own in a log, from which records come one by one. kind: what is read (log_reader.py). waits: the
     disk is asked, and `wake` is called when it has answered. behind: of what is settled, `next` has answered None after
     a long way without any, and goes on when it is asked again.
@@ -240,7 +247,7 @@ class LogReader:
         self.waits = False
         self.behind = False
         self._wake = wake
-        self._place = LogPlace(kind)
+        self._place = QueueLogReader(kind)
         self._asked: i64 = 0
 
     def next(self, store: QueueLog, offset: i64) -> Record | None:
@@ -267,7 +274,7 @@ class LogReader:
 
 
 @final
-class Ready:
+class ReadySpan:
     """Which messages of a queue are ready, from the offset `first` on and below `end`: true until something else runs.
     No stream. Cost to make: some 10 ns for each entry that came back or stands in the window.
     """
@@ -279,7 +286,7 @@ class Ready:
             if first <= entry.offset < self.end:
                 self._held.add(entry.offset)
         order = queue.order
-        self._levels: LevelOrder | None = order if isinstance(order, LevelOrder) else None
+        self._levels: PriorityOrder | None = order if isinstance(order, PriorityOrder) else None
         self._fifo: FifoOrder | None = order if isinstance(order, FifoOrder) else None
         self._filtered: FilteredOrder | None = order if isinstance(order, FilteredOrder) else None
         self._grouped: GroupedOrder | None = order if isinstance(order, GroupedOrder) else None
@@ -306,10 +313,10 @@ class Ready:
         return filtered is None or not filtered.ahead.has(offset)
 
 
-def held_by(queue: Queue) -> list[Entry]:
+def held_by(queue: Queue) -> list[QueueEntry]:
     """Ready entries that are not in the log alone, in no order. Of a stream none."""
     order = queue.order
-    if isinstance(order, LevelOrder):
+    if isinstance(order, PriorityOrder):
         return order.in_memory()
     if isinstance(order, GroupedOrder):
         return order.in_memory()
@@ -328,42 +335,42 @@ COOL_COUNT: Final = 8192
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class TakingSearch(Search):
+class TakingScan(QueueScan):
     """One that takes out what it finds."""
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: QueueEntry) -> None:
         queue = self.queue
-        queue.let_go(entry.body_size)
+        queue.uncount_unacked(entry.body_size)
         queue.backing.settle(entry)
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: QueueEntry) -> None:
         self.ended = False
         self.queue.requeue(entry, False)
-        self.queue.pump_later()
+        self.queue.schedule_dispatch()
 
 
 @final
-class FifoSearch(TakingSearch):
+class FifoScan(TakingScan):
     """Of a queue in order of arrival."""
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
         order = queue.order
         assert isinstance(order, FifoOrder)
         filters = queue.filters
         if filters is None:
-            filters = Filters(queue, queue.host, order)
+            filters = FilteredConsumers(queue, queue.host, order)
             queue.filters = filters
             queue.order = filters.order
         self._order: FilteredOrder = filters.order
-        self._scans = Scans(queue.host.timers)
+        self._scans = ScanBudget(queue.host.timers)
         cursor = FilterCursor(MATCHES_ALL, free_bit(self._order.cursors))
         cursor.judge = judge
         cursor.arrived = wake
         self._order.add_cursor(cursor)
         self._cursor = cursor
 
-    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
         order = self._order
         cursor = self._cursor
@@ -389,7 +396,7 @@ class FifoSearch(TakingSearch):
             entry = order.claim(queue, cursor, offset)
             if queue.ended(entry):
                 continue
-            queue.hold(entry.body_size)
+            queue.count_unacked(entry.body_size)
             store = backing.store
             if store is not None and offset >= backing.log_start:
                 if cursor.refused_count == 0:
@@ -419,21 +426,21 @@ class FifoSearch(TakingSearch):
         if self._cursor in self._order.cursors:
             self._order.remove_cursor(self._cursor)
         if not self.queue.deleted:
-            self.queue.pump_later()  # which goes on with a plain order, where that will do
+            self.queue.schedule_dispatch()  # which goes on with a plain order, where that will do
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class LogSearch(TakingSearch):
+class LogScan(TakingScan):
     """Over what memory alone has, then over the log in order of offset. What comes back behind its place is looked at
     once more.
     """
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
-        self._scans = Scans(queue.host.timers)
-        self._reader = LogReader(wake)
+        self._scans = ScanBudget(queue.host.timers)
+        self._reader = ScanLogReader(wake)
         self._from_memory = True
-        self._index = SearchIndex(queue.backing, self.end)
+        self._index = MemoryIndex(queue.backing, self.end)
 
     # -- the queue's order, of each kind
 
@@ -445,11 +452,11 @@ class LogSearch(TakingSearch):
         """Whether what is not in memory is ready."""
         raise NotImplementedError
 
-    def _take_logged(self, record: Record) -> Entry:
+    def _take_logged(self, record: Record) -> QueueEntry:
         """It is ready no more."""
         raise NotImplementedError
 
-    def _want(self, entry: Entry, message: Message) -> None:
+    def _want(self, entry: QueueEntry, message: Message) -> None:
         """It is in memory, maybe without its message, and is taken out when the slice ends."""
         raise NotImplementedError
 
@@ -459,13 +466,13 @@ class LogSearch(TakingSearch):
 
     # -- a slice
 
-    def collect(self, entries: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def collect(self, entries: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
         self.waits = False
         self._scans.begin_alone(SLICE_MS)
         if not self._begin_slice() or not self._index.fill(self._scans):
             return
-        found: list[Entry] = []
+        found: list[QueueEntry] = []
         try:
             if self._from_memory:
                 self._look_at_memory(found, count_max, bytes_max)
@@ -476,13 +483,13 @@ class LogSearch(TakingSearch):
         for entry in found:
             if queue.ended(entry):
                 continue
-            queue.hold(entry.body_size)
+            queue.count_unacked(entry.body_size)
             store = queue.backing.store
             if store is not None and entry.offset >= queue.backing.log_start:
                 queue.order.mark_delivered(store, entry.offset)
             entries.append(entry)
 
-    def _look_at_memory(self, found: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def _look_at_memory(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         """Those that no log has."""
         scans = self._scans
         backing = self.queue.backing
@@ -511,7 +518,7 @@ class LogSearch(TakingSearch):
         if backing.store is None:
             self.ended = True
 
-    def _look_at_log(self, found: list[Entry], count_max: i64, bytes_max: i64) -> None:
+    def _look_at_log(self, found: list[QueueEntry], count_max: i64, bytes_max: i64) -> None:
         queue = self.queue
         scans = self._scans
         store = queue.backing.store
@@ -545,9 +552,9 @@ class LogSearch(TakingSearch):
             found.append(entry)
             bytes_max -= entry.body_size
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: QueueEntry) -> None:
         super().give_back(entry)
-        if not self.queue.backing.has(entry.offset):
+        if not self.queue.backing.is_logged(entry.offset):
             self._from_memory = True
         if entry.offset < self.position:
             self.position = entry.offset
@@ -557,22 +564,22 @@ class LogSearch(TakingSearch):
 
 
 @final
-class LevelSearch(LogSearch):
+class PriorityScan(LogScan):
     """Of a queue with priorities, whatever the level. What is requeued behind its place is not looked at."""
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
         order = queue.order
-        assert isinstance(order, LevelOrder)
+        assert isinstance(order, PriorityOrder)
         self._order = order
         # Of one `collect`: what is to be taken out of memory.
-        self._wanted: dict[Entry, None] = {}
+        self._wanted: dict[QueueEntry, None] = {}
         self._index.begin(order.in_memory(), [])
         order.indexes.append(self._index)
 
     def _begin_slice(self) -> bool:
         order = self._order
-        if not order.at_hand(self.queue):
+        if not order.is_next_in_memory(self.queue):
             self.waits = True  # its index is being made
             return False
         return order.cool(COOL_COUNT)
@@ -580,10 +587,10 @@ class LevelSearch(LogSearch):
     def _has_logged(self, record: Record) -> bool:
         return self._order.is_cold(record.offset)
 
-    def _take_logged(self, record: Record) -> Entry:
+    def _take_logged(self, record: Record) -> QueueEntry:
         return self._order.take_cold(self.queue, record)
 
-    def _want(self, entry: Entry, message: Message) -> None:
+    def _want(self, entry: QueueEntry, message: Message) -> None:
         entry.message = message
         self._wanted[entry] = None
 
@@ -599,26 +606,26 @@ class LevelSearch(LogSearch):
 
 
 @final
-class GroupedSearch(LogSearch):
+class GroupScan(LogScan):
     """Of a queue with groups."""
 
-    def __init__(self, queue: Queue, judge: Judge, wake: Callable[[], None]) -> None:
+    def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
         order = queue.order
         assert isinstance(order, GroupedOrder)
         self._order = order
         # Of one `collect`: what is to be taken out of memory.
-        self._wanted: list[Waiting] = []
+        self._wanted: list[GroupNode] = []
         self._index.begin([], order.nodes())
         order.indexes.append(self._index)
 
     def _has_logged(self, record: Record) -> bool:
         return self._order.has_logged(record)
 
-    def _take_logged(self, record: Record) -> Entry:
+    def _take_logged(self, record: Record) -> QueueEntry:
         return self._order.take_logged(self.queue, record)
 
-    def _want(self, entry: Entry, message: Message) -> None:
+    def _want(self, entry: QueueEntry, message: Message) -> None:
         node = self._index.nodes[entry.offset]
         self._order.give_message(node, message)
         self._wanted.append(node)

@@ -14,39 +14,39 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.flow.loop_turn import Scans
-from amqpd.broker.queue.message_groups import Waiting
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.flow.loop_turn import ScanBudget
+from amqpd.broker.queue.message_groups import GroupNode
+from amqpd.broker.queue.store import QueueStore
 
 LOOK_COUNT: Final = 256
 
 
 @final
-class SearchIndex:
+class MemoryIndex:
     """Of one search, up to the offset `end`. entries: what is in memory and ready; nodes: of a queue with groups, where
     each stands. alone: a heap of offsets that no log has; some may have gone.
     """
 
-    def __init__(self, backing: Backing, end: i64) -> None:
-        self.entries: dict[int, Entry] = {}
-        self.nodes: dict[int, Waiting] = {}
+    def __init__(self, backing: QueueStore, end: i64) -> None:
+        self.entries: dict[int, QueueEntry] = {}
+        self.nodes: dict[int, GroupNode] = {}
         self.alone: list[int] = []
         self._backing = backing
         self._end = end
         # What was in memory at the beginning, how far it was looked at, and what of it has gone meanwhile.
-        self._first_entries: list[Entry] = []
-        self._first_nodes: list[Waiting] = []
+        self._first_entries: list[QueueEntry] = []
+        self._first_nodes: list[GroupNode] = []
         self._at: i64 = 0
         self._gone: set[int] = set()
         self._filling = True
 
-    def begin(self, entries: list[Entry], nodes: list[Waiting]) -> None:
+    def begin(self, entries: list[QueueEntry], nodes: list[GroupNode]) -> None:
         """One of both is what is in memory, some of which may have gone."""
         self._first_entries = entries
         self._first_nodes = nodes
 
-    def fill(self, scans: Scans) -> bool:
+    def fill(self, scans: ScanBudget) -> bool:
         """Goes on with what was there at the beginning. False: the slice is over before it is done."""
         if not self._filling:
             return True
@@ -76,14 +76,14 @@ class SearchIndex:
         self._gone.clear()
         return True
 
-    def came(self, offset: i64, entry: Entry, node: Waiting | None) -> None:
+    def came(self, offset: i64, entry: QueueEntry, node: GroupNode | None) -> None:
         """It is in memory, and ready."""
         if offset < 0 or offset >= self._end:
             return
         self.entries[offset] = entry
         if node is not None:
             self.nodes[offset] = node
-        if not self._backing.has(offset):
+        if not self._backing.is_logged(offset):
             heappush(self.alone, offset)
 
     def went(self, offset: i64) -> None:

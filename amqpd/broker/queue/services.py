@@ -18,13 +18,13 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from amqpd.broker.consumer import Entry, Source
-from amqpd.broker.delay_hook import Delaying
-from amqpd.broker.flow.loop_turn import Turn
+from amqpd.broker.consumer import QueueBase, QueueEntry
+from amqpd.broker.delay_hook import DelayHook
+from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timers
 from amqpd.broker.message import Message
-from amqpd.broker.queue.log_opening import Opening
-from amqpd.storage.acks.replay import Rewind
+from amqpd.broker.queue.log_opening import LogOpening
+from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.retention_policy import RetentionPolicy
 
@@ -35,7 +35,7 @@ BYTES_MAX: Final = 4 * 1024 * 1024
 BYTES_MIN: Final = 32 * 1024
 
 
-class Window:
+class MemoryWindow:
     """What may be held in memory: `count_max` entries, `bytes_max` of their bodies."""
 
     def __init__(self, count_max: i64, bytes_max: i64) -> None:
@@ -49,10 +49,10 @@ class Windows:
     def __init__(self) -> None:
         self.count_max: i64 = COUNT_MAX
         self.bytes_max: i64 = BYTES_MAX
-        self._windows: set[Window] = set()
+        self._windows: set[MemoryWindow] = set()
         self._shares: i64 = QUEUES_FULL  # how many windows the whole is cut into
 
-    def add(self, window: Window) -> None:
+    def add(self, window: MemoryWindow) -> None:
         """Of another queue with a log. Cost: O(1), and now and then a step for each."""
         self._windows.add(window)
         if len(self._windows) > self._shares:
@@ -60,13 +60,13 @@ class Windows:
         else:
             self._set(window)
 
-    def remove(self, window: Window) -> None:
+    def remove(self, window: MemoryWindow) -> None:
         """Its queue is deleted."""
         self._windows.discard(window)
         if self._shares > QUEUES_FULL and len(self._windows) < self._shares // 4:
             self._cut(self._shares // 2)
 
-    def replace(self, old: Window, new: Window) -> None:
+    def replace(self, old: MemoryWindow, new: MemoryWindow) -> None:
         """The queue of one goes on with the other."""
         if old in self._windows:
             self._windows.discard(old)
@@ -79,29 +79,29 @@ class Windows:
         for window in self._windows:
             self._set(window)
 
-    def _set(self, window: Window) -> None:
+    def _set(self, window: MemoryWindow) -> None:
         window.count_max = self.count_max
         window.bytes_max = self.bytes_max
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class QueueHost:
+class QueueServices:
     """vhost_name, vhost_id: whose queues they are. turn: pumps them at its end. timers: clock, time to live, leases.
     windows: of all queues of the broker, what each may hold in memory.
     """
 
-    def __init__(self, vhost_name: str, vhost_id: str, turn: Turn, timers: Timers, windows: Windows) -> None:
+    def __init__(self, vhost_name: str, vhost_id: str, turn: LoopTurn, timers: Timers, windows: Windows) -> None:
         self.vhost_name = vhost_name
         self.vhost_id = vhost_id
         self.turn = turn
         self.timers = timers
         self.windows = windows
 
-    def open_soon(self, opening: Opening) -> bool:
+    def open_soon(self, opening: LogOpening) -> bool:
         """Begins it, or goes on with it. Whether the log is open, or cannot be; else `opening.end` is called then."""
         raise NotImplementedError
 
-    def pump_failed(self, queue: Source, error: Exception) -> None:
+    def pump_failed(self, queue: QueueBase, error: Exception) -> None:
         """The queue's log could not be read, or its pump has a bug: it is tried again in a while."""
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class QueueHost:
         """x-retain: what is settled stays in the log until it is older, or more; -1: no such limit; both: it goes."""
         raise NotImplementedError
 
-    def rewind(self, log: QueueLog) -> Rewind:
+    def rewind(self, log: QueueLog) -> AckedReplay:
         """To make settled messages of it live again."""
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class QueueHost:
         """A consumer of that name ends: what is stored is written in this turn."""
         raise NotImplementedError
 
-    def delaying(self, exchange: str) -> Delaying:
+    def delaying(self, exchange: str) -> DelayHook:
         """The messages that the exchange of this name delays."""
         raise NotImplementedError
 
@@ -149,15 +149,15 @@ class QueueHost:
         """The vhost is deleted: so is what its exchanges have delayed. Returns the logs, which are to go."""
         raise NotImplementedError
 
-    def expire(self, queue: Source) -> None:
+    def expire(self, queue: QueueBase) -> None:
         """x-expires: nobody has used it for long enough. Its messages are not dead-lettered (rabbit: neither)."""
         raise NotImplementedError
 
-    def dead_letter(self, queue: Source, entry: Entry | None, message: Message | None, reason: str) -> None:
+    def dead_letter(self, queue: QueueBase, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
         """Publishes it to the queue's dead-letter exchange, soon; settles `entry` in its log when that is safe."""
         raise NotImplementedError
 
-    def dead_letter_range(self, queue: Source, first: i64, last: i64, reason: str) -> None:
+    def dead_letter_range(self, queue: QueueBase, first: i64, last: i64, reason: str) -> None:
         """The same for all that the queue's log alone holds between these offsets, ends included."""
         raise NotImplementedError
 

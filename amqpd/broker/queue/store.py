@@ -11,8 +11,8 @@ from typing import final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Entry
-from amqpd.broker.message import Envelope, FromLog, Message
+from amqpd.broker.consumer import QueueEntry
+from amqpd.broker.message import LogMessageFactory, Message, MessageRoute
 from amqpd.broker.queue.config import is_tombstone
 from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.storage.log.producer_state import Producers
@@ -21,7 +21,7 @@ from amqpd.storage.queue_log import QueueLog
 
 
 @final
-class Backing:
+class QueueStore:
     """Of one queue. store: its log, where it has one. spilled: that is a temporary one. compacts: of each routing key
     the last message stays, and a tombstone ends it (compaction.py).
     """
@@ -36,7 +36,7 @@ class Backing:
         # A message with its producer's numbers is being offered; who has numbered what, where no log remembers it.
         self.numbered = False
         self._producers: Producers | None = None
-        self._from_log: FromLog | None = None
+        self._from_log: LogMessageFactory | None = None
 
     def append(self, message: Message) -> i64:
         """Gives the message its offset; in the log where there is one. -1: the log accepts nothing."""
@@ -87,7 +87,7 @@ class Backing:
         self.spilled = True
         self.append(message)
 
-    def unspill(self) -> None:
+    def drop_spill(self) -> None:
         """Nothing is ready any more: the temporary log goes. What is unacked has its message in memory."""
         store = self.store
         if store is not None:
@@ -129,7 +129,7 @@ class Backing:
             for first, _ in ranges:
                 self._producers.unwritten(first)
 
-    def pass_through(self, message: Message) -> bool:
+    def log_passthrough(self, message: Message) -> bool:
         """A numbered message goes straight to a consumer without acks: the log is told, so that a copy is known for one
         after a restart. False: it accepts nothing.
         """
@@ -143,24 +143,24 @@ class Backing:
         store.settle_with_turn()
         return True
 
-    def has(self, offset: i64) -> bool:
+    def is_logged(self, offset: i64) -> bool:
         """Whether the log has the message of this offset, if anybody has."""
         return self.store is not None and offset >= self.log_start
 
-    def settle(self, entry: Entry) -> None:
+    def settle(self, entry: QueueEntry) -> None:
         """The log may forget the entry's message."""
         store = self.store
         if store is not None and entry.offset >= self.log_start:
             store.settle(entry.offset, entry.body_size)
 
-    def settle_with_turn(self, entry: Entry) -> None:
+    def settle_with_turn(self, entry: QueueEntry) -> None:
         """The same, written before a byte of this turn goes to a socket: nobody will answer for it."""
         store = self.store
         if store is not None and entry.offset >= self.log_start:
             store.settle(entry.offset, entry.body_size)
             store.settle_with_turn()
 
-    def mark_returned(self, entry: Entry, due_ms: i64) -> None:
+    def mark_returned(self, entry: QueueEntry, due_ms: i64) -> None:
         """The entry was given back, in the log too. due_ms: as `QueueLog.mark_delayed`; 0: it may be delivered again at
         once.
         """
@@ -171,7 +171,7 @@ class Backing:
             else:
                 store.mark_returned(entry.offset, entry.delivery_count)
 
-    def read_back(self, entry: Entry) -> None:
+    def read_back(self, entry: QueueEntry) -> None:
         """Gives the entry its message again, if the log still has it. Waits for the disk. Raises: OSError."""
         store = self.store
         if store is not None:
@@ -183,14 +183,14 @@ class Backing:
         """What the log has given back, as a message."""
         from_log = self._from_log
         if from_log is None:
-            from_log = FromLog()
+            from_log = LogMessageFactory()
             self._from_log = from_log
         return from_log.message(record)
 
-    def envelope(self, exchange: bytes, routing_key: bytes) -> Envelope:
+    def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
         """What messages of this route share that are read from the log."""
         from_log = self._from_log
         if from_log is None:
-            from_log = FromLog()
+            from_log = LogMessageFactory()
             self._from_log = from_log
         return from_log.envelope(exchange, routing_key)

@@ -44,16 +44,16 @@ from typing import Final, final
 
 from mypy_extensions import i64
 
-from amqpd.broker.consumer import Consumer, Entry, Source
+from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry
 from amqpd.broker.flow.loop_turn import DEAR_PROPERTIES_BYTES
-from amqpd.broker.message import FromLog, Message
-from amqpd.broker.queue.config import SEGMENT_AGE_MS, Rules
+from amqpd.broker.message import LogMessageFactory, Message
+from amqpd.broker.queue.config import SEGMENT_AGE_MS, QueueConfig
 from amqpd.broker.queue.ready_order import ReadyOrder
-from amqpd.broker.queue.services import BYTES_MAX, QueueHost
-from amqpd.broker.queue.store import Backing
+from amqpd.broker.queue.services import BYTES_MAX, QueueServices
+from amqpd.broker.queue.store import QueueStore
 from amqpd.broker.queue.stream_filter import RecordView, filter_of
-from amqpd.broker.stream_message import AGO, FIRST, LAST, NEXT, OFFSET, TIME, Dresser, StreamStart
-from amqpd.storage.log.record import Places
+from amqpd.broker.stream_message import AGO, FIRST, LAST, NEXT, OFFSET, TIME, StreamDeliveryEncoder, StreamStart
+from amqpd.storage.log.record import RecordViews
 from amqpd.storage.queue_log import Cursor, QueueLog
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 
@@ -65,15 +65,15 @@ CURSORS_MAX: Final = 16
 
 
 @final
-class Slice:
+class LogChunk:
     """Some records that follow each other. start: whoever looks for this offset or a later one below next_offset finds
     it here.
     """
 
-    def __init__(self, start: i64, places: Places) -> None:
+    def __init__(self, start: i64, places: RecordViews) -> None:
         self.start: Final[i64] = start
         self.next_offset: Final[i64] = places.next_offset
-        self.places: Final[Places] = places
+        self.places: Final[RecordViews] = places
         self.count: Final[i64] = places.count
         # What filters look at: of each of `places.alikes`; empty until one does.
         self._views: list[RecordView | None] = []
@@ -95,7 +95,7 @@ class Slice:
 
 
 @final
-class Place:
+class ChunkPosition:
     """A cursor, and where it stands."""
 
     def __init__(self, cursor: Cursor) -> None:
@@ -104,20 +104,20 @@ class Place:
 
 
 @final
-class Slices:
+class LogChunks:
     """Of one stream. readers_count: how many read, which the slices' size follows. bytes_max: set by the stream's
     window; less than FULL where many logs share the memory, and then a cursor at the end keeps nothing.
     """
 
-    def __init__(self, from_log: FromLog) -> None:
-        self.dresser: Final = Dresser(from_log)
+    def __init__(self, from_log: LogMessageFactory) -> None:
+        self.dresser: Final = StreamDeliveryEncoder(from_log)
         self.readers_count: i64 = 0
-        self._recent: list[Slice] = []
-        self._idle: list[Place] = []
+        self._recent: list[LogChunk] = []
+        self._idle: list[ChunkPosition] = []
 
     def at(
-        self, log: QueueLog, offset: i64, bytes_max: i64, reader: Callable[[], None], held: Place | None
-    ) -> tuple[Slice | None, Place | None]:
+        self, log: QueueLog, offset: i64, bytes_max: i64, reader: Callable[[], None], held: ChunkPosition | None
+    ) -> tuple[LogChunk | None, ChunkPosition | None]:
         """(the slice with what comes at `offset`, None), (None, the place that waits for the disk), or (None, None) at
         the high watermark. reader: called on the loop when the disk has answered; the place is given as `held` then.
 
@@ -134,7 +134,7 @@ class Slices:
             return None, None
         place = held if held is not None else self._place(log, offset)
         try:
-            places = place.cursor.places_safe(offset, self._slice_bytes(bytes_max), reader)
+            places = place.cursor.views_below_hw(offset, self._slice_bytes(bytes_max), reader)
         except OSError:
             if held is None:
                 self.give_back(place)
@@ -145,7 +145,7 @@ class Slices:
         self.give_back(place)
         if places.count == 0 and places.next_offset <= offset:
             return None, None  # what is safe ends with offsets that are not there any more
-        piece = Slice(offset, places)
+        piece = LogChunk(offset, places)
         recent = self._recent
         recent.insert(0, piece)
         if len(recent) > SLICES_MAX or len(recent) * self._slice_bytes(bytes_max) > bytes_max:
@@ -158,7 +158,7 @@ class Slices:
             return SLICE_BYTES_MAX
         return size if size > SLICE_BYTES_MIN else SLICE_BYTES_MIN
 
-    def _place(self, log: QueueLog, offset: i64) -> Place:
+    def _place(self, log: QueueLog, offset: i64) -> ChunkPosition:
         """One that stands there, a new one, or the one that was not asked for longest."""
         idle = self._idle
         index: i64 = 0
@@ -168,10 +168,10 @@ class Slices:
                 return place
             index += 1
         if index < CURSORS_MAX and index < self.readers_count:
-            return Place(log.new_cursor())
-        return idle.pop(0) if idle else Place(log.new_cursor())
+            return ChunkPosition(log.new_cursor())
+        return idle.pop(0) if idle else ChunkPosition(log.new_cursor())
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: ChunkPosition) -> None:
         """Nobody waits at it any more. One that nobody has asked for longest may go for it."""
         if len(self._idle) >= CURSORS_MAX:
             self._idle.pop(0).cursor.close()
@@ -214,7 +214,7 @@ class Shared:
     line_offset: where the next of a line of single active consumers goes on; -1: nobody has read yet.
     """
 
-    def __init__(self, slices: Slices) -> None:
+    def __init__(self, slices: LogChunks) -> None:
         self.slices: Final = slices
         self.names: dict[str, StreamReader] = {}
         self.moved: list[StreamReader] = []
@@ -223,10 +223,10 @@ class Shared:
 
 
 @final
-class StreamReader(Source):
+class StreamReader(QueueBase):
     """One consumer's. queue: what is read. stored: the offset that is stored under its name; -1: none."""
 
-    def __init__(self, shared: Shared, queue: Source, log: QueueLog, consumer: Consumer, stored: i64) -> None:
+    def __init__(self, shared: Shared, queue: QueueBase, log: QueueLog, consumer: Consumer, stored: i64) -> None:
         super().__init__(queue.name, queue.vhost_name)
         self.kind = queue.kind
         self.logged = True  # nothing of a delivery stays in memory
@@ -247,9 +247,9 @@ class StreamReader(Source):
         # From there on records count that are not older: x-stream-offset as a time.
         self._from_ms: i64 = -1
         self._seeks_last = False
-        self._slice: Slice | None = None
+        self._slice: LogChunk | None = None
         self._index: i64 = 0
-        self._place: Place | None = None  # waits for the disk
+        self._place: ChunkPosition | None = None  # waits for the disk
         # Delivered and not acked, in order; acked before others that are not.
         self._unacked: deque[int] = deque()
         self._acked: set[int] = set()
@@ -293,7 +293,7 @@ class StreamReader(Source):
         log = self._log
         place = self._place
         if place is None:
-            place = self._place = Place(log.new_cursor())
+            place = self._place = ChunkPosition(log.new_cursor())
         offset = place.cursor.last_batch(log.high_watermark, self.log_arrived)
         if offset < 0:
             return False
@@ -361,7 +361,7 @@ class StreamReader(Source):
             if consumer.cancelled:
                 return FULL
 
-    def _pass_over(self, places: Places, index: i64) -> None:
+    def _pass_over(self, places: RecordViews, index: i64) -> None:
         """It is not wanted. Looking at many headers counts for more than one."""
         self._index = index + 1
         self.offset = places.offset(index) + 1
@@ -374,29 +374,29 @@ class StreamReader(Source):
         if not self.deleted:
             self.stream.activate(self.consumer)
 
-    def pump_later(self) -> None:
-        self.stream.pump_later()
+    def schedule_dispatch(self) -> None:
+        self.stream.schedule_dispatch()
 
     # -- home
 
-    def settle(self, entry: Entry) -> None:
+    def ack(self, entry: QueueEntry) -> None:
         stream = self.stream
         stream.unacked_count -= 1
         stream.acked_count += 1
         if self._tracks:
             self._acknowledged(entry.offset)
 
-    def settle_times(self, entry: Entry, count: i64) -> None:
+    def settle_times(self, entry: QueueEntry, count: i64) -> None:
         self.stream.unacked_count -= count
         self.stream.acked_count += count
         if self._tracks:  # each has its own, then
             self._acknowledged(entry.offset)
 
-    def reject(self, entry: Entry) -> None:
+    def reject(self, entry: QueueEntry) -> None:
         """A front end that refuses basic.reject does not come here; for another one it is an ack."""
-        self.settle(entry)
+        self.ack(entry)
 
-    def requeue(self, entry: Entry, counts: bool, failed: bool = True) -> None:
+    def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
         """Its consumer has gone, or gives it up: it stays where it is, and its offset is not acked."""
         self.stream.unacked_count -= 1
 
@@ -412,7 +412,7 @@ class StreamReader(Source):
         if self.consumer_name and not self._moved:
             self._moved = True
             self._shared.moved.append(self)
-            self.stream.pump_later()
+            self.stream.schedule_dispatch()
 
     def committed(self) -> i64:
         """All below it is acked, or was not wanted; -1 where nobody keeps account of it."""
@@ -426,7 +426,7 @@ class StreamReader(Source):
             self._moved = True
             self._shared.moved.append(self)
 
-    def take_moved(self) -> i64:
+    def take_new_offset(self) -> i64:
         """What is to be stored under its name; -1: nothing, another reader has the name by now."""
         self._moved = False
         self._passed_over = False
@@ -468,11 +468,11 @@ SEGMENT_SIZE_BYTES_MAX: Final = 1 << 30
 class StreamOrder(ReadyOrder):
     """Of one stream."""
 
-    def __init__(self, backing: Backing, host: QueueHost) -> None:
+    def __init__(self, backing: QueueStore, host: QueueServices) -> None:
         super().__init__(backing)
         self._host = host
-        self._queue: Source | None = None
-        self._shared = Shared(Slices(FromLog()))
+        self._queue: QueueBase | None = None
+        self._shared = Shared(LogChunks(LogMessageFactory()))
         # Asked to be told when the high watermark moves.
         self._asked = False
         # How many readers have a filter; those that have looked long enough for now.
@@ -481,7 +481,7 @@ class StreamOrder(ReadyOrder):
 
     # -- the log
 
-    def opened(self, queue: Source) -> None:
+    def opened(self, queue: QueueBase) -> None:
         store = self.backing.store
         assert store is not None  # a stream is durable
         self._queue = queue
@@ -496,30 +496,30 @@ class StreamOrder(ReadyOrder):
             queue.ready_bytes = store.size_bytes
             self._shared.slices.forget()
 
-    def obey(self, rules: Rules) -> None:
+    def obey(self, rules: QueueConfig) -> None:
         store = self.backing.store
         if store is not None:
             self._host.keep(store, retention_of(rules))
         self.backing.compacts = "compact" in rules.cleanup
 
-    def look_at_first(self, queue: Source) -> None:
+    def load_head(self, queue: QueueBase) -> None:
         """Nothing of a stream has a time to live."""
 
-    def add(self, queue: Source, message: Message, offset: i64) -> bool:
+    def add(self, queue: QueueBase, message: Message, offset: i64) -> bool:
         """It is shown to readers when it is safe."""
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         if not self._asked and queue.round_robin.has_ready():
-            queue.pump_later()  # one became able to take when there was nothing, and has not looked since
+            queue.schedule_dispatch()  # one became able to take when there was nothing, and has not looked since
         return True
 
-    def unwritten(self, queue: Source, ranges: list[tuple[int, int]]) -> None:
+    def unwritten(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
         """Nobody has seen them."""
         self._recounted()
 
     # -- consumers
 
-    def join(self, queue: Source, consumer: Consumer) -> None:
+    def join(self, queue: QueueBase, consumer: Consumer) -> None:
         """It begins where it asks to, now; one that stands in a line when it is its turn."""
         store = self.backing.store
         assert store is not None  # a stream is durable
@@ -538,7 +538,7 @@ class StreamOrder(ReadyOrder):
         if not reader.in_line or not queue.consumers:
             reader.begin(self._host.timers.wall_ms())
 
-    def leave(self, queue: Source, consumer: Consumer) -> None:
+    def leave(self, queue: QueueBase, consumer: Consumer) -> None:
         """What it has acked is stored; the next in its line goes on behind that."""
         reader = consumer.reader
         if not isinstance(reader, StreamReader):
@@ -557,18 +557,18 @@ class StreamOrder(ReadyOrder):
         if self._shared.slices.readers_count == 0:
             self._shared.slices.close()
 
-    def _store_moved(self, queue: Source) -> None:
+    def _store_moved(self, queue: QueueBase) -> None:
         moved = self._shared.moved
         if moved:
             self._shared.moved = []
             for reader in moved:
-                offset = reader.take_moved()
+                offset = reader.take_new_offset()
                 if offset >= 0:
                     self._host.store_offset(queue.id, reader.consumer_name, offset)
 
     # -- out
 
-    def scan(self, queue: Source) -> bool:
+    def scan(self, queue: QueueBase) -> bool:
         """Serves the readers. False: nothing is to be taken."""
         self._store_moved(queue)
         granted = False
@@ -578,15 +578,15 @@ class StreamOrder(ReadyOrder):
                 searching = self._searching
                 self._searching = {}
                 for consumer in searching:
-                    queue.round_robin.back(consumer)
+                    queue.round_robin.unpark(consumer)
         if self._serve(queue, granted):
-            queue.pump_later()
+            queue.schedule_dispatch()
         if self._searching and not queue.scan_wanted:
             self._host.turn.scans.wait(queue)
-            self._host.turn.want()
+            self._host.turn.schedule()
         return False
 
-    def _serve(self, queue: Source, granted: bool) -> bool:
+    def _serve(self, queue: QueueBase, granted: bool) -> bool:
         """A share to one reader after the other. Whether there is more than a pump's. granted: it is the turn of those
         that search; else one that does looks at a share of what has come in, and then stands in line for more.
         """
@@ -602,7 +602,7 @@ class StreamOrder(ReadyOrder):
             assert isinstance(reader, StreamReader)  # `join` has made it
             searches = reader.filter is not None
             if searches and scans.over:
-                robin.rest(consumer)
+                robin.park(consumer)
                 self._searching[consumer] = None
                 continue
             if reader.offset < 0:
@@ -612,17 +612,17 @@ class StreamOrder(ReadyOrder):
             if searches:
                 scans.looked_at(reader.looked_count)
             if ended != MORE:
-                robin.rest(consumer)
+                robin.park(consumer)
                 if ended == END:
                     shared.resting[reader] = None
                     self._ask(queue)
             elif searches and not granted:
-                robin.rest(consumer)
+                robin.park(consumer)
                 self._searching[consumer] = None
             consumer.share_ended()  # when it rests: there may be room for it at once
         return True
 
-    def _ask(self, queue: Source) -> None:
+    def _ask(self, queue: QueueBase) -> None:
         store = self.backing.store
         if self._asked or store is None or store.failed:
             return
@@ -643,36 +643,36 @@ class StreamOrder(ReadyOrder):
         if resting:
             self._shared.resting = {}
             for reader in resting:
-                queue.round_robin.back(reader.consumer)
-        queue.pump_later()
+                queue.round_robin.unpark(reader.consumer)
+        queue.schedule_dispatch()
 
-    def resumed(self, queue: Source) -> None:
+    def resumed(self, queue: QueueBase) -> None:
         self._queue = queue
         self._safe_moved(True)
 
-    def at_hand(self, queue: Source) -> bool:
+    def is_next_in_memory(self, queue: QueueBase) -> bool:
         return True
 
-    def take(self, queue: Source) -> Entry | None:
+    def take(self, queue: QueueBase) -> QueueEntry | None:
         """basic.get is refused."""
         return None
 
-    def head(self, queue: Source) -> Entry | None:
+    def head(self, queue: QueueBase) -> QueueEntry | None:
         return None
 
     def mark_delivered(self, store: QueueLog, offset: i64) -> None:
         """Nobody asks."""
 
-    def note_arrival(self, now_ms: i64) -> None:
+    def stamp_arrival(self, now_ms: i64) -> None:
         """A stream has no time to live."""
 
     # -- ends
 
-    def purge(self, queue: Source) -> None:
+    def purge(self, queue: QueueBase) -> None:
         """It is refused: what others have not read would go."""
         raise NotImplementedError
 
-    def clear(self, queue: Source) -> None:
+    def clear(self, queue: QueueBase) -> None:
         self._shared.slices.close()
         self._shared.resting.clear()
         self._shared.moved.clear()
@@ -685,7 +685,7 @@ class StreamOrder(ReadyOrder):
         queue.ready_bytes = 0
 
 
-def retention_of(rules: Rules) -> RetentionPolicy:
+def retention_of(rules: QueueConfig) -> RetentionPolicy:
     """What a stream with these rules keeps, and how it is stored: x-max-age, x-max-length-bytes, x-compact,
     x-stream-max-segment-size-bytes, x-compression.
     """

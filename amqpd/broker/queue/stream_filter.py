@@ -26,7 +26,7 @@ from amqpd.protocol.properties import CONTENT_TYPE, decode_headers, decode_prope
 from amqpd.routing.selector import Selector
 from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
-from amqpd.storage.log.record import Alike
+from amqpd.storage.log.record import SharedFields
 
 VALUE_HEADER: Final = "x-stream-filter-value"
 _VALUE_NAME: Final = VALUE_HEADER.encode()
@@ -36,11 +36,11 @@ _VALUE_NAME: Final = VALUE_HEADER.encode()
 class RecordView(Selectable):
     """What is not the body of records that are alike."""
 
-    def __init__(self, alike: Alike) -> None:
+    def __init__(self, alike: SharedFields) -> None:
         self._alike = alike
         self._headers: dict[str, object] | None = None
 
-    def serves(self, alike: Alike) -> bool:
+    def serves(self, alike: SharedFields) -> bool:
         """Whether these are like its own. By identity: a log's reader gives the same objects for the same bytes."""
         own = self._alike
         return (

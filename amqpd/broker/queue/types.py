@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 
-class Kind(NamedTuple):
+class QueueType(NamedTuple):
     """One kind.
 
     module: what RabbitMQ calls it in the texts of errors. durable_only: neither transient, exclusive nor auto-delete.
@@ -27,12 +27,14 @@ class Kind(NamedTuple):
     stream: bool = False
 
 
-KINDS: Final[dict[str, Kind]] = {
+KINDS: Final[dict[str, QueueType]] = {
     kind.name: kind
     for kind in (
-        Kind("classic", "rabbit_classic_queue", durable_only=False, counts_shown=False, global_qos=True),
-        Kind("quorum", "rabbit_quorum_queue", durable_only=True, counts_shown=True, global_qos=False),
-        Kind("stream", "rabbit_stream_queue", durable_only=True, counts_shown=False, global_qos=False, stream=True),
+        QueueType("classic", "rabbit_classic_queue", durable_only=False, counts_shown=False, global_qos=True),
+        QueueType("quorum", "rabbit_quorum_queue", durable_only=True, counts_shown=True, global_qos=False),
+        QueueType(
+            "stream", "rabbit_stream_queue", durable_only=True, counts_shown=False, global_qos=False, stream=True
+        ),
     )
 }
 
@@ -43,7 +45,7 @@ WORK_QUEUES: Final = CLASSIC | QUORUM
 REPLICATED: Final = QUORUM | STREAM
 
 
-def kind_of(arguments: Mapping[str, object]) -> Kind:
+def kind_of(arguments: Mapping[str, object]) -> QueueType:
     """What these arguments ask for; classic where they do not say, or name a kind that is not there."""
     name = arguments.get("x-queue-type")
     return KINDS.get(name, KINDS["classic"]) if isinstance(name, str) else KINDS["classic"]

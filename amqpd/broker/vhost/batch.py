@@ -18,14 +18,14 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost.declaration import NewQueue
 from amqpd.broker.vhost.exchange import BindingKey, Exchange
 from amqpd.broker.vhost.limit_set import Limits
-from amqpd.broker.vhost.pending import Coming, Declared, Done, Name, OnItsWay
-from amqpd.broker.vhost.vhost import Names, VHost
-from amqpd.broker.vhost.vhosts import VhostNames, VHosts
+from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, PendingDeclarations
+from amqpd.broker.vhost.vhost import Namespace, VHost
+from amqpd.broker.vhost.vhosts import VhostNamespace, VHosts
 from amqpd.storage.metadata.store import Change, Put, Row, VhostRow
 
 
 class _Step(NamedTuple):
-    coming: Coming
+    coming: PendingDeclaration
     done: Done
 
 
@@ -35,16 +35,16 @@ class _Collected:
     dry: nothing is kept, and no name held. ends: what bindings lead to, which may go until all is committed.
     """
 
-    def __init__(self, declared: Declared, dry: bool) -> None:
+    def __init__(self, declared: PendingDeclarations, dry: bool) -> None:
         self.changes: list[Change] = []
         self.undo: list[Change] = []
         self.steps: list[_Step] = []
         self.ends: dict[object, None] = {}
-        self.held: list[Name] = []
+        self.held: list[ObjectName] = []
         self._declared = declared
         self.dry = dry
 
-    def add(self, coming: Coming, done: Done) -> None:
+    def add(self, coming: PendingDeclaration, done: Done) -> None:
         """Raises: OnItsWay when its name is held by others."""
         if self.dry:
             return
@@ -60,7 +60,7 @@ class _Collected:
         self.changes, self.undo, self.steps, self.ends, self.held = [], [], [], {}, []
 
 
-class Draft(Names):
+class DraftNamespace(Namespace):
     """A vhost with what the transaction has declared in it. It does not know the transaction, which knows it: all that
     a large one has seen goes with its last step, and not with a round of the collector.
     """
@@ -91,7 +91,7 @@ class Draft(Names):
         """Those of the transaction hold their names, but for a dry run."""
         return self._vhost.queue_count() + (len(self._queues) if self._collected.dry else 0)
 
-    def make(self, coming: Coming, done: Done) -> None:
+    def make(self, coming: PendingDeclaration, done: Done) -> None:
         """Collects it. done: called when it is made, after the commit; not at all when there is none."""
         self._collected.add(coming, done)
         brings = coming.brings
@@ -121,26 +121,26 @@ def _drained(leaving: list[Any]) -> Iterator[None]:
         yield
 
 
-class Transaction(VhostNames):
+class DeclarationBatch(VhostNamespace):
     """One import, say. dry: only a dry run. Everything on the loop."""
 
     def __init__(self, vhosts: VHosts, dry: bool) -> None:
         self._vhosts = vhosts
-        self._declared: Declared = vhosts.catalogue.declared
+        self._declared: PendingDeclarations = vhosts.catalogue.declared
         self.dry = dry
-        self._drafts: dict[str, Draft] = {}
+        self._drafts: dict[str, DraftNamespace] = {}
         self._collected = _Collected(self._declared, dry)
 
     # -- what the calls see ------------------------------------------------------------------------------------------
 
-    def draft(self, name: str) -> Draft | None:
+    def draft(self, name: str) -> DraftNamespace | None:
         """Where queues, exchanges and bindings of this vhost are declared; None: there is no such vhost."""
         draft = self._drafts.get(name)
         if draft is None:
             vhost = self._vhosts.get(name)
             if vhost is None:
                 return None
-            draft = self._drafts[name] = Draft(self._collected, vhost, vhost.default_queue_type)
+            draft = self._drafts[name] = DraftNamespace(self._collected, vhost, vhost.default_queue_type)
         return draft
 
     def find_vhost(self, name: str) -> VHost | None:
@@ -153,11 +153,11 @@ class Transaction(VhostNames):
     def add(self, vhost: VHost) -> None:
         self._vhosts.add(vhost)
 
-    def make(self, coming: Coming, done: Done) -> None:
+    def make(self, coming: PendingDeclaration, done: Done) -> None:
         self._collected.add(coming, done)
         brings = coming.brings
         if isinstance(brings, VHost):
-            self._drafts[brings.name] = Draft(self._collected, brings, brings.default_queue_type)
+            self._drafts[brings.name] = DraftNamespace(self._collected, brings, brings.default_queue_type)
         elif isinstance(brings, VhostRow):
             draft = self.draft(brings.name)
             assert draft is not None  # it is changed, so it is there
@@ -193,7 +193,7 @@ class Transaction(VhostNames):
         if error is not None:
             held, undo = self._collected.held, self._collected.undo
             self.abandon()
-            self._declared.take_back(undo[::-1], held)
+            self._declared.rollback(undo[::-1], held)
         done(error)
 
     def abandon(self) -> None:
@@ -211,7 +211,9 @@ class Transaction(VhostNames):
         while steps:
             coming, done = steps.pop()
             self._declared.free([coming.name])
-            with suppress(OnItsWay):  # who has deleted its vhost or its end since the commit has removed the row too
+            with suppress(
+                DeclarationPending
+            ):  # who has deleted its vhost or its end since the commit has removed the row too
                 coming.apply()
             done(None)
             yield

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
 from amqpd.broker.vhost.exchange import DELAYED_MESSAGE
-from amqpd.broker.vhost.pending import Name, OnItsWay
+from amqpd.broker.vhost.pending import DeclarationPending, ObjectName
 from amqpd.errors import AccessRefused, PreconditionFailed
 
 if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
 
 
-class Refused(NamedTuple):
+class RefusedInCluster(NamedTuple):
     """One thing. kind: argument, policy, exchange, header or command. name: as users write it."""
 
     kind: str
@@ -39,15 +39,15 @@ _EXPORT: Final = "exports read the log on a node's disk; a queue's topic in Kafk
 _COMPACT: Final = "a vhost's topic in Kafka is not compacted"
 
 REFUSED: Final = (
-    Refused("argument", "x-retain", _KEPT),
-    Refused("argument", "x-export", _EXPORT),
-    Refused("argument", "x-export-max-bytes", _EXPORT),
-    Refused("argument", "x-compact", _COMPACT),
-    Refused("policy", "retain", _KEPT),
-    Refused("policy", "cleanup-policy", _COMPACT),
-    Refused("exchange", DELAYED_MESSAGE, "what is delayed waits on the disk of one node"),
-    Refused("header", "x-producer-id", "Kafka's records have the node's own numbers"),
-    Refused("command", "rewind", _KEPT),
+    RefusedInCluster("argument", "x-retain", _KEPT),
+    RefusedInCluster("argument", "x-export", _EXPORT),
+    RefusedInCluster("argument", "x-export-max-bytes", _EXPORT),
+    RefusedInCluster("argument", "x-compact", _COMPACT),
+    RefusedInCluster("policy", "retain", _KEPT),
+    RefusedInCluster("policy", "cleanup-policy", _COMPACT),
+    RefusedInCluster("exchange", DELAYED_MESSAGE, "what is delayed waits on the disk of one node"),
+    RefusedInCluster("header", "x-producer-id", "Kafka's records have the node's own numbers"),
+    RefusedInCluster("command", "rewind", _KEPT),
 )
 """All of it; docs/cluster.md shows it."""
 
@@ -105,7 +105,7 @@ def check(vhost: VHost, asked: QueueDeclaration) -> None:
     if objection:
         raise PreconditionFailed(f"{what}topic '{topic}' {objection}")
     if objection is None:
-        name = Name("", "kafka topic", topic)
+        name = ObjectName("", "kafka topic", topic)
         declared.hold(name)
         topics.ask(topic, lambda: declared.free([name]))
-        raise OnItsWay(declared, name)
+        raise DeclarationPending(declared, name)

@@ -41,7 +41,7 @@ class StoredOffset(NamedTuple):
     time_ms: int
 
 
-class StoredOffsets:
+class ConsumerOffsets:
     """One per broker, in its catalogue. commit: `Metadata.submit`."""
 
     def __init__(

@@ -34,7 +34,7 @@ from typing import Final
 
 from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.broker.queue.factory import make_queue
-from amqpd.broker.queue.queue import Queue, leave
+from amqpd.broker.queue.queue import Queue, detach_consumer
 from amqpd.broker.queue.types import kind_of
 from amqpd.broker.stats import queue_counts
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, NewQueue, QueueDeclaration
@@ -50,8 +50,15 @@ from amqpd.broker.vhost.exchange import (
     validate,
 )
 from amqpd.broker.vhost.limit_set import QUEUES
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, binding_name, unheard
-from amqpd.broker.vhost.vhost import Names, VHost, locked
+from amqpd.broker.vhost.pending import (
+    DeclarationPending,
+    Done,
+    ObjectName,
+    PendingDeclaration,
+    binding_name,
+    ignore_result,
+)
+from amqpd.broker.vhost.vhost import Namespace, VHost, locked
 from amqpd.errors import AccessRefused, CommandInvalid, PreconditionFailed
 from amqpd.protocol.field_table import encode_table
 from amqpd.routing.base import BadBinding, ExchangeType, UnknownExchangeType
@@ -61,7 +68,7 @@ from amqpd.storage.metadata.store import BindingRow, Change, Delete, DeleteBindi
 from amqpd.storage.queue_log import QueueLog
 
 
-def check_queue_equivalent(names: Names, queue: Queue | NewQueue, asked: QueueDeclaration) -> None:
+def check_queue_equivalent(names: Namespace, queue: Queue | NewQueue, asked: QueueDeclaration) -> None:
     """Raises: ResourceLocked, PreconditionFailed."""
     vhost = names.vhost
     vhost.check_exclusive(queue, asked.owner)
@@ -131,7 +138,7 @@ def remove_queue(vhost: VHost, queue: Queue) -> tuple[int, list[Change]]:
     about = {"vhost": vhost.name, "queue": queue.name}
     log.debug("queue '%s' was deleted with %d ready messages", queue.name, count, extra=about)
     about_it = {"vhost": vhost.name, "name": queue.name}
-    vhost.catalogue.events.tell("queue.deleted", about_it, recorded=queue.exclusive_owner is None)
+    vhost.catalogue.events.emit("queue.deleted", about_it, recorded=queue.exclusive_owner is None)
     changes: list[Change] = []
     for binding in vhost.take_queue(queue):
         changes += remove_binding(vhost, binding)
@@ -172,9 +179,9 @@ def _end(vhost: VHost, queue: Queue) -> None:
 
 def _cancel_consumers(queue: Queue) -> None:
     for consumer in list(queue.consumers):
-        leave(queue, consumer)
+        detach_consumer(queue, consumer)
         consumer.cancel()
-    queue.forget()
+    queue.dispose()
 
 
 def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
@@ -184,7 +191,7 @@ def remove_exchange(vhost: VHost, exchange: Exchange) -> list[Change]:
     exchange.deleted = True
     if exchange.wheel is not None:
         exchange.wheel.drop(vhost.catalogue.deletions.leaving())
-    vhost.catalogue.events.tell("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
+    vhost.catalogue.events.emit("exchange.deleted", {"vhost": vhost.name, "name": exchange.name})
     changes: list[Change] = []
     for binding in vhost.take_exchange(exchange):
         changes += remove_binding(vhost, binding)
@@ -200,8 +207,8 @@ def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
     source = binding.source
     there = not source.deleted and binding.key in source.bindings
     vhost.take_binding(binding)
-    if vhost.catalogue.events.wanted:
-        vhost.catalogue.events.tell("binding.deleted", binding.told(vhost.name), recorded=False)
+    if vhost.catalogue.events.exchange_bound:
+        vhost.catalogue.events.emit("binding.deleted", binding.told(vhost.name), recorded=False)
     if there and source.auto_delete and not source.bindings:
         return remove_exchange(vhost, source)
     return []
@@ -210,7 +217,7 @@ def remove_binding(vhost: VHost, binding: Binding) -> list[Change]:
 ARGUMENTS_SIZE_MAX: Final = 64 * 1024
 
 
-def declare_queue(names: Names, asked: QueueDeclaration, done: Done = unheard) -> bool:
+def declare_queue(names: Namespace, asked: QueueDeclaration, done: Done = ignore_result) -> bool:
     """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
 
     Raises: AccessRefused, PreconditionFailed, ResourceLocked, OnItsWay; NotOpenYet of a queue that is there.
@@ -218,7 +225,7 @@ def declare_queue(names: Names, asked: QueueDeclaration, done: Done = unheard) -
     if asked.exclusive and asked.durable:
         # rabbit: it dies with its connection, so whether it was asked for as durable is all the same
         asked = asked._replace(durable=False)
-    names.vhost.check_not_own(asked.name)
+    names.vhost.check_not_system(asked.name)
     queue = names.find_queue(asked.name)
     if queue is not None:
         check_queue_equivalent(names, queue, asked)
@@ -246,11 +253,14 @@ def declare_queue(names: Names, asked: QueueDeclaration, done: Done = unheard) -
     if new.durable:
         row = QueueRow(vhost.name, new.name, new.id, True, new.auto_delete, False, encode_table(new.arguments))
         put, undo = Put(row), Delete(row)
-    names.make(Coming(Name(vhost.name, "queue", new.name), put, undo, partial(_make_queue, vhost, new), new), done)
+    names.make(
+        PendingDeclaration(ObjectName(vhost.name, "queue", new.name), put, undo, partial(_make_queue, vhost, new), new),
+        done,
+    )
     return True
 
 
-def check_queue_limit(names: Names, name: str) -> None:
+def check_queue_limit(names: Namespace, name: str) -> None:
     """rabbit: whether one more may come is asked before its arguments are looked at. Raises: PreconditionFailed."""
     if not names.limits.allow(QUEUES, names.queue_count()):
         limit = names.limits.value[QUEUES]
@@ -283,7 +293,7 @@ def _make_queue(vhost: VHost, new: NewQueue) -> None:
     """Its row is committed."""
     declared, storage = vhost.catalogue.declared, vhost.catalogue.storage
     if vhost.deleted:
-        raise OnItsWay(declared, Name(vhost.name, "queue", new.name))
+        raise DeclarationPending(declared, ObjectName(vhost.name, "queue", new.name))
     store: QueueLog | None = None
     if new.id:
         table = encode_table(new.arguments)
@@ -295,9 +305,9 @@ def _make_queue(vhost: VHost, new: NewQueue) -> None:
     new.made = queue
     vhost.catalogue.queue_created_count += 1
     events = vhost.catalogue.events
-    if events.heard:
+    if events.has_listeners:
         owner = new.exclusive_owner
-        events.tell(
+        events.emit(
             "queue.created",
             {
                 "vhost": vhost.name,
@@ -321,20 +331,20 @@ def check_queue_deletable(vhost: VHost, queue: Queue, if_unused: bool, if_empty:
         raise PreconditionFailed(f"queue '{queue.name}' in vhost '{vhost.name}' not empty")
 
 
-def delete_queue(vhost: VHost, queue: Queue, done: Done = unheard) -> int:
+def delete_queue(vhost: VHost, queue: Queue, done: Done = ignore_result) -> int:
     """Deletes it with its bindings; its consumers are told. Returns how many messages were ready, which is not known
     (0) where nobody has prepared it since the start.
 
     done: called when it does not come back, or with the error of the first try, which others follow. Raises:
     AccessRefused of the broker's own.
     """
-    vhost.check_not_own(queue.name)
+    vhost.check_not_system(queue.name)
     count, changes = remove_queue(vhost, queue)
     vhost.catalogue.deletions.delete(changes, [queue], done)
     return count
 
 
-def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = unheard) -> None:
+def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = ignore_result) -> None:
     """The same for several in one commit."""
     changes: list[Change] = []
     for queue in queues:
@@ -343,12 +353,12 @@ def delete_queues(vhost: VHost, queues: Sequence[Queue], done: Done = unheard) -
 
 
 def bind(
-    names: Names,
+    names: Namespace,
     source: Exchange,
     destination: Queue | NewQueue | Exchange,
     routing_key: str,
     arguments: dict[str, object],
-    done: Done = unheard,
+    done: Done = ignore_result,
 ) -> None:
     """done(None) once it is there, at once where it was there already. Raises: PreconditionFailed,
     AccessRefused, OnItsWay.
@@ -356,7 +366,7 @@ def bind(
     assert source.matcher is not None  # the front end has refused the default exchange
     kind: DestinationType = "exchange" if isinstance(destination, Exchange) else "queue"
     if kind == "queue":
-        names.vhost.check_not_own(destination.name)
+        names.vhost.check_not_system(destination.name)
     key = BindingKey(source.name, kind, destination.name, routing_key, binding_table(arguments))
     if names.has_binding(source, key):
         done(None)
@@ -371,7 +381,7 @@ def bind(
     row = _binding_row(vhost, key)
     put, undo = (Put(row), Delete(row)) if source.durable and destination.durable else (None, None)
     make = partial(_make_binding, vhost, source, destination, routing_key, dict(sorted(arguments.items())))
-    names.make(Coming(binding_name(row), put, undo, make, key, (source, destination)), done)
+    names.make(PendingDeclaration(binding_name(row), put, undo, make, key, (source, destination)), done)
 
 
 def _make_binding(
@@ -387,7 +397,7 @@ def _make_binding(
         # Whatever took the end away was submitted later and has removed the row.
         gone = source if source.deleted else destination
         kind = "exchange" if isinstance(gone, Exchange) else "queue"
-        raise OnItsWay(vhost.catalogue.declared, Name(vhost.name, kind, gone.name))
+        raise DeclarationPending(vhost.catalogue.declared, ObjectName(vhost.name, kind, gone.name))
     binding = Binding(source, end, routing_key, arguments)
     if binding.key not in source.bindings:
         vhost.add_binding(binding)
@@ -400,7 +410,7 @@ def unbind(
     destination: Queue | Exchange,
     routing_key: str,
     arguments: dict[str, object],
-    done: Done = unheard,
+    done: Done = ignore_result,
 ) -> None:
     """done(None) once it is gone, at once where there is none, which is no error. Raises: OnItsWay."""
     binding = source.bindings.get(Binding(source, destination, routing_key, arguments).key)
@@ -409,7 +419,7 @@ def unbind(
         return
     row = _binding_row(vhost, binding.key._replace(arguments=binding.row_arguments))
     delete, undo = (Delete(row), Put(row)) if binding.durable else (None, None)
-    vhost.make(Coming(binding_name(row), delete, undo, partial(_remove_binding, vhost, binding)), done)
+    vhost.make(PendingDeclaration(binding_name(row), delete, undo, partial(_remove_binding, vhost, binding)), done)
 
 
 def _remove_binding(vhost: VHost, binding: Binding) -> None:
@@ -423,7 +433,7 @@ def _binding_row(vhost: VHost, key: BindingKey) -> BindingRow:
     return BindingRow(vhost.name, key.source, key.destination, key.destination_type, key.routing_key, key.arguments)
 
 
-def declare_exchange(names: Names, asked: ExchangeDeclaration, done: Done = unheard) -> bool:
+def declare_exchange(names: Namespace, asked: ExchangeDeclaration, done: Done = ignore_result) -> bool:
     """Whether it is new; done(None) once it is there, at once where it was there already and is equivalent.
 
     Raises: CommandInvalid for an unknown type, AccessRefused, PreconditionFailed, OnItsWay.
@@ -451,7 +461,7 @@ def declare_exchange(names: Names, asked: ExchangeDeclaration, done: Done = unhe
     row = ExchangeRow(vhost.name, asked.name, asked.kind, True, asked.auto_delete, asked.internal, encoded)
     put, undo = (Put(row), Delete(row)) if asked.durable else (None, None)
     add = partial(vhost.add_exchange, exchange)
-    names.make(Coming(Name(vhost.name, "exchange", asked.name), put, undo, add, exchange), done)
+    names.make(PendingDeclaration(ObjectName(vhost.name, "exchange", asked.name), put, undo, add, exchange), done)
     return True
 
 
@@ -472,7 +482,7 @@ def _exchange_type(asked: ExchangeDeclaration) -> Callable[[], ExchangeType]:
         raise CommandInvalid(f"{'unknown' if kind else 'invalid'} exchange type '{kind}'") from None
 
 
-def delete_exchange(vhost: VHost, exchange: Exchange, if_unused: bool, done: Done = unheard) -> None:
+def delete_exchange(vhost: VHost, exchange: Exchange, if_unused: bool, done: Done = ignore_result) -> None:
     """Deletes it with its bindings. done: called when its row is gone, or with the error of the first try.
 
     Raises: AccessRefused for a predeclared one, PreconditionFailed when in use.

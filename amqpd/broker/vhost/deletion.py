@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.vhost.pending import Done, unheard
-from amqpd.broker.vhost.recovery import Findings, in_parts
-from amqpd.storage.metadata.interface import MetadataKeeper
+from amqpd.broker.vhost.pending import Done, ignore_result
+from amqpd.broker.vhost.recovery import RecoveryFindings, in_parts
+from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.store import Change, Delete, MetadataClosed, QueueRow, VhostRow
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
@@ -31,7 +31,7 @@ EMPTY_MAX: Final = 1000
 Remove: TypeAlias = Callable[[Sequence[Change], Callable[[], None], Done | None], None]
 
 
-class Leaving:
+class DirectoryRemoval:
     """A directory on its way out that is no queue's and has no row."""
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class Leaving:
             self._waiting.append(done)
 
 
-class Deletions:
+class DeletionQueue:
     """Steps 2 to 5. Everything on the loop. One per broker.
 
-    remove: `Declared.remove`. counted: how many queues are gone now, step 4.
+    remove: `PendingDeclarations.remove`. counted: how many queues are gone now, step 4.
     """
 
     def __init__(
-        self, storage: Storage, metadata: MetadataKeeper, remove: Remove, counted: Callable[[int], None]
+        self, storage: Storage, metadata: MetadataStore, remove: Remove, counted: Callable[[int], None]
     ) -> None:
         self._storage = storage
         self._metadata = metadata
@@ -65,17 +65,17 @@ class Deletions:
         self._counted = counted
         self._empty: list[str] = []  # directories renamed and emptied, by their old names
         self._under_way = False
-        self._leaving: list[Leaving] = []
+        self._leaving: list[DirectoryRemoval] = []
 
     def leaving(self) -> Callable[[], None]:
         """A directory is about to be renamed that goes with the rows of the next `delete`, whose `done` waits for it.
         Returns what is to be called when that is on the medium.
         """
-        leaving = Leaving()
+        leaving = DirectoryRemoval()
         self._leaving.append(leaving)
         return leaving.end
 
-    def delete(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done = unheard) -> None:
+    def delete(self, changes: Sequence[Change], queues: Sequence[Queue] = (), done: Done = ignore_result) -> None:
         """What is out of memory goes for good: these rows, tried until that succeeds, then the queues' directories.
 
         changes: tombstones, and the rows of what goes with them. done: called with None when neither comes back, or
@@ -99,7 +99,7 @@ class Deletions:
 
         self._remove(changes, partial(self.drop, queues, renamed, leaving), tried)
 
-    def drop(self, queues: Sequence[Queue], done: Callable[[], None], leaving: Sequence[Leaving] = ()) -> None:
+    def drop(self, queues: Sequence[Queue], done: Callable[[], None], leaving: Sequence[DirectoryRemoval] = ()) -> None:
         """Queues that are out of memory, and whose tombstones are committed; `done()` is step 4. Transient ones are
         gone at once. Cost: a rename each; their parents are synced together. leaving: what else it waits for.
         """
@@ -158,7 +158,7 @@ class Deletions:
 
     # -- at the start
 
-    def take_over(self, findings: Findings) -> None:
+    def take_over(self, findings: RecoveryFindings) -> None:
         """Makes the metadata say what holds, then empties what had been deleted."""
         parts = in_parts(findings.changes)
         for part in parts[:-1]:

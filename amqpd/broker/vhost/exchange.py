@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from amqpd.broker.consumer import Versioned
-from amqpd.broker.delay_hook import Delaying
-from amqpd.broker.queue.argument_checks import Context, Row, erlang_type, is_integer, is_text
+from amqpd.broker.delay_hook import DelayHook
+from amqpd.broker.queue.argument_checks import ArgumentContext, ArgumentSpec, erlang_type, is_integer, is_text
 from amqpd.broker.queue.arguments import NO_POLICY
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.stats import Passed
+from amqpd.broker.stats import ExchangeStats
 from amqpd.errors import PreconditionFailed
 from amqpd.protocol.field_table import encode_table
 from amqpd.routing.base import ROUTING_KEY, Arguments, BadBinding, ExchangeType
@@ -37,7 +37,7 @@ from amqpd.routing.message_exchange import MessageExchangeType
 from amqpd.routing.stateful import CACHE_PERSISTENCE, CACHE_SIZE, CACHE_TTL, HISTORY_LENGTH
 
 
-def _text(row: Row, value: object, context: Context) -> str:
+def _text(row: ArgumentSpec, value: object, context: ArgumentContext) -> str:
     if not isinstance(value, str):
         raise PreconditionFailed(
             f"invalid type '{erlang_type(value)}' for arg '{row.name}' "
@@ -46,17 +46,17 @@ def _text(row: Row, value: object, context: Context) -> str:
     return value
 
 
-def _alternate(row: Row, value: object, context: Context) -> None:
+def _alternate(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     _text(row, value, context)
 
 
-def _hash_header(row: Row, value: object, context: Context) -> None:
+def _hash_header(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     _text(row, value, context)
     if HASH_PROPERTY in context.arguments:
         raise PreconditionFailed("hash-header and hash-property are mutually exclusive")
 
 
-def _hash_property(row: Row, value: object, context: Context) -> None:
+def _hash_property(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     name = _text(row, value, context)
     if HASH_HEADER in context.arguments:
         raise PreconditionFailed("hash-header and hash-property are mutually exclusive")
@@ -64,12 +64,12 @@ def _hash_property(row: Row, value: object, context: Context) -> None:
         raise PreconditionFailed(f"Unsupported property: {name}")
 
 
-def _history_length(row: Row, value: object, context: Context) -> None:
+def _history_length(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if not is_integer(value) or not isinstance(value, int) or value < 1:
         raise PreconditionFailed(f"Invalid argument {erlang_term(value)}, '{row.name}' must be a positive integer")
 
 
-def _cache_number(row: Row, value: object, context: Context) -> None:
+def _cache_number(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     """A whole number from 1 on, or its digits: the plugin takes these, too."""
     if isinstance(value, str) and len(value) <= 20 and value.isascii() and value.isdecimal():
         value = int(value)
@@ -82,7 +82,7 @@ def _bad_cache_number(name: str) -> PreconditionFailed:
     return PreconditionFailed(f"{begin}, '{name}' must be an integer greater than 0")
 
 
-def _cache_persistence(row: Row, value: object, context: Context) -> None:
+def _cache_persistence(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if value not in ("disk", "memory"):
         raise PreconditionFailed(f"Invalid argument, '{row.name}' must be either 'disk' or 'memory'")
 
@@ -91,11 +91,11 @@ _DEDUPLICATION: Final = "x-message-deduplication"
 _CACHE_NUMBER_MAX: Final = 2**53
 
 
-def _anything(_row: Row, _value: object, _context: Context) -> None:
+def _anything(_row: ArgumentSpec, _value: object, _context: ArgumentContext) -> None:
     """The type judges it: see `routing_type`."""
 
 
-def _boolean(row: Row, value: object, context: Context) -> None:
+def _boolean(row: ArgumentSpec, value: object, context: ArgumentContext) -> None:
     if not isinstance(value, bool):
         raise PreconditionFailed(
             f"invalid arg '{row.name}' for exchange '{context.name}' in vhost '{context.vhost}': "
@@ -110,10 +110,10 @@ def is_flag(value: object) -> bool:
 DELAYED_MESSAGE: Final = "x-delayed-message"
 """The exchange type of this name is a way to wait in front of another one, which finds the destinations."""
 
-ROWS: Final[dict[str, Row]] = {
+ROWS: Final[dict[str, ArgumentSpec]] = {
     row.name: row
     for row in (
-        Row(
+        ArgumentSpec(
             "alternate-exchange",
             _alternate,
             True,
@@ -124,7 +124,7 @@ ROWS: Final[dict[str, Row]] = {
             called="alternate exchange name",
             takes="text",
         ),
-        Row(
+        ArgumentSpec(
             HASH_HEADER,
             _hash_header,
             True,
@@ -133,7 +133,7 @@ ROWS: Final[dict[str, Row]] = {
             kinds=frozenset(("x-consistent-hash",)),
             takes="text",
         ),
-        Row(
+        ArgumentSpec(
             HASH_PROPERTY,
             _hash_property,
             True,
@@ -142,7 +142,7 @@ ROWS: Final[dict[str, Row]] = {
             kinds=frozenset(("x-consistent-hash",)),
             takes="message_id|correlation_id|timestamp",
         ),
-        Row(
+        ArgumentSpec(
             HISTORY_LENGTH,
             _history_length,
             True,
@@ -151,7 +151,7 @@ ROWS: Final[dict[str, Row]] = {
             kinds=frozenset(("x-recent-history",)),
             takes="messages",
         ),
-        Row(
+        ArgumentSpec(
             CACHE_SIZE,
             _cache_number,
             True,
@@ -160,7 +160,7 @@ ROWS: Final[dict[str, Row]] = {
             kinds=frozenset((_DEDUPLICATION,)),
             takes="number",
         ),
-        Row(
+        ArgumentSpec(
             CACHE_TTL,
             _cache_number,
             True,
@@ -169,7 +169,7 @@ ROWS: Final[dict[str, Row]] = {
             kinds=frozenset((_DEDUPLICATION,)),
             takes="ms",
         ),
-        Row(
+        ArgumentSpec(
             CACHE_PERSISTENCE,
             _cache_persistence,
             True,
@@ -178,7 +178,7 @@ ROWS: Final[dict[str, Row]] = {
             kinds=frozenset((_DEDUPLICATION,)),
             takes="memory|disk",
         ),
-        Row(
+        ArgumentSpec(
             "x-delayed-type",
             _anything,
             True,
@@ -186,7 +186,7 @@ ROWS: Final[dict[str, Row]] = {
             "x-delayed-message: the type that routes; any other type",
             takes="text",
         ),
-        Row(
+        ArgumentSpec(
             "x-delayed",
             _boolean,
             True,
@@ -203,7 +203,7 @@ ROWS: Final[dict[str, Row]] = {
 
 def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, object]) -> None:
     """kind: the exchange's type. Raises: PreconditionFailed."""
-    context = Context(exchange, vhost, arguments)
+    context = ArgumentContext(exchange, vhost, arguments)
     if routing_type(kind, arguments) == _DEDUPLICATION and CACHE_SIZE not in arguments:
         raise _bad_cache_number(CACHE_SIZE)
     for name, value in arguments.items():
@@ -212,7 +212,7 @@ def validate(exchange: str, vhost: str, kind: str, arguments: Mapping[str, objec
             row.check(row, value, context)
 
 
-def _is_of(row: Row, kind: str, arguments: Mapping[str, object]) -> bool:
+def _is_of(row: ArgumentSpec, kind: str, arguments: Mapping[str, object]) -> bool:
     """One that delays first takes the arguments of the type it routes by, too."""
     if row.kinds is None or kind in row.kinds:
         return True
@@ -256,7 +256,7 @@ def routing_type(kind: str, arguments: Mapping[str, object]) -> str:
     return routes_as
 
 
-class Unavailable:
+class MissingExchangeType:
     """The `ExchangeType` of such an exchange."""
 
     depends_on = ROUTING_KEY
@@ -378,10 +378,10 @@ class Exchange:
         self.deleted = False
         # Whether it delays messages now, and those that wait, which may be of a time when it did.
         self.delays = delays_of(kind, arguments)
-        self.wheel: Delaying | None = None
+        self.wheel: DelayHook | None = None
         # What routes through here depend on. Composed, not inherited: Versioned is native, this class is not.
         self.routes = Versioned()
-        self.passed = Passed()
+        self.passed = ExchangeStats()
         # The answer of `router.depends_on`, and the version that it holds for.
         self.depends_on = ROUTING_KEY
         self.looks_version = -1
@@ -391,7 +391,7 @@ class Exchange:
     @property
     def unavailable(self) -> str:
         """Why nothing may be published to it; empty when it is as it should be."""
-        return self.matcher.reason if isinstance(self.matcher, Unavailable) else ""
+        return self.matcher.reason if isinstance(self.matcher, MissingExchangeType) else ""
 
     def told(self, vhost: str) -> dict[str, object]:
         """Of an event."""

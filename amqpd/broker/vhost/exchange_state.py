@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from amqpd.storage.metadata.store import Change
 
 
-class Keeping:
+class ExchangeStateHook:
     """Keeps nothing. vhost: the name of the one that it is in."""
 
     def begin(self, vhost: str, exchange: Exchange) -> None:

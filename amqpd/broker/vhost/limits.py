@@ -26,9 +26,9 @@ from functools import partial
 from typing import Any, Final
 
 from amqpd.broker.vhost.limit_set import CHANNELS, CONNECTIONS, NO_LIMITS, QUEUES, Limits
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import term
-from amqpd.broker.vhost.vhost import Catalogue, Names, VHost
+from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.errors import NotAllowed
 from amqpd.storage.metadata.store import Delete, ParameterRow, Put, UserLimitsRow
 
@@ -69,7 +69,7 @@ def values(vhost: VHost) -> dict[str, Any]:
     return {} if vhost.limits is NO_LIMITS else {PARAMETER: vhost.limits.value}
 
 
-def declare(names: Names, name: str, value: object, done: Done = unheard) -> bool:
+def declare(names: Namespace, name: str, value: object, done: Done = ignore_result) -> bool:
     """Whether it has had none; they are in force once done(None) is called. Raises: InvalidLimits, OnItsWay."""
     if name != PARAMETER:
         raise InvalidLimits(f"Validation failed\n\nlimits of a vhost are the parameter {PARAMETER}, not {name}\n")
@@ -81,14 +81,14 @@ def declare(names: Names, name: str, value: object, done: Done = unheard) -> boo
     row = ParameterRow(vhost.name, COMPONENT, PARAMETER, json.dumps(limits.value))
     before = vhost.limits
     undo = Delete(row) if before is NO_LIMITS else Put(row._replace(value=json.dumps(before.value)))
-    names.make(Coming(_name(vhost), Put(row), undo, partial(_put, vhost, limits), limits), done)
+    names.make(PendingDeclaration(_name(vhost), Put(row), undo, partial(_put, vhost, limits), limits), done)
     return before is NO_LIMITS
 
 
-def clear(vhost: VHost, _name_of_it: str, done: Done = unheard) -> None:
+def clear(vhost: VHost, _name_of_it: str, done: Done = ignore_result) -> None:
     """Of one that has some; they hold until the removal is committed. Raises: OnItsWay."""
     row = ParameterRow(vhost.name, COMPONENT, PARAMETER, json.dumps(vhost.limits.value))
-    vhost.make(Coming(_name(vhost), Delete(row), Put(row), partial(_put, vhost, NO_LIMITS)), done)
+    vhost.make(PendingDeclaration(_name(vhost), Delete(row), Put(row), partial(_put, vhost, NO_LIMITS)), done)
 
 
 def load(vhost: VHost, row: ParameterRow) -> None:
@@ -99,24 +99,24 @@ def load(vhost: VHost, row: ParameterRow) -> None:
         log.error("limits of vhost '%s' cannot be used: it has none: %s", row.vhost, error)
 
 
-def _name(vhost: VHost) -> Name:
-    return Name(vhost.name, COMPONENT, PARAMETER)
+def _name(vhost: VHost) -> ObjectName:
+    return ObjectName(vhost.name, COMPONENT, PARAMETER)
 
 
 def _put(vhost: VHost, limits: Limits) -> None:
     """Its row is committed."""
     if vhost.deleted:
-        raise OnItsWay(vhost.catalogue.declared, _name(vhost))
+        raise DeclarationPending(vhost.catalogue.declared, _name(vhost))
     vhost.limits = limits
     events = vhost.catalogue.events
     about = {"vhost": vhost.name, "component": COMPONENT, "name": PARAMETER}
     if limits is NO_LIMITS:
-        events.tell("parameter.cleared", about)
-        events.tell("vhost.limits.cleared", {"name": PARAMETER}, recorded=False)
+        events.emit("parameter.cleared", about)
+        events.emit("vhost.limits.cleared", {"name": PARAMETER}, recorded=False)
         events.record("vhost.limits.cleared", {"vhost": vhost.name})
     else:
-        events.tell("parameter.set", {**about, "value": limits.value})
-        events.tell("vhost.limits.set", {"name": PARAMETER, **limits.value}, recorded=False)
+        events.emit("parameter.set", {**about, "value": limits.value})
+        events.emit("vhost.limits.set", {"name": PARAMETER, **limits.value}, recorded=False)
         events.record("vhost.limits.set", {"vhost": vhost.name, **limits.value})
     log.info("limits of vhost '%s' are now %s", vhost.name, json.dumps(limits.value), extra={"vhost": vhost.name})
 
@@ -127,7 +127,7 @@ def _put(vhost: VHost, limits: Limits) -> None:
 class UserLimits:
     """Of all users of a broker. Who sets some holds `InternalBackend.changing`: so the user is there until then."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: VhostServices) -> None:
         self._catalogue = catalogue
         self._by_user: dict[str, Limits] = {}
 
@@ -157,19 +157,19 @@ class UserLimits:
         """For a transaction of somebody else's, who calls `keep` after its commit. Raises: InvalidLimits."""
         return UserLimitsRow(user, json.dumps(dict(sorted(checked(value, OF_USERS, "user-limits").items()))))
 
-    def declare(self, user: str, value: object, done: Done = unheard) -> None:
+    def declare(self, user: str, value: object, done: Done = ignore_result) -> None:
         """These and no others; in force once done(None) is called. Raises: InvalidLimits, OnItsWay."""
         row = self.row(user, value)
         limits: dict[str, int] = json.loads(row.limits)
         before = UserLimitsRow(user, json.dumps(self.get(user)))
         change, undo = (Put(each) if each.limits != "{}" else Delete(each) for each in (row, before))
-        coming = Coming(Name("", "user limits", user), change, undo, partial(self.keep, user, limits))
-        self._catalogue.declared.make(coming, done)
+        coming = PendingDeclaration(ObjectName("", "user limits", user), change, undo, partial(self.keep, user, limits))
+        self._catalogue.declared.commit_and_apply(coming, done)
 
     def keep(self, user: str, value: Mapping[str, int]) -> None:
         """They are committed."""
         about = {"name": PARAMETER, "username": user}
-        self._catalogue.events.tell(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
+        self._catalogue.events.emit(f"user.limits.{'set' if value else 'cleared'}", {**about, **value})
         self._set(user, value)
         log.info("limits of user '%s' are now %s", user, json.dumps(value), extra={"user": user})
 
@@ -193,7 +193,7 @@ class UserLimits:
         self._by_user.pop(user, None)
 
 
-class Admission:
+class ConnectionLimiter:
     """One per broker."""
 
     def __init__(self, limits: UserLimits) -> None:

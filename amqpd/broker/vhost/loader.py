@@ -19,7 +19,7 @@ from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import limits
 from amqpd.broker.vhost.declare import unload_queue
-from amqpd.broker.vhost.exchange import Binding, Exchange, Unavailable, routing_type
+from amqpd.broker.vhost.exchange import Binding, Exchange, MissingExchangeType, routing_type
 from amqpd.broker.vhost.policy_table import policy_of
 from amqpd.broker.vhost.vhost import VHost
 from amqpd.broker.vhost.vhosts import PROTECTION, VHosts
@@ -59,7 +59,7 @@ def steps(vhosts: VHosts, into: dict[str, VHost], state: MetadataState) -> Itera
         yield
     for vhost in new:
         for exchange in vhost.exchanges.values():
-            vhost.follow(exchange)  # the broker's own, which are there already
+            vhost.apply_policies(exchange)  # the broker's own, which are there already
         yield
     for exchange_row in state.exchanges:
         into[exchange_row.vhost].add_exchange(_exchange(exchange_row))
@@ -119,7 +119,7 @@ def _matcher(row: ExchangeRow) -> ExchangeType:
     try:
         return exchange_type_factory(routing_type(row.type, _table(row.arguments)))()
     except Exception as error:  # noqa: BLE001  # a guest may fail in any way, and must not keep the broker from starting
-        matcher = Unavailable(row.type)
+        matcher = MissingExchangeType(row.type)
         log.error("exchange '%s' in vhost '%s' is unavailable (%s): %s", row.name, row.vhost, error, matcher.reason)
         return matcher
 
@@ -132,7 +132,7 @@ SLICE_S: Final = 0.003
 """How long a slice goes on before the loop has its turn, seconds."""
 
 
-async def bring(vhosts: VHosts, state: MetadataState) -> list[VHost]:
+async def load_vhost(vhosts: VHosts, state: MetadataState) -> list[VHost]:
     """The vhosts of these rows, each with all that is in it: they are among `vhosts` when this returns.
 
     Cost: 20 us a queue. Raises: whatever opening a log raises; then none of them is there.
@@ -142,7 +142,7 @@ async def bring(vhosts: VHosts, state: MetadataState) -> list[VHost]:
         await in_slices(steps(vhosts, new, state))
     except BaseException:
         for vhost in new.values():
-            await take_away(vhosts, vhost)
+            await unload_vhost(vhosts, vhost)
         raise
     for vhost in new.values():
         vhosts[vhost.name] = vhost
@@ -173,7 +173,7 @@ async def clear(vhost: VHost) -> None:
     log.info("vhost '%s' is not here any more", vhost.name, extra={"vhost": vhost.name})
 
 
-async def take_away(vhosts: VHosts, vhost: VHost) -> None:
+async def unload_vhost(vhosts: VHosts, vhost: VHost) -> None:
     """Both."""
     end(vhosts, vhost)
     await clear(vhost)

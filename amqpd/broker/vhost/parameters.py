@@ -1,7 +1,7 @@
 """Runtime parameters: values that a component of the broker keeps per vhost, under a name; and global ones.
 
-A component says what its parameters are and what is valid: it is a row of `COMPONENTS`, a `Component` with the few
-calls below. RabbitMQ keeps policies so, too: an operator policy is a parameter of component `operator_policy`, and
+A component says what its parameters are and what is valid: it is a row of `COMPONENTS`, a `ParameterComponent` with the
+few calls below. RabbitMQ keeps policies so, too: an operator policy is a parameter of component `operator_policy`, and
 stands as such in its definitions. A component without a row is refused, as RabbitMQ refuses one whose plugin is off.
 
 Global parameters are any JSON under any name. Two are the broker's own: `cluster_name`, which clients are told, and
@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from amqpd.broker.vhost import limits, policies
-from amqpd.broker.vhost.pending import Coming, Done, Name, unheard
+from amqpd.broker.vhost.pending import Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import term
-from amqpd.broker.vhost.vhost import Catalogue, Names, VHost
+from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.storage.metadata.store import Delete, GlobalParameterRow, Put
 
 VALUE_BYTES_MAX: Final = 1 << 20
@@ -50,7 +50,7 @@ class Parameter(NamedTuple):
     value: Any
 
 
-class Component(NamedTuple):
+class ParameterComponent(NamedTuple):
     """values: of a vhost, by name. declare(names, name, value, done): whether it is new; raises ValueError with
     RabbitMQ's text for what is not valid, OnItsWay. clear(vhost, name, done): of one that is there; raises OnItsWay.
     administrators: nobody else may set or clear one, whatever RabbitMQ allows policymakers: it limits them, too.
@@ -59,7 +59,7 @@ class Component(NamedTuple):
 
     name: str
     values: Callable[[VHost], Mapping[str, Any]]
-    declare: Callable[[Names, str, Any, Done], bool]
+    declare: Callable[[Namespace, str, Any, Done], bool]
     clear: Callable[[VHost, str, Done], None]
     administrators: bool = False
     listed: bool = True
@@ -72,7 +72,7 @@ def _values(operator: bool, vhost: VHost) -> Mapping[str, Any]:
     return {policy.row.name: policy.value for policy in vhost.policies.all(operator)}
 
 
-def _set_operator_policy(names: Names, name: str, value: Any, done: Done) -> bool:
+def _set_operator_policy(names: Namespace, name: str, value: Any, done: Done) -> bool:
     if not isinstance(value, Mapping):
         raise InvalidParameter(f"Validation failed\n\n{name} not a list {term(value)}\n")
     return policies.declare(names, name, value, True, done)
@@ -85,7 +85,7 @@ def _clear_operator_policy(vhost: VHost, name: str, done: Done) -> None:
     policies.clear(vhost, policy, done)
 
 
-def _set_policy(_names: Names, _name: str, _value: Any, _done: Done) -> bool:
+def _set_policy(_names: Namespace, _name: str, _value: Any, _done: Done) -> bool:
     raise InvalidParameter("policies may not be set using this method")
 
 
@@ -93,23 +93,23 @@ def _clear_policy(_vhost: VHost, _name: str, _done: Done) -> None:
     raise InvalidParameter("policies may not be cleared using this method")
 
 
-COMPONENTS: Final[dict[str, Component]] = {
+COMPONENTS: Final[dict[str, ParameterComponent]] = {
     component.name: component
     for component in (
-        Component(
+        ParameterComponent(
             OPERATOR_POLICY,
             partial(_values, True),
             _set_operator_policy,
             _clear_operator_policy,
             administrators=True,
         ),
-        Component(limits.COMPONENT, limits.values, limits.declare, limits.clear, administrators=True),
-        Component("policy", partial(_values, False), _set_policy, _clear_policy, listed=False),
+        ParameterComponent(limits.COMPONENT, limits.values, limits.declare, limits.clear, administrators=True),
+        ParameterComponent("policy", partial(_values, False), _set_policy, _clear_policy, listed=False),
     )
 }
 
 
-def component_of(name: str) -> Component:
+def component_of(name: str) -> ParameterComponent:
     """Raises: InvalidParameter."""
     component = COMPONENTS.get(name)
     if component is None:
@@ -141,7 +141,7 @@ def find(vhost: VHost, component: str, name: str) -> Parameter | None:
 class GlobalParameters:
     """Of one broker; what is in it is committed."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: VhostServices) -> None:
         self._catalogue = catalogue
         self._values: dict[str, Any] = {}
 
@@ -159,7 +159,7 @@ class GlobalParameters:
     def get(self, name: str, default: Any = None) -> Any:
         return self._values.get(name, default)
 
-    def coming(self, name: str, value: Any) -> Coming:
+    def coming(self, name: str, value: Any) -> PendingDeclaration:
         """One that is to be set, for a transaction. Raises: InvalidParameter."""
         if name == CLUSTER_NAME and not (isinstance(value, str) and value):
             raise InvalidParameter(f"{CLUSTER_NAME} should be a name, actually was {term(value)}")
@@ -167,20 +167,22 @@ class GlobalParameters:
         if len(text) > VALUE_BYTES_MAX:
             raise InvalidParameter(f"a parameter's value has at most {VALUE_BYTES_MAX} bytes")
         row = GlobalParameterRow(name, text)
-        return Coming(_global(name), Put(row), self._undo(name), partial(self._put, name, value))
+        return PendingDeclaration(_global(name), Put(row), self._undo(name), partial(self._put, name, value))
 
-    def declare(self, name: str, value: Any, done: Done = unheard) -> bool:
+    def declare(self, name: str, value: Any, done: Done = ignore_result) -> bool:
         """Whether it is new; done(None) once it is committed. Raises: InvalidParameter, OnItsWay."""
         new = name not in self._values
-        self._catalogue.declared.make(self.coming(name, value), done)
+        self._catalogue.declared.commit_and_apply(self.coming(name, value), done)
         return new
 
-    def clear(self, name: str, done: Done = unheard) -> None:
+    def clear(self, name: str, done: Done = ignore_result) -> None:
         """Raises: NoSuchParameter, OnItsWay."""
         if name not in self._values:
             raise NoSuchParameter
         change = Delete(GlobalParameterRow(name, ""))
-        self._catalogue.declared.make(Coming(_global(name), change, self._undo(name), partial(self._drop, name)), done)
+        self._catalogue.declared.commit_and_apply(
+            PendingDeclaration(_global(name), change, self._undo(name), partial(self._drop, name)), done
+        )
 
     def follow(self, change: Put | Delete) -> None:
         """A row that another node of a cluster has committed; nothing where it is so already, or is no parameter."""
@@ -203,11 +205,11 @@ class GlobalParameters:
     def _put(self, name: str, value: Any) -> None:
         self._values[name] = value
         about = {"component": "global", "name": name, "value": value}
-        self._catalogue.events.tell("parameter.set", about)
+        self._catalogue.events.emit("parameter.set", about)
 
     def _drop(self, name: str) -> None:
         self._values.pop(name, None)
-        self._catalogue.events.tell("parameter.cleared", {"component": "global", "name": name})
+        self._catalogue.events.emit("parameter.cleared", {"component": "global", "name": name})
 
 
 def cluster_id_row() -> GlobalParameterRow:
@@ -216,5 +218,5 @@ def cluster_id_row() -> GlobalParameterRow:
     return GlobalParameterRow(CLUSTER_ID, json.dumps(f"rabbitmq-cluster-id-{text}"))
 
 
-def _global(name: str) -> Name:
-    return Name("", "global parameter", name)
+def _global(name: str) -> ObjectName:
+    return ObjectName("", "global parameter", name)

@@ -3,7 +3,8 @@
 **What comes, comes with its commit.** A declaration is checked, its rows are committed, and only then it is made in
 memory, by the commit's own callback (`make`). So nothing is found, routed to or confirmed that a restart would not
 find, and a commit that fails leaves nothing in memory to take back. In the database it may: a server that goes away, or
-a sync that fails, leaves it open what became of the commit. So its rows are taken back (`Coming.undo`) as below.
+a sync that fails, leaves it open what became of the commit. So its rows are taken back (`PendingDeclaration.undo`) as
+below.
 
 **What goes, goes first.** A queue or an exchange that is deleted, by a client or by itself (auto-delete, x-expires), is
 out of memory at once, and its rows are removed until that succeeds (`remove`), every RETRY_S seconds while the database
@@ -11,8 +12,8 @@ fails. A binding stays until the commit of its removal (`make` again): it is par
 failure changes nothing.
 
 **A name on its way is held** from the one to the other, and is in no vhost's table meanwhile. Whoever asks for it is
-told so (`OnItsWay`), waits, and gives his command once more from the start. While a removal fails he gets its error:
-the name would come back with a restart. Publishers do not wait: to them a held name is not there.
+told so (`DeclarationPending`), waits, and gives his command once more from the start. While a removal fails he gets its
+error: the name would come back with a restart. Publishers do not wait: to them a held name is not there.
 
 Only this package submits: `declare`, `delete`, `bind` and `unbind` of queues.py, exchanges.py, bindings.py and
 vhosts.py check what is asked for, submit its rows here and answer through the `done` that they were handed.
@@ -51,7 +52,7 @@ Commit: TypeAlias = Callable[[Sequence[Change], Done], None]
 Result = TypeVar("Result")
 
 
-class Name(NamedTuple):
+class ObjectName(NamedTuple):
     """kind: queue, exchange, vhost (whose name then stands twice) or binding (all that makes it the same one)."""
 
     vhost: str
@@ -59,10 +60,10 @@ class Name(NamedTuple):
     name: str
 
 
-class OnItsWay(Exception):
+class DeclarationPending(Exception):
     """The name's commit is not answered yet. Wait, then ask again from the start."""
 
-    def __init__(self, declared: Declared, name: Name) -> None:
+    def __init__(self, declared: PendingDeclarations, name: ObjectName) -> None:
         super().__init__(f"{name.kind} '{name.name}' in vhost '{name.vhost}' is on its way")
         self._declared = declared
         self._name = name
@@ -73,7 +74,7 @@ class OnItsWay(Exception):
 
     async def over(self) -> None:
         """The same for a task. Raises: MetadataError."""
-        future, done = promise()
+        future, done = done_future()
         self.wait(done)
         await future
 
@@ -82,7 +83,7 @@ class CallbackFailed(Exception):
     """A bug: the rows are committed, and what follows in memory raised an exception. The log has the traceback."""
 
 
-class Coming:
+class PendingDeclaration:
     """Something checked and not yet there. change: its row, None for what is not durable. undo: what takes it back.
 
     apply: makes it in memory; called once the row is committed. Raises OnItsWay when what it leads to has gone
@@ -92,7 +93,7 @@ class Coming:
 
     def __init__(
         self,
-        name: Name,
+        name: ObjectName,
         change: Change | None,
         undo: Change | None,
         apply: Callable[[], object],
@@ -107,15 +108,15 @@ class Coming:
         self.ends = ends
 
 
-class _Removal:
-    def __init__(self, changes: Sequence[Change], names: list[Name], gone: Callable[[], None]) -> None:
+class PendingRemoval:
+    def __init__(self, changes: Sequence[Change], names: list[ObjectName], gone: Callable[[], None]) -> None:
         self.changes = changes
         self.names = names
         self.gone = gone
         self.dropped = False  # it is somebody else's now
 
 
-class Declared:
+class PendingDeclarations:
     """One per broker. commit: `Metadata.submit`."""
 
     def __init__(
@@ -127,26 +128,26 @@ class Declared:
         self._commit = commit
         self._call_soon = call_soon
         self._call_later = call_later
-        self._held: dict[Name, list[Done]] = {}
+        self._held: dict[ObjectName, list[Done]] = {}
         # Those of queues that come, by vhost.
-        self._coming_queues: dict[str, set[Name]] = {}
+        self._coming_queues: dict[str, set[ObjectName]] = {}
         # Those whose commit has failed, and that are tried again.
-        self._failing: dict[_Removal, None] = {}
+        self._failing: dict[PendingRemoval, None] = {}
 
     # -- names -------------------------------------------------------------------------------------------------------
 
     def check(self, vhost: str, kind: str, name: str) -> None:
         """For who has not found that name. Raises: OnItsWay."""
-        held = Name(vhost, kind, name)
+        held = ObjectName(vhost, kind, name)
         if held in self._held:
-            raise OnItsWay(self, held)
+            raise DeclarationPending(self, held)
 
-    def hold(self, name: Name, comes: bool = False) -> None:
+    def hold(self, name: ObjectName, comes: bool = False) -> None:
         """Nobody else may declare it until `free`. comes: it is to be there then; else it goes. Raises: OnItsWay when
         somebody is about to.
         """
         if name in self._held:
-            raise OnItsWay(self, name)
+            raise DeclarationPending(self, name)
         self._held[name] = []
         if comes and name.kind == "queue":
             self._coming_queues.setdefault(name.vhost, set()).add(name)
@@ -155,7 +156,7 @@ class Declared:
         """Queues that nobody can find yet, whose commit is on the way."""
         return len(self._coming_queues.get(vhost, ()))
 
-    def free(self, names: Iterable[Name]) -> None:
+    def free(self, names: Iterable[ObjectName]) -> None:
         """Who waits for them asks again, each in a turn of the loop by itself."""
         for name in names:
             for done in self._held.pop(name):
@@ -166,8 +167,8 @@ class Declared:
                 if not coming:
                     del self._coming_queues[name.vhost]
 
-    def wait(self, name: Name, done: Done) -> None:
-        """See `OnItsWay.wait`."""
+    def wait(self, name: ObjectName, done: Done) -> None:
+        """See `DeclarationPending.wait`."""
         waiting = self._held.get(name)
         if waiting is None:
             self._call_soon(done, None)
@@ -176,7 +177,7 @@ class Declared:
 
     # -- what comes --------------------------------------------------------------------------------------------------
 
-    def make(self, coming: Coming, done: Done) -> None:
+    def commit_and_apply(self, coming: PendingDeclaration, done: Done) -> None:
         """Commits, then makes it; done(None) then, done(error) when it is not made.
 
         What is not durable is made at once, and done called before this returns. Raises: OnItsWay when its name is
@@ -193,16 +194,16 @@ class Declared:
             if error is None:
                 context.run(self._apply, coming, done)
             else:
-                self.take_back(coming.undo, names)
+                self.rollback(coming.undo, names)
                 done(error)
 
         self.hold(coming.name, comes=True)
         self.commit(coming.changes, names, committed)
 
-    def _apply(self, coming: Coming, done: Done) -> None:
+    def _apply(self, coming: PendingDeclaration, done: Done) -> None:
         try:
             coming.apply()
-        except OnItsWay as again:
+        except DeclarationPending as again:
             done(again)
             return
         except Exception as bug:
@@ -215,7 +216,7 @@ class Declared:
             log.exception("a bug of the broker behind the commit of %s '%s'", coming.name.kind, coming.name.name)
             done(CallbackFailed(repr(bug)))
 
-    def commit(self, changes: Sequence[Change], held: Iterable[Name], done: Done) -> None:
+    def commit(self, changes: Sequence[Change], held: Iterable[ObjectName], done: Done) -> None:
         """One transaction, for who holds these names and sees to them afterwards. Raises: MetadataClosed, and frees
         them.
         """
@@ -235,13 +236,13 @@ class Declared:
         names = named_in(changes)
         for name in names:
             self.hold(name)
-        self._try(_Removal(changes, names, gone), done)
+        self._try(PendingRemoval(changes, names, gone), done)
 
-    def take_back(self, undo: Sequence[Change], names: list[Name]) -> None:
+    def rollback(self, undo: Sequence[Change], names: list[ObjectName]) -> None:
         """The same for what came under these names, whose commit has failed: nobody knows whether it is there."""
         for name in names:
             self.hold(name)
-        self._try(_Removal(undo, names, _nothing), None)
+        self._try(PendingRemoval(undo, names, _nothing), None)
 
     def forget_vhost(self, vhost: str) -> None:
         """It goes on elsewhere, where what could not be removed here is seen to: nothing of it is tried again, and its
@@ -252,7 +253,7 @@ class Declared:
             del self._failing[removal]
             self.free(removal.names)
 
-    def _try(self, removal: _Removal, done: Done | None) -> None:
+    def _try(self, removal: PendingRemoval, done: Done | None) -> None:
         self._failing.pop(removal, None)
         if removal.dropped:
             return
@@ -276,7 +277,7 @@ class Declared:
             # The broker stops. What still has its row comes back with the next start, or is deleted by it.
             log.debug("metadata closed before %s", removal.changes)
 
-    def _failed(self, removal: _Removal, error: BaseException) -> None:
+    def _failed(self, removal: PendingRemoval, error: BaseException) -> None:
         log.error("metadata change failed and is tried again in %g s: %s", RETRY_S, error)
         for name in removal.names:
             waiting, self._held[name] = self._held[name], []
@@ -290,42 +291,42 @@ def _nothing() -> None:
     """What was taken back was in no memory."""
 
 
-def named_in(changes: Iterable[Change]) -> list[Name]:
+def named_in(changes: Iterable[Change]) -> list[ObjectName]:
     """The names that come or go with these changes. A queue's goes with its tombstone."""
-    names: dict[Name, None] = {}
+    names: dict[ObjectName, None] = {}
     for change in changes:
         if isinstance(change, DeleteBindings):
             continue
         row = change.row
         if isinstance(row, QueueRow) and isinstance(change, Put):
-            names[Name(row.vhost, "queue", row.name)] = None
+            names[ObjectName(row.vhost, "queue", row.name)] = None
         elif isinstance(row, ExchangeRow):
-            names[Name(row.vhost, "exchange", row.name)] = None
+            names[ObjectName(row.vhost, "exchange", row.name)] = None
         elif isinstance(row, BindingRow):
             names[binding_name(row)] = None
         elif isinstance(row, VhostRow):
-            names[Name(row.name, "vhost", row.name)] = None
+            names[ObjectName(row.name, "vhost", row.name)] = None
     return list(names)
 
 
-def binding_name(row: BindingRow) -> Name:
+def binding_name(row: BindingRow) -> ObjectName:
     """All of the row makes it the same binding."""
-    return Name(row.vhost, "binding", "\0".join(map(str, row[1:])))
+    return ObjectName(row.vhost, "binding", "\0".join(map(str, row[1:])))
 
 
-def unheard(error: BaseException | None) -> None:
-    """The `done` of what nobody waits for: `Declared` tells the log of an error, and tries removals again."""
+def ignore_result(error: BaseException | None) -> None:
+    """Ignore the result: `PendingDeclarations` logs an error and repeats removals."""
 
 
-async def finished(call: Callable[[Done], Result]) -> Result:
+async def wait_done(call: Callable[[Done], Result]) -> Result:
     """`call(done)` for a task: returns what it returned, once done. Raises: what it raises; MetadataError, OnItsWay."""
-    future, done = promise()
+    future, done = done_future()
     result = call(done)
     await future
     return result
 
 
-def promise() -> tuple[asyncio.Future[None], Done]:
+def done_future() -> tuple[asyncio.Future[None], Done]:
     """A future and the `done` that settles it; a task that was cancelled meanwhile is passed over."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

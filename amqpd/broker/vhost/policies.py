@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
+from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
 from amqpd.broker.vhost.policy_table import InvalidPolicy, Policy, check, policy_of
-from amqpd.broker.vhost.vhost import Names, VHost
+from amqpd.broker.vhost.vhost import Namespace, VHost
 from amqpd.storage.metadata.store import Delete, PolicyRow, Put
 
 FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
@@ -25,7 +25,9 @@ FIELDS: Final = ("pattern", "definition", "priority", "apply-to")
 log = logging.getLogger(__name__)
 
 
-def declare(names: Names, name: str, value: Mapping[str, Any], operator: bool = False, done: Done = unheard) -> bool:
+def declare(
+    names: Namespace, name: str, value: Mapping[str, Any], operator: bool = False, done: Done = ignore_result
+) -> bool:
     """Whether it is new; done(None) once everything obeys it. One of this name that is there becomes this one.
 
     value: `pattern`, `definition`, `priority`, `apply-to` (all where it is not given), as JSON gave them.
@@ -41,7 +43,9 @@ def declare(names: Names, name: str, value: Mapping[str, Any], operator: bool = 
     row = policy.row
     before = vhost.policies.get(name, operator)
     undo = Delete(row) if before is None else Put(before.row)
-    names.make(Coming(_name(row), Put(row), undo, partial(_put, vhost, policy)), partial(_obeyed, vhost, done))
+    names.make(
+        PendingDeclaration(_name(row), Put(row), undo, partial(_put, vhost, policy)), partial(_obeyed, vhost, done)
+    )
     return before is None
 
 
@@ -61,15 +65,15 @@ def checked(vhost: str, name: str, value: Mapping[str, Any], operator: bool = Fa
     )
 
 
-def clear(vhost: VHost, policy: Policy, done: Done = unheard) -> None:
+def clear(vhost: VHost, policy: Policy, done: Done = ignore_result) -> None:
     """It holds no more; done(None) once nothing obeys it any more. Raises: OnItsWay."""
     row = policy.row
-    change = Coming(_name(row), Delete(row), Put(row), partial(_remove, vhost, policy))
+    change = PendingDeclaration(_name(row), Delete(row), Put(row), partial(_remove, vhost, policy))
     vhost.make(change, partial(_obeyed, vhost, done))
 
 
-def _name(row: PolicyRow) -> Name:
-    return Name(row.vhost, _kind(row), row.name)
+def _name(row: PolicyRow) -> ObjectName:
+    return ObjectName(row.vhost, _kind(row), row.name)
 
 
 def _kind(row: PolicyRow) -> str:
@@ -80,19 +84,19 @@ def _put(vhost: VHost, policy: Policy) -> None:
     """Its row is committed."""
     row = policy.row
     if vhost.deleted:
-        raise OnItsWay(vhost.catalogue.declared, _name(row))
+        raise DeclarationPending(vhost.catalogue.declared, _name(row))
     vhost.policies.put(policy)
-    vhost.follow_all()
+    vhost.apply_policies_to_all()
     events = vhost.catalogue.events
-    if events.heard:
+    if events.has_listeners:
         value = policy.value
         if row.operator:
-            events.tell(
+            events.emit(
                 "parameter.set",
                 {"vhost": vhost.name, "component": "operator_policy", "name": row.name, "value": value},
             )
         # rabbit: an operator policy that is set is told as a policy
-        events.tell("policy.set", {"vhost": vhost.name, "name": row.name, **value})
+        events.emit("policy.set", {"vhost": vhost.name, "name": row.name, **value})
     log.info(
         "%s '%s' was set for %s matching '%s' in vhost '%s': %s",
         _kind(row),
@@ -108,11 +112,11 @@ def _put(vhost: VHost, policy: Policy) -> None:
 def _remove(vhost: VHost, policy: Policy) -> None:
     row = policy.row
     vhost.policies.remove(row.name, row.operator)
-    vhost.follow_all()
+    vhost.apply_policies_to_all()
     about = {"vhost": vhost.name, "name": row.name}
     if row.operator:
-        vhost.catalogue.events.tell("parameter.cleared", {**about, "component": "operator_policy"})
-    vhost.catalogue.events.tell("operator.policy.cleared" if row.operator else "policy.cleared", about)
+        vhost.catalogue.events.emit("parameter.cleared", {**about, "component": "operator_policy"})
+    vhost.catalogue.events.emit("operator.policy.cleared" if row.operator else "policy.cleared", about)
     log.info("%s '%s' was cleared in vhost '%s'", _kind(row), row.name, vhost.name, extra={"vhost": vhost.name})
 
 

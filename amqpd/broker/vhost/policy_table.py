@@ -2,8 +2,8 @@ r"""The policies of one vhost, and what they say together of a name.
 
 Of the policies that match a queue or an exchange one holds, and likewise one operator policy: that of the highest
 priority, of those the first by name (rabbit: any of them). A policy matches where its pattern is found in the name, it
-applies to such a thing, and the queue's kind can follow all it says. `Effective` is what the two say together: where
-both name a key, the key's row tells which value holds. What an argument says comes on top of it
+applies to such a thing, and the queue's kind can follow all it says. `EffectivePolicy` is what the two say together:
+where both name a key, the key's row tells which value holds. What an argument says comes on top of it
 (`queues/arguments.merged`).
 
 Pure values: no disk, no loop. What is in the table is committed.
@@ -49,11 +49,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from amqpd.auth.permissions import InvalidPattern, Pattern, compile_pattern
+from amqpd.auth.permissions import InvalidPattern, PermissionPattern, compile_pattern
 from amqpd.broker.queue import arguments as queue_arguments
-from amqpd.broker.queue.argument_checks import Merge, Row, is_one_of, is_positive, is_text, merged_number
+from amqpd.broker.queue.argument_checks import ArgumentSpec, Merge, is_one_of, is_positive, is_text, merged_number
 from amqpd.broker.queue.arguments import rules_of
-from amqpd.broker.queue.config import Rules
+from amqpd.broker.queue.config import QueueConfig
 from amqpd.broker.vhost import exchange
 from amqpd.storage.metadata.store import PolicyRow
 
@@ -80,8 +80,8 @@ LOOKS_MAX: Final = 10
 class NamePattern(NamedTuple):
     """Matches where all of `wanted` match and none of `unwanted`."""
 
-    wanted: tuple[Pattern, ...]
-    unwanted: tuple[Pattern, ...] = ()
+    wanted: tuple[PermissionPattern, ...]
+    unwanted: tuple[PermissionPattern, ...] = ()
 
     def matches(self, name: str) -> bool:
         """Cost: 1 us a pattern and up, linear in the name."""
@@ -180,7 +180,7 @@ class PolicyKey(NamedTuple):
     meaning: str
 
 
-def _of_row(row: Row) -> PolicyKey:
+def _of_row(row: ArgumentSpec) -> PolicyKey:
     return PolicyKey(row.policy, row.accepts, row.called, row.operator, row.merge, row.name, row.meaning)
 
 
@@ -375,7 +375,7 @@ def policy_of(row: PolicyRow) -> Policy:
     return Policy(row, compile_names(row.pattern), definition)
 
 
-class Effective:
+class EffectivePolicy:
     """What the policies say of a thing. policy, operator_policy: their names; "" for none."""
 
     __slots__ = ("_plain_rules", "definition", "operator_policy", "policy")
@@ -388,9 +388,9 @@ class Effective:
             self.definition = {} if one is None else one.definition
         else:
             self.definition = merged(policy.definition, operator.definition)
-        self._plain_rules: dict[str, Rules] = {}
+        self._plain_rules: dict[str, QueueConfig] = {}
 
-    def rules(self, kind: str, arguments: Mapping[str, object]) -> Rules:
+    def rules(self, kind: str, arguments: Mapping[str, object]) -> QueueConfig:
         """Of a queue of this kind with these arguments. Queues without arguments share them."""
         if arguments:
             return rules_of(arguments, self.definition)
@@ -401,7 +401,7 @@ class Effective:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, Effective)
+            isinstance(other, EffectivePolicy)
             and (self.policy, self.operator_policy) == (other.policy, other.operator_policy)
             and self.definition == other.definition
         )
@@ -409,7 +409,7 @@ class Effective:
     __hash__ = None  # type: ignore[assignment]  # it has no use as a key
 
 
-NONE: Final = Effective(None, None)
+NONE: Final = EffectivePolicy(None, None)
 
 
 def merged(policy: Mapping[str, object], operator: Mapping[str, object]) -> dict[str, object]:
@@ -432,9 +432,9 @@ class PolicyTable:
         # By priority, the highest first.
         self._ranked: dict[bool, list[Policy]] = {False: [], True: []}
         # One for each pair that has been found to hold together.
-        self._effective: dict[tuple[str, str], Effective] = {}
+        self._effective: dict[tuple[str, str], EffectivePolicy] = {}
         # What each queue and exchange obeys, where that is anything.
-        self.in_force: dict[object, Effective] = {}
+        self.in_force: dict[object, EffectivePolicy] = {}
 
     def __bool__(self) -> bool:
         return bool(self._policies[False] or self._policies[True])
@@ -460,7 +460,7 @@ class PolicyTable:
         self._ranked[operator] = ranked
         self._effective.clear()
 
-    def effective(self, kind: str, name: str) -> Effective:
+    def effective(self, kind: str, name: str) -> EffectivePolicy:
         """What holds for a thing of this kind and name. Cost: 1 us a policy that applies to such things."""
         policy = next(self._matching(False, kind, name), None)
         operator = next(self._matching(True, kind, name), None)
@@ -469,13 +469,13 @@ class PolicyTable:
         pair = ("" if policy is None else policy.row.name, "" if operator is None else operator.row.name)
         found = self._effective.get(pair)
         if found is None:
-            found = self._effective[pair] = Effective(policy, operator)
+            found = self._effective[pair] = EffectivePolicy(policy, operator)
         return found
 
     def _matching(self, operator: bool, kind: str, name: str) -> Iterator[Policy]:
         return (each for each in self._ranked[operator] if each.matches(kind, name))
 
-    def obeyed_by(self, thing: object) -> Effective:
+    def obeyed_by(self, thing: object) -> EffectivePolicy:
         """What a queue or an exchange obeys now."""
         return self.in_force.get(thing, NONE)
 
@@ -488,7 +488,7 @@ SLICE_S: Final = 0.003
 Thing = TypeVar("Thing")
 
 
-class Walk(Generic[Thing]):
+class SlicedWalk(Generic[Thing]):
     """call_soon: the loop's. At rest it knows nobody: whoever has it goes without a collector."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:

@@ -23,7 +23,7 @@ from amqpd.broker.queue import arguments as queue_arguments
 from amqpd.errors import AmqpError
 from amqpd.protocol.field_table import decode_table
 from amqpd.storage.metadata.store import Change, Delete, DeleteBindings, MetadataState, Put, QueueRow, VhostRow
-from amqpd.storage.queue_json import DESCRIPTION, Description, Survey, read_description
+from amqpd.storage.queue_json import DESCRIPTION, Description, DirectorySurvey, read_description
 from amqpd.storage.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Restored(NamedTuple):
     whole: bool
 
 
-class Report:
+class RecoveryReport:
     """What a start found amiss. set_aside: (new path, why). void: (vhost, name) of rows that had been deleted."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Report:
         self.void: list[tuple[str, str]] = []
 
 
-class Findings(NamedTuple):
+class RecoveryFindings(NamedTuple):
     """state: what holds. changes: what makes the metadata say so. void: directories to empty once they are committed,
     without `.deleted`. gone: such that no row knows.
     """
@@ -58,22 +58,22 @@ class Findings(NamedTuple):
     changes: list[Change]
     void: list[str]
     gone: list[str]
-    report: Report
+    report: RecoveryReport
 
 
-def reconcile(storage: Storage, state: MetadataState) -> Findings:
+def reconcile(storage: Storage, state: MetadataState) -> RecoveryFindings:
     """Compares them, and moves what nobody knows out of the way. Before any queue is opened.
 
     Cost: a listing per vhost and 1 us a queue; a read and some renames for each that is restored. Raises: OSError.
     """
-    return _Start(storage, state).run()
+    return Reconciler(storage, state).run()
 
 
-class _Start:
+class Reconciler:
     def __init__(self, storage: Storage, state: MetadataState) -> None:
         self.storage = storage
         self.state = state
-        self.report = Report()
+        self.report = RecoveryReport()
         self.changes: list[Change] = []
         self.void: list[str] = []
         self.gone: list[str] = []
@@ -83,7 +83,7 @@ class _Start:
         self.deleting: list[QueueRow] = []
         self.names: set[tuple[str, str]] = set()
 
-    def run(self) -> Findings:
+    def run(self) -> RecoveryFindings:
         found = self.storage.survey()
         self._vhosts(found)
         lost = self._rows(found)
@@ -95,9 +95,9 @@ class _Start:
         if self.report.void:
             state = _without(state, whole, lost)
         self._tell()
-        return Findings(state, self.changes, self.void, self.gone, self.report)
+        return RecoveryFindings(state, self.changes, self.void, self.gone, self.report)
 
-    def _vhosts(self, found: Survey) -> None:
+    def _vhosts(self, found: DirectorySurvey) -> None:
         deleted = set(found.deleted_vhosts)
         for row in self.state.vhosts:
             if row.id in deleted:
@@ -111,7 +111,7 @@ class _Start:
         deleting = {row.id for row in self.state.deleting_vhosts}
         self.gone += [self.storage.vhost_chain(each)[-1] for each in deleted - deleting]
 
-    def _rows(self, found: Survey) -> set[tuple[str, str]]:
+    def _rows(self, found: DirectorySurvey) -> set[tuple[str, str]]:
         """Drops void ones. Returns (vhost, name) of those whose bindings go with them."""
         deleted = {(vhost, queue) for vhost, queues in found.deleted.items() for queue in queues}
         lost: set[tuple[str, str]] = set()
@@ -138,7 +138,7 @@ class _Start:
         self.changes += [DeleteBindings(vhost, name, "queue") for vhost, name in sorted(lost)]
         return lost
 
-    def _directories(self, found: Survey) -> None:
+    def _directories(self, found: DirectorySurvey) -> None:
         leaving = {row.id for row in self.state.deleting_vhosts}
         known = {(self.vhosts[row.vhost].id, row.id) for row in (*self.queues, *self.deleting)}
         for vhost_id, queues in found.queues.items():

@@ -3,7 +3,7 @@
 Owns the tables of its exchanges, queues and bindings, and keeps them in step: what is bound where, who names whom as
 alternate, which queues end with which session. What is declared, bound, unbound and deleted goes through queues.py,
 exchanges.py and bindings.py, which check it and submit its rows; here it is put into the tables once they are
-committed, and declare.py takes it out. A name that is on its way is told by `OnItsWay`.
+committed, and declare.py takes it out. A name that is on its way is told by `DeclarationPending`.
 
 Where a message goes by these names and bindings is `publish/router.py`'s.
 
@@ -23,56 +23,56 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from amqpd.broker.consumer import Destination, Tap
+from amqpd.broker.consumer import Destination, TraceHook
 from amqpd.broker.events import Events
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.queue.types import KINDS
-from amqpd.broker.stats import Ended, EndedUnroutable, VhostCounts
-from amqpd.broker.vhost.consumer_offsets import StoredOffsets
+from amqpd.broker.stats import EndedTotals, EndedUnroutableTotals, VhostCounts
+from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
 from amqpd.broker.vhost.declaration import NewQueue
-from amqpd.broker.vhost.deletion import Deletions
+from amqpd.broker.vhost.deletion import DeletionQueue
 from amqpd.broker.vhost.exchange import Binding, BindingKey, Exchange, alternate_of, delays_of
-from amqpd.broker.vhost.exchange_state import Keeping
+from amqpd.broker.vhost.exchange_state import ExchangeStateHook
 from amqpd.broker.vhost.limit_set import NO_LIMITS, Limits
-from amqpd.broker.vhost.pending import Coming, Declared, Done
-from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, Walk
+from amqpd.broker.vhost.pending import Done, PendingDeclaration, PendingDeclarations
+from amqpd.broker.vhost.policy_table import EXCHANGE, NONE, PolicyTable, SlicedWalk
 from amqpd.errors import AccessRefused, NotFound, ResourceLocked
 from amqpd.routing.registry import exchange_type_factory
 from amqpd.storage.filesystem import Clock
-from amqpd.storage.metadata.interface import MetadataKeeper
+from amqpd.storage.metadata.interface import MetadataStore
 from amqpd.storage.metadata.store import VhostRow
 from amqpd.storage.storage import Storage
 
 
-class Catalogue:
+class VhostServices:
     """One per broker. call_soon, call_later: the loop's."""
 
     def __init__(
         self,
         storage: Storage,
-        metadata: MetadataKeeper,
+        metadata: MetadataStore,
         call_soon: Callable[..., object],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self.storage = storage
         self.call_soon = call_soon
         self.events = Events(call_soon)
-        self.declared = Declared(metadata.submit, call_soon, call_later)
-        self.deletions = Deletions(storage, metadata, self.declared.remove, self._count_deleted)
-        self.stored_offsets = StoredOffsets(metadata.submit, call_soon, call_later, Clock())
+        self.declared = PendingDeclarations(metadata.submit, call_soon, call_later)
+        self.deletions = DeletionQueue(storage, metadata, self.declared.remove, self._count_deleted)
+        self.stored_offsets = ConsumerOffsets(metadata.submit, call_soon, call_later, Clock())
         # The broker's own takes its place.
-        self.keeping = Keeping()
+        self.keeping = ExchangeStateHook()
         # Of a node in a cluster.
         self.own_topics: OwnTopics | None = None
         self.queue_declared_count = 0
         self.queue_created_count = 0
         self.queue_deleted_count = 0
         # What queues that are gone had counted, so that totals never fall; see amqpd.process.
-        self.ended_queues = Ended()
+        self.ended_queues = EndedTotals()
         # The same by their kinds (classic, quorum, stream).
-        self.ended_of_kind = {kind: Ended() for kind in KINDS}
-        self.ended_unroutable = EndedUnroutable()
+        self.ended_of_kind = {kind: EndedTotals() for kind in KINDS}
+        self.ended_unroutable = EndedUnroutableTotals()
 
     def _count_deleted(self, count: int) -> None:
         self.queue_deleted_count += count
@@ -91,7 +91,7 @@ SYSTEM_EXCHANGES: Final = (
 _GONE: Final = object()
 
 
-class Names:
+class Namespace:
     """What declarations look at, and where they submit what they make: a vhost, or a transaction's draft of it."""
 
     default_queue_type: str
@@ -117,22 +117,26 @@ class Names:
         """Queues that are there or on their way."""
         raise NotImplementedError
 
-    def make(self, coming: Coming, done: Done) -> None:
+    def make(self, coming: PendingDeclaration, done: Done) -> None:
         """Commits what is coming, then makes it; done(None) then, done(error) when it is not made. Raises: OnItsWay."""
         raise NotImplementedError
 
 
-class VHost(Names):
+class VHost(Namespace):
     """One virtual host."""
 
     def __init__(
-        self, catalogue: Catalogue, row: VhostRow, queue_host: QueueHost, reply_consumers: dict[str, Destination]
+        self,
+        catalogue: VhostServices,
+        row: VhostRow,
+        queue_host: QueueServices,
+        reply_consumers: dict[str, Destination],
     ) -> None:
         self.catalogue = catalogue
         self.queue_host = queue_host
         self.name = row.name
         self.id = row.id
-        self.become(row)
+        self.update(row)
         self.exchanges: dict[str, Exchange] = {}
         self.queues: dict[str, Queue] = {}
         self.own_queues: dict[str, Queue] = {}  # the broker's, found by their names and in no list: system_queues.py
@@ -149,7 +153,7 @@ class VHost(Names):
         self.unroutable_count = 0
         self.counts = VhostCounts()
         # While it is traced: who is told of publishes and deliveries (publishing/firehose.py).
-        self.tap: Tap | None = None
+        self.tap: TraceHook | None = None
         self.deleted = False
         self.unloaded = False  # it goes on elsewhere
         self.limits = NO_LIMITS
@@ -157,7 +161,7 @@ class VHost(Names):
         # Sessions that count against them.
         self.connected: set[object] = set()
         self.policies = PolicyTable()
-        self.policy_walk = Walk[Queue | Exchange](catalogue.call_soon)
+        self.policy_walk = SlicedWalk[Queue | Exchange](catalogue.call_soon)
         self.default_exchange = Exchange("", "direct", None, True, False, False, {})
         self.exchanges[""] = self.default_exchange
         for exchange_name, kind in SYSTEM_EXCHANGES:
@@ -173,7 +177,7 @@ class VHost(Names):
         """What the metadata keep of it."""
         return VhostRow(self.name, self.id, self.description, self.tags, self.default_queue_type)
 
-    def become(self, row: VhostRow) -> None:
+    def update(self, row: VhostRow) -> None:
         """What may be changed of it is now as this row says."""
         self.description, self.tags, self.default_queue_type = row.description, row.tags, row.default_queue_type
 
@@ -187,7 +191,7 @@ class VHost(Names):
         queue.prepare()
         return queue
 
-    def usable_queue(self, name: str, owner: object) -> Queue:
+    def accessible_queue(self, name: str, owner: object) -> Queue:
         """The queue, if whoever this is may touch it. Raises: NotFound, ResourceLocked, OnItsWay."""
         queue = self.queue(name)
         self.check_exclusive(queue, owner)
@@ -205,7 +209,7 @@ class VHost(Names):
             raise NotFound(f"no exchange '{name}' in vhost '{self.name}'")
         return exchange
 
-    def settled_exchange(self, name: str) -> Exchange:
+    def exchange_or_wait(self, name: str) -> Exchange:
         """For who declares, binds or looks. Raises: NotFound, OnItsWay."""
         return self.find_exchange(name) or self.exchange(name)
 
@@ -242,7 +246,7 @@ class VHost(Names):
             self.catalogue.declared.check(self.name, "queue", name)
         return queue
 
-    def check_not_own(self, name: str) -> None:
+    def check_not_system(self, name: str) -> None:
         """The broker's own queues are nobody's to declare, bind or delete. Raises: AccessRefused."""
         if name in self.own_queues:
             raise AccessRefused(f"queue '{name}' in vhost '{self.name}' is the broker's own and can only be read")
@@ -261,9 +265,9 @@ class VHost(Names):
     def queue_count(self) -> int:
         return len(self.queues) + self.catalogue.declared.coming_queue_count(self.name)
 
-    def make(self, coming: Coming, done: Done) -> None:
-        """See `Declared.make`. Raises: OnItsWay, MetadataClosed."""
-        self.catalogue.declared.make(coming, done)
+    def make(self, coming: PendingDeclaration, done: Done) -> None:
+        """See `PendingDeclarations.make`. Raises: OnItsWay, MetadataClosed."""
+        self.catalogue.declared.commit_and_apply(coming, done)
 
     # -- the tables --------------------------------------------------------------------------------------------------
 
@@ -276,7 +280,7 @@ class VHost(Names):
         if owner is not None:
             self._exclusive.setdefault(owner, {})[queue] = None
         if self.policies:
-            self.follow(queue)
+            self.apply_policies(queue)
 
     def take_queue(self, queue: Queue) -> list[Binding]:
         """It is not there any more. Returns what was bound to it, which the exchanges still have."""
@@ -303,16 +307,16 @@ class VHost(Names):
             self.unavailable[exchange] = None
         self._alternate_changed(exchange.name)
         self._link_alternate(exchange)
-        if self.catalogue.events.heard:
-            self.catalogue.events.tell("exchange.created", exchange.told(self.name))
+        if self.catalogue.events.has_listeners:
+            self.catalogue.events.emit("exchange.created", exchange.told(self.name))
         if self.policies:
-            self.follow(exchange)
+            self.apply_policies(exchange)
 
     def take_exchange(self, exchange: Exchange) -> list[Binding]:
         """It is not there any more, nor what was bound to others from it. Returns what was bound to it."""
         for binding in exchange.take_bindings():
-            if self.catalogue.events.wanted:
-                self.catalogue.events.tell("binding.deleted", binding.told(self.name), recorded=False)
+            if self.catalogue.events.exchange_bound:
+                self.catalogue.events.emit("binding.deleted", binding.told(self.name), recorded=False)
             self._inbound.get(binding.destination, {}).pop(binding.key, None)
         del self.exchanges[exchange.name]
         self.unavailable.pop(exchange, None)
@@ -349,15 +353,15 @@ class VHost(Names):
 
     # -- policies ----------------------------------------------------------------------------------------------------
 
-    def follow_all(self) -> None:
+    def apply_policies_to_all(self) -> None:
         """Everything in it follows its policies, in slices: `policy_walk.when_done` tells when."""
-        self.policy_walk.begin(self.things, self.follow)
+        self.policy_walk.begin(self.policy_targets, self.apply_policies)
 
-    def things(self) -> list[Queue | Exchange]:
+    def policy_targets(self) -> list[Queue | Exchange]:
         """A snapshot."""
         return [*self.exchanges.values(), *self.queues.values()]
 
-    def follow(self, thing: Queue | Exchange) -> None:
+    def apply_policies(self, thing: Queue | Exchange) -> None:
         """It obeys what the policies say of it from now on; nothing changes where that is what it obeys.
 
         Cost: 1 us a policy, 5 us where there is something new; what is then over a length goes in slices.
@@ -373,7 +377,7 @@ class VHost(Names):
         else:
             self.policies.in_force[thing] = new
         if isinstance(thing, Queue):
-            thing.obey(new.rules(kind, thing.arguments))
+            thing.apply_config(new.rules(kind, thing.arguments))
         elif thing is not self.default_exchange:  # rabbit: it names a policy, and has no use for an alternate
             self._set_alternate(thing, alternate_of(thing.arguments, new.definition))
             delays = delays_of(thing.kind, thing.arguments, new.definition)
@@ -397,8 +401,8 @@ class VHost(Names):
         """Its row is committed, or it has none."""
         binding.source.add(binding)
         self._inbound.setdefault(binding.destination, {})[binding.key] = binding
-        if self.catalogue.events.heard:
-            self.catalogue.events.tell("binding.created", binding.told(self.name), recorded=not binding.private)
+        if self.catalogue.events.has_listeners:
+            self.catalogue.events.emit("binding.created", binding.told(self.name), recorded=not binding.private)
 
     def take_binding(self, binding: Binding) -> None:
         """It is in neither table any more, if it was."""

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Final
 
 from amqpd.broker.consumer import Destination
-from amqpd.broker.queue.services import QueueHost
+from amqpd.broker.queue.services import QueueServices
 from amqpd.broker.vhost.declare import remove_queue
-from amqpd.broker.vhost.pending import Coming, Done, Name, OnItsWay, unheard
-from amqpd.broker.vhost.vhost import Catalogue, Names, VHost
+from amqpd.broker.vhost.pending import DeclarationPending, Done, ObjectName, PendingDeclaration, ignore_result
+from amqpd.broker.vhost.vhost import Namespace, VHost, VhostServices
 from amqpd.storage.metadata.store import Delete, ParameterRow, Put, VhostRow, random_id
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class ProtectedVhost(Exception):
         super().__init__(f"Refusing to delete virtual host '{name}' because it is protected from deletion")
 
 
-class VhostNames:
+class VhostNamespace:
     """Where vhosts are declared: among all vhosts, or in a transaction."""
 
     def find_vhost(self, name: str) -> VHost | None:
@@ -46,20 +46,20 @@ class VhostNames:
         """Makes it known: its row is committed."""
         raise NotImplementedError
 
-    def make(self, coming: Coming, done: Done) -> None:
-        """As `Names.make`. Raises: OnItsWay, MetadataClosed."""
+    def make(self, coming: PendingDeclaration, done: Done) -> None:
+        """As `Namespace.make`. Raises: OnItsWay, MetadataClosed."""
         raise NotImplementedError
 
 
-class VHosts(dict[str, VHost], VhostNames):
+class VHosts(dict[str, VHost], VhostNamespace):
     """All vhosts of a broker. host_queues: what the queues of a new one get of the broker. reply_consumers: by key, of
     whatever vhost. ended: told of each that is deleted, before its queues go.
     """
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        host_queues: Callable[[VhostRow], QueueHost],
+        catalogue: VhostServices,
+        host_queues: Callable[[VhostRow], QueueServices],
         reply_consumers: dict[str, Destination],
         ended: Callable[[VHost], None],
     ) -> None:
@@ -94,10 +94,10 @@ class VHosts(dict[str, VHost], VhostNames):
         tell(vhost, "vhost.created")
         log.info("vhost '%s' was added", vhost.name, extra={"vhost": vhost.name})
 
-    def make(self, coming: Coming, done: Done) -> None:
+    def make(self, coming: PendingDeclaration, done: Done) -> None:
         when_served = self.when_served
         if when_served is None or not isinstance(coming.brings, VHost):
-            self.catalogue.declared.make(coming, done)
+            self.catalogue.declared.commit_and_apply(coming, done)
             return
         name = coming.brings.name
 
@@ -107,16 +107,16 @@ class VHosts(dict[str, VHost], VhostNames):
             else:
                 done(error)
 
-        self.catalogue.declared.make(coming, made)
+        self.catalogue.declared.commit_and_apply(coming, made)
 
 
 def declare(
-    names: VhostNames,
+    names: VhostNamespace,
     name: str,
     description: str = "",
     tags: Sequence[str] = (),
     default_queue_type: str = "classic",
-    done: Done = unheard,
+    done: Done = ignore_result,
 ) -> bool:
     """Whether it is new; done(None) once it is there. One that is there already stays as it is. Raises: OnItsWay."""
     if names.exists(name):
@@ -124,17 +124,20 @@ def declare(
         return False
     row = VhostRow(name, random_id(), description, tuple(tags), default_queue_type)
     vhost = names.new_vhost(row)
-    names.make(Coming(Name(name, "vhost", name), Put(row), Delete(row), partial(names.add, vhost), vhost), done)
+    names.make(
+        PendingDeclaration(ObjectName(name, "vhost", name), Put(row), Delete(row), partial(names.add, vhost), vhost),
+        done,
+    )
     return True
 
 
 def change(
-    names: VhostNames,
+    names: VhostNamespace,
     vhost: VHost,
     description: str,
     tags: Sequence[str],
     default_queue_type: str,
-    done: Done = unheard,
+    done: Done = ignore_result,
 ) -> None:
     """done(None) once it is so. Raises: OnItsWay."""
     row = VhostRow(vhost.name, vhost.id, description, tuple(tags), default_queue_type)
@@ -142,17 +145,17 @@ def change(
     if row == before:
         done(None)
         return
-    name = Name(vhost.name, "vhost", vhost.name)
-    names.make(Coming(name, Put(row), Put(before), partial(become, vhost, row), row), done)
+    name = ObjectName(vhost.name, "vhost", vhost.name)
+    names.make(PendingDeclaration(name, Put(row), Put(before), partial(become, vhost, row), row), done)
 
 
 def become(vhost: VHost, row: VhostRow) -> None:
     """Its row is committed, and says so."""
-    vhost.become(row)
+    vhost.update(row)
     tell(vhost, "vhost.updated")
 
 
-def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
+def delete(vhosts: VHosts, vhost: VHost, done: Done = ignore_result) -> None:
     """Deletes it with all that is in it, and closes its connections. done(None) when its directory does not come back
     either. Raises: ProtectedVhost, OnItsWay.
     """
@@ -164,28 +167,28 @@ def delete(vhosts: VHosts, vhost: VHost, done: Done = unheard) -> None:
         if error is not None:
             done(error)
 
-    name = Name(vhost.name, "vhost", vhost.name)
-    vhosts.make(Coming(name, Put(row), Put(vhost.row()), partial(end, vhosts, vhost, row, done)), committed)
+    name = ObjectName(vhost.name, "vhost", vhost.name)
+    vhosts.make(PendingDeclaration(name, Put(row), Put(vhost.row()), partial(end, vhosts, vhost, row, done)), committed)
 
 
-def protect(names: Names, on: bool, done: Done = unheard) -> None:
+def protect(names: Namespace, on: bool, done: Done = ignore_result) -> None:
     """Whether the vhost may not be deleted; done(None) once it is so. Raises: OnItsWay."""
     vhost = names.vhost
     row = ParameterRow(vhost.name, PROTECTION, "protected", "true")
     change, undo = (Put(row) if protected else Delete(row) for protected in (on, vhost.protected))
-    name = Name(vhost.name, PROTECTION, vhost.name)
-    names.make(Coming(name, change, undo, partial(_protect, vhost, on, name)), done)
+    name = ObjectName(vhost.name, PROTECTION, vhost.name)
+    names.make(PendingDeclaration(name, change, undo, partial(_protect, vhost, on, name)), done)
 
 
-def _protect(vhost: VHost, on: bool, name: Name) -> None:
+def _protect(vhost: VHost, on: bool, name: ObjectName) -> None:
     """Its row is committed."""
     if vhost.deleted:
-        raise OnItsWay(vhost.catalogue.declared, name)
+        raise DeclarationPending(vhost.catalogue.declared, name)
     vhost.protected = on
     log.info("vhost '%s' is %sprotected from deletion", vhost.name, "" if on else "not ", extra={"vhost": vhost.name})
 
 
-def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = unheard) -> None:
+def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = ignore_result) -> None:
     """Its tombstone is committed: a restart would not show it either. Its name is free when its row is gone."""
     declared, deletions = vhosts.catalogue.declared, vhosts.catalogue.deletions
     vhost.deleted = True
@@ -195,12 +198,12 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = unheard) -> No
     ended.unroutable_count += vhost.unroutable_count
     about = {"vhost": vhost.name}
     log.info("vhost '%s' was deleted with its %d queues", vhost.name, len(vhost.queues), extra=about)
-    vhosts.catalogue.events.tell("vhost.deleted", {"name": vhost.name})
+    vhosts.catalogue.events.emit("vhost.deleted", {"name": vhost.name})
     vhosts.ended(vhost)
     queues = list(vhost.queues.values())
     for queue in queues:
         remove_queue(vhost, queue)
-    name = Name(vhost.name, "vhost", vhost.name)
+    name = ObjectName(vhost.name, "vhost", vhost.name)
     declared.hold(name)
 
     def renamed() -> None:
@@ -214,8 +217,8 @@ def end(vhosts: VHosts, vhost: VHost, row: VhostRow, done: Done = unheard) -> No
 def tell(vhost: VHost, key: str) -> None:
     """It came to be, or is another one now."""
     events = vhost.catalogue.events
-    if events.heard:
-        events.tell(
+    if events.has_listeners:
+        events.emit(
             key,
             {
                 "name": vhost.name,
