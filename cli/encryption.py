@@ -224,13 +224,13 @@ COMMANDS: Final = (
 )
 
 
-class ErlangAtom(str):
+class TermAtom(str):
     """`name` or `'a name'`."""
 
     __slots__ = ()
 
 
-Term: TypeAlias = "ErlangAtom | str | bytes | int | float | tuple[Term, ...] | list[Term]"
+Term: TypeAlias = "TermAtom | str | bytes | int | float | tuple[Term, ...] | list[Term]"
 
 VERSION: Final = 131
 DEPTH_MAX: Final = 100
@@ -280,9 +280,9 @@ def _term(tokens: list[tuple[str, str]], depth: int) -> Term:
         case "float":
             return float(text)
         case "atom":
-            return ErlangAtom(text)
+            return TermAtom(text)
         case "quoted":
-            return ErlangAtom(_unescaped(text))
+            return TermAtom(_unescaped(text))
         case "string":
             return _unescaped(text)
         case "binary":
@@ -322,7 +322,7 @@ def packed(term: Term) -> bytes:
 
 
 def _packed(term: Term) -> bytes:
-    if isinstance(term, ErlangAtom):
+    if isinstance(term, TermAtom):
         name = term.encode()
         if len(term) > 255:
             raise NotATerm("an atom has 255 characters at most")
@@ -389,7 +389,7 @@ def _unpacked(data: bytes, at: int, depth: int) -> tuple[Term, int]:
     if tag in (100, 118, 115, 119):
         wide = tag in (100, 118)
         size, at = (struct.unpack_from(">H", data, at)[0], at + 2) if wide else (data[at], at + 1)
-        return ErlangAtom(_slice(data, at, at + size).decode("latin-1" if tag in (100, 115) else "utf-8")), at + size
+        return TermAtom(_slice(data, at, at + size).decode("latin-1" if tag in (100, 115) else "utf-8")), at + size
     if tag == 107:
         end = at + 2 + struct.unpack_from(">H", data, at)[0]
         return _slice(data, at + 2, end).decode("latin-1"), end
@@ -421,7 +421,7 @@ def _slice(data: bytes, start: int, end: int) -> bytes:
 
 def printed(term: Term) -> str:
     """As Erlang's `~p` has it."""
-    if isinstance(term, ErlangAtom):
+    if isinstance(term, TermAtom):
         return str(term) if _PLAIN_ATOM.fullmatch(term) else "'" + _escaped(term, "'") + "'"
     if isinstance(term, str):
         return f'"{_escaped(term)}"' if term else "[]"

@@ -127,14 +127,14 @@ class TestWalk:
 
     def test_one_that_cannot_obey_keeps_nobody_else_from_it(self, room: Any, monkeypatch: Any, caplog: Any) -> None:
         queues = self.many(room, 3)
-        follow = room.vhost.follow
+        follow = room.vhost.apply_policies
 
         def fails(thing: Any) -> None:
             if thing.name == "q1":
                 raise RuntimeError("it would not")
             follow(thing)
 
-        monkeypatch.setattr(room.vhost, "follow", fails)
+        monkeypatch.setattr(room.vhost, "apply_policies", fails)
         assert put(room, "p", "^q", MAX) == [None]
         assert [queue.rules.length_max for queue in queues] == [2, -1, 2]
         assert "it would not" in caplog.text

@@ -19,7 +19,7 @@ class Queue:
         self.state = state
         self.got: list[object] = []
 
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.state == "gone"
 
 

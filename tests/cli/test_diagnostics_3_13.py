@@ -73,7 +73,7 @@ def test_events(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -
         asked.append(path)
         return next(answers, last)
 
-    monkeypatch.setattr("amqpd.cli.client.Client.get", get)
+    monkeypatch.setattr("amqpd.cli.client.ApiClient.get", get)
     result = ctl("-q", "consume_event_stream", "--duration", "0", "--pattern", "^queue")
     assert (result.code, result.out) == (0, '{"event":"queue.created","name":"q"}\n')
     assert result.err == "2 events were too many and are not shown\n"
@@ -108,7 +108,7 @@ def test_stuck_threads(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyP
 def test_thread_stats(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([[thread(1, "MainThread", "R", [], 10.0)], [thread(1, "MainThread", "R", [], 10.5)]])
     times = iter([100.0, 101.0])
-    monkeypatch.setattr("amqpd.cli.client.Client.get", lambda _self, _path: next(answers))
+    monkeypatch.setattr("amqpd.cli.client.ApiClient.get", lambda _self, _path: next(answers))
     monkeypatch.setattr(diagnostics.time, "monotonic", lambda: next(times))
     monkeypatch.setattr(diagnostics.time, "sleep", lambda _seconds: None)
     assert ctl("-s", "runtime_thread_stats", "--sample-interval", "1").out == "MainThread\t50.0\t0.0\t50.0\n"

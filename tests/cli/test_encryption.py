@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from amqpd.cli.encryption import (
     CIPHERS,
     HASHES,
-    ErlangAtom,
     NotATerm,
     Term,
+    TermAtom,
     Undecipherable,
     decrypt,
     encrypt,
@@ -30,7 +30,7 @@ TERMS = st.recursive(
     st.integers(-(1 << 70), 1 << 70)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.binary(max_size=40)
-    | st.from_regex("[a-z][A-Za-z0-9_@]{0,20}", fullmatch=True).map(ErlangAtom)
+    | st.from_regex("[a-z][A-Za-z0-9_@]{0,20}", fullmatch=True).map(TermAtom)
     | st.text(st.characters(min_codepoint=1, max_codepoint=255), min_size=1, max_size=40),
     lambda inner: st.lists(inner, max_size=4) | st.lists(inner, max_size=4).map(tuple),
     max_leaves=10,
@@ -67,12 +67,12 @@ def test_as_erlang_has_them(text: str, term: Term, data: bytes) -> None:
 
 
 def test_atoms() -> None:
-    assert parse("secret") == ErlangAtom("secret") and isinstance(parse("secret"), ErlangAtom)
-    assert parse("'a b'") == ErlangAtom("a b")
+    assert parse("secret") == TermAtom("secret") and isinstance(parse("secret"), TermAtom)
+    assert parse("'a b'") == TermAtom("a b")
     # Older Erlangs pack them otherwise.
     for data in (b"\x83d\x00\x02ab", b"\x83s\x02ab", b"\x83w\x02ab", b"\x83v\x00\x02ab"):
-        assert unpacked(data) == ErlangAtom("ab")
-    assert printed(ErlangAtom("ab")) == "ab" and printed(ErlangAtom("a b")) == "'a b'"
+        assert unpacked(data) == TermAtom("ab")
+    assert printed(TermAtom("ab")) == "ab" and printed(TermAtom("a b")) == "'a b'"
     assert printed((b"a", ["b", 1, 1.5, b"\xff"])) == '{<<"a">>,["b",1,1.5,<<255>>]}'
     assert printed('a"b') == '"a\\"b"' and parse('"a\\"b"') == 'a"b'
 

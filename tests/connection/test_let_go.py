@@ -35,7 +35,7 @@ TRANSIENT = b"\x00\x00"
 WITHIN_S = 60.0
 # Where everything belongs to some connection; and of the others what a connection owns alone.
 ROOMS = ("amqpd.connection.", "amqpd.channel.", "amqpd.protocol.", "amqpd.management.server", "uvloop.loop.SSL")
-OWNED = {"TCPTransport", "Expiry", "Lease", "SSLObject", "RequestHandler"}
+OWNED = {"TCPTransport", "MessageTtl", "Lease", "SSLObject", "RequestHandler"}
 
 
 class Embedded:
@@ -421,5 +421,6 @@ def test_the_census_sees_who_is_there(house: Embedded, no_collector: None) -> No
     client.say(spec.Basic.Consume())
     client.wait("Basic.ConsumeOk")
     names = {name.rpartition(".")[2] for name in census() - before}
-    assert names >= {"Transport", "Handshake", "Connection", "FrameParser", "Channel", "ChannelConsumer", "Expiry"}
+    expected = {"Transport", "ChannelZero", "Connection", "FrameParser", "Channel", "ChannelConsumer", "MessageTtl"}
+    assert names >= expected
     client.close()

@@ -53,10 +53,10 @@ def client_of(house: MemoryBroker, channels: int = 1) -> Served:
 class Denies:
     """May nothing."""
 
-    def may(self, *_: object) -> bool:
+    def is_allowed(self, *_: object) -> bool:
         return False
 
-    may_topic = may_access_vhost = may
+    is_topic_allowed = may_access_vhost = is_allowed
 
 
 # -- refused ---------------------------------------------------------------------------------------------------------

@@ -78,12 +78,12 @@ class Committed:
         for sent in self.sent:
             sent.transaction = number
             route, message = life.compose(sent, PERSISTENT)
-            transaction.keep(route, message)
+            transaction.add_publish(route, message)
         life.ledger.version += 1
         for tag, sent in enumerate(self.acked, 1):
             _, entry = life.held.pop(sent.body)
             channel.deliveries.unacked.add(tag, entry)
-            transaction.collect([(tag, entry)], ACK)
+            transaction.add_ack([(tag, entry)], ACK)
             (place,) = sent.places.values()
             sent.over, sent.acked_in = True, number
             place.left, place.asked_ms = ASKED, 0

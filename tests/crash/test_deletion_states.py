@@ -187,6 +187,6 @@ def test_a_vhost(house: House) -> None:
 
 def test_without_the_rename_they_come_back(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this file is there to see."""
-    monkeypatch.setattr("amqpd.storage.directory_removal.Departures._rename", lambda departures, chains: None)
+    monkeypatch.setattr("amqpd.storage.directory_removal.DirectoryRemover._rename", lambda departures, chains: None)
     with pytest.raises(AssertionError, match="came back"):
         test_a_queue(house)

@@ -98,7 +98,7 @@ class RetryLoop(StillLoop):
         self.retries: list[Callable[[], None]] = []
 
     def call_later(self, delay_s: float, function: Callable[..., object], *arguments: Any) -> Any:
-        if "Declared." in function.__qualname__:
+        if "PendingDeclarations." in function.__qualname__:
             self.retries.append(function)
         return super().call_later(delay_s, function, *arguments)
 

@@ -335,7 +335,7 @@ def test_a_killed_process_keeps_what_was_answered(tmp_path: Path) -> None:
     script = """
         import os, signal, sys
         from pathlib import Path
-        from amqpd.storage.metadata.store import Metadata, Put, VhostRow
+        from amqpd.storage.metadata.store import SqlMetadataStore, Put, VhostRow
         count = 0
         def done(error):
             global count
@@ -343,7 +343,7 @@ def test_a_killed_process_keeps_what_was_answered(tmp_path: Path) -> None:
             if count == 50:
                 os.write(1, b"50 answered")
                 os.kill(os.getpid(), signal.SIGKILL)
-        metadata = Metadata("", Path(sys.argv[1]), lambda function, *arguments: function(*arguments))
+        metadata = SqlMetadataStore("", Path(sys.argv[1]), lambda function, *arguments: function(*arguments))
         metadata.open()
         for number in range(100):
             metadata.submit([Put(VhostRow(f"v{number:03}", "id"))], done)
@@ -392,8 +392,8 @@ def test_the_start_of_our_own_file_does_not_import_sqlalchemy(tmp_path: Path) ->
     script = """
         import sys
         from pathlib import Path
-        from amqpd.storage.metadata.store import Metadata
-        metadata = Metadata("", Path(sys.argv[1]), print)
+        from amqpd.storage.metadata.store import SqlMetadataStore
+        metadata = SqlMetadataStore("", Path(sys.argv[1]), print)
         metadata.open()
         print("sqlalchemy" in sys.modules, "asyncio" in sys.modules)
         metadata.close()
