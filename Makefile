@@ -38,11 +38,10 @@ SPREAD = -n $(WORKERS) --dist loadfile
 SMOKE := $(addprefix tests/,conformance golden channel protocol)
 COMPILED_PACKAGES := $(addprefix tests/,broker channel connection conformance golden protocol routing storage)
 
-.PHONY: help
 help: ## this list
 	@echo "make COMMAND:"; sed -nE 's/^([a-z-]+):.*## (.*)/  \1|\2/p' Makefile | awk -F'|' '{printf "%-17s %s\n", $$1, $$2}'
 
-.PHONY: run cluster-run
+.PHONY: help run cluster-run
 run: ## start the broker: AMQP on 5672, the page on 127.0.0.1:15672, data in ./amqpd-data (ARGS="--amqp.port 0")
 	@exec .ci/start $(ARGS)
 
@@ -179,18 +178,11 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(@D) || { echo "no virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.tools: pyproject.toml setup.py | $(VENV)/.created
-	@.ci/pip requirements build; touch $@
-
-$(VENV)/.extra-%: pyproject.toml | $(VENV)/.tools
-	@.ci/pip requirements $*; touch $@
-
+$(VENV)/.tools: pyproject.toml setup.py | $(VENV)/.created ; @.ci/pip requirements build; touch $@
+$(VENV)/.extra-%: pyproject.toml | $(VENV)/.tools ; @.ci/pip requirements $*; touch $@
 # The build needs the tools alone, so `make test` downloads the rest beside it.
-$(VENV)/.built: $(VENV)/.tools $(SOURCES)
-	@.ci/pip amqpd; touch $@
-
-$(VENV)/.installed: $(VENV)/.built $(VENV)/.extra-run
-	@touch $@
+$(VENV)/.built: $(VENV)/.tools $(SOURCES) ; @.ci/pip amqpd; touch $@
+$(VENV)/.installed: $(VENV)/.built $(VENV)/.extra-run ; @touch $@
 
 $(VENV)/.page: $(VENV)/.installed $(PAGE_SOURCES)
 	@$(BIN)/python setup.py --quiet build_page --into "$$($(BIN)/python -P -c 'import amqpd.management as m; print(*m.__path__)')/page/dist" || [ $$? = 3 ]
@@ -203,8 +195,5 @@ $(PLAIN)/.ready: $(addprefix $(VENV)/.extra-,run test dev)
 		"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sources.pth"
 	@touch $@
 
-$(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created
-	@.ci/install jars $< $(VENV)/kafka; touch $@
-
-$(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created
-	@.ci/install jars $< $(VENV)/kafka-spark; touch $@
+$(VENV)/.kafka: tests/cluster/jars/pom.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka; touch $@
+$(VENV)/.kafka-spark: tests/cluster/jars/spark.xml | $(VENV)/.created ; @.ci/install jars $< $(VENV)/kafka-spark; touch $@
