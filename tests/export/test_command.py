@@ -15,7 +15,7 @@ from amqpd.cli.main import run
 from amqpd.protocol import properties as p
 from amqpd.storage.spark import session
 from amqpd.storage.spark.job import ExportJob, ExportOptions, without_password
-from amqpd.storage.spark.sink import SinkPublisher, SinkTarget
+from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 
 pytestmark = pytest.mark.external
 

@@ -13,7 +13,7 @@ from amqpd.storage.acks import retained
 from amqpd.storage.spark.files import BrokerSource, DirectorySource
 from amqpd.storage.spark.job import CommitFailed, ExportJob, ExportOptions, commit
 from amqpd.storage.spark.plan import DataLoss
-from amqpd.storage.spark.sink import SinkPublisher, SinkTarget
+from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 from amqpd.testing import BrokerFailed, BrokerProcess
 
 

@@ -1,0 +1,311 @@
+"""A small AMQP client that only publishes: what a task of the sink needs, over one socket and nothing but this package.
+
+One connection, one channel. With confirms, `publish` keeps at most `window` messages unconfirmed and `finish` returns
+when every one is; with a transaction, nothing is visible before `finish` has its commit-ok. Reading goes on while
+writing waits, so a broker that wants to be read before it reads on is no deadlock.
+
+Whatever leaves it unknown whether all messages arrived is a PublishError: a nack, an unroutable message (if
+`mandatory`), a closed channel or connection, silence. What was published before it may have arrived. No heartbeats are
+asked for; `timeout_s` bounds every wait instead, except while the broker says that it is blocked.
+
+It needs no pyspark.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+from urllib.parse import unquote, urlsplit
+
+from amqpd.protocol import methods as c
+
+BLOCK = 256 << 10
+_HEADER = b"AMQP\x00\x00\x09\x01"
+_END = b"\xce"
+_METHOD = 1
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_Answer = TypeVar("_Answer")
+
+
+class PublishError(Exception):
+    """Not every message is known to have arrived; the text says why."""
+
+
+@dataclass(frozen=True)
+class SinkTarget:
+    """Where to connect. secure: over TLS, the certificate checked against the system's authorities."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    vhost: str
+    secure: bool
+
+    @staticmethod
+    def from_url(url: str) -> SinkTarget:
+        """From amqp://user:password@host:5672/vhost or amqps://...; no path is vhost `/`. Raises: ValueError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("amqp", "amqps") or not parts.hostname or "/" in parts.path[1:]:
+            raise ValueError("expected amqp://user:password@host:5672/vhost (%2F for a slash in the vhost's name)")
+        secure = parts.scheme == "amqps"
+        return SinkTarget(
+            parts.hostname,
+            parts.port or (5671 if secure else 5672),
+            unquote(parts.username or "guest"),
+            unquote(parts.password or "guest"),
+            unquote(parts.path[1:]) or "/",
+            secure,
+        )
+
+
+class SinkPublisher:
+    """One connection, which only publishes.
+
+    Connects at once. Not for several threads. Raises, each method: PublishError.
+
+    transaction: instead of confirms. mandatory: a message that no queue takes is an error. window: messages that
+    may be unconfirmed at a time.
+    """
+
+    def __init__(
+        self,
+        target: SinkTarget,
+        *,
+        transaction: bool = False,
+        mandatory: bool = True,
+        window: int = 1000,
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.published = 0
+        self._confirmed = 0  # everything up to it, plus `_early`
+        self._early: set[int] = set()
+        self._transaction = transaction
+        self._mandatory = mandatory
+        self._window = window
+        self._timeout_s = timeout_s
+        self._in = bytearray()
+        self._out = bytearray()
+        self._answers: list[c.Command] = []
+        self._returned: c.BasicReturn | None = None
+        self._blocked = False
+        self._routes: dict[tuple[str, str], bytes] = {}
+        self._frame_max = 131072
+        self._where = f"{target.host}:{target.port}"
+        self._socket = self._connect(target)
+        try:
+            self._open(target)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    # -- publishing
+
+    def publish(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+        """Sends one message, or has it on its way. properties: flags and fields as in a content header frame."""
+        out = self._out
+        method = self._routes.get((exchange, routing_key))
+        if method is None:
+            if len(self._routes) > 1000:
+                self._routes.clear()
+            method = c.frame(1, c.BasicPublish(exchange, routing_key, self._mandatory))
+            self._routes[exchange, routing_key] = method
+        out += method
+        out += b"\x02\x00\x01" + (12 + len(properties)).to_bytes(4, "big") + b"\x00\x3c\x00\x00"
+        out += len(body).to_bytes(8, "big")
+        out += properties
+        out += _END
+        piece = self._frame_max - 8
+        for start in range(0, len(body), piece):
+            part = body[start : start + piece]
+            out += b"\x03\x00\x01" + len(part).to_bytes(4, "big")
+            out += part
+            out += _END
+        self.published += 1
+        if len(out) >= BLOCK:
+            self._pump(lambda: len(self._out) < BLOCK)
+        if not self._transaction and self.published - self._confirmed >= self._window:
+            self._pump(lambda: self.published - self._confirmed <= self._window // 2)
+
+    def finish(self) -> int:
+        """Waits until all of it is safe: confirmed, or committed. Returns how many messages that is."""
+        if self._transaction:
+            self._send(c.TxCommit())
+            self._wait(c.TxCommitOk)
+        else:
+            self._pump(lambda: self._confirmed >= self.published)
+        if self._returned is not None:
+            self._unroutable()
+        return self.published
+
+    def close(self) -> None:
+        """Ends the connection. A transaction that `finish` has not committed is gone. Raises nothing."""
+        try:
+            self._send(c.ConnectionClose(200, "", 0, 0), channel=0)
+            self._timeout_s = min(self._timeout_s, 2.0)
+            self._wait(c.ConnectionCloseOk)
+        except PublishError:
+            return  # it is over, one way or the other
+        finally:
+            self._socket.close()
+
+    def abandon(self) -> None:
+        """Drops the connection: what is unfinished stays so."""
+        self._socket.close()
+
+    # -- opening
+
+    def _connect(self, target: SinkTarget) -> socket.socket:
+        try:
+            made = socket.create_connection((target.host, target.port), self._timeout_s)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if target.secure:
+                made = ssl.create_default_context().wrap_socket(made, server_hostname=target.host)
+            made.setblocking(False)
+        except OSError as error:
+            raise PublishError(f"no connection to {self._where}: {error}") from error
+        return made
+
+    def _open(self, target: SinkTarget) -> None:
+        self._out += _HEADER
+        self._wait(c.ConnectionStart)
+        told = {
+            "product": "amqpd spark sink",
+            "capabilities": {
+                "publisher_confirms": True,
+                "basic.nack": True,
+                "connection.blocked": True,
+                "authentication_failure_close": True,
+            },
+        }
+        response = b"\0" + target.user.encode() + b"\0" + target.password.encode()
+        self._send(c.ConnectionStartOk(told, "PLAIN", response, "en_US"), channel=0)
+        tune = self._wait(c.ConnectionTune)
+        if tune.frame_max:
+            self._frame_max = min(self._frame_max, tune.frame_max)
+        self._send(c.ConnectionTuneOk(tune.channel_max, self._frame_max, 0), channel=0)
+        self._send(c.ConnectionOpen(target.vhost), channel=0)
+        self._wait(c.ConnectionOpenOk)
+        self._send(c.ChannelOpen())
+        self._wait(c.ChannelOpenOk)
+        if self._transaction:
+            self._send(c.TxSelect())
+            self._wait(c.TxSelectOk)
+        else:
+            self._send(c.ConfirmSelect())
+            self._wait(c.ConfirmSelectOk)
+
+    def _send(self, command: c.Command, channel: int = 1) -> None:
+        self._out += c.frame(channel, command)
+
+    def _wait(self, kind: type[_Answer]) -> _Answer:
+        self._pump(lambda: bool(self._answers))
+        answer = self._answers.pop(0)
+        if not isinstance(answer, kind):
+            raise PublishError(f"{self._where} answered {type(answer).__name__} where {kind.__name__} belongs")
+        return answer
+
+    # -- the socket
+
+    def _pump(self, done: Callable[[], bool]) -> None:
+        """Writes and reads until `done` says so."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            progress = self._write()
+            progress = self._read() or progress
+            if done():
+                return
+            now = time.monotonic()
+            if progress or self._blocked:
+                deadline = now + self._timeout_s
+            elif now >= deadline:
+                raise PublishError(f"{self._where} was silent for {self._timeout_s:g} s")
+            writing = [self._socket] if self._out else []
+            select.select([self._socket], writing, [], deadline - now)
+
+    def _write(self) -> bool:
+        out = self._out
+        try:
+            sent = self._socket.send(out) if out else 0
+        except _NOT_NOW:
+            return False
+        except OSError as error:
+            self._read()  # the broker's last words
+            raise PublishError(f"the connection to {self._where} is lost: {error}") from error
+        if sent:
+            del out[:sent]
+        return sent > 0
+
+    def _read(self) -> bool:
+        """All there is to read. Raises: PublishError, also for the news in it."""
+        found = False
+        while True:
+            try:
+                data = self._socket.recv(BLOCK)
+            except _NOT_NOW:
+                return found
+            except OSError as error:
+                raise PublishError(f"the connection to {self._where} is lost: {error}") from error
+            if not data:
+                raise PublishError(f"{self._where} closed the connection")
+            found = True
+            self._in += data
+            self._frames()
+
+    def _frames(self) -> None:
+        data = self._in
+        position = 0
+        while len(data) - position >= 8:
+            if data[position] == 0x41:  # "AMQP": the broker wants another version of the protocol
+                raise PublishError(f"{self._where} does not speak AMQP 0-9-1")
+            size = int.from_bytes(data[position + 3 : position + 7], "big")
+            if len(data) - position < size + 8:
+                break
+            if data[position] == _METHOD:
+                self._heard(c.decode(bytes(data[position + 7 : position + 7 + size])))
+            position += size + 8
+        del data[:position]
+
+    def _heard(self, command: c.Command) -> None:
+        match command:
+            case c.BasicAck(tag, multiple):
+                self._acked(tag, multiple)
+            case c.BasicNack():
+                raise PublishError(f"{self._where} refused a message (basic.nack)")
+            case c.BasicReturn():
+                self._returned = command
+                if not self._transaction:
+                    self._unroutable()
+            case c.ConnectionClose() | c.ChannelClose():
+                raise PublishError(f"{self._where} closed: {command.reply_code} {command.reply_text}")
+            case c.ConnectionBlocked():
+                self._blocked = True
+            case c.ConnectionUnblocked():
+                self._blocked = False
+            case _:
+                self._answers.append(command)
+
+    def _acked(self, tag: int, multiple: bool) -> None:
+        early = self._early
+        if multiple:
+            self._confirmed = max(self._confirmed, tag)
+            if early:
+                early -= {each for each in early if each <= self._confirmed}
+        else:
+            early.add(tag)
+        while early and self._confirmed + 1 in early:
+            self._confirmed += 1
+            early.remove(self._confirmed)
+
+    def _unroutable(self) -> None:
+        returned = self._returned
+        assert returned is not None
+        raise PublishError(
+            f"no queue takes a message to exchange '{returned.exchange}' with routing key '{returned.routing_key}': "
+            f"{returned.reply_code} {returned.reply_text} (mandatory=false publishes it all the same)"
+        )
