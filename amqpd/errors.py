@@ -1,6 +1,6 @@
 """Every reply code of AMQP 0-9-1, and the one family of exceptions that carries them.
 
-This is the only module that knows numbers. A handler raises; `connection/closing.py` turns what was raised
+This is the only module that knows numbers. A handler raises; `connection/close_handler.py` turns what was raised
 into `channel.close` (SoftError) or `connection.close` (HardError). `routing` and `storage` raise words of their
 own, which `amqpd.connection` and the handlers map to these. An OSError is a disk that does not answer or a want of
 descriptors: 506. Whatever else is no AmqpError is a bug of the broker: 541 and a traceback in the log.

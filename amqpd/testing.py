@@ -64,7 +64,7 @@ class BrokerFailed(Exception):
     """The broker did not start, did not stop, or ended by itself; the text shows the end of its standard error."""
 
 
-class Ready(NamedTuple):
+class ReadyLine(NamedTuple):
     """What the ready line tells.
 
     version: of amqpd. build: `compiled` or `interpreted`. took_ms: from start to accepting. listeners: name (`amqp`,
@@ -85,7 +85,7 @@ class Vhost(NamedTuple):
     url: str
 
 
-def parse_ready_line(line: str) -> Ready | None:
+def parse_ready_line(line: str) -> ReadyLine | None:
     """The ready line's content, None for any other line."""
     found = READY.match(line.strip())
     if found is None:
@@ -94,7 +94,7 @@ def parse_ready_line(line: str) -> Ready | None:
     for each in LISTENER.finditer(found["listeners"]):
         # Of a protocol with an address per family the first, which is IPv4's; the port is the same.
         listeners.setdefault(each["name"], (each["host"].strip("[]"), int(each["port"])))
-    return Ready(found["version"], found["build"], int(found["took_ms"]), listeners, found["data"])
+    return ReadyLine(found["version"], found["build"], int(found["took_ms"]), listeners, found["data"])
 
 
 class BrokerProcess:
@@ -121,7 +121,7 @@ class BrokerProcess:
         self.data_dir = Path(tempfile.mkdtemp(prefix="amqpd-")) if data_dir is None else Path(data_dir)
         self.settings = dict(settings or {})
         self.start_timeout_s = start_timeout_s
-        self.ready: Ready | None = None
+        self.ready: ReadyLine | None = None
         self._env = dict(env or {})
         self._command = list(command) if command is not None else [sys.executable, "-P", "-m", "amqpd"]
         self._process: subprocess.Popen[str] | None = None
@@ -164,7 +164,7 @@ class BrokerProcess:
         self._process = process
         atexit.register(self.kill)  # a test run that is broken off leaves no broker behind
         assert process.stdout is not None and process.stderr is not None  # both are pipes
-        answers: deque[Ready] = deque()
+        answers: deque[ReadyLine] = deque()
         seen = threading.Event()
         self._readers = [
             threading.Thread(target=self._read_stdout, args=(process.stdout, answers, seen), daemon=True),
@@ -332,7 +332,7 @@ class BrokerProcess:
             return "[::1]", port
         return (f"[{host}]" if ":" in host else host), port
 
-    def _read_stdout(self, stream: IO[str], answers: deque[Ready], seen: threading.Event) -> None:
+    def _read_stdout(self, stream: IO[str], answers: deque[ReadyLine], seen: threading.Event) -> None:
         # Reads on after the ready line: a broker that blocks on a full pipe would be our fault.
         with stream:
             for line in stream:

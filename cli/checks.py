@@ -31,12 +31,12 @@ def check(context: Context, fine: str, wrong: str, about: dict[str, Any] | None 
     elif context.line.formatter == "json":
         from amqpd.cli.formatters import compact
 
-        raise _Told(compact({"result": "error", "message": wrong, **(about or {})}))
+        raise _JsonFailure(compact({"result": "error", "message": wrong, **(about or {})}))
     else:
         raise Failure(UNAVAILABLE, wrong)
 
 
-class _Told(Failure):
+class _JsonFailure(Failure):
     """rabbit: the JSON of a check that failed, on standard error as it is."""
 
     def __init__(self, text: str) -> None:

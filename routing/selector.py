@@ -43,7 +43,7 @@ class Selector:
         self.text: Final = text
         self.condition: Final = condition
         self.needs_headers: bool = any([_names_header(node) for node in condition.walk()])  # noqa: C419
-        self.depends_on_time: bool = any([isinstance(node, nodes.Now) for node in condition.walk()])  # noqa: C419
+        self.depends_on_time: bool = any([isinstance(node, nodes.CurrentTime) for node in condition.walk()])  # noqa: C419
         self.required_header: tuple[str, str] | None = _required_header(condition)
 
     def matches(self, message: Selectable) -> bool:

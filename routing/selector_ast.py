@@ -392,7 +392,7 @@ def convert_field(form: str, value: object) -> object:
 
 
 @final
-class Now(Value):
+class CurrentTime(Value):
     """UTC(): milliseconds since 1970."""
 
     def __init__(self) -> None:

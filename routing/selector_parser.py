@@ -198,7 +198,7 @@ def as_condition(node: nodes.SelectorNode, place: Token | None) -> nodes.Conditi
     if isinstance(node, nodes.BooleanValue):
         return node.condition
     assert isinstance(node, nodes.Value)
-    if isinstance(node, (nodes.Arithmetic, nodes.Negative, nodes.Now)) or (
+    if isinstance(node, (nodes.Arithmetic, nodes.Negative, nodes.CurrentTime)) or (
         isinstance(node, nodes.Constant) and not isinstance(node.value, bool)
     ):
         _reject(place, "a condition is expected here, not a number or a text")
@@ -329,7 +329,7 @@ class _SqlTreeBuilder:
         return nodes.Constant(False)
 
     def utc(self, parts: list[Token]) -> nodes.SelectorNode:
-        return nodes.Now()
+        return nodes.CurrentTime()
 
     def name(self, parts: list[Token]) -> nodes.SelectorNode:
         name = str(parts[0])

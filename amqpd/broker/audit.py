@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from amqpd.auth.login_throttle import network
 from amqpd.broker.consumer import LogNotOpen
-from amqpd.broker.events import INTERNAL, ORIGIN, Origin
+from amqpd.broker.events import INTERNAL, ORIGIN, EventOrigin
 from amqpd.broker.message import Message, MessageRoute, make_message
 from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import when_open
@@ -545,7 +545,7 @@ class Audit:
         self._answer()
 
 
-def _where(origin: Origin | None) -> EventSource:
+def _where(origin: EventOrigin | None) -> EventSource:
     if origin is None:
         return EventSource()
     host, port = origin.peer

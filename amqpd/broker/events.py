@@ -58,14 +58,14 @@ def as_broker() -> Iterator[None]:
         ACTOR.reset(token)
 
 
-class Origin(Protocol):
+class EventOrigin(Protocol):
     """From where something is done: a session is one. peer: address and port."""
 
     name: str
     peer: tuple[str, int]
 
 
-ORIGIN: Final[ContextVar[Origin | None]] = ContextVar("origin", default=None)
+ORIGIN: Final[ContextVar[EventOrigin | None]] = ContextVar("origin", default=None)
 """Set beside ACTOR; the audit log looks at it."""
 
 

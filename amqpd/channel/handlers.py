@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqpd.broker.consume import reject_on_stream
 from amqpd.broker.consumer import LogNotOpen
-from amqpd.broker.events import ACTOR, ORIGIN, Origin
+from amqpd.broker.events import ACTOR, ORIGIN, EventOrigin
 from amqpd.broker.session import check_permission, check_topic_keys
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
@@ -514,7 +514,7 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
             raise FrameError("Malformed UTF-8 in shortstr") from None
         raise FrameError(error.text, method) from None
     session = channel.session
-    tokens: tuple[Token[str], Token[Origin | None]] | None = None
+    tokens: tuple[Token[str], Token[EventOrigin | None]] | None = None
     if session.broker.catalogue.events.has_listeners:
         tokens = ACTOR.set(session.user.name), ORIGIN.set(session)
     try:

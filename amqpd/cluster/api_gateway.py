@@ -53,8 +53,8 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
     Principal,
+    ResourceNotFound,
     Unavailable,
     reply,
     to_json,
@@ -181,7 +181,7 @@ _OF_CLUSTER: Final = frozenset(("users", "permissions", "topic_permissions", "gl
 """What of the definitions every node has."""
 
 
-class _Part(NamedTuple):
+class _ListingPart(NamedTuple):
     """lines: of items, each with its sort key before a tab. total, filtered: how many there are, and of that name."""
 
     total: int
@@ -347,7 +347,7 @@ class ApiGateway(ClusterApi):
                 missing.append(_troubled(node, answer))
         if route.path == "api/nodes" and missing:
             gone = [b"\t" + to_json({"name": name, "type": "disc", "running": False}).encode() for name in missing]
-            parts["~"] = _Part(len(gone), len(gone), gone)
+            parts["~"] = _ListingPart(len(gone), len(gone), gone)
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
     async def _own(self, route: ApiRoute, call: ApiRequest) -> list[bytes]:
@@ -391,7 +391,7 @@ class ApiGateway(ClusterApi):
     async def _any(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         try:
             return await route.handler(call)
-        except NotThere:
+        except ResourceNotFound:
             answers, missing = await self._ask_all(route, call, {})
             for _node, answer in answers:
                 if answer.status not in (401, 404):
@@ -404,7 +404,7 @@ class ApiGateway(ClusterApi):
         answers, missing = await self._ask_all(route, call, {})
         try:
             found = await route.handler(call)
-        except NotThere:  # a vhost that runs elsewhere
+        except ResourceNotFound:  # a vhost that runs elsewhere
             found = next((_passed(answer) for _node, answer in answers if answer.status < 400), None)  # type: ignore[assignment]
             if found is None:
                 raise
@@ -541,12 +541,12 @@ def _samples(mine: list[Any], theirs: list[Any]) -> list[Any]:
     return [{**each, "sample": each["sample"] + at[each["timestamp"]]} for each in mine if each["timestamp"] in at]
 
 
-async def _cut(chunks: Iterable[bytes], slices: TimeSlice) -> _Part:
+async def _cut(chunks: Iterable[bytes], slices: TimeSlice) -> _ListingPart:
     """A part, of what a node has sent: lines, or a short list as a whole. Raises: BadRequest, no such thing."""
     chunks = list(chunks)
     if chunks and chunks[0].startswith(b"["):
         items = json.loads(b"".join(chunks))
-        return _Part(len(items), len(items), [b"\t" + to_json(item).encode() for item in items])
+        return _ListingPart(len(items), len(items), [b"\t" + to_json(item).encode() for item in items])
     lines: list[bytes] = []
     rest = b""
     for chunk in chunks:
@@ -557,13 +557,13 @@ async def _cut(chunks: Iterable[bytes], slices: TimeSlice) -> _Part:
             await slices.yield_loop()
     try:
         head = json.loads(lines[0])
-        return _Part(head["total"], head["filtered"], lines[1:])
+        return _ListingPart(head["total"], head["filtered"], lines[1:])
     except (ValueError, LookupError, TypeError) as error:
         raise BadRequest(f"a node's part of the list is none: {error!r}") from None
 
 
 async def _merged(
-    call: ApiRequest, parts: list[_Part], missing: list[str], asked: tuple[int, int], slices: TimeSlice
+    call: ApiRequest, parts: list[_ListingPart], missing: list[str], asked: tuple[int, int], slices: TimeSlice
 ) -> ApiResponse:
     page, size = asked
     total, filtered = sum(part.total for part in parts), sum(part.filtered for part in parts)

@@ -68,7 +68,7 @@ class NotOwner(WriteFailed):
     """Whoever was asked does not own slot 0, or was not reached: nothing was written, and another may be asked."""
 
 
-class _Waiting(NamedTuple):
+class _PendingChanges(NamedTuple):
     changes: Sequence[Change]
     done: Done
 
@@ -120,7 +120,7 @@ class ClusterMetadata:
         self._forward = forward
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._cluster: deque[_Waiting] = deque()
+        self._cluster: deque[_PendingChanges] = deque()
         self._working: asyncio.Task[None] | None = None
         self._mixed: set[asyncio.Task[None]] = set()
 
@@ -159,7 +159,7 @@ class ClusterMetadata:
         elif not cluster and not slots:
             self._loop.call_soon(done, None)
         elif not slots:
-            self._cluster.append(_Waiting(cluster, done))
+            self._cluster.append(_PendingChanges(cluster, done))
             self._work()
         else:
             task = self._loop.create_task(self._write_parts(changes, done))

@@ -42,12 +42,12 @@ from amqpd.broker.vhost.pending import DeclarationPending
 from amqpd.cluster.metadata import ClusterMetadata, assigning
 from amqpd.cluster.placement import QueuePlacement, fences_of
 from amqpd.cluster.proxy import moving
-from amqpd.cluster.row_codec import Newer, Note, NoteKey
+from amqpd.cluster.row_codec import NewerFormat, Note, NoteKey
 from amqpd.cluster.row_table import ALL_TABLES, SLOT_TABLES, RowTable
 from amqpd.cluster.slot_logs import LogPosition, SlotLogs
 from amqpd.cluster.slot_rows import RowWriter
 from amqpd.cluster.state import ClusterState, Owner
-from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.cluster.storage import ClusterStorage, PlacedLog
 from amqpd.kafka.consumer import SLICE_S
 from amqpd.kafka.keyed_records import KeyedRecord, keyed_records
 from amqpd.kafka.partition import UNKNOWN, Partition
@@ -87,7 +87,7 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
         except BadRecord as error:
             table.foreign_count += 1
             logger.error("%s %d: a batch cannot be read and is passed over: %s", topic, slot, error)
-        except Newer as error:
+        except NewerFormat as error:
             raise MetadataError(f"{topic} {slot}: {error}; start the later version that wrote it") from error
     if table.foreign_count:
         logger.warning("%s %d: %d records are not amqpd's and were passed over", topic, slot, table.foreign_count)
@@ -310,7 +310,7 @@ class SlotOwnership:
             return row.id if row is not None and self.state.slot_of(name) == slot else None
 
         def placed(queue_id: str, place: LogPosition) -> None:
-            self._storage.places[queue_id] = Placed(logs, place)
+            self._storage.places[queue_id] = PlacedLog(logs, place)
 
         def freed(queue_id: str) -> None:
             self._storage.places.pop(queue_id, None)

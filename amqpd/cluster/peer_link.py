@@ -274,7 +274,7 @@ class BadPreamble(Exception):
     """What came is none; the text is for the log."""
 
 
-class Answered(NamedTuple):
+class HelloAnswer(NamedTuple):
     """answer: one of the four. size: bytes of it."""
 
     answer: int
@@ -426,7 +426,7 @@ def answer(number: int, text: str = "") -> bytes:
     return _ANSWER.pack(number, len(said)) + said
 
 
-def answered(data: bytes) -> Answered | None:
+def answered(data: bytes) -> HelloAnswer | None:
     """The answer at the front of what has come; None while it is not complete. Raises: BadPreamble."""
     if len(data) < _ANSWER.size:
         return None
@@ -434,7 +434,9 @@ def answered(data: bytes) -> Answered | None:
     if number > WRONG_SECRET or length > _NAME_BYTES_MAX:
         raise BadPreamble(f"an answer that is none: {data[:16]!r}")
     size = _ANSWER.size + length
-    return Answered(number, data[_ANSWER.size : size].decode("utf-8", "replace"), size) if len(data) >= size else None
+    if len(data) < size:
+        return None
+    return HelloAnswer(number, data[_ANSWER.size : size].decode("utf-8", "replace"), size)
 
 
 WAITING_MAX: Final = 512
@@ -499,7 +501,7 @@ class PeerListener:
         self._secret = secret
         self._kinds = kinds
         # By address, the oldest first.
-        self._waiting: dict[str, dict[_Waiting, None]] = {}
+        self._waiting: dict[str, dict[_IncomingSocket, None]] = {}
         self.waiting_count = 0
         self.refused_count = 0
         """Sockets closed here that were no node's, or came with too many others; since the start."""
@@ -550,7 +552,7 @@ class PeerListener:
 
     def _entered(self, sock: socket.socket, address: str) -> None:
         """A socket is there. Cost: 30 us, and TLS's handshake, 1 ms, if it goes on."""
-        waiting = _Waiting(sock, address)
+        waiting = _IncomingSocket(sock, address)
         waiting.task = asyncio.get_running_loop().create_task(self._admit(waiting))
         of_address = self._waiting.setdefault(address, {})
         of_address[waiting] = None
@@ -566,7 +568,7 @@ class PeerListener:
         self._refused(address, "too many wait with it")
         oldest.end()
 
-    def _left(self, waiting: _Waiting) -> None:
+    def _left(self, waiting: _IncomingSocket) -> None:
         of_address = self._waiting.get(waiting.address, {})
         if waiting in of_address:
             del of_address[waiting]
@@ -584,7 +586,7 @@ class PeerListener:
 
     # -- one of them
 
-    async def _admit(self, waiting: _Waiting) -> None:
+    async def _admit(self, waiting: _IncomingSocket) -> None:
         waiting.begun = True
         guest = PendingPeer()
         transport: asyncio.Transport | None = None
@@ -621,7 +623,7 @@ class PeerListener:
             self._left(waiting)
 
 
-class _Waiting:
+class _IncomingSocket:
     """A socket that has come in and is not let in yet. begun: its task has; before, cancelling it closes nothing."""
 
     def __init__(self, sock: socket.socket, address: str) -> None:
@@ -663,7 +665,7 @@ def refuse(transport: asyncio.Transport, number: int, text: str) -> None:
 # -- who connects ----------------------------------------------------------------------------------------------------
 
 
-class _Opening(asyncio.Protocol):
+class _HelloClient(asyncio.Protocol):
     """Says the preamble when the nonce is there; then the answer comes."""
 
     def __init__(self, node: NodeState, secret: bytes, body: bytes) -> None:
@@ -748,7 +750,7 @@ class PeerConnector:
 
         Cost: two round trips and 2 ms of a processor. Raises: NotReached, Refused.
         """
-        opening = _Opening(node, self._secret, encode(preamble))
+        opening = _HelloClient(node, self._secret, encode(preamble))
         transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(WAIT_S):

@@ -56,7 +56,7 @@ from amqpd.cluster.peer_link import (
     welcome,
 )
 from amqpd.cluster.proxy import ConnectionProxy, ProxiedClients
-from amqpd.cluster.row_codec import Foreign, Newer, changes_from_json, changes_to_json
+from amqpd.cluster.row_codec import Foreign, NewerFormat, changes_from_json, changes_to_json
 from amqpd.cluster.state import ClusterState, Owner
 from amqpd.protocol_server import FrontEnd
 from amqpd.storage.metadata.store import MetadataError, WriteFailed
@@ -180,7 +180,7 @@ class ForwardedWriter:
     async def _answer(self, node: str, frames: Frames, message: bytes) -> None:
         try:
             offset = await self._write(changes_from_json(json.loads(message)))
-        except (MetadataError, Foreign, Newer, ValueError, RecursionError) as error:
+        except (MetadataError, Foreign, NewerFormat, ValueError, RecursionError) as error:
             log.info("node %s asked for a change of what is the cluster's: %s", node, error)
             frames.say({"error": str(error), "not_owner": isinstance(error, NotOwner)})
         except Exception:
@@ -286,7 +286,7 @@ class PeerStatusMonitor:
         self._silent.discard(node.name)
         try:
             found = {int(slot): Owner.of(note) for slot, note in json.loads(message)["slots"].items()}
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Newer) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NewerFormat) as error:
             logger.error("node %s says what is not understood: %r", node.name, error)
             return False
         for slot, owner in found.items():

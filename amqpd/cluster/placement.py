@@ -64,7 +64,7 @@ from amqpd.storage.metadata.rows import Put, QueueRow, VhostRow
 from amqpd.storage.metadata.store import MetadataError, WriteFailed
 
 if TYPE_CHECKING:
-    from amqpd.cluster.storage import Placed
+    from amqpd.cluster.storage import PlacedLog
     from amqpd.kafka.admin import TopicAdmin
 
 
@@ -639,7 +639,7 @@ class NodeTopicPolicy:
     by their ids.
     """
 
-    def __init__(self, topics: TopicAdmin, pattern: str, places: Mapping[str, Placed]) -> None:
+    def __init__(self, topics: TopicAdmin, pattern: str, places: Mapping[str, PlacedLog]) -> None:
         self._topics = topics
         self._pattern = re.compile(pattern) if pattern else None
         self._places = places

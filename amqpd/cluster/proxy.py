@@ -60,7 +60,7 @@ from amqpd.cluster.peer_link import (
     welcome,
 )
 from amqpd.connection.channel_zero import OPEN, ChannelZero
-from amqpd.connection.closing import CLOSE_OK_FRAME
+from amqpd.connection.close_handler import CLOSE_OK_FRAME
 from amqpd.connection.handover import Handover, NegotiatedLogin, VhostRouter
 from amqpd.connection.read_pause import ALARM
 from amqpd.connection.transport import LINGER_S, RESET, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, Transport

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from amqpd.storage.metadata.rows import Change, Delete, DeleteBindings, Put, Row
-from amqpd.storage.metadata.schema import TABLE_OF, TABLES, Kind, Plain, Table
+from amqpd.storage.metadata.schema import TABLE_OF, TABLES, ColumnType, Plain, Table
 
 OWNER: Final = "owner"
 """["owner", slot]: who serves it, in that slot's own `meta`."""
@@ -43,14 +43,14 @@ Note: TypeAlias = Mapping[str, Any]
 
 _BY_NAME: Final = {table.name: table for table in TABLES}
 _KIND: Final = {table.name: dict(table.columns) for table in TABLES}
-_BINARY: Final = frozenset((Kind.BYTES, Kind.KEY))
+_BINARY: Final = frozenset((ColumnType.BYTES, ColumnType.KEY))
 
 
 class Foreign(ValueError):
     """No program of ours wrote this record."""
 
 
-class Newer(ValueError):
+class NewerFormat(ValueError):
     """A later version wrote it: the text says what is not known here."""
 
 
@@ -92,7 +92,7 @@ def note_key(key: NoteKey) -> bytes:
 
 
 def decode_key(key: bytes) -> RowKey | NoteKey:
-    """Raises: Foreign, Newer."""
+    """Raises: Foreign, NewerFormat."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -105,9 +105,9 @@ def decode_key(key: bytes) -> RowKey | NoteKey:
         return tuple(parts)
     table = _BY_NAME.get(parts[0])
     if table is None:
-        raise Newer(f"table {parts[0]!r} is not known to this version of amqpd")
+        raise NewerFormat(f"table {parts[0]!r} is not known to this version of amqpd")
     if len(parts) != 1 + len(table.key):
-        raise Newer(f"table {parts[0]!r} has another key than in this version of amqpd")
+        raise NewerFormat(f"table {parts[0]!r} has another key than in this version of amqpd")
     kinds = _KIND[table.name]
     return RowKey(table, tuple(_in(kinds[name], part) for name, part in zip(table.key, parts[1:], strict=True)))
 
@@ -128,7 +128,7 @@ def encode_plain(table: Table, values: Mapping[str, Plain]) -> tuple[bytes, byte
 
 
 def decode_row(key: RowKey, value: bytes) -> Row:
-    """The row of a record. Raises: Foreign, Newer."""
+    """The row of a record. Raises: Foreign, NewerFormat."""
     table = key.table
     kinds = _KIND[table.name]
     values: dict[str, object] = {}
@@ -136,7 +136,7 @@ def decode_row(key: RowKey, value: bytes) -> Row:
         values.update(zip(table.key, key.values, strict=True))
     for name, found in decode_object(value).items():
         if name not in kinds:
-            raise Newer(f"column {name!r} of table {table.name!r} is not known to this version of amqpd")
+            raise NewerFormat(f"column {name!r} of table {table.name!r} is not known to this version of amqpd")
         values[name] = _in(kinds[name], found)
     try:
         return table.decode_named(values)
@@ -178,7 +178,7 @@ def changes_to_json(changes: Iterable[SlotChange]) -> list[Any]:
 
 
 def changes_from_json(found: object) -> list[SlotChange]:
-    """Raises: Foreign, Newer."""
+    """Raises: Foreign, NewerFormat."""
     if not isinstance(found, list):
         raise Foreign("no list of changes")
     return [_change(each) for each in found]
@@ -213,7 +213,7 @@ def _out(value: Plain) -> str | int:
     return b64encode(value).decode("ascii") if isinstance(value, bytes) else value
 
 
-def _in(kind: Kind, value: object) -> Plain:
+def _in(kind: ColumnType, value: object) -> Plain:
     if kind in _BINARY:
         try:
             return b64decode(value if isinstance(value, str) else b"?", validate=True)

@@ -198,7 +198,7 @@ def _length(log: ReplicatedLog) -> int:
     return sum(end - first for first, end in left_of(log))
 
 
-class _Filling:
+class _RefillTask:
     """A log that is read back. spans: what is left of it. task: None where it has stopped."""
 
     def __init__(self, spans: list[tuple[int, int]]) -> None:
@@ -213,7 +213,7 @@ class LogRefill:
     def __init__(self, read: Read, fronts: RecordTruncation) -> None:
         self._read = read
         self._fronts = fronts
-        self._filling: dict[ReplicatedLog, _Filling] = {}
+        self._filling: dict[ReplicatedLog, _RefillTask] = {}
         self._turn = asyncio.Semaphore(FILLS_AT_ONCE)
         self._behind: asyncio.Task[None] | None = None
 
@@ -237,13 +237,13 @@ class LogRefill:
         """See `QueueLog.open_soon`, of one that is not ready."""
         filling = self._filling.get(log)
         if filling is None:
-            filling = self._filling[log] = _Filling(left_of(log))
+            filling = self._filling[log] = _RefillTask(left_of(log))
         if filling.task is None:
             filling.task = asyncio.get_running_loop().create_task(self._fill(log, filling))
         filling.waiting.append(done)
         return False
 
-    async def _fill(self, log: ReplicatedLog, filling: _Filling) -> None:
+    async def _fill(self, log: ReplicatedLog, filling: _RefillTask) -> None:
         try:
             async with self._turn:
                 while filling.spans and not log.deleted:
@@ -264,7 +264,7 @@ class LogRefill:
         for done in waiting:
             done()
 
-    async def _fill_span(self, log: ReplicatedLog, filling: _Filling) -> None:
+    async def _fill_span(self, log: ReplicatedLog, filling: _RefillTask) -> None:
         partition = log.partition
         assert partition is not None  # it was opened
         first, end = filling.spans[0]
@@ -283,7 +283,7 @@ class LogRefill:
             self._fill_part(log, filling, part)
         filling.spans.pop(0)
 
-    def _fill_part(self, log: ReplicatedLog, filling: _Filling, batches: list[bytes]) -> None:
+    def _fill_part(self, log: ReplicatedLog, filling: _RefillTask, batches: list[bytes]) -> None:
         log.fill(batches)
         span = self._fronts.span(log)
         for batch in batches:
@@ -305,7 +305,7 @@ class LogRefill:
         self._filling.clear()
 
 
-class Asking(NamedTuple):
+class AckWaiter(NamedTuple):
     """Who asked, and of which log."""
 
     log: ReplicatedLog
@@ -316,12 +316,12 @@ class AckWaits:
     """Of one slot. heard: by the pass that goes on."""
 
     def __init__(self) -> None:
-        self._asking: list[Asking] = []
-        self.heard: list[Asking] = []
+        self._asking: list[AckWaiter] = []
+        self.heard: list[AckWaiter] = []
         self._sent: deque[tuple[int, Callable[[bool], None]]] = deque()
 
     def ask(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
-        self._asking.append(Asking(log, done))
+        self._asking.append(AckWaiter(log, done))
 
     def begin(self) -> None:
         """A pass begins."""

@@ -58,7 +58,7 @@ class RecordNumberer(Protocol):
         """False: batches of an epoch before are on the way, behind which the next one waits."""
 
 
-class _Waiting:
+class _PendingSubmission:
     """A submission. made, asked, along: what it comes to and its records, once it is applied."""
 
     __slots__ = ("along", "asked", "changes", "done", "made")
@@ -95,15 +95,15 @@ class RowWriter:
         self._bytes_max = bytes_max - int(HEADER_SIZE)
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_PendingSubmission] = deque()
         # Those that wait for partitions.
-        self._placeless: deque[_Waiting] = deque()
+        self._placeless: deque[_PendingSubmission] = deque()
         # What is being applied, in slices.
         self._steps: Generator[None, None, Submission] | None = None
         # Applied, and not written yet; and written, with the offset behind them.
-        self._group: list[_Waiting] = []
+        self._group: list[_PendingSubmission] = []
         self._group_bytes = 0
-        self._written: deque[tuple[int, list[_Waiting]]] = deque()
+        self._written: deque[tuple[int, list[_PendingSubmission]]] = deque()
         self._going = False
         self._soon = False
         self._placing: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class RowWriter:
         if self.ended:
             self._loop.call_soon(done, WriteFailed(self.ended))
             return
-        self._queue.append(_Waiting(changes, done))
+        self._queue.append(_PendingSubmission(changes, done))
         self._go()
 
     async def write(self, changes: Sequence[SlotChange]) -> int:
@@ -214,7 +214,7 @@ class RowWriter:
     def _full(self) -> bool:
         return self._group_bytes >= GROUP_BYTES or len(self._group) >= GROUP_MAX
 
-    def _begin(self, waiting: _Waiting) -> None:
+    def _begin(self, waiting: _PendingSubmission) -> None:
         """The first of the queue is about to be applied, or leaves it."""
         try:
             changes = waiting.changes if self._prepare is None else self._prepare(waiting.changes)
@@ -231,7 +231,9 @@ class RowWriter:
             return
         self._steps = self._applying(waiting, changes)
 
-    def _applying(self, waiting: _Waiting, changes: Sequence[SlotChange]) -> Generator[None, None, Submission]:
+    def _applying(
+        self, waiting: _PendingSubmission, changes: Sequence[SlotChange]
+    ) -> Generator[None, None, Submission]:
         """As `RowTable.applying`, with places for new queues, and records that can be written."""
         if self.placement is not None:
             changes = yield from self.placement.placing(changes)
@@ -267,7 +269,7 @@ class RowWriter:
                 self.placement.unwanted(waiting.changes)
             self._answer(waiting, error)
 
-    def _step(self, waiting: _Waiting) -> bool:
+    def _step(self, waiting: _PendingSubmission) -> bool:
         """One step of the submission that is being applied. False: it was the last."""
         assert self._steps is not None
         try:
@@ -311,14 +313,14 @@ class RowWriter:
         if not part:  # nothing to write: it is answered behind what was before it
             self.moved()
 
-    def _stored(self, waiting: _Waiting) -> None:
+    def _stored(self, waiting: _PendingSubmission) -> None:
         assert waiting.made is not None
         if self.placement is not None:
             self.placement.stored(waiting.made)
         self._answer(waiting, None)
 
     @staticmethod
-    def _answer(waiting: _Waiting, error: BaseException | None) -> None:
+    def _answer(waiting: _PendingSubmission, error: BaseException | None) -> None:
         try:
             waiting.done(error)
         except Exception:
@@ -326,7 +328,7 @@ class RowWriter:
             logger.exception("metadata: a done callback failed")
 
 
-def _together(group: list[_Waiting]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
+def _together(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
     """Their records, (asked for, going along): of each key the last one alone."""
     if len(group) == 1:
         return group[0].asked, group[0].along

@@ -4,10 +4,10 @@ The group assigns (`assigned`), one task for each slot follows:
 
     wait        until the slot is assigned, and something is in it
     make sure   that the group, asked now, knows this node in that generation
-    take        `Taker.take`: behind it this node is the slot's only writer
+    take        `SlotTaker.take`: behind it this node is the slot's only writer
     serve       until an assignment leaves it out, or the slot has ended: Kafka says that another has it, or has not
                 answered for too long
-    let go      `Taker.give_up`, all that is to be stored being stored; `Taker.drop` where it has ended
+    let go      `SlotTaker.give_up`, all that is to be stored being stored; `SlotTaker.drop` where it has ended
 
 A slot that has ended is not taken again in the same generation, nor at once: two nodes never fence each other in turns.
 Whoever has let go of a slot asks for another round of the group, in which the slot is nobody's (group.py); so does
@@ -38,7 +38,7 @@ QUIET_S: Final = 60.0
 KNOWN_PAUSE_S: Final = 0.25
 
 
-class Held(Protocol):
+class HeldSlot(Protocol):
     """A slot that was taken. epoch: of its writer. ended: why it has ended by itself, "" while it has not; then `over`
     is set.
     """
@@ -52,10 +52,10 @@ class Held(Protocol):
     def ended(self) -> str: ...
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=HeldSlot)
 
 
-class Taker(Protocol[H]):
+class SlotTaker(Protocol[H]):
     """Who does it."""
 
     async def take(self, slot: int) -> H:
@@ -82,7 +82,7 @@ class Slots(Generic[H]):
 
     def __init__(
         self,
-        taker: Taker[H],
+        taker: SlotTaker[H],
         known: Callable[[int], Awaitable[bool]],
         rejoin: Callable[[], None],
         wanted_here: Callable[[int], bool],

@@ -34,7 +34,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-from amqpd.cluster.row_codec import OWNER, VHOST_SLOT, WISH, Foreign, Newer, PutAnnotation, decode_object, note_key
+from amqpd.cluster.row_codec import (
+    OWNER,
+    VHOST_SLOT,
+    WISH,
+    Foreign,
+    NewerFormat,
+    PutAnnotation,
+    decode_object,
+    note_key,
+)
 from amqpd.cluster.row_table import ALL_TABLES, RowTable
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.connection import KafkaDisconnected
@@ -77,14 +86,14 @@ class Owner(NamedTuple):
 
     @staticmethod
     def of(note: Any) -> Owner:
-        """Raises: Newer, not as this version writes it."""
+        """Raises: NewerFormat, not as this version writes it."""
         try:
             texts = [note[name] for name in ("node", "address", "fingerprint")]
             numbers = [note[name] for name in ("producer_id", "epoch", "time_ms")]
         except KeyError as error:
-            raise Newer(f"an owner's note lacks {error}") from None
+            raise NewerFormat(f"an owner's note lacks {error}") from None
         if not all(isinstance(each, str) for each in texts) or not all(type(each) is int for each in numbers):
-            raise Newer("an owner's note has other values than this version writes")
+            raise NewerFormat("an owner's note has other values than this version writes")
         return Owner(*texts, *numbers)
 
 
@@ -275,7 +284,7 @@ class ClusterState:
     def _take_record(self, key: bytes, value: bytes | None) -> None:
         try:
             change = self.table.read(key, value)
-        except Newer as error:
+        except NewerFormat as error:
             if not self.problem:
                 self.problem = f"{self.topic}: {error}"
                 logger.error("%s: it is passed over", self.problem)
@@ -297,7 +306,7 @@ class ClusterState:
     def _take_owner(self, slot: int, value: bytes | None) -> None:
         try:
             owner = None if value is None else Owner.of(decode_object(value))
-        except (Foreign, Newer) as error:
+        except (Foreign, NewerFormat) as error:
             self.foreign_count += 1
             logger.error("%s %d: its owner cannot be read and is passed over: %s", self.topic, slot, error)
             return

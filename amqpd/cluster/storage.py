@@ -26,7 +26,7 @@ from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage
 
 
-class Placed(NamedTuple):
+class PlacedLog(NamedTuple):
     """A durable queue's log: of that slot, at that place."""
 
     logs: SlotLogs
@@ -39,7 +39,7 @@ class ClusterStorage(Storage):
     def __init__(self, data_dir: Path | str, **options: Any) -> None:
         super().__init__(data_dir, **options)
         self.replicates = True
-        self.places: dict[str, Placed] = {}
+        self.places: dict[str, PlacedLog] = {}
 
     def create_queue(
         self,

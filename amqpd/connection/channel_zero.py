@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from amqpd.auth.internal_backend import AuthenticationRefused, User
 from amqpd.connection import events, peer_certificate
-from amqpd.connection.closing import CLOSED, CLOSING, HANDSHAKE, RUNNING
+from amqpd.connection.close_handler import CLOSED, CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.connection import Connection
 from amqpd.connection.handover import Handover, NegotiatedLogin
 from amqpd.connection.interfaces import ChannelZeroBase, TransportBase

@@ -1,8 +1,8 @@
 """A connection: what is read from one socket goes to its channels.
 
 The connection is the parser's sink. Publishes and acks go straight to their channel; channel 0 and everything
-before connection.open-ok to the control (channel_zero.py); every other method to the `on_*` module of its class. What
-they raise is caught in `run`, and in the backlog for commands that waited, and becomes a close in `closing.py` alone.
+before connection.open-ok to channel_zero.py; every other method to the handlers of its class. `run` catches their
+exceptions, as do pending commands, and only `close_handler.py` turns an exception into a close.
 
 Its parts have an idea each: `output` (what waits to be written), `gate` (why it is not read), `channels` (by number),
 `backlog` (commands behind busy channels), `ending` (its state, and how it closes).
@@ -20,7 +20,15 @@ from amqpd.broker.session import Session
 from amqpd.channel.channel import Channel
 from amqpd.channel.events import channel_created
 from amqpd.channel.handlers import check_known, dispatch
-from amqpd.connection.closing import CLOSE_OK_FRAME, CLOSED, CLOSING, HANDSHAKE, RUNNING, ChannelTable, CloseHandler
+from amqpd.connection.close_handler import (
+    CLOSE_OK_FRAME,
+    CLOSED,
+    CLOSING,
+    HANDSHAKE,
+    RUNNING,
+    ChannelTable,
+    CloseHandler,
+)
 from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
 from amqpd.connection.pending_commands import (
     OFFERS_MAX,

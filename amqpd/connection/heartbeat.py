@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from amqpd.connection.closing import RUNNING
+from amqpd.connection.close_handler import RUNNING
 from amqpd.connection.read_pause import OUTPUT
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Commands that wait behind busy channels, in their order, and go on when what the channel waits for is done.
 
 Kept is at most DEFERRED_BYTES_MAX and what was in one read: then the connection is not read (`read_gate.BACKLOG`).
-Commands go on through the same calls of the sink that they came by; what they raise becomes a close (closing.py). A
+Commands continue through the calls of the sink that they arrived by; an exception becomes a close (close_handler.py). A
 command may make its channel busy again, or meet a reason to work off nothing more for now (`ProcessingPaused`).
 """
 
@@ -20,7 +20,7 @@ from amqpd.broker.queue.log_opener import when_open
 from amqpd.channel.channel import Channel
 from amqpd.channel.frame_writer import Output
 from amqpd.channel.interfaces import ChannelState, ConnectionInterface
-from amqpd.connection.closing import RUNNING, ChannelTable, CloseHandler
+from amqpd.connection.close_handler import RUNNING, ChannelTable, CloseHandler
 from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.read_pause import BACKLOG, ReadPause
 from amqpd.errors import HardError, SoftError

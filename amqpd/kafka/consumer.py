@@ -78,7 +78,7 @@ class KafkaReader:
         """
         offset = start
         patience = Backoff(self._timeout_s)
-        slices = _Slices()
+        slices = _TimeSlice()
         while offset < end:
             try:
                 found = await self._fetch(topic, number, offset)
@@ -234,7 +234,7 @@ class TopicFollower:
         self._pauses: dict[int, float] = {}  # of brokers that could not be asked, before the next try
         self._arranging: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
-        self._slices = _Slices()
+        self._slices = _TimeSlice()
         self._scratch = BytesWriter()
         self.failed: BaseException | None = None
         self._closed = False
@@ -459,7 +459,7 @@ class Backoff:
         self._pause = min(2 * self._pause, PAUSE_S_MAX)
 
 
-class _Slices:
+class _TimeSlice:
     """Lets the loop have its turn."""
 
     def __init__(self) -> None:

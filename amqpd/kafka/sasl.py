@@ -42,7 +42,7 @@ class SaslMechanism:
         raise NotImplementedError
 
 
-class Plain(SaslMechanism):
+class PlainMechanism(SaslMechanism):
     """The password in clear."""
 
     def __init__(self, username: str, password: str) -> None:
@@ -106,7 +106,7 @@ class Scram(SaslMechanism):
 def conversation(mechanism: str, username: str, password: str) -> SaslMechanism:
     """The client's side of `mechanism`, one of MECHANISMS. Raises: ValueError."""
     if mechanism == "PLAIN":
-        return Plain(username, password)
+        return PlainMechanism(username, password)
     if mechanism in _DIGESTS:
         return Scram(_DIGESTS[mechanism], username, password)
     raise ValueError(f"there is no mechanism {mechanism}")

@@ -179,7 +179,7 @@ class NameInVhost(TypedDict):
     vhost: str
 
 
-class Pulse(TypedDict):
+class LiveStatus(TypedDict):
     """alarms: each as a sentence. held: connections that are not read, by what holds them."""
 
     alarms: list[str]
@@ -336,7 +336,7 @@ class OwnConnection(TypedDict):
     peer_port: int
 
 
-class Sent(TypedDict):
+class ExchangePublishes(TypedDict):
     exchange: NameInVhost
     stats: MessageStats
 
@@ -365,7 +365,7 @@ class Channel(TypedDict):
     message_stats: MessageStats
     idle_since: NotRequired[str]
     consumer_details: NotRequired[list[Consumer]]
-    publishes: NotRequired[list[Sent]]
+    publishes: NotRequired[list[ExchangePublishes]]
     deliveries: NotRequired[list[Delivered]]
 
 
@@ -378,7 +378,7 @@ class StoredOffset(TypedDict):
     time: int | None
 
 
-class Found(TypedDict):
+class LocatedMessage(TypedDict):
     """Where a message is, or was. deaths: its x-death there."""
 
     queue: str
@@ -405,7 +405,7 @@ class ContinueFrom(TypedDict):
 class Trace(TypedDict):
     """next: where to go on; null where all is looked through. skipped: queues that could not be looked at."""
 
-    found: list[Found]
+    found: list[LocatedMessage]
     next: ContinueFrom | None
     skipped: int
 
@@ -457,8 +457,8 @@ class Job(TypedDict):
 ANSWERS: Final[dict[str, Any]] = {
     "GET /api/amqpd/session": Session,
     "POST /api/amqpd/session": Session,
-    "GET /api/amqpd/pulse": Pulse,
-    "GET /api/amqpd/pulse/{node}": Pulse,
+    "GET /api/amqpd/pulse": LiveStatus,
+    "GET /api/amqpd/pulse/{node}": LiveStatus,
     "GET /api/amqpd/rights/{vhost}": Rights,
     "GET /api/amqpd/trace/{vhost}": Trace,
     "GET /api/amqpd/arguments": Sequence[Argument],

@@ -19,7 +19,7 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.pending import wait_done
 from amqpd.management.listing import listing, one, plain
-from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, NotThere, Role
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, ResourceNotFound, Role
 from amqpd.management.router import ApiRoute
 from amqpd.protocol.field_table import encode_table
 
@@ -137,7 +137,7 @@ async def get_source_bindings(call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     try:
         exchange = call.exchange()
-    except NotThere:
+    except ResourceNotFound:
         return await show(call, [])  # rabbit: nothing is bound to what there is not
     if exchange.matcher is None:
         return await show(call, [(vhost, [*vhost.queues.values()])], _by_destination)
@@ -149,24 +149,24 @@ async def get_destination_bindings(call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     try:
         exchange = call.exchange()
-    except NotThere:
+    except ResourceNotFound:
         return await show(call, [])
     return await show(call, [(vhost, [*vhost.bindings_to(exchange)])], by_source)
 
 
-class Ends(NamedTuple):
+class BindingEnds(NamedTuple):
     """What a path under /bindings/V/e/X names."""
 
     source: Exchange
     destination: Queue | Exchange
 
 
-def _ends(call: ApiRequest) -> Ends:
+def _ends(call: ApiRequest) -> BindingEnds:
     destination = call.queue() if "queue" in call.params else call.exchange("target")
-    return Ends(call.exchange(), destination)
+    return BindingEnds(call.exchange(), destination)
 
 
-def _between(ends: Ends) -> list[Binding]:
+def _between(ends: BindingEnds) -> list[Binding]:
     return [binding for binding in ends.source.bindings.values() if binding.destination is ends.destination]
 
 
@@ -175,14 +175,14 @@ async def get_between(call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     try:
         ends = _ends(call)
-    except NotThere:
+    except ResourceNotFound:
         return await show(call, [])
     if ends.source.matcher is None:
         return await show(call, [(vhost, [ends.destination] if isinstance(ends.destination, Queue) else [])])
     return await show(call, [(vhost, [*_between(ends)])])
 
 
-def _check(call: ApiRequest, ends: Ends, routing_key: str) -> None:
+def _check(call: ApiRequest, ends: BindingEnds, routing_key: str) -> None:
     """The permissions of queue.bind and exchange.bind. Raises: NotAuthorised, AccessRefused, ResourceLocked."""
     vhost = call.vhost()
     vhost.check_not_default(ends.source.name)
@@ -212,7 +212,7 @@ async def post_binding(call: ApiRequest) -> ApiResponse:
     return ApiResponse(201, headers={"Location": location})
 
 
-def _find(call: ApiRequest, ends: Ends) -> Binding:
+def _find(call: ApiRequest, ends: BindingEnds) -> Binding:
     wanted = call.params["props"]
     for binding in _between(ends):
         if properties_key(binding.routing_key, binding.arguments) == wanted:
@@ -221,7 +221,7 @@ def _find(call: ApiRequest, ends: Ends) -> Binding:
         # A client that encodes the routing key once means the same binding.
         if binding.routing_key == wanted and not binding.arguments:
             return binding
-    raise NotThere(f"no binding '{wanted}' from '{ends.source.name}' to '{ends.destination.name}'")
+    raise ResourceNotFound(f"no binding '{wanted}' from '{ends.source.name}' to '{ends.destination.name}'")
 
 
 async def get_binding(call: ApiRequest) -> ApiResponse:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from amqpd.listeners import ANY
-from amqpd.management.request import ApiRequest, ApiResponse, NotThere, Role, reply
+from amqpd.management.request import ApiRequest, ApiResponse, ResourceNotFound, Role, reply
 from amqpd.management.router import ApiRoute
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTl
 
 
 def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
-    """Each file once, as it is now, which is what a reload would take. Raises: NotThere for one that is unreadable."""
+    """Read each file once, as a reload would. Raises: ResourceNotFound for an unreadable file."""
     found = {tls.certificate: None for _, tls in tls_listeners(call)}
     return [_readable(path, item) for path in found if path is not None]
 
@@ -67,7 +67,7 @@ def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
 def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
     """The listeners with a certificate, or an authority's, that ends before `until_s`, in seconds since 1970.
 
-    Raises: NotThere. rabbit: the times of all in the file, in its way of writing them.
+    Raises: ResourceNotFound. rabbit: the times of all in the file, in its way of writing them.
     """
     found = []
     for one, tls in tls_listeners(call):
@@ -106,7 +106,7 @@ def _readable(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
         return read(path)
     except OSError as error:
-        raise NotThere(f"{path}: {error}") from None
+        raise ResourceNotFound(f"{path}: {error}") from None
 
 
 async def certificates(call: ApiRequest) -> ApiResponse:

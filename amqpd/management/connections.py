@@ -19,7 +19,7 @@ from amqpd.channel.consumer import ChannelConsumer, ChannelConsumers
 from amqpd.connection import peer_certificate
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC
 from amqpd.management.listing import listing, one, plain, spans
-from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, NotThere, Role
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, ResourceNotFound, Role
 from amqpd.management.router import ApiRoute
 from amqpd.management.stats import CHANNEL, CONNECTION
 from amqpd.management.time_slice import TimeSlice
@@ -237,7 +237,7 @@ def _find(call: ApiRequest, role: Role = Role.MONITORING) -> Connection:
     name = call.params["connection"]
     found = call.server.connections.by_name.get(name)
     if found is None or not _may_see(call, role, found):
-        raise NotThere(f"no connection '{name}'")
+        raise ResourceNotFound(f"no connection '{name}'")
     return found
 
 
@@ -353,7 +353,7 @@ async def get_channel(call: ApiRequest) -> ApiResponse:
                 for queue, had in had_by_queue(channel.deliveries).items()
             ]
             return one(call, item)
-    raise NotThere(f"no channel '{name}'")
+    raise ResourceNotFound(f"no channel '{name}'")
 
 
 async def get_consumers(call: ApiRequest) -> ApiResponse:

@@ -56,7 +56,7 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceNotFound,
     Role,
     number,
     reply,
@@ -127,7 +127,7 @@ async def resolve(call: ApiRequest) -> ApiResponse:
         async with asyncio.timeout(RESOLVE_S):
             found = await loop.getaddrinfo(host, None, family=FAMILIES[family], type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, TimeoutError) as error:
-        raise NotThere(f"Hostname does not resolve ({error})") from None
+        raise ResourceNotFound(f"Hostname does not resolve ({error})") from None
     return reply(list(dict.fromkeys(str(each[4][0]) for each in found)))
 
 
@@ -351,13 +351,13 @@ async def tail(call: ApiRequest) -> ApiResponse:
     """
     path = log_file()
     if path is None:
-        raise NotThere("the log goes to standard error, not to a file (log.file)")
+        raise ResourceNotFound("the log goes to standard error, not to a file (log.file)")
     lines = number("lines", call.query.get("lines", "0"), 0, LINES_MAX)
     position = number("position", call.query.get("position", "0"), 0, 1 << 62)
     try:
         text, end = await asyncio.to_thread(_read_log, path, position, lines)
     except OSError as error:
-        raise NotThere(f"{path}: {error.strerror}") from None
+        raise ResourceNotFound(f"{path}: {error.strerror}") from None
     return reply({"text": text, "position": end})
 
 

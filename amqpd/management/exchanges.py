@@ -27,7 +27,7 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceNotFound,
     Role,
     Unavailable,
     clean_name,
@@ -157,7 +157,7 @@ async def publish(call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     try:
         exchange = call.exchange()
-    except NotThere as error:
+    except ResourceNotFound as error:
         raise BadRequest(error.reason) from None  # rabbit: as a publish to it on AMQP it is a wrong request
     key = call.text("routing_key")
     if len(key.encode()) > 255:

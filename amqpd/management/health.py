@@ -169,7 +169,7 @@ async def check_store(call: ApiRequest) -> ApiResponse:
 
 async def check_leaders(call: ApiRequest) -> ApiResponse:
     """Queues of the virtual host without a serving node.
-    rabbit 4.x: every queue is led by its only node. Raises: NotThere, NotAuthorised for the vhost."""
+    rabbit 4.x: every queue is led by its only node. Raises: ResourceNotFound, NotAuthorised for the vhost."""
     call.vhosts()
     return _ok()
 

@@ -29,7 +29,7 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceNotFound,
     Role,
     number,
     reply,
@@ -114,11 +114,11 @@ async def commit_export(call: ApiRequest) -> ApiResponse:
     """
     store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
-        raise NotThere("the queue was deleted and declared anew")
+        raise ResourceNotFound("the queue was deleted and declared anew")
     name, offset = call.text("name"), number("offset", call.given("offset"), 0, OFFSET_MAX)
     hold = call.broker.storage.find_hold(store)
     if hold is None or not hold.commit(name, offset):
-        raise NotThere(f"the queue keeps nothing for an export '{name}'")
+        raise ResourceNotFound(f"the queue keeps nothing for an export '{name}'")
     call.broker.storage.hold_changed(store)
     return NO_CONTENT
 
@@ -131,7 +131,7 @@ async def delete_export(call: ApiRequest) -> ApiResponse:
     if hold is not None and hold.declared == name:
         raise BadRequest(f"the queue is declared with x-export '{name}'")
     if hold is None or not hold.clear(name):
-        raise NotThere(f"the queue keeps nothing for an export '{name}'")
+        raise ResourceNotFound(f"the queue keeps nothing for an export '{name}'")
     call.broker.storage.hold_changed(store)
     return NO_CONTENT
 
@@ -142,9 +142,9 @@ def _store(call: ApiRequest, kind: Kind) -> QueueLog:
     queue = call.queue()
     vhost.check_exclusive(queue, None)
     if not queue.durable or queue.store is None:
-        raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
+        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
     if not queue.store.local:
-        raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' is in a cluster: its log is in Kafka")
+        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' is in a cluster: its log is in Kafka")
     queue.prepare()
     return queue.store
 
@@ -205,7 +205,7 @@ async def get_log_file(call: ApiRequest) -> ApiResponse:
         raise QueueChanged("the queue was deleted and declared anew")
     name = call.params["file"]
     if FILE.fullmatch(name) is None:
-        raise NotThere(f"no file '{name}' in a log")
+        raise ResourceNotFound(f"no file '{name}' in a log")
     return ApiResponse(200, None, "application/octet-stream", file=f"{store.directory}/{name}")
 
 
@@ -216,7 +216,7 @@ def _readable(call: ApiRequest) -> QueueLog:
     vhost.check_exclusive(queue, None)
     store = _queue_log(queue)
     if store is None:
-        raise NotThere(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
+        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
     return store
 
 

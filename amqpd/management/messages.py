@@ -55,7 +55,7 @@ from amqpd.management.request import (
     ApiResponse,
     BadRequest,
     NotAuthorised,
-    NotThere,
+    ResourceNotFound,
     Role,
     Unavailable,
     number,
@@ -410,7 +410,7 @@ async def delete_delayed(call: ApiRequest) -> ApiResponse:
                 return NO_CONTENT
             if slices.expired:
                 await slices.yield_loop()
-    raise NotThere(f"no message '{name}' is delayed in vhost '{vhost.name}'")
+    raise ResourceNotFound(f"no message '{name}' is delayed in vhost '{vhost.name}'")
 
 
 DELAYED_ROUTES: Final = (

@@ -61,7 +61,7 @@ from amqpd.management.request import (
     ClusterControl,
     NoSuchNode,
     NotMoved,
-    NotThere,
+    ResourceNotFound,
     Role,
     Unavailable,
     number,
@@ -139,7 +139,7 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
             connection.control.force(why)
             call.broker.turn.schedule()
             return NO_CONTENT
-    raise NotThere(f"no connection '{name or wanted}'")
+    raise ResourceNotFound(f"no connection '{name or wanted}'")
 
 
 async def close_all_connections(call: ApiRequest) -> ApiResponse:
@@ -151,7 +151,7 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
     if call.fields().get("vhost") is not None:
         name = call.text("vhost")
         if not call.broker.vhosts.exists(name):
-            raise NotThere(f"vhost '{name}' does not exist")
+            raise ResourceNotFound(f"vhost '{name}' does not exist")
         found = [each for each in found if each.session.vhost.name == name]
     closed = 0
     slices = TimeSlice()
@@ -173,7 +173,7 @@ async def switch_tracing(call: ApiRequest) -> ApiResponse:
     name = call.text("vhost", "/")
     vhost = call.broker.vhosts.get(name)
     if vhost is None:
-        raise NotThere(f"vhost '{name}' does not exist")
+        raise ResourceNotFound(f"vhost '{name}' does not exist")
     await wait_done(partial(trace, vhost, call.node, call.flag("on")))
     return NO_CONTENT
 
@@ -276,10 +276,10 @@ async def clear_alarm(call: ApiRequest) -> ApiResponse:
 
 
 def _kind(call: ApiRequest) -> str:
-    """Raises: NotThere."""
+    """Raises: ResourceNotFound."""
     kind = call.params["name"]
     if kind not in REASONS:
-        raise NotThere(f"there is no alarm '{kind}': memory or disk")
+        raise ResourceNotFound(f"there is no alarm '{kind}': memory or disk")
     return kind
 
 
@@ -371,7 +371,7 @@ async def move_vhost(call: ApiRequest) -> ApiResponse:
     try:
         return reply({"vhosts": await _cluster(call).move(name, node), "node": node})
     except NoSuchVhost as error:
-        raise NotThere(str(error)) from None
+        raise ResourceNotFound(str(error)) from None
     except NoSuchNode as error:
         raise BadRequest(str(error)) from None
     except NotMoved as error:

@@ -35,7 +35,7 @@ from amqpd.management.connections import HELD_BY, pause_reasons
 from amqpd.management.listing import cut, listing, one, spans
 from amqpd.management.loop_lag import BOUNDS_S as LAG_BOUNDS_S
 from amqpd.management.message_counts import sizes, unacked_apart
-from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, NotThere, Role, reply
+from amqpd.management.request import NO_CONTENT, ApiRequest, ApiResponse, BadRequest, ResourceNotFound, Role, reply
 from amqpd.management.router import ApiRoute
 from amqpd.management.samples import POLICIES, SampleRanges
 from amqpd.management.stats import CHANNEL, CHURN, LENGTHS, NODE, QUEUE, numbers, split_stats
@@ -199,9 +199,9 @@ def clock_state(call: ApiRequest) -> dict[str, Any]:
 
 
 def this_node(call: ApiRequest) -> None:
-    """The node of the path, if it names one, is this one: there is no other. Raises: NotThere."""
+    """The node of the path, if it names one, is this one: there is no other. Raises: ResourceNotFound."""
     if call.params.get("node", call.node) != call.node:
-        raise NotThere(f"no node '{call.params['node']}'")
+        raise ResourceNotFound(f"no node '{call.params['node']}'")
 
 
 async def extensions(call: ApiRequest) -> ApiResponse:

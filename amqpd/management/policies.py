@@ -33,7 +33,7 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceNotFound,
     Role,
     clean_name,
     missing_keys,
@@ -98,7 +98,7 @@ async def delete_policy(operator: bool, call: ApiRequest) -> ApiResponse:
 def _found(operator: bool, call: ApiRequest) -> Policy:
     policy = call.vhost().policies.get(call.params["name"], operator)
     if policy is None:
-        raise NotThere(NotThere.text)
+        raise ResourceNotFound(ResourceNotFound.text)
     return policy
 
 
@@ -172,7 +172,7 @@ async def delete_parameter(call: ApiRequest) -> ApiResponse:
 def _parameter(call: ApiRequest) -> Parameter:
     found = parameters.find(call.vhost(), call.params["component"], call.params["name"])
     if found is None:
-        raise NotThere(NotThere.text)
+        raise ResourceNotFound(ResourceNotFound.text)
     return found
 
 
@@ -214,7 +214,7 @@ async def delete_global_parameter(call: ApiRequest) -> ApiResponse:
 
 def _global(call: ApiRequest, name: str) -> None:
     if not call.broker.global_parameters.has(name):
-        raise NotThere(NotThere.text)
+        raise ResourceNotFound(ResourceNotFound.text)
 
 
 async def get_federation_links(call: ApiRequest) -> ApiResponse:
@@ -376,7 +376,7 @@ async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
     policy: Policy | None = None
     if call.flag("clear"):
         if vhost.policies.get(name, operator) is None:
-            raise NotThere(f"no policy '{name}' in vhost '{vhost.name}'")
+            raise ResourceNotFound(f"no policy '{name}' in vhost '{vhost.name}'")
     else:
         value: dict[str, Any] = {"priority": 0, **{key: fields[key] for key in policies.FIELDS if key in fields}}
         try:

@@ -19,7 +19,7 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceNotFound,
     Role,
     number,
     reply,
@@ -110,7 +110,7 @@ async def post_job(call: ApiRequest) -> ApiResponse:
 
 
 async def _request(call: ApiRequest, verb: str) -> JobRequest:
-    """What is asked for, once all of it is checked. Raises: BadRequest, NotAuthorised, NotThere."""
+    """What is asked for, once all of it is checked. Raises: BadRequest, NotAuthorised, ResourceNotFound."""
     fields = call.fields()
     vhost = call.vhost()
     to_queue, to_exchange = _optional(call, "to_queue"), _optional(call, "to_exchange")
@@ -137,7 +137,7 @@ async def _request(call: ApiRequest, verb: str) -> JobRequest:
         call.check(vhost.name, "write", "queue", to_queue)
         target = vhost.find_queue(to_queue)
         if target is None:
-            raise NotThere(f"no queue '{to_queue}' in vhost '{vhost.name}'")
+            raise ResourceNotFound(f"no queue '{to_queue}' in vhost '{vhost.name}'")
         await opened(target)
     if to_exchange is not None:
         to_exchange = "" if to_exchange == DEFAULT_EXCHANGE else to_exchange
@@ -171,7 +171,7 @@ def _may_write(call: ApiRequest, vhost: str) -> Any:
 
 
 async def _source(call: ApiRequest, *, configure: bool) -> Queue:
-    """The queue of the path, open. Raises: NotAuthorised, NotThere, ResourceLocked, ResourceError."""
+    """The queue of the path, open. Raises: NotAuthorised, ResourceNotFound, ResourceLocked, ResourceError."""
     vhost = call.vhost()
     name = call.params["queue"]
     call.check(vhost.name, "read", "queue", name)
@@ -214,7 +214,7 @@ async def delete_job(call: ApiRequest) -> ApiResponse:
 def _job(call: ApiRequest) -> QueueJob:
     job = call.broker.jobs.get(call.params["job"])
     if job is None or not call.may_see(job.source.vhost_name):
-        raise NotThere(f"no job '{call.params['job']}'")
+        raise ResourceNotFound(f"no job '{call.params['job']}'")
     return job
 
 

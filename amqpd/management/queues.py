@@ -34,7 +34,7 @@ from amqpd.management.request import (
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceNotFound,
     Role,
     clean_name,
     missing_keys,
@@ -358,7 +358,7 @@ async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
     vhost = call.vhost()
     try:
         queue = call.queue()
-    except NotThere:
+    except ResourceNotFound:
         return await show(call, [])  # rabbit: nothing is bound to what there is not
     return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])], by_source)
 
@@ -516,8 +516,8 @@ def _item(store: QueueLog, each: tuple[str, StoredOffset]) -> dict[str, Any]:
     return {"name": name, "offset": stored.offset, "lag": lag, "time": stored.time_ms or None}
 
 
-def _unknown(queue: Queue, name: str) -> NotThere:
-    return NotThere(f"no offset of a consumer '{name}' is stored for queue '{queue.name}'")
+def _unknown(queue: Queue, name: str) -> ResourceNotFound:
+    return ResourceNotFound(f"no offset of a consumer '{name}' is stored for queue '{queue.name}'")
 
 
 async def _stream(call: ApiRequest) -> tuple[Queue, QueueLog]:

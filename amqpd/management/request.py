@@ -89,7 +89,7 @@ class Forbidden(ApiError):
     error = "forbidden"
 
 
-class NotThere(ApiError):
+class ResourceNotFound(ApiError):
     """text: the reason in the body of every 404; the reason of this one is its `detail`."""
 
     status = 404
@@ -109,7 +109,7 @@ class TooLate(ApiError):
     error = "request_timeout"
 
 
-class AlreadyThere(ApiError):
+class ResourceExists(ApiError):
     status = 412
     error = "precondition_failed"
 
@@ -292,22 +292,22 @@ class ApiRequest:
         return sorted((v for v in self.broker.vhosts.values() if self.may_see(v.name)), key=_name)
 
     def vhost(self) -> VHost:
-        """The vhost of the path. Raises: NotAuthorised, NotThere."""
+        """The vhost of the path. Raises: NotAuthorised, ResourceNotFound."""
         name = self.params["vhost"]
         allowed = self.may_see(name) if self.method == "GET" else self.may_enter(name)
         if not allowed and not (self.caller.has(Role.MONITORING) and name not in self.broker.vhosts):
             raise NotAuthorised("User not authorised to access virtual host")
         vhost = self.broker.vhosts.get(name)
         if vhost is None:
-            raise NotThere(f"vhost '{name}' does not exist")
+            raise ResourceNotFound(f"vhost '{name}' does not exist")
         return vhost
 
     def any_vhost(self) -> VHost:
-        """The vhost of the path, for an administrator: whether he may enter it or not. Raises: NotThere."""
+        """The vhost of the path, for an administrator: whether he may enter it or not. Raises: ResourceNotFound."""
         name = self.params["vhost"]
         vhost = self.broker.vhosts.get(name)
         if vhost is None:
-            raise NotThere(f"vhost '{name}' does not exist")
+            raise ResourceNotFound(f"vhost '{name}' does not exist")
         return vhost
 
     def queue(self, key: str = "queue") -> Queue:
@@ -315,7 +315,7 @@ class ApiRequest:
         vhost = self.vhost()
         queue = vhost.find_queue(self.params[key])
         if queue is None:
-            raise NotThere(f"no queue '{self.params[key]}' in vhost '{vhost.name}'")
+            raise ResourceNotFound(f"no queue '{self.params[key]}' in vhost '{vhost.name}'")
         return queue
 
     def exchange(self, key: str = "exchange") -> Exchange:
@@ -324,7 +324,7 @@ class ApiRequest:
         name = self.params[key]
         exchange = vhost.find_exchange("" if name == DEFAULT_EXCHANGE else name)
         if exchange is None:
-            raise NotThere(f"no exchange '{name}' in vhost '{vhost.name}'")
+            raise ResourceNotFound(f"no exchange '{name}' in vhost '{vhost.name}'")
         return exchange
 
     def check(self, vhost: str, kind: Kind, thing: str, name: str) -> None:

@@ -11,7 +11,15 @@ from functools import partial
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
-from amqpd.management.request import ApiRequest, ApiResponse, BadRequest, Handler, MethodNotAllowed, NotThere, Role
+from amqpd.management.request import (
+    ApiRequest,
+    ApiResponse,
+    BadRequest,
+    Handler,
+    MethodNotAllowed,
+    ResourceNotFound,
+    Role,
+)
 
 
 class ApiRoute(NamedTuple):
@@ -62,7 +70,7 @@ class Router:
     def find(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
         """The route and the decoded names. raw_path: as it came, without the query. HEAD is GET.
 
-        Raises: NotThere, MethodNotAllowed, BadRequest for what is no UTF-8.
+        Raises: ResourceNotFound, MethodNotAllowed, BadRequest for what is no UTF-8.
         """
         segments = raw_path.split("/")[1:]
         if segments and segments[-1] == "":
@@ -70,7 +78,7 @@ class Router:
         values: list[str] = []
         node = _walk(self._root, segments, 0, values)
         if node is None:
-            raise NotThere(NotThere.text)
+            raise ResourceNotFound(ResourceNotFound.text)
         found = node.routes.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = sorted({*node.routes, "OPTIONS", *(("HEAD",) if "GET" in node.routes else ())})

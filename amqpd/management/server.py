@@ -51,8 +51,8 @@ from amqpd.management.request import (
     BadRequest,
     Forbidden,
     NotAuthorised,
-    NotThere,
     Principal,
+    ResourceNotFound,
     Role,
     Unavailable,
     to_json,
@@ -549,7 +549,7 @@ def _check_origin(request: web.BaseRequest) -> None:
 def _translate(error: Exception) -> ApiError | None:
     """What broker, auth and codec raise, in the API's words; None: a bug."""
     if isinstance(error, NotFound):
-        return NotThere(error.text)
+        return ResourceNotFound(error.text)
     if isinstance(error, AccessRefused):
         return NotAuthorised(error.reply_text)
     if isinstance(error, ResourceError):
@@ -560,7 +560,7 @@ def _translate(error: Exception) -> ApiError | None:
     if isinstance(error, AmqpError):
         return BadRequest(error.text)
     if isinstance(error, NoSuchUser | NoSuchVhost):
-        return NotThere(str(error))
+        return ResourceNotFound(str(error))
     if isinstance(error, AuthError | InvalidPattern | CodecError):
         return BadRequest(str(error))
     if isinstance(error, UnicodeEncodeError):
@@ -574,8 +574,8 @@ def _translate(error: Exception) -> ApiError | None:
 def _error_reply(error: ApiError) -> ApiResponse:
     """RabbitMQ: the body of a 404 is always the same text, and clients compare it. Ours says more in `detail`."""
     told = {"error": error.error, "reason": error.reason}
-    if isinstance(error, NotThere) and error.reason != NotThere.text:
-        told = {"error": error.error, "reason": NotThere.text, "detail": error.reason}
+    if isinstance(error, ResourceNotFound) and error.reason != ResourceNotFound.text:
+        told = {"error": error.error, "reason": ResourceNotFound.text, "detail": error.reason}
     return ApiResponse(error.status, to_json(told).encode(), headers=error.headers)
 
 

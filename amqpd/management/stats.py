@@ -268,7 +268,7 @@ def had_counts(had: QueueDeliveryStats) -> tuple[int, ...]:
     return (had.deliver, had.deliver_no_ack, had.get, had.get_no_ack, had.get_empty, had.redeliver, had.ack)
 
 
-class _Seen:
+class _PairSample:
     """Of one pair. asked_at: monotonic, s."""
 
     def __init__(self, counts: Sequence[int], asked_at: float) -> None:
@@ -281,8 +281,8 @@ class PairRates:
     """One per admin server."""
 
     def __init__(self) -> None:
-        self._sent: dict[PublisherStats, _Seen] = {}
-        self._had: dict[ChannelConsumers, dict[QueueBase, _Seen]] = {}
+        self._sent: dict[PublisherStats, _PairSample] = {}
+        self._had: dict[ChannelConsumers, dict[QueueBase, _PairSample]] = {}
         self._had_count = 0
 
     def published(self, sent: PublisherStats) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class PairRates:
         counts = (int(sent.in_count),)
         seen = self._sent.get(sent)
         if seen is None and len(self._sent) < PAIRS_MAX:
-            seen = self._sent[sent] = _Seen(counts, 0.0)
+            seen = self._sent[sent] = _PairSample(counts, 0.0)
         return _told(PUBLISHED, counts, seen)
 
     def delivered(self, channel: ChannelConsumers, queue: QueueBase, had: QueueDeliveryStats) -> dict[str, Any]:
@@ -299,7 +299,7 @@ class PairRates:
         queues = self._had.setdefault(channel, {})
         seen = queues.get(queue)
         if seen is None and self._had_count < PAIRS_MAX:
-            seen = queues[queue] = _Seen(counts, 0.0)
+            seen = queues[queue] = _PairSample(counts, 0.0)
             self._had_count += 1
         found = _told(HAD, counts, seen)
         found["deliver_get"] = sum(found[name] for name in _DELIVERED)
@@ -330,12 +330,12 @@ class PairRates:
                 await slices.yield_loop()
 
 
-def _rise(seen: _Seen, counts: Sequence[int], elapsed_s: float) -> None:
+def _rise(seen: _PairSample, counts: Sequence[int], elapsed_s: float) -> None:
     seen.per_s = tuple(round((count - was) / elapsed_s, 1) for count, was in zip(counts, seen.counts, strict=True))
     seen.counts = counts
 
 
-def _told(names: Sequence[str], counts: Sequence[int], seen: _Seen | None) -> dict[str, Any]:
+def _told(names: Sequence[str], counts: Sequence[int], seen: _PairSample | None) -> dict[str, Any]:
     per_s: Sequence[float] = (0.0,) * len(names)
     if seen is not None:
         seen.asked_at = time.monotonic()

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from amqpd.management.request import ApiRequest, ApiResponse, Forbidden, NotThere, Role, reply
+from amqpd.management.request import ApiRequest, ApiResponse, Forbidden, ResourceNotFound, Role, reply
 from amqpd.management.router import ApiRoute
 from amqpd.management.sessions import LoginSessions, cookie, token_of
 
@@ -171,7 +171,7 @@ async def get_asset(files: PageFiles, call: ApiRequest) -> ApiResponse:
     name = call.params["file"]
     asset = files.find(name) if name != INDEX else None
     if asset is None:
-        raise NotThere(NotThere.text)
+        raise ResourceNotFound(ResourceNotFound.text)
     return _sent(call, asset, FOR_EVER)
 
 

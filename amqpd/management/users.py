@@ -17,11 +17,11 @@ from amqpd.management.listing import listing, one
 from amqpd.management.overview import this_node
 from amqpd.management.request import (
     NO_CONTENT,
-    AlreadyThere,
     ApiRequest,
     ApiResponse,
     BadRequest,
-    NotThere,
+    ResourceExists,
+    ResourceNotFound,
     Role,
     clean_name,
 )
@@ -107,7 +107,7 @@ async def put_user(call: ApiRequest) -> ApiResponse:
     auth = call.broker.auth
     exists = any(row.name == name for row in auth.users())
     if exists and call.headers.get("If-None-Match") == "*":
-        raise AlreadyThere(f"user '{name}' already exists")
+        raise ResourceExists(f"user '{name}' already exists")
     body = call.fields()
     if "tags" not in body:  # rabbit: so that nobody loses his by mistake
         raise BadRequest("tags_not_present")
@@ -185,10 +185,10 @@ async def get_permission(call: ApiRequest) -> ApiResponse:
 
 
 def _permission(call: ApiRequest) -> PermissionRow:
-    """Raises: NotThere."""
+    """Raises: ResourceNotFound."""
     rows = call.broker.auth.permissions(call.params["user"], call.params["vhost"])
     if not rows:
-        raise NotThere(f"user '{call.params['user']}' has no permissions in vhost '{call.params['vhost']}'")
+        raise ResourceNotFound(f"user '{call.params['user']}' has no permissions in vhost '{call.params['vhost']}'")
     return rows[0]
 
 
@@ -230,7 +230,8 @@ async def get_topic_permission(call: ApiRequest) -> ApiResponse:
     exchange = call.params.get("exchange")
     rows = [row for row in rows if exchange in (None, row.exchange)]
     if not rows:
-        raise NotThere(f"user '{call.params['user']}' has no topic permissions in vhost '{call.params['vhost']}'")
+        user, vhost = call.params["user"], call.params["vhost"]
+        raise ResourceNotFound(f"user '{user}' has no topic permissions in vhost '{vhost}'")
     return await listing(call, rows, topic_item, lambda row: row.user)
 
 
@@ -251,7 +252,7 @@ async def delete_topic_permission(call: ApiRequest) -> ApiResponse:
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.params.get("exchange")
     rows = call.broker.auth.topic_permissions(user, vhost)
     if not any(exchange in (None, row.exchange) for row in rows):
-        raise NotThere(f"user '{user}' has no such topic permission in vhost '{vhost}'")
+        raise ResourceNotFound(f"user '{user}' has no such topic permission in vhost '{vhost}'")
     await call.broker.auth.clear_topic_permissions(user, vhost, exchange)
     return NO_CONTENT
 

@@ -20,11 +20,11 @@ from amqpd.management.listing import listing, one, spans
 from amqpd.management.request import (
     CREATED,
     NO_CONTENT,
-    AlreadyThere,
     ApiRequest,
     ApiResponse,
     BadRequest,
     NotAuthorised,
+    ResourceExists,
     Role,
     clean_name,
 )
@@ -106,7 +106,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
     broker = call.broker
     vhost = broker.vhosts.get(name)
     if vhost is None and call.headers.get("If-Match") == "*":
-        raise AlreadyThere(f"vhost '{name}' does not exist")
+        raise ResourceExists(f"vhost '{name}' does not exist")
     description = call.text("description", vhost.description if vhost is not None else "")
     given = call.fields().get("tags")
     tags = tags_of(given) if given is not None else list(vhost.tags) if vhost is not None else []
@@ -138,7 +138,7 @@ async def delete_vhost(call: ApiRequest) -> ApiResponse:
     try:
         await wait_done(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
     except ProtectedVhost as error:
-        raise AlreadyThere(str(error)) from None
+        raise ResourceExists(str(error)) from None
     return NO_CONTENT
 
 

@@ -28,7 +28,7 @@ class LogBusy(Exception):
     """A job of the group commit, the cleaner or the reading ahead is at work on the log: it can be cut after that."""
 
 
-class Cut:
+class TruncationPoint:
     """Where a log is cut: the log ends with `end`, its last segment with `position`. body_bytes, settled_body_bytes: of
     what stays in that segment.
     """
@@ -41,7 +41,7 @@ class Cut:
         self.settled_body_bytes = segment.settled_body_bytes
 
 
-def find_cut(log: Log, offset: int) -> Cut:
+def find_cut(log: Log, offset: int) -> TruncationPoint:
     """The cut before the first batch that has `offset` or is behind it. All that was appended and settled is in the
     files. Cost: the batches of that segment that go are read, and a few before them.
 
@@ -58,10 +58,11 @@ def find_cut(log: Log, offset: int) -> Cut:
             position += header.size
             header = _header(log, segment, position)
         if header is None:  # it ends before `offset`, or is damaged from here on
-            return _measured(log, Cut(segment, min(position, segment.size), min(offset, segment.end)), position)
+            point = TruncationPoint(segment, min(position, segment.size), min(offset, segment.end))
+            return _measured(log, point, position)
         start = header.producer_id if header.attributes & TRANSACTIONAL else header.base_offset
         if start >= header.base_offset:
-            return _measured(log, Cut(segment, position, min(offset, header.base_offset)), position)
+            return _measured(log, TruncationPoint(segment, position, min(offset, header.base_offset)), position)
         offset = start  # of the transaction that the batch is a part of
 
 
@@ -87,7 +88,7 @@ def _header(log: Log, segment: Segment, position: int) -> BatchHeader | None:
     return header if header.plausible() and position + header.size <= segment.size else None
 
 
-def _measured(log: Log, cut: Cut, position: int) -> Cut:
+def _measured(log: Log, cut: TruncationPoint, position: int) -> TruncationPoint:
     """Takes what goes out of the cut's sums."""
     segment = cut.segment
     header = _header(log, segment, position)
@@ -121,7 +122,7 @@ def _body_bytes(segment: Segment, data: bytes, header: BatchHeader) -> tuple[int
     return total, settled
 
 
-def cut_off(log: Log, cut: Cut, delivered_mark: int, returned: dict[int, int]) -> None:
+def cut_off(log: Log, cut: TruncationPoint, delivered_mark: int, returned: dict[int, int]) -> None:
     """Cuts it, and begins a new epoch. delivered_mark, returned: what holds of delivered and given back messages then.
 
     Waits for the disk. Raises: OSError; the log then takes nothing more, and the next start makes it whole.
@@ -184,7 +185,7 @@ def _let_go(log: Log, segment: Segment) -> None:
     log.settled_files.drop(segment)
 
 
-def _cut_segment(log: Log, cut: Cut) -> None:
+def _cut_segment(log: Log, cut: TruncationPoint) -> None:
     segment = cut.segment
     if segment.sealed:
         segment.sealed = False

@@ -52,7 +52,7 @@ Plain: TypeAlias = str | int | bytes
 """A value as the database sees it."""
 
 
-class Kind(IntEnum):
+class ColumnType(IntEnum):
     """What a column holds."""
 
     NAME = 0  # text of at most NAME_LENGTH characters
@@ -70,7 +70,7 @@ class Table(NamedTuple):
 
     name: str
     row: type[Row]
-    columns: tuple[tuple[str, Kind], ...]
+    columns: tuple[tuple[str, ColumnType], ...]
     key: tuple[str, ...]
     parents: tuple[tuple[str, str], ...] = ()
     """(column, table): the row goes when the row with that key in that table goes."""
@@ -121,12 +121,12 @@ class Table(NamedTuple):
             raise ValueError(f"table {self.name}: {error}") from error
 
 
-def _to_plain(table: Table, name: str, kind: Kind, value: object) -> Plain:
+def _to_plain(table: Table, name: str, kind: ColumnType, value: object) -> Plain:
     if isinstance(value, str):
-        if kind is Kind.KEY:
+        if kind is ColumnType.KEY:
             return value.encode("utf-8", "surrogateescape")
         value.encode("utf-8")  # every driver would refuse a lone surrogate, each with its own error
-        if kind is Kind.NAME and len(value) > NAME_LENGTH:
+        if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
             # SQLite would keep it, other databases refuse it or, worse, cut it.
             raise ValueError(f"{table.name}.{name}: longer than {NAME_LENGTH} characters")
         return value
@@ -174,15 +174,15 @@ def _read_key(value: object) -> str:
     return _read_bytes(value).decode("utf-8", "surrogateescape")
 
 
-_READERS: Final[dict[Kind, Callable[[object], object]]] = {
-    Kind.NAME: _read_text,
-    Kind.TEXT: _read_text,
-    Kind.BYTES: _read_bytes,
-    Kind.BOOL: _read_bool,
-    Kind.INT: _read_int,
-    Kind.WORDS: _read_words,
-    Kind.KEY: _read_key,
-    Kind.LONG: _read_int,
+_READERS: Final[dict[ColumnType, Callable[[object], object]]] = {
+    ColumnType.NAME: _read_text,
+    ColumnType.TEXT: _read_text,
+    ColumnType.BYTES: _read_bytes,
+    ColumnType.BOOL: _read_bool,
+    ColumnType.INT: _read_int,
+    ColumnType.WORDS: _read_words,
+    ColumnType.KEY: _read_key,
+    ColumnType.LONG: _read_int,
 }
 
 
@@ -199,7 +199,7 @@ def _digest(values: Iterable[Plain]) -> str:
 HEADER_TABLE: Final = "amqpd_metadata"
 """Table of (name, value): `instance_id` and `schema_version`. It tells a database of ours from an empty one."""
 
-_N, _T, _B, _X = Kind.NAME, Kind.TEXT, Kind.BOOL, Kind.BYTES
+_N, _T, _B, _X = ColumnType.NAME, ColumnType.TEXT, ColumnType.BOOL, ColumnType.BYTES
 
 # Parents come before their children: rows are read, and seeds written, in this order.
 TABLES: Final[tuple[Table, ...]] = (
@@ -210,7 +210,7 @@ TABLES: Final[tuple[Table, ...]] = (
             ("name", _N),
             ("id", _N),
             ("description", _T),
-            ("tags", Kind.WORDS),
+            ("tags", ColumnType.WORDS),
             ("default_queue_type", _N),
             ("state", _N),
         ),
@@ -219,7 +219,7 @@ TABLES: Final[tuple[Table, ...]] = (
     Table(
         "users",
         UserRow,
-        (("name", _N), ("password_hash", _T), ("hashing_algorithm", _N), ("tags", Kind.WORDS)),
+        (("name", _N), ("password_hash", _T), ("hashing_algorithm", _N), ("tags", ColumnType.WORDS)),
         ("name",),
     ),
     Table(
@@ -277,7 +277,7 @@ TABLES: Final[tuple[Table, ...]] = (
             ("source", _N),
             ("destination", _N),
             ("destination_type", _N),
-            ("routing_key", Kind.KEY),
+            ("routing_key", ColumnType.KEY),
             ("arguments", _X),
         ),
         ("digest",),
@@ -293,7 +293,7 @@ TABLES: Final[tuple[Table, ...]] = (
             ("pattern", _T),
             ("apply_to", _N),
             ("definition", _T),
-            ("priority", Kind.INT),
+            ("priority", ColumnType.INT),
             ("operator", _B),
         ),
         ("vhost", "name", "operator"),
@@ -310,7 +310,7 @@ TABLES: Final[tuple[Table, ...]] = (
     Table(
         "stored_offsets",
         StoredOffsetRow,
-        (("queue_id", _N), ("name", _N), ("offset", Kind.LONG), ("time_ms", Kind.LONG)),
+        (("queue_id", _N), ("name", _N), ("offset", ColumnType.LONG), ("time_ms", ColumnType.LONG)),
         ("queue_id", "name"),
         (("queue_id", "queues"),),
         since=2,
@@ -334,7 +334,7 @@ TABLES: Final[tuple[Table, ...]] = (
     Table(
         "seen",
         SeenRow,
-        (("cache_id", _N), ("id", _X), ("number", Kind.LONG), ("expires_ms", Kind.LONG)),
+        (("cache_id", _N), ("id", _X), ("number", ColumnType.LONG), ("expires_ms", ColumnType.LONG)),
         ("cache_id", "id"),
         (("cache_id", "seen_caches"),),
         since=4,

@@ -25,7 +25,7 @@ from amqpd.storage.metadata.schema import (
     SCHEMA_VERSION,
     TABLE_OF,
     TABLES,
-    Kind,
+    ColumnType,
     Plain,
     Table,
     parent_key,
@@ -33,15 +33,15 @@ from amqpd.storage.metadata.schema import (
 )
 from amqpd.storage.metadata.sqlite import PRAGMAS, index_name, private_file
 
-_TYPES: Final[dict[Kind, sa.types.TypeEngine[Any]]] = {
-    Kind.NAME: sa.String(NAME_LENGTH),
-    Kind.TEXT: sa.Text(),
-    Kind.BYTES: sa.LargeBinary(),
-    Kind.BOOL: sa.Integer(),
-    Kind.INT: sa.Integer(),
-    Kind.WORDS: sa.Text(),
-    Kind.KEY: sa.LargeBinary(),
-    Kind.LONG: sa.BigInteger(),
+_TYPES: Final[dict[ColumnType, sa.types.TypeEngine[Any]]] = {
+    ColumnType.NAME: sa.String(NAME_LENGTH),
+    ColumnType.TEXT: sa.Text(),
+    ColumnType.BYTES: sa.LargeBinary(),
+    ColumnType.BOOL: sa.Integer(),
+    ColumnType.INT: sa.Integer(),
+    ColumnType.WORDS: sa.Text(),
+    ColumnType.KEY: sa.LargeBinary(),
+    ColumnType.LONG: sa.BigInteger(),
 }
 
 

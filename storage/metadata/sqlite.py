@@ -31,7 +31,7 @@ from amqpd.storage.metadata.schema import (
     SCHEMA_VERSION,
     TABLE_OF,
     TABLES,
-    Kind,
+    ColumnType,
     Table,
     parent_key,
     tables_after,
@@ -51,14 +51,14 @@ ROOM_SIZE: Final = 1 << 20  # free bytes with which SQLite may make its -shm fil
 MEMORY: Final = "/dev/shm"  # noqa: S108
 
 _TYPES: Final = {
-    Kind.NAME: "VARCHAR(255)",
-    Kind.TEXT: "TEXT",
-    Kind.BYTES: "BLOB",
-    Kind.BOOL: "INTEGER",
-    Kind.INT: "INTEGER",
-    Kind.WORDS: "TEXT",
-    Kind.KEY: "BLOB",
-    Kind.LONG: "BIGINT",
+    ColumnType.NAME: "VARCHAR(255)",
+    ColumnType.TEXT: "TEXT",
+    ColumnType.BYTES: "BLOB",
+    ColumnType.BOOL: "INTEGER",
+    ColumnType.INT: "INTEGER",
+    ColumnType.WORDS: "TEXT",
+    ColumnType.KEY: "BLOB",
+    ColumnType.LONG: "BIGINT",
 }
 
 

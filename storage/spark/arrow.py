@@ -337,7 +337,7 @@ _block = bytearray(16 << 20)
 del _block
 
 
-class _Moved(Exception):
+class _LogReplaced(Exception):
     """The log that was planned is not there any more, or another one has its name."""
 
 
@@ -375,7 +375,7 @@ class PartReader:
         """The part's records in order, as pyarrow.RecordBatch. Raises: DataLoss, SourceError, OSError."""
         try:
             yield from self._as_planned()
-        except _Moved:
+        except _LogReplaced:
             if self._plans == 0:
                 raise DataLoss(f"{self._where()}: it is cleaned faster than it can be read") from None
             yield from self._planned_anew()
@@ -465,7 +465,7 @@ class PartReader:
     def _still_there(self) -> None:
         """Raises: _Moved, unless the file of that name is as large as was planned."""
         if self._files.size(self._name) != self._part.log_size:
-            raise _Moved
+            raise _LogReplaced
 
     def _begin(self) -> None:
         """Loads the first piece. Raises: _Moved."""
@@ -496,7 +496,7 @@ class PartReader:
             if size > part.log_size and not found:
                 found = name  # the segment that is written to has grown
         if not found:
-            raise _Moved
+            raise _LogReplaced
         return found
 
     def _scan(self) -> int:
@@ -524,7 +524,7 @@ class PartReader:
         try:
             self._data, self._start = self._files.pread(self._name, wanted, position), position
         except FileNotFoundError:
-            raise _Moved from None
+            raise _LogReplaced from None
         self._found.buffer = pa.py_buffer(self._data)
         self._found.position = 0
         self._found.at_end = len(self._data) < wanted

@@ -46,7 +46,7 @@ from amqpd.storage.spark.targets import Database, Delta, ExportTarget, Files, Ta
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from amqpd.storage.spark.targets import Written
+    from amqpd.storage.spark.targets import WrittenFile
 
 
 SOCKET = "amqpctl.sock"
@@ -206,7 +206,7 @@ class _Batch:
     def rows(self) -> DataFrame:
         return self._job.rows(self._spans)
 
-    def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[Written]:
+    def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[WrittenFile]:
         return self._job.to_parquet(self._spans, directory, by)
 
 
@@ -488,7 +488,7 @@ class ExportJob:
         columns += [f"{DERIVED[name]} AS {name}" for name in options.partition_by if name in DERIVED]
         return found.selectExpr(*columns)
 
-    def to_parquet(self, spans: list[OffsetSpan], directory: str, by: tuple[str, ...]) -> list[Written]:
+    def to_parquet(self, spans: list[OffsetSpan], directory: str, by: tuple[str, ...]) -> list[WrittenFile]:
         """The batch, written by the tasks that read it."""
         from amqpd.storage.spark.targets import write_parquet
 

@@ -75,7 +75,7 @@ class ExportBatch(Protocol):
 
     def rows(self) -> DataFrame: ...
 
-    def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[Written]: ...
+    def to_parquet(self, directory: str, by: tuple[str, ...]) -> list[WrittenFile]: ...
 
 
 class ExportTarget(ABC):
@@ -370,7 +370,7 @@ TASK_BYTES_MIN: Final = 16 << 20
 """A task costs some 20 ms of the JVM and as much of its worker, which read and write that much in 60."""
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """One file. rows: in it; size_bytes: of the bodies, 0 where there is no column `value`."""
 
     path: str
@@ -380,7 +380,7 @@ class Written(NamedTuple):
 
 def write_parquet(
     spark: SparkSession, options: ReadOptions, parts: Sequence[LogPartition], directory: str, by: tuple[str, ...] = ()
-) -> list[Written]:
+) -> list[WrittenFile]:
     """Writes the parts below `directory`, which every worker must reach. by: of `TIMES`, the outer directory first.
 
     The columns are `options.columns`. Raises: what Spark raises when a task has failed as often as it may.
@@ -412,7 +412,7 @@ def spread(parts: Sequence[LogPartition], cores: int) -> list[list[LogPartition]
 
 def _in_worker(
     options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[LogPartition]]
-) -> list[Written]:
+) -> list[WrittenFile]:
     """`write_task` in a process of Spark's, with the allocator that suits it.
 
     What a group took is freed at once when it is written, and wanted again for the next. Arrow's own allocators return
@@ -424,7 +424,7 @@ def _in_worker(
 
 def write_task(
     options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[LogPartition]]
-) -> list[Written]:
+) -> list[WrittenFile]:
     """Some parts, in this process: one file for each date and hour in them. Raises: DataLoss, SourceError, OSError."""
     number, parts = numbered
     names = list(options.columns)
@@ -449,7 +449,7 @@ def write_task(
     finally:
         for writer in writers.values():
             writer.close()
-    return [Written(path, count, sizes.get(path, 0)) for path, count in rows.items()]
+    return [WrittenFile(path, count, sizes.get(path, 0)) for path, count in rows.items()]
 
 
 def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:

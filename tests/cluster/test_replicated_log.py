@@ -16,7 +16,7 @@ from test_topics import options_for, settings_of
 
 from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.slot_logs import LogPosition, SlotLogs
-from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.cluster.storage import ClusterStorage, PlacedLog
 from amqpd.kafka.admin import compacted_rules
 from amqpd.kafka.config import KafkaAccess
 from amqpd.kafka.consumer import KafkaReader
@@ -72,7 +72,7 @@ class Owner:
         for number, partition in enumerate(partitions):
             place = LogPosition(self.topic, number, self.first.setdefault(number, int(partition.next_offset)))
             name = f"{number + 1:032x}"
-            self.storage.places[name] = Placed(self.logs, place)
+            self.storage.places[name] = PlacedLog(self.logs, place)
             log = self.storage.open_queue("v", name, f"q{number}", "/")
             assert isinstance(log, ReplicatedLog)
             self.queues.append(log)

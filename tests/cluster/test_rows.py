@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from amqpd.cluster.row_codec import (
     Foreign,
-    Newer,
+    NewerFormat,
     PutAnnotation,
     RowKey,
     changes_from_json,
@@ -212,7 +212,7 @@ def test_other_changes_between_nodes() -> None:
                   [["delete", ["owner", 1], {}]], [["unbind", "/", "x", "y"]], [["put", [], {}]]):  # fmt: skip
         with pytest.raises(Foreign):
             changes_from_json(wrong)
-    with pytest.raises(Newer):
+    with pytest.raises(NewerFormat):
         changes_from_json([["put", ["pets", "cat"], {}]])
 
 
@@ -256,7 +256,7 @@ class TestWhatIsNotOurs:
             (b'["queues","a","b"]', b"{}", "table 'queues' has another key"),
             (b'["queues","a"]', b'{"colour":1}', "column 'colour' of table 'queues' is not known"),
         ):
-            with pytest.raises(Newer, match=text):
+            with pytest.raises(NewerFormat, match=text):
                 table.read(key, value)
 
     def test_an_earlier_version_had_fewer_columns(self) -> None:

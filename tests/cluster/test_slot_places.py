@@ -16,7 +16,7 @@ from amqpd.cluster import placement
 from amqpd.cluster.placement import READY_MIN, STEP
 from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.row_codec import OWN_TOPIC
-from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.cluster.storage import ClusterStorage, PlacedLog
 from amqpd.kafka import producer
 from amqpd.kafka.admin import ClusterOptions, TopicAdmin
 from amqpd.kafka.config import KafkaAccess
@@ -449,7 +449,7 @@ async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(fake: FakeKafk
     await slot.rows.write([Put(queue(0))])
     loop = asyncio.get_running_loop()
     storage = ClusterStorage(tmp_path / "data", post=loop.call_soon_threadsafe, later=loop.call_later)
-    storage.places[queue(0).id] = Placed(slot.logs, slot.placement.places[queue(0).id])
+    storage.places[queue(0).id] = PlacedLog(slot.logs, slot.placement.places[queue(0).id])
     log = storage.open_queue(VHOST.id, queue(0).id, "q0", "/")
     assert isinstance(log, ReplicatedLog)
     partition = log.partition

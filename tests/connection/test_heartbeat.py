@@ -12,7 +12,7 @@ from memory_broker import MemoryBroker, Wire
 from served import Served
 
 from amqpd.broker.flow.loop_turn import LoopTurn
-from amqpd.connection.closing import CLOSING, HANDSHAKE, RUNNING
+from amqpd.connection.close_handler import CLOSING, HANDSHAKE, RUNNING
 from amqpd.connection.heartbeat import HEARTBEAT_FRAME, MID_FRAME_S, Heartbeats
 from amqpd.connection.read_pause import ALARM, BACKLOG, BODIES, OUTPUT, PACED, SHARING, SYNC, ReadPause
 

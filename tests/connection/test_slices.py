@@ -11,7 +11,7 @@ from served import Served
 
 from amqpd.broker.message import Message, MessageRoute, message_in_parts, write_header
 from amqpd.channel.frame_writer import CUT_BYTES
-from amqpd.connection.closing import CLOSING
+from amqpd.connection.close_handler import CLOSING
 from amqpd.connection.socket_writer import WRITE_BYTES_MAX
 from amqpd.storage.log.record import RecordRoute
 

@@ -11,7 +11,7 @@ from memory_broker import MemoryBroker
 from served import Served, Socket
 
 from amqpd.connection.channel_zero import CLOSE_WAIT_S
-from amqpd.connection.closing import CLOSED
+from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.read_pause import SYNC
 from amqpd.connection.transport import LINGER_S, WRITE_HIGH_BYTES, WRITE_LOW_BYTES, is_loopback
 

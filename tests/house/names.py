@@ -120,7 +120,6 @@ OPAQUE_ALONE: Final = frozenset(
         "produced",
         "producing",
         "pulse",
-        "put",
         "quiet",
         "read",
         "reading",

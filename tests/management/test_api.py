@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from amqpd.management.request import TAGS, MethodNotAllowed, NotThere, Role
+from amqpd.management.request import TAGS, MethodNotAllowed, ResourceNotFound, Role
 from amqpd.management.router import ApiRoute, Router
 from amqpd.management.routes import ROUTES
 
@@ -57,7 +57,7 @@ class TestTable:
         assert router.find("GET", "/api/users/u%2Fv/permissions")[1] == {"user": "u/v"}
 
     def test_empty_segments_are_names(self) -> None:
-        with pytest.raises(NotThere):
+        with pytest.raises(ResourceNotFound):
             Router(ROUTES).find("GET", "/api//queues")
         assert Router(ROUTES).find("GET", "/api/exchanges/%2F//bindings/source")[1] == {"vhost": "/", "exchange": ""}
 

@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.auth.internal_backend import User
 from amqpd.management import ui
-from amqpd.management.request import ApiRequest, NotThere, Principal
+from amqpd.management.request import ApiRequest, Principal, ResourceNotFound
 from amqpd.management.ui import PageFiles, accepted, get_asset, get_page
 
 SCRIPT = b"console.log('a page')" * 50
@@ -67,7 +67,7 @@ async def test_another_build_is_seen_while_the_broker_runs(built):
     after = await get_page(files, ask(If_None_Match=before.headers["ETag"]))
     assert (after.status, after.body) == (200, b"another page")
     assert (await get_asset(files, ask("main-CD34.js"))).body == b"another"
-    with pytest.raises(NotThere):
+    with pytest.raises(ResourceNotFound):
         await get_asset(files, ask("main-AB12.js"))
 
 
@@ -81,7 +81,7 @@ async def test_a_package_whose_files_are_of_1970_has_its_page(built):
     "name", ["../index.html", "index.html", "notes.txt", "main-AB12.js.gz", "/etc/passwd", "", "."]
 )
 async def test_nothing_but_what_is_built_for_it_is_there(built, name):
-    with pytest.raises(NotThere):
+    with pytest.raises(ResourceNotFound):
         await get_asset(PageFiles(built), ask(name))
 
 

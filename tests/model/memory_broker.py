@@ -19,7 +19,7 @@ from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.broker.broker import Broker
 from amqpd.config import Settings
-from amqpd.connection.closing import CLOSED
+from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.connection import Connection
 from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.interfaces import TransportBase as WireBase

@@ -16,7 +16,7 @@ from simulated_filesystem import SimulatedClock
 from amqpd.broker.broker import Broker
 from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
 from amqpd.config import Settings
-from amqpd.connection.closing import CLOSED
+from amqpd.connection.close_handler import CLOSED
 from amqpd.connection.interfaces import ChannelZeroBase
 from amqpd.connection.registry import ConnectionRegistry
 from amqpd.storage.metadata.schema import TABLE_OF, TABLES

@@ -11,7 +11,7 @@ from simulated_filesystem import SimulatedClock, SimulatedFileSystem
 
 from amqpd.cluster.replicated_log import ReplicatedLog
 from amqpd.cluster.slot_logs import LogPosition, SlotLogs
-from amqpd.cluster.storage import ClusterStorage, Placed
+from amqpd.cluster.storage import ClusterStorage, PlacedLog
 from amqpd.storage.log.record import Record, RecordRoute
 from amqpd.storage.queue_log import QueueLog
 
@@ -75,7 +75,7 @@ class Slot:
 
     def add(self, number: int, first_offset: int) -> ReplicatedLog:
         name = queue_id(number)
-        self.storage.places[name] = Placed(self.logs, LogPosition(TOPIC, number, first_offset))
+        self.storage.places[name] = PlacedLog(self.logs, LogPosition(TOPIC, number, first_offset))
         log = self.storage.open_queue("v", name, f"q{number}", "/")
         assert isinstance(log, ReplicatedLog)
         self.queues.append(log)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, final
 from mypy_extensions import i64
 
 from amqpd.broker.delayed.bucket import BucketName, parse_name
-from amqpd.broker.delayed.timing_wheel import TimingWheel, Turning, Works
+from amqpd.broker.delayed.timing_wheel import DelaySchedulerBase, TimingWheel, TimingWheelBase
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.flow.timers import Timer, Timers
 from amqpd.broker.publish.republisher import Republisher
@@ -60,7 +60,7 @@ class ClockWatcher(Timer):
 
 
 @final
-class DelayScheduler(Works):
+class DelayScheduler(DelaySchedulerBase):
     """One per broker. call_soon: calls a function in the next turn of the loop."""
 
     def __init__(
@@ -76,7 +76,7 @@ class DelayScheduler(Works):
         # By vhost, then by exchange.
         self._wheels: dict[str, dict[str, TimingWheel]] = {}
         self._call_soon = call_soon
-        self._line: deque[Turning] = deque()
+        self._line: deque[TimingWheelBase] = deque()
         self._scheduled = False
         self._watch = ClockWatcher(self)
         self._apart_ms: i64 = 0
@@ -137,7 +137,7 @@ class DelayScheduler(Works):
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def busy(self, wheel: Turning) -> None:
+    def busy(self, wheel: TimingWheelBase) -> None:
         if not wheel.queued and not self._stopped:
             left_ms: i64 = wheel.rest_ms - self.timers.now_ms()
             if left_ms > 0:
@@ -174,7 +174,7 @@ class DelayScheduler(Works):
             self._scheduled = True
             self._call_soon(self.run)
 
-    def _failed(self, wheel: Turning, error: Exception) -> None:
+    def _failed(self, wheel: TimingWheelBase, error: Exception) -> None:
         doublings = wheel.failures if wheel.failures < 5 else 5
         rest_ms: i64 = min(FAILED_MS << doublings, FAILED_MS_MAX)
         if wheel.failures == 0:

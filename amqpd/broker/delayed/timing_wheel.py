@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from amqpd.broker.vhost.vhost import VHost
 
 
-class Works:
+class DelaySchedulerBase:
     """One per broker. vhosts: all there are, by name."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Works:
         self.tally = DelayStats()
         self._number: i64 = 0
 
-    def busy(self, wheel: Turning) -> None:
+    def busy(self, wheel: TimingWheelBase) -> None:
         """The wheel has something to do now: its `step` is called soon, until it says False."""
         raise NotImplementedError
 
@@ -95,12 +95,14 @@ class Works:
         return number
 
 
-class Turning(DelayHook):
-    """A wheel, as who makes it turn knows it, and who brings it messages. queued: it stands in `Works`' line. armed_ms:
-    when it is called next, by wall clock. failures: of its `step`, on end; it rests until rest_ms, monotonic.
+class TimingWheelBase(DelayHook):
+    """The part of a timing wheel that the scheduler and publishers call.
+
+    queued: the wheel is in the scheduler's queue. armed_ms: the wall-clock time of its next call. failures: consecutive
+    failures of `step`; after one, the wheel is not called before rest_ms (monotonic).
     """
 
-    def __init__(self, works: Works) -> None:
+    def __init__(self, works: DelaySchedulerBase) -> None:
         super().__init__()
         self.works = works
         self.queued = False
@@ -161,7 +163,7 @@ class CountdownLatch:
 class WheelTimer(Timer):
     """The wheel's next moment has come."""
 
-    def __init__(self, wheel: Turning) -> None:
+    def __init__(self, wheel: TimingWheelBase) -> None:
         super().__init__()
         self.wheel = wheel
 
@@ -181,7 +183,7 @@ class DelayDestination(Destination):
     keys: None where a message has but its own. changes: of its headers.
     """
 
-    def __init__(self, wheel: Turning, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
+    def __init__(self, wheel: TimingWheelBase, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
         super().__init__()
         self.durable = True
         self.wheel = wheel
@@ -244,12 +246,12 @@ RETRY_MS: Final = 2000
 
 
 @final
-class TimingWheel(Turning):
+class TimingWheel(TimingWheelBase):
     """Of one exchange. folder: the directory of its buckets among the vhost's; others: those that it has besides, of
     an earlier life (`DelayScheduler._begin_folder`).
     """
 
-    def __init__(self, works: Works, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
+    def __init__(self, works: DelaySchedulerBase, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
         super().__init__(works)
         self.vhost = vhost
         self.vhost_id = vhost_id

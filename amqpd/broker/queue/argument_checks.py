@@ -36,7 +36,7 @@ class ArgumentContext(NamedTuple):
     kind: str = ""
 
 
-class Named(Protocol):
+class NamedRow(Protocol):
     """A row of whatever table."""
 
     @property
@@ -105,17 +105,17 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool | Timestamp)
 
 
-def invalid(row: Named, context: ArgumentContext, why: str) -> PreconditionFailed:
+def invalid(row: NamedRow, context: ArgumentContext, why: str) -> PreconditionFailed:
     return PreconditionFailed(f"invalid arg '{row.name}' for queue '{context.name}' in vhost '{context.vhost}': {why}")
 
 
-def integer(row: Named, value: object, context: ArgumentContext) -> int:
+def integer(row: NamedRow, value: object, context: ArgumentContext) -> int:
     if not isinstance(value, int) or isinstance(value, bool | Timestamp):
         raise invalid(row, context, f'"expected integer, got {erlang_type(value)}"')
     return value
 
 
-def non_negative(row: Named, value: object, context: ArgumentContext) -> int:
+def non_negative(row: NamedRow, value: object, context: ArgumentContext) -> int:
     number = integer(row, value, context)
     if number < 0:
         raise invalid(row, context, f"{{value_negative,{number}}}")
@@ -140,7 +140,7 @@ def priority(row: ArgumentSpec, value: object, context: ArgumentContext) -> None
         raise invalid(row, context, f"{{max_value_exceeded,{number}}}")
 
 
-def text(row: Named, value: object, context: ArgumentContext) -> str:
+def text(row: NamedRow, value: object, context: ArgumentContext) -> str:
     if not isinstance(value, str):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value
@@ -210,7 +210,7 @@ def merged_number(merge: Merge, one: int, other: int) -> int:
     return min(one, other)
 
 
-def boolean(row: Named, value: object, context: ArgumentContext) -> bool:
+def boolean(row: NamedRow, value: object, context: ArgumentContext) -> bool:
     if not isinstance(value, bool):
         raise invalid(row, context, f"{{unacceptable_type,{erlang_type(value)}}}")
     return value

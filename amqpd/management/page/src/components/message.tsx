@@ -6,7 +6,7 @@ import { Badge, ErrorMessage, exchangeName, Facts, KeyValues, Name, NameLink, sh
 import { formatBytes, formatCount, formatTime } from "./format";
 
 export type Message = components["schemas"]["Message"];
-type TraceMatch = components["schemas"]["Found"];
+type TraceMatch = components["schemas"]["LocatedMessage"];
 /** A message from Get, without the fields of a browsed one. */
 export type DisplayedMessage = Omit<Message, "offset" | "time" | "state" | "delivery_count"> & Partial<Message>;
 

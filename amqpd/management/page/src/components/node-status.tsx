@@ -11,7 +11,7 @@ import { formatBytes, formatCount, formatDuration, plural } from "./format";
 import { type Range, RANGES, type Series, useHistory } from "./samples";
 import { PAUSE_REASONS } from "./states";
 
-type Pulse = components["schemas"]["Pulse"];
+type Pulse = components["schemas"]["LiveStatus"];
 type Histogram = components["schemas"]["Histogram"];
 type Node = components["schemas"]["Node"];
 
