@@ -93,7 +93,7 @@ class SurgeryMachine(RuleBasedStateMachine):
             self.held = []
         for entry in entries:
             if ack:
-                self.source.settle(entry)
+                self.source.ack(entry)
                 self.settled.add(self.number(entry))
             else:
                 self.source.requeue(entry, counts=False)

@@ -10,9 +10,7 @@ from typing import Final
 import pytest
 from prose import forbidden_words, long_sentences
 
-import amqpd.management
-
-SOURCES: Final = Path(amqpd.management.__file__).parent / "page"
+SOURCES: Final = Path(__file__).parents[2] / "amqpd" / "management" / "page"
 FILES: Final = [
     *sorted(path for path in SOURCES.joinpath("src").rglob("*.*") if path.suffix in (".ts", ".tsx", ".css", ".html")),
     SOURCES / "build.mjs",

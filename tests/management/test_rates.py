@@ -283,7 +283,7 @@ def test_an_idle_queue_says_since_when(rates_of):
 
 
 @pytest.fixture
-def rates_of(tmp_path):
+def rates_of(tmp_path, monkeypatch):
     """Rates over a catalogue of one queue, of which only counters are asked."""
     from amqpd.broker.stats import ChannelTotals, EndedTotals, VhostCounts
     from amqpd.management.stats import Rates
@@ -292,6 +292,11 @@ def rates_of(tmp_path):
     class Queue(SimpleNamespace):
         __hash__ = object.__hash__
 
+    def counts(queue):
+        """The compiled `queue_counts` takes no other class than its own."""
+        return tuple(getattr(queue, f"{name}_count") for name in names)
+
+    monkeypatch.setattr(rates_module, "queue_counts", counts)
     names = ("published", "delivered", "delivered_no_ack", "get", "get_no_ack", "redelivered", "acked", "get_empty")
     counters = {f"{name}_count": 0 for name in (*names, "ready", "unacked", "delayed")}
     queue = Queue(vhost_name="v", kind="classic", consumers=[], rules=SimpleNamespace(stream=False), **counters)
