@@ -2,7 +2,7 @@
 
 **Descriptors.** Logs open files on demand and keep them: opening one costs more than a write. The number that stay open
 has a bound. After each commit those of the logs that were not written to for longest are closed; whoever writes to
-thousands of logs in one turn closes at once what is beyond (commit/group.py). Where somebody else has taken the
+thousands of logs in one turn closes at once what is beyond (storage/group_commit.py). Where somebody else has taken the
 process's descriptors, ours go before an append fails.
 
 **The reserve.** A file of zeros, given up when the disk is full so that what is settled can still be written, which

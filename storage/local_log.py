@@ -17,7 +17,7 @@ itself.
 Order of writes: batches, then settlements and delivery marks, the latter before a byte of a delivery reaches a socket.
 
 Its parts, each with one idea: the `Appender` (log/appender.py), the `CursorSet` (log/cursor.py), the `QueueAcks`
-(settle/settlements.py; none where nobody settles), and beneath them the `Log` of segments (log/log.py). This file is
+(storage/acks/acks.py; none where nobody settles), and beneath them the `Log` of segments (log/log.py). This file is
 what they are together: a queue's log, a turn's, a job's.
 """
 
@@ -70,7 +70,7 @@ class LogKeeper:
 
 class LocalLog(GroupCommitLog):
     """The log of one queue in segments on this disk. Made by `Storage` only. Loop thread only. Subclassed by
-    `ReplicatedLog` alone (replicated/log.py).
+    `ReplicatedLog` alone (cluster/replicated_log.py).
 
     torn_bytes: cut off at recovery. appender: what else may be put at its end.
     """
@@ -188,7 +188,7 @@ class LocalLog(GroupCommitLog):
         return self.appender.append_prepared(prepared)
 
     def producers(self) -> Producers:
-        """See `QueueLog.producers`; remembered over restarts (log/producers.py)."""
+        """See `QueueLog.producers`; remembered over restarts (storage/log/producer_state.py)."""
         if not self.ready:
             self.recover()
         if self._producers is None:

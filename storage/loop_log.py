@@ -2,7 +2,7 @@
 share.
 
 A turn writes each log in `LogContext.dirty` once, at its end (group.py); a tick, every 50 ms, those in `late`. A log
-enters a list when there is something to write, never twice. The parts of a log (log/appender.py, settle/settlements.py,
+enters a list when there is something to write, never twice. The parts of a log (log/appender.py, storage/acks/acks.py,
 log/cursor.py) know it as a `GroupCommitLog`: they say by it that there is something to write, and keep its counts.
 """
 

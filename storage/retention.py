@@ -15,7 +15,7 @@ appended (LogAppendTime).
 
 A log without a policy (a work queue) gives back whole segments as they are settled. `roll_idle` sees to the last one,
 which an append rolls by size only: an old one is rolled, and one that is drained and worth the trouble. Where what is
-settled is retained (settle/retained.py) `let_go` sees to that, and to what has become old.
+settled is retained (storage/acks/retained.py) `let_go` sees to that, and to what has become old.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
 
 
 def let_go(store: LocalLog, now_ms: int, age_ms: int) -> bool:
-    """For a work queue's log that retains what is settled (settle/retained.py): rolls the active segment if it is time,
-    and notes that what has become old goes with the next job. Whether there is something to do.
+    """For a work queue's log that retains what is settled (storage/acks/retained.py): rolls the active segment if it is
+    time, and notes that what has become old goes with the next job. Whether there is something to do.
 
     Cost: a step per segment; the first one recovers the log. Raises: OSError.
     """

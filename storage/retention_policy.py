@@ -37,7 +37,7 @@ class RetentionPolicy:
     segment_age_ms: a segment whose first record is older is rolled, so that age can take effect where little is
     appended. segment_size_bytes: at which the active segment is rolled; -1: that of all logs. file_delete_delay_ms: how
     long removed files stay, renamed `.deleted`. compaction: see compaction.py.
-    codec: how batches are compressed from now on, a number of log/compression.py; what stands there stays as it is.
+    codec: how batches are compressed from now on, a number of storage/log/batch.py; what stands there stays as it is.
     """
 
     max_age_ms: int = -1

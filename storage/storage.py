@@ -1,8 +1,9 @@
 """All the logs of one data directory (data_directory.py): where they lie, how they come and how they go.
 
 `Storage` makes, opens and deletes logs, one for each queue, and puts the parts together that all of them share: the
-group commit (`commits`, commit/cycle.py), what opens a log of an earlier life (storage.py), descriptors and the
-reserve (fd_budget.py), the background work (keep/upkeep.py), the directories that leave (keep/departures.py).
+group commit (`commits`, storage/group_commit.py), what opens a log of an earlier life (storage.py), descriptors and the
+reserve (fd_budget.py), the background work (storage/maintenance.py), the directories that leave
+(storage/directory_removal.py).
 
 Everything here runs on the loop's thread, except the committer and the workers, which are given immutable work and
 post their answers back. A start takes the directory and reads no log; a clean stop syncs everything and leaves each log
@@ -452,7 +453,7 @@ class Storage(LogKeeper):
         self.hold_changed(store)
 
     def rewind(self, store: LocalLog) -> AckedReplay:
-        """To make settled messages live again: see settle/rewind.py."""
+        """To make settled messages live again: see storage/acks/replay.py."""
         return AckedReplay(store, self._committer.submit, self.commits.gather)
 
     def find_hold(self, store: QueueLog) -> ExportHold | None:
@@ -475,7 +476,7 @@ class Storage(LogKeeper):
             self.commits.gather(store)
 
     def maintain(self) -> None:
-        """A round of the background work: see upkeep.py. The owner calls it from a timer. Raises nothing.
+        """A round of the background work: see maintenance.py. The owner calls it from a timer. Raises nothing.
 
         Cost: 1 us per log and a step per segment of those that keep, in slices of 5 ms.
         """

@@ -58,7 +58,8 @@ class Destination(Versioned):
         # Whether it keeps every message, whatever its delivery mode.
         self.keeps_all = False
         # Whether a message that ends here has been routed. False: an exchange keeps something of it for itself
-        # (publishing/seen.py, deduplication.py); such a destination is offered each message after the others.
+        # (broker/publish/deduplication.py); such a destination is offered each message after the
+        # others.
         self.is_queue = True
         # Likewise, and only what all of them have taken.
         self.requires_all_accepted = False
@@ -185,7 +186,7 @@ class QueueEntry:
 
 @final
 class ConsumerArguments:
-    """What a consumer asks for beside its flags, as one immutable value (queues/consumer_arguments.py makes it).
+    """What a consumer asks for beside its flags, as one immutable value (broker/queue/consumer_arguments.py makes it).
 
     values: by the names of the fields below, checked; what is not in it was not asked for. table: the arguments as they
     came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys. timeout_ms:
@@ -297,7 +298,8 @@ class RoundRobin:
         self._groups: list[deque[Consumer]] = []
         # x-single-active-consumer: the first of `consumers` is served, the others stand by.
         self.single_active = False
-        # One has a filter: whose turn depends on the message, `pick` names nobody (queues/filters.py); see also `halt`.
+        # One has a filter: whose turn depends on the message, `pick` names nobody (broker/queue/filtered.py); see also
+        # `halt`.
         self.filtered = self.halted = False
         self._restricted = False  # one of these
 
@@ -464,14 +466,14 @@ class QueueBase(Destination):
         self.vhost_name = vhost_name
         # In the metadata; "" for one that is not there.
         self.id = ""
-        # Its row in queues/kinds.py.
+        # Its row in broker/queue/types.py.
         self.kind = "classic"
         self.deleted = False
         # Whether every message is in a log that lasts as long as the queue.
         self.logged = False
         # It stands in the turn's list of those to be pumped.
         self.pump_wanted = False
-        # It stands in the line of those that look for what filters want (flow/scans.py).
+        # It stands in the line of those that look for what filters want (broker/flow/loop_turn.py).
         self.scan_wanted = False
         self.round_robin = RoundRobin()
         # What is ready, and body bytes of it; what is with consumers, likewise.
@@ -479,7 +481,7 @@ class QueueBase(Destination):
         self.ready_bytes: i64 = 0
         self.unacked_count: i64 = 0
         self.unacked_bytes: i64 = 0
-        # What came back and waits for its next try, and body bytes of it (queues/retries.py).
+        # What came back and waits for its next try, and body bytes of it (broker/queue/delayed_retry.py).
         self.delayed_count: i64 = 0
         self.delayed_bytes: i64 = 0
         self.published_count: i64 = 0

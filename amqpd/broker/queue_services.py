@@ -1,4 +1,4 @@
-"""The broker's side of what queues need (queues/host.py): one per vhost, handed to every queue in it."""
+"""The broker's side of what queues need (broker/queue/services.py): one per vhost, handed to every queue in it."""
 
 from __future__ import annotations
 

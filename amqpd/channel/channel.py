@@ -12,9 +12,9 @@ order and hands them over afterwards.
 
 Confirm mode: basic.ack and basic.nack for what a channel has published.
 
-A publish is acked once every log that it has to be in is safe (publishing/unconfirmed.py); one that a queue has refused
-is nacked at once, one whose log failed when that is known. An ack may stand for all before it, so it must not name one
-that was nacked.
+A publish is acked once every log that it has to be in is safe (broker/publish/confirms.py); one that a queue has
+refused is nacked at once, one whose log failed when that is known. An ack may stand for all before it, so it must not
+name one that was nacked.
 
 What channels count.
 
@@ -144,7 +144,9 @@ class Transaction:
         self.committing = False
 
     def add_publish(self, route: Route, message: Message) -> None:
-        """Raises: PreconditionFailed where it is too much, or numbered by its producer (publishing/once.py)."""
+        """Raises: PreconditionFailed where it is too much, or numbered by its producer
+        (broker/publish/idempotence.py).
+        """
         if message.info is not None and message.info.has_producer_id:
             raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
         self._bytes += message.size_bytes()

@@ -10,8 +10,8 @@ it, and only when it is sealed; the active one is sealed early when all in it is
 
 What of a log waits for a sync: its files, the names of new ones, and what may be written once those are safe.
 
-The log notes it here as it writes; `collect` moves it into the log's part of the next job (commit/job.py). A file that
-is noted has `dirty` set, so that it stands here once.
+The log notes it here as it writes; `collect` moves it into the log's part of the next job (storage/sync_job.py). A file
+that is noted has `dirty` set, so that it stands here once.
 
 How far a log is safe (its high watermark), and the small mapped file that tells readers outside.
 
@@ -269,7 +269,7 @@ class Log:
         self.found: Segment | None = None  # where the last offset was found
         self.removals = SegmentRemoval(self.directory)
         self.producers: Producers | None = None  # who has numbered what is in it, if anybody has
-        # Of a cache (replicated/log.py): others move the watermark, and are told what is settled.
+        # Of a cache (cluster/replicated_log.py): others move the watermark, and are told what is settled.
         self.replicated = False
         self.noted: Callable[[int, int, int, int], object] | None = None
 

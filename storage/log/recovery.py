@@ -606,7 +606,7 @@ def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> 
 
 
 def apply_rewind(state: RecoveryState) -> None:
-    """A rewind that a crash came into (settle/rewind.py) is done: what its file says is live again."""
+    """A rewind that a crash came into (storage/acks/replay.py) is done: what its file says is live again."""
     log = state.log
     path = f"{log.directory}/{replay_file.NAME}"
     if not state.filesystem.exists(path):

@@ -116,7 +116,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 PART_BYTES = 16 << 20
-"""Of log: tasks that write files are put together from parts of that size (direct.py)."""
+"""Of log: tasks that write files are put together from parts of that size (targets.py)."""
 DERIVED = dict(zip(TIMES, ("to_date(timestamp)", "hour(timestamp)"), strict=True))
 """What --partition-by knows beside columns; in UTC."""
 

@@ -3,7 +3,7 @@
 Each target takes one batch as a DataFrame and makes it seen once, whatever is killed when:
 
     Files      written below the checkpoint's staging directory; they get their names by rename (checkpoint.py). Parquet
-               without a condition on the rows is written by the tasks themselves (direct.py), the rest by Spark
+               without a condition on the rows is written by the tasks themselves (targets.py), the rest by Spark
     Delta      one transaction of the table, with the export's id and the batch's number in it
     Database   one transaction: the rows, and the batch's number in a table beside
 

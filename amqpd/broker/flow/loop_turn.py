@@ -174,7 +174,7 @@ class PausedReader(Protocol):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CommitListener:
-    """Who has published in a turn, or settled, and waits until that is safe (publishing/unconfirmed.py)."""
+    """Who has published in a turn, or settled, and waits until that is safe (broker/publish/confirms.py)."""
 
     def on_turn_end(self, generation: i64, safe: bool) -> bool:
         """The turn's publishes are in commit group `generation`; safe: it is synced already. True: something waits."""

@@ -7,7 +7,7 @@ RUN_MS_MAX of firing the loop gets its turn, the rest follows at once.
 
 Times are milliseconds of the monotonic clock: a step of the wall clock moves nothing. `from_wall` places what a log
 remembers by wall clock; what seems to lie in the future counts as now. A jump of the wall clock is held back from
-`from_wall`, `agreed_ms` and `steady_ms` as amqpd/storage/clock_watch.py says.
+`from_wall`, `agreed_ms` and `steady_ms` as storage/clock_watch.py says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One job of surgery: messages of one queue are found (queues/searching.py) and moved, copied or deleted.
+"""One job of surgery: messages of one queue are found (broker/queue/scan.py) and moved, copied or deleted.
 
 What is found is handed to the republisher, a window of it at a time, and settled at its source when every durable
 target has synced it: a crash in between leaves it in both, and loses none. So that both can be told for one, each copy
-says in its headers where it came from (marks.py), and at the source it counts as redelivered after a kill.
+says in its headers where it came from (job.py), and at the source it counts as redelivered after a kill.
 
 States: a job *runs*, or *waits* for something it names (an alarm, a target that is full or takes nothing, the disk),
 and ends as *done*, *stopped* (by hand; what was not published yet is given back, what was goes on to its end) or

@@ -1,6 +1,6 @@
 """What a row of the table of arguments says, and the checks that rows name: what values an argument takes.
 
-`arguments.py` has the table of queues, `catalogue/exchange_arguments.py` that of exchanges. A check raises
+`arguments.py` has the table of queues, `broker/vhost/exchange.py` that of exchanges. A check raises
 PreconditionFailed (406) with RabbitMQ's text.
 
 Where a policy may set the same thing the row says by which key, what is valid there (in a policy a value is JSON), what

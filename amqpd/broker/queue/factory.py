@@ -1,6 +1,6 @@
 """What a declaration's arguments make of a queue: its kind, its rules, its log's export.
 
-x-queue-type names the kind (kinds.py), x-export makes the log keep what is settled for an export
+x-queue-type names the kind (types.py), x-export makes the log keep what is settled for an export
 (storage/acks/retained.py), of x-export-max-bytes at most; everything else is a rule (config.py).
 """
 

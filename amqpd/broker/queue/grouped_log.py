@@ -12,9 +12,10 @@ passed over, and nothing below. So of each only the border and a number are kept
 **Reading on.** Where nobody can be given anything, though somebody could take it, the log is read on, past all that is
 locked, until something is free (`look_further`). A group that is free again, or whose holder can take, and of which
 nothing is in memory (`starving`), is looked for by a second reading from its border on, which takes along what it meets
-of other groups. Both go in the slices of flow/scans.py, side by side: nobody waits for the end of the other. Cost: some
-1 us a message that is looked at; of what is settled, a look at its batch. A second reading looks at what is ready or
-unacked between the border and `cold_offset`: where a million messages of others lie there, it is a second of slices.
+of other groups. Both go in the slices of broker/flow/loop_turn.py, side by side: nobody waits for the end of the other.
+Cost: some 1 us a message that is looked at; of what is settled, a look at its batch. A second reading looks at what is
+ready or unacked between the border and `cold_offset`: where a million messages of others lie there, it is a second of
+slices.
 
 **The oldest.** Expiry and length limits look at the oldest ready message, whosever its group is (`first`).
 

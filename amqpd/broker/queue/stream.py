@@ -19,7 +19,7 @@ All that is in the log is `ready`, whoever has read it; it leaves by retention a
 `scan`, with which a pump begins, serves the readers (stream.py) instead: in the queue's round robin each gets a
 share, until nobody can take more or the turn's is used up. Who has come to the high watermark rests, and all who do go
 on together when it has moved; who waits for the disk goes on when that has answered. Whose filter has looked at a share
-and found no end stands in line with all that search (flow/scans.py), and leaves the others their turns.
+and found no end stands in line with all that search (broker/flow/loop_turn.py), and leaves the others their turns.
 
 What a consumer is shown is safe: below the high watermark, so it is never taken back by a crash.
 

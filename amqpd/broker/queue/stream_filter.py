@@ -1,6 +1,6 @@
 """Which records of a stream a consumer wants: x-filter, x-stream-filter, x-stream-match-unfiltered.
 
-    x-filter                    a selector (amqpd/routing/selector.py): what matches is wanted
+    x-filter                    a selector (routing/selector.py): what matches is wanted
     x-stream-filter             texts: wanted is what has one of them in its header x-stream-filter-value,
     x-stream-match-unfiltered   and, if this is true, what has no such header
 

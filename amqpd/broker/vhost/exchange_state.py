@@ -1,7 +1,8 @@
 """What exchanges keep of the messages they route, as the catalogue sees it: it is made with the exchange, told of what
 is newly bound, and ends with the exchange.
 
-The broker has the one that does it (publishing/kept.py): it knows how messages are offered, which nobody here does.
+The broker has the one that does it (broker/publish/exchange_state.py): it knows how messages are offered, which nobody
+here does.
 """
 
 from __future__ import annotations

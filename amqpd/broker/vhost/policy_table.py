@@ -23,7 +23,7 @@ permission, an empty pattern matches every name (rabbit: the same).
 
 The keys of a policy's definition, and whether a policy is one.
 
-Nearly every key is a row of an argument's (`policy` of `queues/arguments.py` and `exchange.py`): what it
+Nearly every key is a row of an argument's (`policy` of `broker/queue/arguments.py` and `exchange.py`): what it
 takes, what RabbitMQ's texts call it, whether operator policies may have it. Those of RabbitMQ that have no argument and
 no meaning here stand below: mirrored queues are gone from RabbitMQ, too.
 

@@ -152,7 +152,7 @@ class VHost(Namespace):
         self.unavailable: dict[Exchange, None] = {}
         self.unroutable_count = 0
         self.counts = VhostCounts()
-        # While it is traced: who is told of publishes and deliveries (publishing/firehose.py).
+        # While it is traced: who is told of publishes and deliveries (broker/publish/firehose.py).
         self.tap: TraceHook | None = None
         self.deleted = False
         self.unloaded = False  # it goes on elsewhere
