@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from amqpd.broker.flow.loop_turn import LoopTurn
 from amqpd.broker.vhost import vhosts
 from amqpd.broker.vhost.recovery import RecoveryFindings, RecoveryReport
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.check import wait_for_kafka
 from amqpd.cluster.metadata import ClusterMetadata, NotOwner
 from amqpd.cluster.operations import ClusterOperations
@@ -262,7 +262,7 @@ class ClusterNode:
         """
         options = self.options
         logger.info("asking Kafka at %s", ", ".join(options.access.kafka))
-        self._secret_mark = await asyncio.to_thread(words.secret_mark, options.secret, options.cluster)
+        self._secret_mark = await asyncio.to_thread(peer_link.secret_mark, options.secret, options.cluster)
         try:
             await wait_for_kafka(options.access, PATIENCE_S)
             await self.topics.prepare()
@@ -499,7 +499,7 @@ class NodeFrontEnd(PeerServer):
             options.session_timeout_s,
             self.cut_off,
         )
-        self._kinds[words.SERVED] = self.hearsay.take
+        self._kinds[peer_link.SERVED] = self.hearsay.take
         self._node = node
         self._joined = False
 

@@ -28,7 +28,7 @@ from aiohttp import web
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import PeerConnector, PeerRefused, PeerUnreachable
 from amqpd.management.cluster_gateway import CALLER, PART, POSITION, told
 from amqpd.management.listing import Body
@@ -89,7 +89,7 @@ class _Connector(aiohttp.BaseConnector):
         node = self._nodes[req.url.host or ""]
         protocol: ResponseHandler = self._factory()
         try:
-            await self._inner.open(node, self._inner.preamble(words.HTTP), protocol)
+            await self._inner.open(node, self._inner.preamble(peer_link.HTTP), protocol)
         except (PeerUnreachable, PeerRefused) as error:
             raise aiohttp.ClientConnectionError(str(error)) from error
         return protocol

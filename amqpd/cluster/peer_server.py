@@ -42,7 +42,7 @@ import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.ownership import OwnedSlot
 from amqpd.cluster.peer_link import (
@@ -137,7 +137,7 @@ async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[S
 
     frames = Frames(came)
     try:
-        await connector.open(node, connector.preamble(words.WRITE), frames)
+        await connector.open(node, connector.preamble(peer_link.WRITE), frames)
     except (PeerUnreachable, PeerRefused) as error:
         raise NotOwner(f"cannot write the metadata: {error}") from error
     try:
@@ -272,7 +272,7 @@ class PeerStatusMonitor:
         frames = Frames(came)
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._connector.open(node, self._connector.preamble(words.SERVED), frames)
+                await self._connector.open(node, self._connector.preamble(peer_link.SERVED), frames)
                 message = await answered
         except (PeerUnreachable, PeerRefused, TimeoutError) as error:
             if node.name not in self._silent:
@@ -365,12 +365,12 @@ class PeerServer(FrontEnd):
         self.relayed = ProxiedClients(broker, amqp, view)
         self.identity: NodeCertificate | None = None
         self._kinds: dict[str, Serve] = {
-            words.AMQP: self.relayed.amqp,
-            words.LINK: self.relayed.link,
-            words.HTTP: self._take_http,
+            peer_link.AMQP: self.relayed.amqp,
+            peer_link.LINK: self.relayed.link,
+            peer_link.HTTP: self._take_http,
         }
         if write is not None:
-            self._kinds[words.WRITE] = ForwardedWriter(write).take
+            self._kinds[peer_link.WRITE] = ForwardedWriter(write).take
         self._door: PeerListener | None = None
 
     async def start(self) -> None:
@@ -417,7 +417,7 @@ class PeerServer(FrontEnd):
         """Requests of another node's admin API."""
         protocol = self._admin.inner_connection()
         if protocol is None:
-            refuse(transport, words.NOT_MINE, "its admin API does not serve yet")
+            refuse(transport, peer_link.NOT_MINE, "its admin API does not serve yet")
         else:
             welcome(transport, protocol)
 

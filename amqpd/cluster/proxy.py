@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from amqpd.auth.internal_backend import AuthenticationRefused
 from amqpd.broker.flow.alarms import REASONS
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import (
     DISK,
     MEMORY,
@@ -376,7 +376,7 @@ class ConnectionProxy(VhostRouter):
                 except PeerUnreachable as error:
                     log.info("%s", error, extra={"connection": handover.name, "vhost": vhost})
                 except PeerRefused as error:
-                    if error.answer == words.REFUSED and now - begun > UNKNOWN_S:
+                    if error.answer == peer_link.REFUSED and now - begun > UNKNOWN_S:
                         refused = str(error)
             if refused:
                 handover.refuse(NotAllowed(refused, methods.CONNECTION_OPEN))
@@ -456,7 +456,7 @@ class ConnectionProxy(VhostRouter):
     async def _link(self, node: NodeState) -> None:
         link = PeerHeartbeat(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())
         try:
-            await self._connector.open(node, self._connector.preamble(words.LINK), link)
+            await self._connector.open(node, self._connector.preamble(peer_link.LINK), link)
         except (PeerUnreachable, PeerRefused) as error:
             self._unreached[node.fingerprint] = (self.loop.time(), str(error))
             raise
@@ -480,10 +480,10 @@ class ConnectionProxy(VhostRouter):
             if relay.node.fingerprint == fingerprint:
                 relay.close(moving(relay.vhost))
 
-    def _preamble(self, handover: Handover) -> words.Preamble:
+    def _preamble(self, handover: Handover) -> peer_link.Preamble:
         login, wire = handover.login, handover.wire
         shown = wire.peer_certificate()
-        client = words.ProxiedClient(
+        client = peer_link.ProxiedClient(
             login.user.name,
             handover.vhost,
             login.mechanism,
@@ -500,7 +500,7 @@ class ConnectionProxy(VhostRouter):
             {name: shown[name] for name in ("subject", "issuer", "notBefore", "notAfter") if name in shown},
             self._view.position(),
         )
-        return self._connector.preamble(words.AMQP, client)
+        return self._connector.preamble(peer_link.AMQP, client)
 
     def left(self, relay: ProxiedConnection) -> None:
         """Its client is gone."""
@@ -649,16 +649,16 @@ class ProxiedClients:
             # Its user may have been made, or let into the vhost, a moment ago.
             await self._view.changed(STATE_POLL_S)
         if client.vhost not in self._broker.vhosts:
-            refuse(transport, words.NOT_MINE, moving(client.vhost))
+            refuse(transport, peer_link.NOT_MINE, moving(client.vhost))
         elif run not in self._links:
-            refuse(transport, words.NOT_MINE, "there is no link to that node's process")
+            refuse(transport, peer_link.NOT_MINE, "there is no link to that node's process")
         else:
             try:
                 user = self._broker.auth.authenticate_external(client.user, client.loopback)
             except AuthenticationRefused as refused:
                 log.warning("node %s relays somebody who may not log in: %s", preamble.node, refused.reason)
                 text = f"access to vhost '{client.vhost}' refused for user '{client.user}'"
-                refuse(transport, words.REFUSED, text)
+                refuse(transport, peer_link.REFUSED, text)
                 return
             relayed = self._by_run.setdefault(run, set())
             one = ProxiedTransport(self._broker, self._amqp, preamble.node, client, user, partial(self._left, run))

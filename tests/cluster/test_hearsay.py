@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import NodeCertificate, PeerConnector, PeerListener, identity, welcome
 from amqpd.cluster.peer_server import CUT_OFF, Frames, PeerStatusMonitor
 from amqpd.cluster.state import ClusterState, Owner
@@ -67,7 +67,7 @@ class One:
             SESSION_S,
             self.told.append,
         )
-        self.kinds: dict[str, Callable[[Any, asyncio.Transport], Awaitable[None]]] = {words.SERVED: self._take}
+        self.kinds: dict[str, Callable[[Any, asyncio.Transport], Awaitable[None]]] = {peer_link.SERVED: self._take}
         self.door = PeerListener(shown, SECRET, self.kinds)
         self.door.listen("127.0.0.1", 0)
         self.fingerprint = shown.fingerprint
@@ -215,7 +215,7 @@ async def test_what_is_not_understood_is_no_answer(nodes: list[One], said: bytes
         welcome(transport, Frames(lambda _: None))
         transport.write(len(said).to_bytes(4, "big") + said)
 
-    b.kinds[words.SERVED] = take
+    b.kinds[peer_link.SERVED] = take
     await a.hearsay.poll()
     await a.hearsay.poll()
     assert (ours.ended, a.told) == ("", [CUT_OFF])

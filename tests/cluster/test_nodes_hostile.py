@@ -23,7 +23,7 @@ from kafka_rig import Kafka
 from nodes_story import QUIET_MACHINE, VHOSTS, count, flowing, loaded, note, owner_of, topics_of
 from quickclient import Gone, connect, field_table, shortstr
 
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.peer_link import PeerConnector, peer_context
 from amqpd.kafka.config import KafkaAccess
 
@@ -69,18 +69,20 @@ async def _garbage(nodes: Nodes) -> None:
 
 def _replayed(nodes: Nodes) -> None:
     """What a node has said, and somebody has overheard: said again to the same one and to another."""
-    change = words.encode(PeerConnector("somebody", SECRET.encode()).preamble(words.WRITE))
+    change = peer_link.encode(PeerConnector("somebody", SECRET.encode()).preamble(peer_link.WRITE))
     for node in nodes:
         with _spoken(node) as (sock, nonce):
             der = sock.getpeercert(binary_form=True)
             assert der is not None
-            said = words.framed(change, words.proof(SECRET.encode(), nonce, hashlib.sha256(der).hexdigest(), change))
+            said = peer_link.framed(
+                change, peer_link.proof(SECRET.encode(), nonce, hashlib.sha256(der).hexdigest(), change)
+            )
             sock.sendall(said)
-            assert _answer(sock) == words.WELCOME
+            assert _answer(sock) == peer_link.WELCOME
         for each in nodes:
             with _spoken(each) as (sock, _):
                 sock.sendall(said)
-                assert _answer(sock) == words.WRONG_SECRET
+                assert _answer(sock) == peer_link.WRONG_SECRET
 
 
 @contextlib.contextmanager
@@ -88,13 +90,13 @@ def _spoken(node: Node) -> Iterator[tuple[ssl.SSLSocket, bytes]]:
     """A TLS connection to its inner port, and its nonce."""
     with peer_context().wrap_socket(socket.create_connection(node.inner, timeout=60)) as sock:
         hello = b""
-        while len(hello) < words.HELLO_BYTES:
+        while len(hello) < peer_link.HELLO_BYTES:
             hello += sock.recv(100)
-        yield sock, hello[len(words.GREETING) :]
+        yield sock, hello[len(peer_link.GREETING) :]
 
 
 def _answer(sock: ssl.SSLSocket) -> int:
-    answered = words.answered(sock.recv(100))
+    answered = peer_link.answered(sock.recv(100))
     assert answered is not None
     return answered.answer
 

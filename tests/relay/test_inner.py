@@ -18,7 +18,7 @@ import pytest
 import uvloop
 from relay_rig import SECRET, Rig, wait_until
 
-from amqpd.cluster import peer_link as words
+from amqpd.cluster import peer_link
 from amqpd.cluster.metadata import NotOwner
 from amqpd.cluster.peer_link import (
     NAME,
@@ -45,28 +45,28 @@ CLIENT = ProxiedClient(
 
 class TestPreamble:
     def test_there_and_back(self) -> None:
-        said = Preamble(words.AMQP, "a", "0f", CLIENT)
-        body = words.encode(said)
-        assert words.decode(body) == said
-        proven = words.proof(b"secret", b"n" * 32, "ab" * 32, body)
-        assert words.cut(words.framed(body, proven)) == (body, proven)
-        assert words.cut(words.framed(body, proven)[:-1]) is None
+        said = Preamble(peer_link.AMQP, "a", "0f", CLIENT)
+        body = peer_link.encode(said)
+        assert peer_link.decode(body) == said
+        proven = peer_link.proof(b"secret", b"n" * 32, "ab" * 32, body)
+        assert peer_link.cut(peer_link.framed(body, proven)) == (body, proven)
+        assert peer_link.cut(peer_link.framed(body, proven)[:-1]) is None
 
     def test_a_client_with_much_to_say_is_told_in_short(self) -> None:
         properties = {"product": "x", "more": "y" * 20_000}
-        body = words.encode(Preamble(words.AMQP, "a", "0f", CLIENT._replace(client_properties=properties)))
-        assert len(body) < words.PREAMBLE_BYTES_MAX
-        client = words.decode(body).client
+        body = peer_link.encode(Preamble(peer_link.AMQP, "a", "0f", CLIENT._replace(client_properties=properties)))
+        assert len(body) < peer_link.PREAMBLE_BYTES_MAX
+        client = peer_link.decode(body).client
         assert client is not None
         assert (client.client_properties, client.certificate) == ({"product": "x"}, {})
 
     @pytest.mark.parametrize("other", ["secret", "nonce", "fingerprint", "body"])
     def test_a_proof_is_of_one_secret_nonce_node_and_preamble(self, other: str) -> None:
         given = {"secret": b"s" * 16, "nonce": b"n" * 32, "fingerprint": "ab" * 32, "body": b"{}"}
-        proven = words.proof(*given.values())  # type: ignore[arg-type]
-        assert words.is_proof(proven, *given.values())  # type: ignore[arg-type]
+        proven = peer_link.proof(*given.values())  # type: ignore[arg-type]
+        assert peer_link.is_proof(proven, *given.values())  # type: ignore[arg-type]
         changed = {**given, other: "cd" * 32 if other == "fingerprint" else b"x" * 32}
-        assert not words.is_proof(proven, *changed.values())  # type: ignore[arg-type]
+        assert not peer_link.is_proof(proven, *changed.values())  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         "body",
@@ -78,12 +78,12 @@ class TestPreamble:
     )  # fmt: skip
     def test_what_is_none(self, body: bytes) -> None:
         with pytest.raises(BadPreamble):
-            words.decode(body)
+            peer_link.decode(body)
 
-    @pytest.mark.parametrize("length", [0, words.PREAMBLE_BYTES_MAX + 1, 0xFFFFFFFF])
+    @pytest.mark.parametrize("length", [0, peer_link.PREAMBLE_BYTES_MAX + 1, 0xFFFFFFFF])
     def test_its_length_is_looked_at_before_it_is_waited_for(self, length: int) -> None:
         with pytest.raises(BadPreamble):
-            words.cut(struct.pack(">I", length))
+            peer_link.cut(struct.pack(">I", length))
 
 
 class TestIdentity:
@@ -116,11 +116,11 @@ class TestWhoIsANode:
         connector = PeerConnector("x", b"another secret, long enough")
 
         async def go() -> None:
-            await connector.open(rig.node("b"), connector.preamble(words.LINK), asyncio.Protocol())
+            await connector.open(rig.node("b"), connector.preamble(peer_link.LINK), asyncio.Protocol())
 
         with pytest.raises(PeerRefused, match="the secrets differ") as refused:
             run(go)
-        assert refused.value.answer == words.WRONG_SECRET
+        assert refused.value.answer == peer_link.WRONG_SECRET
         assert rig["b"].says("the proof of its preamble is wrong")
 
     def test_another_certificate_hears_no_preamble(self, rig: Rig) -> None:
@@ -128,7 +128,7 @@ class TestWhoIsANode:
         node = rig.node("b")._replace(fingerprint=rig.node("a").fingerprint)
 
         async def go() -> None:
-            await connector.open(node, connector.preamble(words.LINK), asyncio.Protocol())
+            await connector.open(node, connector.preamble(peer_link.LINK), asyncio.Protocol())
 
         with pytest.raises(PeerUnreachable, match="its certificate is another"):
             run(go)
@@ -137,7 +137,7 @@ class TestWhoIsANode:
         connector = PeerConnector("x", SECRET.encode())
 
         async def go() -> None:
-            await connector.open(rig.node("b"), connector.preamble(words.AMQP, CLIENT), asyncio.Protocol())
+            await connector.open(rig.node("b"), connector.preamble(peer_link.AMQP, CLIENT), asyncio.Protocol())
 
         with pytest.raises(PeerRefused, match="no link"):
             run(go)
@@ -145,16 +145,16 @@ class TestWhoIsANode:
     def test_a_replayed_preamble(self, rig: Rig) -> None:
         """What was right for one connection is nothing on the next."""
         connector = PeerConnector("x", SECRET.encode())
-        body = words.encode(connector.preamble(words.LINK))
+        body = peer_link.encode(connector.preamble(peer_link.LINK))
         with spoken(rig) as (sock, nonce):
-            said = words.framed(body, words.proof(SECRET.encode(), nonce, rig.node("b").fingerprint, body))
+            said = peer_link.framed(body, peer_link.proof(SECRET.encode(), nonce, rig.node("b").fingerprint, body))
             sock.sendall(said)
-            assert words.answered(sock.recv(100)) == (words.WELCOME, "", 3)
+            assert peer_link.answered(sock.recv(100)) == (peer_link.WELCOME, "", 3)
         with spoken(rig) as (sock, _nonce):
             sock.sendall(said)
-            answer = words.answered(sock.recv(100))
+            answer = peer_link.answered(sock.recv(100))
             assert answer is not None
-            assert answer.answer == words.WRONG_SECRET
+            assert answer.answer == peer_link.WRONG_SECRET
 
 
 class spoken:  # noqa: N801  # used as a function
@@ -167,10 +167,10 @@ class spoken:  # noqa: N801  # used as a function
 
     def __enter__(self) -> tuple[ssl.SSLSocket, bytes]:
         hello = b""
-        while len(hello) < words.HELLO_BYTES:
+        while len(hello) < peer_link.HELLO_BYTES:
             hello += self.sock.recv(100)
-        assert hello.startswith(words.GREETING)
-        return self.sock, hello[len(words.GREETING) :]
+        assert hello.startswith(peer_link.GREETING)
+        return self.sock, hello[len(peer_link.GREETING) :]
 
     def __exit__(self, *_: object) -> None:
         self.sock.close()
@@ -209,7 +209,7 @@ class TestWhoIsNone:
                     break
             else:
                 pytest.fail("it listened to the end")
-        assert time.monotonic() - begun >= words.WAIT_S - 0.5
+        assert time.monotonic() - begun >= peer_link.WAIT_S - 0.5
 
     @pytest.mark.slow
     def test_ten_thousand_silent_sockets_disturb_nobody(self, rig: Rig) -> None:
@@ -286,7 +286,7 @@ class TestChangesForSlot0:
                     if not heard.done():
                         heard.set_result(data)
 
-            transport = await connector.open(rig.node("b"), connector.preamble(words.WRITE), Hears())
+            transport = await connector.open(rig.node("b"), connector.preamble(peer_link.WRITE), Hears())
             transport.write(struct.pack(">I", 7) + b'["what"')
             try:
                 return await heard
