@@ -44,7 +44,9 @@ def test_one_broker_as_three_nodes(tmp_path: Path) -> None:
         assert 0 < result["confirm_p50_us"] <= result["confirm_p99_us"] <= result["confirm_p999_us"]
         alone = generator.run(program, "127.0.0.1", broker.port, broker.pid, ["-s", "S3", *timed])
         assert "beside_cpu_us" not in alone
-        assert alone["anon_peak_mb"] < result["anon_peak_mb"] + 1
+        side.pids = [idle.pid, idle.pid]  # whose memory does not change
+        twice = generator.run(program, "127.0.0.1", 0, 0, ["-s", "S3", *timed, *side.options()])
+        assert twice["anon_peak_mb"] == pytest.approx(2 * twice["beside_anon_peak_mb"], abs=0.2)
     finally:
         idle.kill()
         idle.communicate()

@@ -36,7 +36,7 @@ def measure(room: Any, what: str, count: int, store: CacheStore | None) -> None:
     seen = DeduplicationCache(room.turn, room.timers, count, 0, store)
     began = time.thread_time()
     for number in range(count):
-        *targets, note = seen.look(f"order-{number:010d}", None, bound)
+        *targets, note = seen.route_once(f"order-{number:010d}", None, bound)
         assert isinstance(note, CacheEntry)
         note.accepts_with(targets)
         note.enqueue(TRANSIENT)
@@ -46,7 +46,7 @@ def measure(room: Any, what: str, count: int, store: CacheStore | None) -> None:
     grown = resident_bytes() - before
     began = time.thread_time()
     for number in range(count):
-        assert not seen.look(f"order-{number:010d}", None, bound)
+        assert not seen.route_once(f"order-{number:010d}", None, bound)
     copy_s = time.thread_time() - began
     each = 1_000_000 / count
     costs = f"{first_s * each:.2f} us, a copy {copy_s * each:.2f} us"

@@ -139,7 +139,7 @@ def no_settlements() -> None:
 
 def old_place() -> None:
     """A new queue begins where its partition does, and a deleted one's messages stay."""
-    placement.Place = lambda topic, number, _: LogPosition(topic, number, 0)  # type: ignore[assignment,misc]
+    placement.LogPosition = lambda topic, number, _: LogPosition(topic, number, 0)  # type: ignore[assignment,misc]
 
     async def kept(self: TopicAdmin, name: str, before: Any) -> dict[int, int]:
         return {}

@@ -104,7 +104,7 @@ class Owner:
         """What was settled is in Kafka."""
         self.turn()
         for log in self.queues:
-            await until(lambda log=log: not log.late and not log.dirty)  # type: ignore[misc]
+            await until(lambda log=log: not log.deferred and not log.dirty)  # type: ignore[misc]
             await until(lambda log=log: not log.settlements.waiting and not log.settlements.behind)  # type: ignore[misc]
         await self.producer.stored([self.logs.settled])
 

@@ -15,15 +15,15 @@ pytestmark = pytest.mark.external
 
 PROGRAM = """
 import sys
-from amqpd.storage.spark import borders
+from amqpd.storage.spark import decode
 from amqpd.storage.spark.session import spark_session
 
 def theirs(_):
-    from amqpd.storage.spark import borders
-    return borders.__file__
+    from amqpd.storage.spark import decode
+    return decode.__file__
 
 spark = spark_session("local[1]", memory="512m", quick=True)
-print(borders.__file__)
+print(decode.__file__)
 print(spark.sparkContext.parallelize([0], 1).map(theirs).first())
 print(spark.read.format("amqp").options(path=sys.argv[1], queue="tasks").load().count())
 spark.stop()

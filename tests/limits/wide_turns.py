@@ -25,5 +25,5 @@ class Noting(GroupCommit):
         super()._write_dirty()
 
 
-storage.CommitCycle = Noting  # type: ignore[misc]
+storage.GroupCommit = Noting  # type: ignore[misc]
 sys.exit(main())

@@ -172,7 +172,7 @@ class RelayServer(amqpd.server.Server):
         super().__init__(settings, loop, guests)
         name, folder, secret = PLACE
         if (Path(folder) / f"{name}.troubled").exists():
-            amqpd.management.cluster_gateway.Caller = troubled  # type: ignore[misc,assignment]
+            amqpd.management.cluster_gateway.Principal = troubled  # type: ignore[misc,assignment]
         admin = next(each for each in self.front_ends if isinstance(each, AdminFrontEnd))
         type(self.broker).node_name = property(lambda _: name)  # type: ignore[method-assign,assignment]
         self.front_ends.append(Port(self.broker, self.amqp, admin, Table(name, Path(folder)), secret, Path(folder)))
