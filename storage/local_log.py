@@ -36,9 +36,8 @@ from amqpd.storage.log.log import Log
 from amqpd.storage.log.prepared import PreparedTransaction
 from amqpd.storage.log.producer_state import Producers
 from amqpd.storage.log.record import BadRecord, RecordRoute
-from amqpd.storage.log.truncation import LogBusy, cut_off, find_cut
 from amqpd.storage.loop_log import GroupCommitLog, LogContext
-from amqpd.storage.queue_log import Cursor, LogFailed
+from amqpd.storage.queue_log import Cursor
 from amqpd.storage.sync_job import SyncPart
 
 _GROUP_LARGE: Final = 9  # logs
@@ -209,48 +208,6 @@ class LocalLog(GroupCommitLog):
     def flush_batches(self) -> None:
         self.mark_dirty()
         self._write_now()
-
-    def truncate_to(self, offset: i64) -> i64:
-        """Cuts the log before `offset`: batches that have it, and all behind them, go, with what was settled, delivered
-        and given back there; a new leader epoch begins. Returns the log end offset, which is lower where a batch or a
-        transaction goes as a whole (truncation.py). All of it is synced when this returns.
-
-        Waits for the disk. Raises: LogFailed, also when it could not be done, since the log ends nowhere then; LogBusy
-        while a job, the cleaner or the reading ahead is at work on it; ValueError below its first batch, and for a
-        temporary log.
-        """
-        log = self.log
-        self.ensure_open()
-        self._write_now()
-        if not log.durable:
-            raise ValueError("a temporary log is not truncated")
-        if self.in_job or log.cleaning or log.pinned:
-            raise LogBusy(self.name)
-        if offset >= self.next_offset:
-            return self.next_offset
-        self.write_late()
-        self._cursors.release()
-        delivered_mark = -1
-        try:
-            cut = find_cut(log, offset)
-            settlements = self._settlements
-            if settlements is not None:
-                settlements.cut(cut.end)
-                delivered_mark = settlements.delivered_mark
-            cut_off(log, cut, delivered_mark, self.returned)
-        except OSError as error:
-            log.on_error(error)
-            self.failed = log.failed = True
-            self.safety_moved()
-            raise LogFailed(self.name) from error
-        self.lost = [(first, min(last, cut.end - 1)) for first, last in self.lost if first < cut.end]
-        self.next_offset = cut.end
-        if log.producers is not None:
-            log.producers.cut(cut.end)
-            log.producers.due = True  # until it is written, the start cuts what the old one tells
-        self.recount()
-        self.safety_cut(cut.end)
-        return cut.end
 
     # -- safety
 

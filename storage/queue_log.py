@@ -77,15 +77,6 @@ class HighWatermarkWaiters:
         waiting.clear()
         waiting.extend(left)
 
-    def cut(self, end: i64) -> None:
-        """What was at `end` and beyond is gone, and will not be safe."""
-        waiting = self._waiting
-        gone = [each for each in waiting if each[0] >= end]
-        while waiting and waiting[-1][0] >= end:
-            waiting.pop()
-        for _, done in gone:
-            done(False)
-
 
 _NO_RANGES: Final[list[tuple[int, int]]] = []  # never written to
 
@@ -352,12 +343,6 @@ class QueueLog:
         safety = self._safety
         if safety is not None:
             safety.not_written(first, last)
-
-    def safety_cut(self, end: i64) -> None:
-        """For who implements a log: it now ends with `end`, which may rise again, by other messages."""
-        safety = self._safety
-        if safety is not None:
-            safety.cut(end)
 
     # -- reading
 

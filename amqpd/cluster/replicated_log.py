@@ -361,10 +361,6 @@ class ReplicatedLog(LocalLog):
         self._in_transaction = False
         self.appender.end_transaction()
 
-    def truncate_to(self, offset: i64) -> i64:
-        """Raises: ValueError: Kafka frees from the front only."""
-        raise ValueError("a replicated log is not truncated")
-
     def skip(self, count: i64) -> None:
         """The partition has got so many records that are no messages. What was appended was taken before that."""
         self.next_offset += count

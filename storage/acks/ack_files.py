@@ -159,28 +159,6 @@ class AckFileWriter:
         self.rewrite(delivered_mark, returned)
         return segment.swapping
 
-    def drop(self, segment: Segment) -> None:
-        """The segment is cut: nothing that was to be written to its file is, nor does a file get its name."""
-        segment.entries = None
-        if segment in self.pending:
-            self.pending.remove(segment)
-        path = f"{segment.prefix}.settled"
-        self._grown = [each for each in self._grown if each is not segment]
-        self._renames = [each for each in self._renames if each[1] != path]
-        self._swapping = [each for each in self._swapping if each is not segment]
-        segment.swapping = False
-
-    def write_anew(self, segment: Segment, delivered_mark: i64, returned: dict[int, int]) -> None:
-        """The segment's file tells what holds now and nothing else, and that is synced; its name is the caller's to
-        sync. Its descriptors are closed, and it was dropped here. Raises: OSError.
-        """
-        data = segment.compacted(self._boot, delivered_mark, returned)
-        replace_settled(self._filesystem, segment.prefix + ".settled", data)
-        self._filesystem.unlink(segment.prefix + ".settled.swap")
-        segment.settled_begun = True
-        segment.settled_size = len(data)
-        segment.rewrite_from = max(2 * len(data), REWRITE_FROM)
-
     @property
     def renaming(self) -> bool:
         """Whether a file written anew waits for its sync and its name."""

@@ -218,15 +218,3 @@ class QueueAcks:
                 if told is not None:
                     self._log.mark_returned(offset, told)
             self._returns = []
-
-    def cut(self, end: i64) -> None:
-        """The log now ends before `end`: nothing was delivered or given back there. No run is open."""
-        if self.delivered_mark >= end:
-            self.delivered_mark = end - 1
-        if self._tick_delivered_mark >= end:
-            self._tick_delivered_mark = end - 1
-        if self._seen_end > end:
-            self._seen_end = end
-        self._returns = [offset for offset in self._returns if offset < end]
-        for offset in [each for each in self.returned if each >= end]:
-            del self.returned[offset]

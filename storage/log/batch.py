@@ -563,34 +563,34 @@ def compress_records(codec: int, records: bytes) -> bytes:
     return packed if len(packed) <= size - size // _GAIN_SHARE else records
 
 
-def decompress(codec: int, data: bytes, size_max: int = UNPACKED_MAX) -> bytes:
+def decompress(codec: int, data: bytes) -> bytes:
     """What `compress` was given, or another program's. Cost: some 1 ms a MiB. Raises: BadRecord."""
     if codec == GZIP:
-        return _gunzip(data, size_max)
+        return _gunzip(data)
     if codec == SNAPPY:
-        return _unsnap(data, size_max)
+        return _unsnap(data)
     import cramjam
 
     unpack = cramjam.lz4.decompress_into if codec == LZ4 else cramjam.zstd.decompress_into
     if codec not in (LZ4, ZSTD):
         raise BadRecord(f"there is no codec {codec}")
-    room = min(max(_GUESS * len(data), _LEAST), size_max)
+    room = min(max(_GUESS * len(data), _LEAST), UNPACKED_MAX)
     while True:
         out = bytearray(room)
         try:
             size = unpack(data, out)
         except cramjam.DecompressionError as error:
             # What does not fit and what is no such data look the same.
-            if room >= size_max:
-                raise BadRecord(f"does not unpack to {size_max} bytes at most: {error}") from None
-            room = min(4 * room, size_max)
+            if room >= UNPACKED_MAX:
+                raise BadRecord(f"does not unpack to {UNPACKED_MAX} bytes at most: {error}") from None
+            room = min(4 * room, UNPACKED_MAX)
             continue
         return bytes(memoryview(out)[:size])
 
 
-def _gunzip(data: bytes, size_max: int) -> bytes:
+def _gunzip(data: bytes) -> bytes:
     parts: list[bytes] = []
-    left = size_max
+    left = UNPACKED_MAX
     rest = data
     while rest:
         unpacker = zlib.decompressobj(31)
@@ -600,7 +600,7 @@ def _gunzip(data: bytes, size_max: int) -> bytes:
             raise BadRecord(f"does not unpack: {error}") from None
         left -= len(part)
         if left < 0:
-            raise BadRecord(f"unpacks to more than {size_max} bytes")
+            raise BadRecord(f"unpacks to more than {UNPACKED_MAX} bytes")
         if not unpacker.eof:
             raise BadRecord("ends before its end")
         parts.append(part)
@@ -608,9 +608,9 @@ def _gunzip(data: bytes, size_max: int) -> bytes:
     return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
-def _unsnap(data: bytes, size_max: int) -> bytes:
+def _unsnap(data: bytes) -> bytes:
     if not data.startswith(_XERIAL_MAGIC):
-        return _unsnap_block(data, size_max, size_max)
+        return _unsnap_block(data, UNPACKED_MAX)
     parts: list[bytes] = []
     unpacked = 0
     position, size = len(_XERIAL_HEADER), len(data)
@@ -618,20 +618,20 @@ def _unsnap(data: bytes, size_max: int) -> bytes:
         end = position + 4 + int.from_bytes(data[position : position + 4], "big")
         if position + 4 > size or end > size:
             raise BadRecord("a block of snappy runs past the end of its batch")
-        part = _unsnap_block(data[position + 4 : end], size_max - unpacked, size_max)
+        part = _unsnap_block(data[position + 4 : end], UNPACKED_MAX - unpacked)
         unpacked += len(part)
         parts.append(part)
         position = end
     return b"".join(parts)
 
 
-def _unsnap_block(data: bytes, left: int, size_max: int) -> bytes:
+def _unsnap_block(data: bytes, left: int) -> bytes:
     import cramjam
 
     try:
         size = cramjam.snappy.decompress_raw_len(data)
         if size > left:
-            raise BadRecord(f"unpacks to more than {size_max} bytes")
+            raise BadRecord(f"unpacks to more than {UNPACKED_MAX} bytes")
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
         raise BadRecord(f"does not unpack: {error}") from None

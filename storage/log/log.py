@@ -308,12 +308,6 @@ class Log:
         self.unsynced.directories.append(self.directory)
         self.begun = True
 
-    def begin_epoch(self) -> None:
-        """The log has been cut: those that began behind its end are gone, and another one begins. Raises: OSError."""
-        self.epochs = [each for each in self.epochs if each[1] < self.end]
-        self.epoch += 1
-        self._write_epochs()
-
     def _write_epochs(self) -> None:
         if self.durable:
             epochs = [*self.epochs, (self.epoch, self.end)]

@@ -105,7 +105,7 @@ class TestCodecs:
             decompress(codec, bomb)
         assert len(decompress(codec, compress(codec, bytes(UNPACKED_MAX)))) == UNPACKED_MAX
         with pytest.raises(BadRecord):
-            decompress(codec, compress(codec, b"x" * 1001), 1000)
+            decompress(codec, compress(codec, bytes(UNPACKED_MAX + 1)))
 
     @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)
     @settings(max_examples=examples(60), deadline=None)
@@ -115,7 +115,7 @@ class TestCodecs:
         place %= len(data)
         spoilt = data[:place] if cut else data[:place] + bytes([byte]) + data[place + 1 :]
         with contextlib.suppress(BadRecord):
-            decompress(codec, spoilt, 1 << 20)
+            decompress(codec, spoilt)
 
     def test_a_size_that_is_a_lie(self) -> None:
         """Raw snappy tells its size in front: four GiB, in five bytes."""
@@ -154,17 +154,6 @@ class TestTheirs:
         house.turn()
         store = house.again(house.filesystem.crashed(1))
         assert [record.offset for record in store.cursor.read(0, 1 << 30).records] == list(range(101, 182))
-
-    def test_cut_in_the_middle(self, house: Any, builder: str, codec: int) -> None:
-        """Batches go as a whole, and the sums of bodies follow."""
-        store = house.begin()
-        theirs = BUILDERS[builder](codec, [TEXT] * 10, [T] * 10)
-        store.appender.append_batches(theirs * 3)
-        house.turn()
-        store.settle_range(3, 4, 2 * len(TEXT))
-        house.turn()
-        assert store.truncate_to(15) == 10
-        assert (store.record_count, store.size_bytes) == (8, 8 * len(TEXT))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=NAMES.get)

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from simulated_filesystem import SimulatedFileSystem
 
 from amqpd.storage.acks.ack_set import HEADER, encode_entry
 from amqpd.storage.log.checkpoint import UnknownFormat, read_high_watermark
 from amqpd.storage.log.recovery import DamagedLog
+from amqpd.storage.log.segment import Segment
 
 
 def filled(house: Any, turns: int = 6, each: int = 3, size: int = 40) -> list[int]:
@@ -521,3 +523,31 @@ def test_bytes_after_any_lives(
             store = house.again()
             live = {offset: size for offset, size in live.items() if offset in kept}
             assert (store.record_count, store.size_bytes) == (len(live), sum(live.values())), seed
+
+
+@pytest.mark.parametrize(
+    ("ranges", "end", "left"),
+    [
+        ([(2, 4), (6, 8)], 9, [(2, 4), (6, 8)]),
+        ([(2, 4), (6, 8)], 8, [(2, 4), (6, 7)]),
+        ([(2, 4), (6, 8)], 6, [(2, 4)]),
+        ([(2, 4), (6, 8)], 5, [(2, 4)]),
+        ([(2, 4), (6, 8)], 2, []),
+        ([(2, 4), (6, 8)], 0, []),
+        ([(6, 8)], 6, []),
+    ],
+)
+def test_a_range_that_begins_at_the_end_or_beyond_goes(
+    ranges: list[tuple[int, int]], end: int, left: list[tuple[int, int]]
+) -> None:
+    segment = Segment(SimulatedFileSystem(), "/log", 0)
+    for first, last in ranges:
+        segment.settled.add(first, last)
+    segment.gaps = list(ranges)
+    segment.lost = list(ranges)
+    segment.transient_gone = [(first, last, 10) for first, last in ranges]
+    segment.forget_settled(end)
+    assert segment.settled.ranges() == left
+    assert segment.settled.highest == max([last for _, last in left], default=-1)
+    assert segment.gaps == segment.lost == left
+    assert segment.transient_gone == [(first, last, 10) for first, last in ranges if last < end]
