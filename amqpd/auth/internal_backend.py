@@ -1,15 +1,14 @@
-"""Who may log in, and what may they: the backend that keeps users itself.
+"""Internal authentication backend: users and permissions in memory, stored in the metadata database.
 
-`InternalBackend` holds users and permissions in memory and keeps them in the metadata. Every change is checked,
-committed, and only then made in memory, on the loop, by the commit's own callback: so a caller that is cancelled
-half-way leaves memory and database the same. Changes run one after another.
+`InternalBackend` checks each change, commits it, and applies it in memory in the callback of the commit, on the event
+loop. So memory and database agree even if the caller was cancelled meanwhile. Changes run one after another.
 
-Invariants: `epoch` rises with every change, so a route cached with its permission knows when to ask again; listeners
-hear of each change, so a deleted user's connections can be closed.
+Invariants:
 
-Names, hashes and patterns are checked here; the text for a client or an exit code is the caller's business.
+- `epoch` rises with every change, so that a route cached together with its permission is checked again.
+- Listeners get each change, so that the connections of a deleted user can be closed.
 
-Rows of users: what a user's name, tags and hash may be, and the rows of a first start.
+This module checks names, hashes and patterns. The caller chooses the text or the exit code for its client.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ from amqpd.storage.metadata.store import (
 )
 
 KNOWN_TAGS: Final = ("administrator", "monitoring", "policymaker", "management", "impersonator")
-"""Tags that mean something; any other word may be a tag too."""
+"""Tags that RabbitMQ knows. Any other word may be a tag too."""
 TAGS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 
 
 class AuthError(Exception):
-    """A change of users or permissions that is not made; the text is for whoever asked for it."""
+    """A rejected change of users or permissions. The text is for the user that asked for the change."""
 
 
 class InvalidUser(AuthError):
-    """A user name, tag or password hash that cannot be."""
+    """Invalid user name, tag or password hash."""
 
 
 def initial_rows(
@@ -71,10 +70,14 @@ def initial_rows(
     permissions: tuple[str, str, str] = (".*", ".*", ".*"),
     hashing: str = ARGON2ID,
 ) -> list[Row]:
-    """The rows of a first start, for `Metadata.open(seed=...)`: a vhost, and a user with these permissions in it.
+    """Return the rows of a first start for `Metadata.open(seed=...)`: a vhost, and a user with permissions in it.
 
-    permissions: patterns for configure, write and read. hashing: `auth.password_hashing`.
-    Cost: one argon2 hash, 21 ms, and argon2's import. Raises: InvalidUser.
+    Args:
+        permissions: patterns for configure, write and read.
+        hashing: the setting `auth.password_hashing`.
+
+    Raises: InvalidUser.
+    Cost: one argon2 hash, 21 ms, and the import of argon2.
     """
     check_name(default_user)
     hashed = hash_password(default_pass.encode(), hashing) if default_pass else ""
@@ -86,7 +89,10 @@ def initial_rows(
 
 
 def user_row(name: str, tags: Iterable[str], password_hash: str, hashing_algorithm: str) -> UserRow:
-    """A user with a hash made elsewhere; an empty one opens nothing. Raises: InvalidUser."""
+    """Return the row of a user with an existing hash. With an empty hash no password is accepted.
+
+    Raises: InvalidUser.
+    """
     check_name(name)
     if not password_hash:
         return UserRow(name, "", ARGON2ID, checked_tags(tags))
@@ -98,7 +104,7 @@ def user_row(name: str, tags: Iterable[str], password_hash: str, hashing_algorit
 
 
 def check_name(name: str) -> None:
-    """Raises: InvalidUser."""
+    """Raise InvalidUser unless `name` is a valid user name."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -108,12 +114,12 @@ def check_name(name: str) -> None:
 
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    """Each once, in the order given. Raises: InvalidUser."""
+    """Return the tags without duplicates, in the given order. Raises: InvalidUser."""
     words = tuple(dict.fromkeys(tags))
     if len(words) > TAGS_MAX:
         raise InvalidUser(f"a user has at most {TAGS_MAX} tags")
     for word in words:
-        # A comma separates tags in RabbitMQ's JSON, white space on the command line.
+        # Commas separate tags in RabbitMQ's JSON, spaces on the command line.
         if not 0 < len(word) <= NAME_BYTES_MAX or not word.isprintable() or set(word) & {",", " "}:
             raise InvalidUser(f"{word!r} is not a tag")
     return words
@@ -123,19 +129,22 @@ logger = logging.getLogger(__name__)
 
 
 class UserExists(AuthError):
-    """add_user: that name is taken."""
+    """A user with this name exists already."""
 
 
 class NoSuchUser(AuthError):
-    """No user of that name."""
+    """The user does not exist."""
 
 
 class NoSuchVhost(AuthError):
-    """No vhost of that name."""
+    """The vhost does not exist."""
 
 
 class AuthenticationRefused(Exception):
-    """A login that failed. reason: for the log, never for the client (which learns nothing but that)."""
+    """A failed login.
+
+    `reason` is for the log. The client must not see it: it would learn why the login failed.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -143,7 +152,7 @@ class AuthenticationRefused(Exception):
 
 
 class User(NamedTuple):
-    """Somebody who has logged in."""
+    """A logged-in user."""
 
     name: str
     tags: tuple[str, ...] = ()
@@ -163,7 +172,11 @@ SENTENCES: Final[dict[ChangeKind, str]] = {
 
 
 class AuthChange(NamedTuple):
-    """What listeners hear, after the change is made. vhost: of permissions, else None."""
+    """A change that the backend has applied, for listeners.
+
+    Attributes:
+        vhost: the vhost of changed permissions, else None.
+    """
 
     what: ChangeKind
     user: str
@@ -171,7 +184,11 @@ class AuthChange(NamedTuple):
 
 
 class BackendContext(NamedTuple):
-    """What a backend is made from, after `Metadata.open`. password_hashing: the algorithm of new hashes."""
+    """Everything that a backend needs, available after `Metadata.open`.
+
+    Attributes:
+        password_hashing: the algorithm of new hashes.
+    """
 
     metadata: MetadataStore
     state: MetadataState
@@ -181,56 +198,67 @@ class BackendContext(NamedTuple):
 
 
 class InternalBackend:
-    """Users and permissions in memory, persisted through the metadata. Everything is called on the loop."""
+    """Users and permissions in memory, stored in the metadata database. Call all methods on the event loop.
+
+    Attributes:
+        loopback_users: users that may log in from a loopback address only. May be replaced while the broker runs.
+        closed_names: queues that only administrators may read, if their permissions allow it. No user may write or
+            configure them.
+        failures: computes how long the answer to a wrong password is delayed.
+        attempts: login counters, updated by the AMQP and HTTP servers, which know the protocol.
+        changing: lock held from the checks of a change until its commit.
+    """
 
     def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: in seconds; how old a verified password is."""
+        """Create the backend from the rows of the database.
+
+        Args:
+            clock: returns seconds; it measures the age of verified passwords and of failed logins.
+        """
         state = context.state
         self._metadata = context.metadata
         self._vhost_exists = context.vhost_exists
         self.loopback_users = frozenset(context.loopback_users)
-        # Queues that only administrators may read, if their permissions let them, and nobody may change.
         self.closed_names: frozenset[str] = frozenset()
-        """Users who are let in from a loopback address only. May be replaced while running."""
         self.listeners: list[Callable[[AuthChange], None]] = []
         self._users = {row.name: row for row in state.users}
         self._permissions = Permissions(state.permissions, state.topic_permissions)
         self._verified = VerifiedPasswordCache(clock=clock)
         self.failures = FailureBackoff(clock)
-        """How long the answer to a wrong password waits."""
         self.attempts = LoginStats()
-        """Counted by the front ends, which know the protocol."""
         self._passwords = PasswordHasherPool()
         self._hashing = context.password_hashing
         self.changing = asyncio.Lock()
-        """Held from the checks of a change to its commit."""
         for user in state.users:
             if user.password_hash and user.hashing_algorithm not in ALGORITHMS:
                 logger.warning("user %r cannot log in: unknown algorithm %r", user.name, user.hashing_algorithm)
 
     @property
     def epoch(self) -> int:
-        """Rises with every change."""
+        """Return the number of changes so far."""
         return self._permissions.epoch
 
     def close(self) -> None:
-        """Logins that wait are cancelled."""
+        """Cancel waiting logins and stop the password threads."""
         self._passwords.close()
 
     # --- logging in -------------------------------------------------------------------------------------------------
 
     async def authenticate(self, username: str, password: bytes, peer_is_loopback: bool, address: str = "") -> User:
-        """The user, when the password is right. Cost: 5 us if verified lately, else 21 ms in a password thread, once
-        it is this address's turn. address: of the peer; empty is the broker's own operator.
+        """Check a password and return the user.
 
-        Raises: Refused: unknown user, wrong or blank password, a loopback user from elsewhere. How long whoever is
-        refused waits for the answer is `failures`' and the caller's business.
+        Args:
+            address: the address of the peer; empty for the operator of this node.
+
+        Raises: AuthenticationRefused: unknown user, wrong or blank password, or a loopback user from another address.
+        The caller delays the answer by `failures`.
+        Cost: 5 us if the password was verified recently, else 21 ms in a password thread and the wait for a turn.
         """
         row = self._users.get(username)
         if username in self.loopback_users and not peer_is_loopback:
             raise AuthenticationRefused(f"user {username!r} can only connect via a loopback address")
         if not password:
-            raise AuthenticationRefused(f"user {username!r}: a blank password is never accepted")  # rabbit
+            raise AuthenticationRefused(f"user {username!r}: a blank password is never accepted")  # RabbitMQ
         stored, algorithm = (row.password_hash, row.hashing_algorithm) if row is not None else ("", ARGON2ID)
 
         def known() -> bool:
@@ -245,7 +273,7 @@ class InternalBackend:
         if now is None:
             raise AuthenticationRefused(f"user {username!r} was deleted during the login")
         if now.password_hash != stored:
-            # Another password, or the same one hashed anew for another login of the user.
+            # The password has changed, or another login of the user has replaced the hash.
             return await self.authenticate(username, password, peer_is_loopback, address)
         if renewed_at_login(algorithm, self._hashing):
             now = await self._rehash(now, password)
@@ -253,7 +281,10 @@ class InternalBackend:
         return User(now.name, now.tags)
 
     def authenticate_external(self, username: str, peer_is_loopback: bool) -> User:
-        """The user whom a TLS client's certificate names; no password is asked for. Raises: Refused, as above."""
+        """Return the user that is named by a TLS client's certificate, without a password.
+
+        Raises: AuthenticationRefused.
+        """
         row = self._users.get(username)
         if row is None:
             raise AuthenticationRefused(f"user {username!r}: invalid credentials")
@@ -262,10 +293,13 @@ class InternalBackend:
         return User(row.name, row.tags)
 
     async def _rehash(self, row: UserRow, password: bytes) -> UserRow:
-        """Replaces a hash that is of the other kind than is asked for, once per user: RabbitMQ's fast ones by argon2id,
-        or argon2id by one that RabbitMQ can read. The login has succeeded, whatever happens here.
+        """Replace a hash of the other kind: a hash of RabbitMQ by argon2id, or argon2id by a hash that RabbitMQ can
+        read.
 
-        Returns the row that `password` belongs to: the renewed one, or the one given.
+        The login succeeds even if this fails.
+
+        Returns:
+            The row that `password` belongs to: the new one or `row`.
         """
         other = await self._passwords.hash(password, self._hashing)
         async with self.changing:
@@ -283,31 +317,34 @@ class InternalBackend:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def may_access_vhost(self, user: User, vhost: str) -> bool:
-        """A permission for the vhost, whatever its patterns."""
+        """Return whether the user has permissions in the vhost, whatever their patterns."""
         return self._permissions.may_access_vhost(user.name, vhost)
 
     def is_allowed(self, user: User, vhost: str, kind: Kind, name: str) -> bool:
-        """Whether the pattern of `kind` matches. Cost: 0.3 us when asked before."""
+        """Return whether the pattern of `kind` matches `name`. Cost: 0.3 us from the cache."""
         if name in self.closed_names and (kind != "read" or "administrator" not in user.tags):
             return False
         return self._permissions.may(user.name, vhost, kind, name)
 
     def has_topic_permissions(self, user: User, vhost: str, exchange: str) -> bool:
-        """Whether the user has a topic permission for the exchange."""
+        """Return whether the user has a topic permission for the exchange."""
         return self._permissions.topic_limited(user.name, vhost, exchange)
 
     def is_topic_allowed(self, user: User, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
-        """True without a topic permission for the exchange. Cost: 0.2 us, 2 us with one."""
+        """Return whether the routing key is allowed; without a topic permission all are.
+
+        Cost: 0.2 us, with one 2 us.
+        """
         return self._permissions.may_topic(user.name, vhost, exchange, kind, routing_key)
 
     # --- users ------------------------------------------------------------------------------------------------------
 
     def users(self) -> list[UserRow]:
-        """All users, by name. The rows hold the hashes."""
+        """Return all users by name. The rows contain the hashes."""
         return sorted(self._users.values())
 
     def user(self, name: str) -> UserRow:
-        """Raises: NoSuchUser."""
+        """Return the row of a user. Raises: NoSuchUser."""
         row = self._users.get(name)
         if row is None:
             raise NoSuchUser(f"user '{name}' does not exist")
@@ -323,14 +360,20 @@ class InternalBackend:
         hashing_algorithm: str = RABBIT_SHA256,
         replace: bool = False,
     ) -> None:
-        """A new user, without permissions; `replace`: or another password and other tags for the one there is.
+        """Add a user without permissions, or replace password and tags of an existing one.
 
-        password_hash: instead of a password (import); hashing_algorithm belongs to it. Neither: no password opens the
-        user. Raises: UserExists, InvalidUser, MetadataError (the database fails), as all the changes below.
+        Without password and hash, no password is accepted.
+
+        Args:
+            password_hash: an imported hash, instead of a password.
+            hashing_algorithm: the algorithm of `password_hash`.
+            replace: replace an existing user instead of raising UserExists.
+
+        Raises: UserExists, InvalidUser, MetadataError if the commit fails. All changes below can raise MetadataError.
         """
         check_name(name)
         words = checked_tags(tags)
-        if name in self._users and not replace:  # before 21 ms are spent
+        if name in self._users and not replace:  # before spending 21 ms
             raise UserExists(f"user '{name}' already exists")
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
         row = UserRow(name, stored, algorithm, words)
@@ -344,7 +387,7 @@ class InternalBackend:
             await self._commit([Put(row)], lambda: self._keep(row, *changes))
 
     async def delete_user(self, name: str) -> None:
-        """The user and the permissions. Raises: NoSuchUser."""
+        """Delete a user with its permissions. Raises: NoSuchUser."""
         async with self.changing:
             row = self.user(name)
             await self._commit([Delete(row)], lambda: self._drop(row))
@@ -357,7 +400,7 @@ class InternalBackend:
         password_hash: str | None = None,
         hashing_algorithm: str = RABBIT_SHA256,
     ) -> None:
-        """Another password; with neither password nor hash none opens the user. Raises: NoSuchUser, InvalidUser."""
+        """Change a password. Without password and hash, none is accepted. Raises: NoSuchUser, InvalidUser."""
         self.user(name)
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
         async with self.changing:
@@ -365,7 +408,7 @@ class InternalBackend:
             await self._commit([Put(row)], lambda: self._keep(row, AuthChange("password", name)))
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
-        """These tags instead of the former. Raises: NoSuchUser, InvalidUser."""
+        """Replace the tags of a user. Raises: NoSuchUser, InvalidUser."""
         words = checked_tags(tags)
         async with self.changing:
             row = self.user(name)._replace(tags=words)
@@ -374,43 +417,43 @@ class InternalBackend:
     # --- permissions ------------------------------------------------------------------------------------------------
 
     def permissions(self, user: str | None = None, vhost: str | None = None) -> list[PermissionRow]:
-        """Of one user, in one vhost, both or all. Raises: NoSuchUser, NoSuchVhost."""
+        """Return permissions, filtered by user and vhost if given. Raises: NoSuchUser, NoSuchVhost."""
         self._check_exist(user, vhost)
         return self._permissions.rows(user, vhost)
 
     def topic_permissions(self, user: str | None = None, vhost: str | None = None) -> list[TopicPermissionRow]:
-        """Likewise."""
+        """Return topic permissions, filtered by user and vhost if given. Raises: NoSuchUser, NoSuchVhost."""
         self._check_exist(user, vhost)
         return self._permissions.topic_rows(user, vhost)
 
     async def set_permissions(self, user: str, vhost: str, configure: str, write: str, read: str) -> None:
-        """Three patterns. Raises: NoSuchUser, NoSuchVhost, InvalidPattern."""
+        """Set the three patterns of a user in a vhost. Raises: NoSuchUser, NoSuchVhost, InvalidPattern."""
         await self._put_permission(PermissionRow(user, vhost, configure, write, read))
 
     async def clear_permissions(self, user: str, vhost: str) -> None:
-        """No access to the vhost any more; no error if there was none. Raises: NoSuchUser, NoSuchVhost."""
+        """Remove the permissions of a user in a vhost, if there are any. Raises: NoSuchUser, NoSuchVhost."""
         async with self.changing:
             await self._remove_permissions(self.permissions(user, vhost), AuthChange("permissions", user, vhost))
 
     async def set_topic_permissions(self, user: str, vhost: str, exchange: str, write: str, read: str) -> None:
-        """Two patterns; {username} and {vhost} stand for themselves, escaped. The exchange need not exist.
+        """Set the two patterns for routing keys of an exchange, which need not exist.
 
-        Raises: NoSuchUser, NoSuchVhost, InvalidPattern.
+        The patterns may contain the variables {username} and {vhost}. Raises: NoSuchUser, NoSuchVhost,
+        InvalidPattern.
         """
         await self._put_permission(TopicPermissionRow(user, vhost, exchange, write, read))
 
     async def clear_topic_permissions(self, user: str, vhost: str, exchange: str | None = None) -> None:
-        """Of one exchange or of all; every key is allowed again. Raises: NoSuchUser, NoSuchVhost."""
+        """Remove topic permissions for one exchange or for all. Raises: NoSuchUser, NoSuchVhost."""
         async with self.changing:
             rows = [row for row in self.topic_permissions(user, vhost) if exchange in (None, row.exchange)]
             await self._remove_permissions(rows, AuthChange("topic_permissions", user, vhost))
 
-    # --- many at once -----------------------------------------------------------------------------------------------
+    # # --- changes without a commit of our own
+    # ------------------------------------------------------------------------
 
     def save_all(self, users: Sequence[UserRow], permissions: Sequence[PermissionRow | TopicPermissionRow]) -> None:
-        """These rows, which the caller has checked and committed while it held `changing`: new ones, or instead of the
-        former.
-        """
+        """Apply rows that the caller has checked and committed while it held `changing`."""
         for user in users:
             if user.name in self._users:
                 self._keep(user, AuthChange("password", user.name), AuthChange("tags", user.name))
@@ -421,7 +464,7 @@ class InternalBackend:
             self._tell(_changed(row))
 
     def forget_vhost(self, vhost: str) -> None:
-        """The vhost is gone; the database has dropped its permissions with it, memory does so here."""
+        """Remove the permissions of a deleted vhost from memory. The database removes its rows with the vhost."""
         rows = self._permissions.rows(vhost=vhost)
         topic_rows = self._permissions.topic_rows(vhost=vhost)
         self._permissions.remove([*rows, *topic_rows])
@@ -429,8 +472,10 @@ class InternalBackend:
             self._tell(AuthChange("permissions", user, vhost))
 
     def follow(self, change: Put | Delete) -> None:
-        """A row that another node of a cluster has committed: of a user, a permission, a topic permission; others are
-        nobody's here. Nothing where it is so already: what this node commits comes back to it.
+        """Apply a change that a node of the cluster has committed, this one included.
+
+        Rows other than users, permissions and topic permissions are ignored, and so are rows that are equal in
+        memory.
         """
         row = change.row
         if isinstance(row, UserRow):
@@ -457,7 +502,8 @@ class InternalBackend:
                 changes.append(AuthChange("password", row.name))
             self._keep(row, *changes)
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # # --- helpers
+    # ----------------------------------------------------------------------------------------------------
 
     async def _put_permission(self, row: PermissionRow | TopicPermissionRow) -> None:
         self._permissions.check(row)
@@ -485,7 +531,7 @@ class InternalBackend:
             raise NoSuchVhost(f"vhost '{vhost}' does not exist")
 
     async def _hashed(self, password: bytes, password_hash: str | None, algorithm: str) -> tuple[str, str]:
-        """Stored hash and its algorithm. Raises: InvalidUser."""
+        """Return hash and algorithm to store. Raises: InvalidUser."""
         if password_hash is not None:
             try:
                 check_hash(password_hash, algorithm)
@@ -495,8 +541,10 @@ class InternalBackend:
         return (await self._passwords.hash(password, self._hashing) if password else ""), self._hashing
 
     async def hashed(self, name: str, password: bytes) -> tuple[str, str]:
-        """Stored hash and algorithm for a user who is to come, or to stay, with this password: those there are, if it
-        opens them; else new ones. Cost: 21 ms, or twice as much. Raises: nothing.
+        """Return hash and algorithm for a user that will have this password. Does not raise.
+
+        If the user's stored hash matches the password, it is returned unchanged. Cost: 21 ms, or twice that if it
+        does not match.
         """
         row = self._users.get(name)
         if row is not None and row.password_hash and not renewed_at_login(row.hashing_algorithm, self._hashing):
@@ -506,15 +554,18 @@ class InternalBackend:
         return await self._hashed(password, None, "")
 
     async def _commit(self, changes: Sequence[Change], apply: Callable[[], None]) -> None:
-        """Commits, then calls `apply` on the loop, also when nobody waits any more. Raises: MetadataError."""
+        """Commit the changes, then call `apply` on the loop, even if the caller was cancelled.
+
+        Raises: MetadataError.
+        """
         committed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        context = copy_context()  # who does it, for those who listen
+        context = copy_context()  # for the audit log: listeners see the user that made the change
 
         def done(error: BaseException | None) -> None:
             if error is None:
                 try:
                     context.run(apply)
-                except Exception as bug:  # what waits for it is answered with an error
+                except Exception as bug:  # the caller gets it
                     logger.exception("auth: a bug of the broker behind a commit")
                     error = bug
             if committed.done():
@@ -536,7 +587,7 @@ class InternalBackend:
 
     def _drop(self, row: UserRow) -> None:
         if self._users.pop(row.name, None) is None:
-            return  # of a cluster another node was told first
+            return  # in a cluster, another node's deletion may have arrived before
         self._verified.forget(row.name)
         self._permissions.remove([*self._permissions.rows(row.name), *self._permissions.topic_rows(row.name)])
         self._tell(AuthChange("user_deleted", row.name))
@@ -547,7 +598,8 @@ class InternalBackend:
             try:
                 listener(change)
             except Exception:
-                # The change is made; one listener's bug must not hide that from the caller or from the other listeners.
+                # The change is applied. An error of one listener must not hide it from the caller or from other
+                # listeners.
                 logger.exception("auth: a listener failed on %r", change)
 
 

@@ -1,14 +1,17 @@
-"""Login attempts: whose turn a password check is, and how long a wrong password's answer waits.
+"""Throttling of logins: the queue for password checks and the delay after a wrong password.
 
-Two rules keep a guesser from being felt by others. Checks are slow on purpose, so few run at once and the next place
-goes round the addresses, and within an address round its users: a flood from one address, or of one user, delays the
-others by one check each round. And only an answer of no waits (0.1 s, doubling to 5 s for the same user from the same
-address); a right password is never refused nor held back for what others got wrong, not even behind a proxy, where
-everybody has one address.
+Two rules keep an attacker that guesses passwords from slowing down other clients:
 
-`LoginStats` counts them, for `amqpctl list_node_auth_attempt_stats` and the admin API.
+- A password check is slow on purpose, so at most two run at once. The queue serves addresses in turn, and within an
+  address its users in turn. A flood from one address or for one user therefore delays the others by one check per
+  round.
+- Only the answer to a wrong password is delayed: 0.1 s, doubling to 5 s for the same user from the same address. A
+  correct password is never delayed or refused because of others' failures. Behind a proxy all clients have one
+  address.
 
-Nothing here grows beyond what is waiting, FAILURES_MAX names and SOURCES_MAX sources.
+`LoginStats` counts logins for `amqpctl list_node_auth_attempt_stats` and the HTTP API.
+
+Memory is bounded by the number of waiting logins, FAILURES_MAX and SOURCES_MAX.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _NAME_CHARACTERS_MAX: Final = 255
 
 
 def network(address: str) -> str:
-    """What counts as one address: an IPv4 address (also one that IPv6 carries), or the /64 that a host gets of IPv6."""
+    """Return the network that counts as one address: the IPv4 address, also if mapped into IPv6, or the IPv6 /64."""
     if ":" not in address:
         return address
     try:
@@ -42,14 +45,17 @@ def network(address: str) -> str:
 
 
 class PasswordCheckQueue:
-    """So many at once; who waits is taken round robin by network, then by user, then in order. Called on the loop."""
+    """A queue for password checks: networks in turn, within a network users in turn, within a user by arrival.
+
+    Call it on the event loop.
+    """
 
     def __init__(self, at_once: int = CHECKS_AT_ONCE) -> None:
         self._free = at_once
         self._waiting: dict[str, dict[str, dict[asyncio.Future[None], None]]] = {}
 
     async def take(self, address: str, user: str) -> None:
-        """Returns when it is this one's turn, which `give` ends. One that is cancelled leaves nothing behind."""
+        """Wait for a turn. The caller ends it with `release`, unless it was cancelled while it waited."""
         if self._free:
             self._free -= 1
             return
@@ -62,11 +68,11 @@ class PasswordCheckQueue:
             if future.cancelled():
                 self._leave(place, user, future)
             else:
-                self.give()  # it had just been called
+                self.give()  # the turn had just been given to this caller
             raise
 
     def give(self) -> None:
-        """The turn goes to the next, or is free."""
+        """End a turn and give it to the next caller in the queue."""
         if not self._waiting:
             self._free += 1
             return
@@ -77,13 +83,13 @@ class PasswordCheckQueue:
         future = next(iter(line))
         del line[future]
         if line:
-            users[user] = line  # at the end: the others first
+            users[user] = line  # last in the round
         if users:
             self._waiting[place] = users
         future.set_result(None)
 
     def close(self) -> None:
-        """Whoever waits is cancelled."""
+        """Cancel all waiting callers."""
         waiting = [future for users in self._waiting.values() for line in users.values() for future in line]
         for future in waiting:
             future.cancel()
@@ -98,7 +104,7 @@ class PasswordCheckQueue:
 
 
 class FailureBackoff:
-    """How often a user's password was wrong from a network lately. Bounded; the oldest is forgotten first."""
+    """Failed logins per user and network within the last minute. Bounded; the oldest entry is dropped first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, entries_max: int = FAILURES_MAX) -> None:
         self._clock = clock
@@ -109,7 +115,7 @@ class FailureBackoff:
         return len(self._entries)
 
     def delay_s(self, address: str, user: str) -> float:
-        """Counts one more failure; returns how long its answer waits. A minute without one forgets. Cost: 2 to 6 us."""
+        """Count a failure and return the delay of its answer. A minute without failures resets it. Cost: 2 to 6 us."""
         key = (network(address), user if len(user) <= _NAME_CHARACTERS_MAX else "")
         now = self._clock()
         count, last = self._entries.pop(key, (0, now))
@@ -122,7 +128,7 @@ class FailureBackoff:
 
 
 class AttemptSource(NamedTuple):
-    """Who tried from where. rabbit: `amqp091` and `http` are the protocols' names."""
+    """The origin of a login: address, user name and protocol. RabbitMQ: the protocols are `amqp091` and `http`."""
 
     address: str
     user: str
@@ -130,8 +136,9 @@ class AttemptSource(NamedTuple):
 
 
 class LoginStats:
-    """Logins that were tried since the start or the last `forget`: [right, wrong] by protocol, and by source where that
-    was asked for. Bounded: beyond SOURCES_MAX sources the one heard of first goes. Cost: 0.3 us.
+    """Counters of logins since the start or the last `forget`: [succeeded, failed] by protocol.
+
+    With `track_sources`, also by source. Beyond SOURCES_MAX sources the oldest is dropped. Cost: 0.3 us.
     """
 
     def __init__(self, sources_max: int = SOURCES_MAX) -> None:
@@ -141,7 +148,7 @@ class LoginStats:
         self._sources_max = sources_max
 
     def count(self, protocol: str, address: str, user: str, right: bool) -> None:
-        """One more. user: as it was given, which need not be anybody's name."""
+        """Count a login. `user` is the name that the client sent; the user need not exist."""
         place = 0 if right else 1
         self.by_protocol.setdefault(protocol, [0, 0])[place] += 1
         if not self.track_sources:
@@ -152,7 +159,7 @@ class LoginStats:
         self.by_source.setdefault(source, [0, 0])[place] += 1
 
     def forget(self, *, sources_only: bool = False) -> None:
-        """They begin at 0 again. rabbit: what is kept by source may go alone."""
+        """Reset the counters. RabbitMQ: those by source can be reset alone."""
         self.by_source.clear()
         if not sources_only:
             self.by_protocol.clear()

@@ -1,17 +1,17 @@
-"""Passwords: how they are kept, checked, and how a login storm is kept from the messages.
+"""Password hashes: creating them, checking them in threads, and a cache of verified passwords.
 
-New hashes are argon2id (t=2, m=19 MiB, p=1: 21 ms, OWASP's second choice), kept in argon2's own text form. RabbitMQ's
-hashes, base64 of a 4-byte salt and SHA-256, SHA-512 or MD5 over salt and password, are verified too, so that users can
-be imported; they are fast to guess, so the first login replaces them, unless `auth.password_hashing` asks for one of
-RabbitMQ's: then new hashes are of that kind and RabbitMQ's stay as they are, so that users can go back.
+New hashes are argon2id in argon2's text form: t=2, m=19 MiB, p=1, the second choice of OWASP, 21 ms. RabbitMQ's
+hashes can be imported and verified: base64 of a 4-byte salt and of SHA-256, SHA-512 or MD5 over salt and password.
+They are fast to guess, so the first login replaces them by argon2id. If `auth.password_hashing` asks for one of
+RabbitMQ's algorithms, new hashes use it and RabbitMQ's stay, so that users can be moved back.
 
-Checking is slow on purpose. It runs in two threads (argon2 lets go of the interpreter lock), in the order that
-`attempts` says, and a password once verified is remembered for five minutes: a fleet that reconnects costs one check
-per user. Every check of a password costs one argon2, be the user unknown, without password, or with a RabbitMQ hash:
-the time tells nothing.
+Checks run in two threads, because argon2 releases the interpreter lock, and `PasswordCheckQueue` orders them. A
+verified password is cached for five minutes: when many clients reconnect, each user costs one check.
 
-What is remembered is no password: an HMAC under a key that lives in this process only. The stored hash is part of what
-is signed, so a changed password forgets by itself.
+Timing reveals nothing: every check costs one argon2, also for an unknown user, an empty hash or a hash of RabbitMQ.
+
+The cache stores no passwords, only an HMAC with a key of this process. The HMAC covers the stored hash, so that a
+changed password makes the entry invalid.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _RABBIT_SALT_BYTES: Final = 4
 _RABBIT_DIGESTS: Final = {RABBIT_SHA256: "sha256", RABBIT_SHA512: "sha512", RABBIT_MD5: "md5"}
 ALGORITHMS: Final = (ARGON2ID, RABBIT_SHA256, RABBIT_SHA512, RABBIT_MD5)
 
-# An imported argon2 hash brings its own cost; beyond these one login would stop the others or the memory.
+# An imported argon2 hash has its own cost. Above these limits, one login would block all others or exhaust memory.
 _TIME_COST_MAX: Final = 10
 _MEMORY_KIB_MAX: Final = 256 * 1024
 _PARALLELISM_MAX: Final = 8
 
-# What is checked when there is nothing to check: salt and digest are zeros, nobody knows a password for it.
+# Checked if there is no hash, so that the time is the same. Salt and digest are zeros: no password is known for it.
 _DUMMY: Final = f"$argon2id$v=19$m={MEMORY_KIB},t={TIME_COST},p=1${'A' * 22}${'A' * 43}"
 
 VERIFIED_S: Final = 300.0
@@ -60,11 +60,11 @@ VERIFIED_MAX: Final = 4096
 
 
 class InvalidHash(ValueError):
-    """A password hash that cannot be verified here; the text says why."""
+    """A password hash that cannot be verified. The text is the reason."""
 
 
 def hash_password(password: bytes, algorithm: str = ARGON2ID) -> str:
-    """The hash, with a new salt; of argon2id with its parameters. Cost: argon2id 21 ms and 19 MiB, the others 5 us."""
+    """Return a hash with a new salt. Cost: argon2id 21 ms and 19 MiB, the others 5 us."""
     if algorithm != ARGON2ID:
         salt = os.urandom(_RABBIT_SALT_BYTES)
         return base64.b64encode(salt + _rabbit_digest(salt + password, algorithm)).decode("ascii")
@@ -75,7 +75,7 @@ def hash_password(password: bytes, algorithm: str = ARGON2ID) -> str:
 
 
 def check_hash(stored: str, algorithm: str) -> None:
-    """Raises InvalidHash unless `verify` can make something of it. An empty hash is legal: no password opens it."""
+    """Raise InvalidHash if `verify` cannot use the hash. An empty hash is valid and matches no password."""
     if not stored:
         return
     if algorithm == ARGON2ID:
@@ -87,21 +87,20 @@ def check_hash(stored: str, algorithm: str) -> None:
 
 
 def algorithm_of(stored: str) -> str:
-    """Return which of RabbitMQ's algorithms made a hash that comes without its algorithm.
+    """Return which of RabbitMQ's algorithms produced a hash that is given without its algorithm.
 
-    RabbitMQ takes every such hash for SHA-256, and a hash of another length then opens nothing. rabbitmqadmin sends
-    SHA-512 so: salt and digest have 68 bytes.
+    RabbitMQ assumes SHA-256 for every such hash, so that a longer one matches no password. rabbitmqadmin sends
+    SHA-512 this way: salt and digest have 68 bytes.
     """
     try:
         size_bytes = len(base64.b64decode(stored, validate=True))
     except ValueError:
-        return RABBIT_SHA256  # `check_hash` refuses it
+        return RABBIT_SHA256  # `check_hash` rejects it
     return RABBIT_SHA512 if size_bytes == _RABBIT_SALT_BYTES + hashlib.sha512().digest_size else RABBIT_SHA256
 
 
 def verify(password: bytes, stored: str, algorithm: str) -> bool:
-    """Whether `password` belongs to the hash. False also for an empty hash, an empty password, and a hash
-    that `check_hash` would refuse (that is logged).
+    """Return whether `password` matches the hash. A hash that `check_hash` rejects is logged and matches nothing.
 
     Cost: one argon2 check, 21 ms, whatever the hash.
     """
@@ -120,8 +119,9 @@ def verify(password: bytes, stored: str, algorithm: str) -> bool:
 
 
 def renewed_at_login(algorithm: str, wanted: str) -> bool:
-    """Whether a hash of `algorithm` gives way to one of `wanted` once the password is known. One of RabbitMQ's does
-    not give way to another one of those.
+    """Return whether a login replaces a hash of `algorithm` by one of `wanted`.
+
+    A hash of RabbitMQ does not replace another one of RabbitMQ.
     """
     return algorithm != wanted and ARGON2ID in (algorithm, wanted)
 
@@ -162,7 +162,7 @@ def _check_argon2(stored: str) -> None:
 
 
 def _rabbit_parts(stored: str, algorithm: str) -> tuple[bytes, bytes]:
-    """Salt and digest. rabbit: rabbit_password:hash/2."""
+    """Return salt and digest. RabbitMQ: rabbit_password:hash/2."""
     try:
         raw = base64.b64decode(stored, validate=True)
     except (binascii.Error, ValueError):
@@ -174,7 +174,7 @@ def _rabbit_parts(stored: str, algorithm: str) -> tuple[bytes, bytes]:
 
 
 class VerifiedPasswordCache:
-    """Passwords verified lately: one per user, since a user has one. Bounded; the oldest goes first."""
+    """Recently verified passwords, one per user. Bounded; the oldest is dropped first."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class VerifiedPasswordCache:
         return len(self._entries)
 
     def holds(self, username: str, password: bytes, stored: str) -> bool:
-        """Whether this password was verified against this hash in the last minutes. Cost: 3 us."""
+        """Return whether this password was verified against this hash in the last `lifetime_s`. Cost: 3 us."""
         entry = self._entries.get(username)
         if entry is None:
             return False
@@ -202,14 +202,14 @@ class VerifiedPasswordCache:
         return hmac.compare_digest(entry[0], self._sign(username, password, stored))
 
     def remember(self, username: str, password: bytes, stored: str) -> None:
-        """Call when `verify` has said yes."""
-        self._entries.pop(username, None)  # anew at the end of the queue
+        """Add a password that `verify` has accepted."""
+        self._entries.pop(username, None)  # moves the entry to the end
         if len(self._entries) >= self._entries_max:
             del self._entries[next(iter(self._entries))]
         self._entries[username] = (self._sign(username, password, stored), self._clock() + self._lifetime_s)
 
     def forget(self, username: str) -> None:
-        """The user has changed or gone."""
+        """Drop the entry of a user that was changed or deleted."""
         self._entries.pop(username, None)
 
     def _sign(self, username: str, password: bytes, stored: str) -> bytes:
@@ -218,7 +218,7 @@ class VerifiedPasswordCache:
 
 
 class PasswordHasherPool:
-    """argon2's threads, made at the first use; who is next is `PasswordCheckQueue`' business. Called on the loop."""
+    """The threads for argon2, started at the first use. `PasswordCheckQueue` orders the checks. Call it on the loop."""
 
     def __init__(self) -> None:
         self._turns = PasswordCheckQueue()
@@ -227,10 +227,12 @@ class PasswordHasherPool:
     async def verify(
         self, password: bytes, stored: str, algorithm: str, address: str, user: str, known: Callable[[], bool]
     ) -> bool:
-        """`verify` off the loop; one that is cancelled before its turn costs nothing.
+        """Call `verify` in a thread. A caller that is cancelled before its turn costs nothing.
 
-        address, user: whose turn it is. known: asked when the turn comes; True, and nothing need be checked: a fleet
-        that reconnects at once costs one check per user.
+        Args:
+            address, user: order of the checks, see `PasswordCheckQueue`.
+            known: called when the turn comes. If it returns True, the password is accepted without a check, so that
+                many connections of one user cost one check.
         """
         await self._turns.take(address, user)
         if known():
@@ -239,12 +241,12 @@ class PasswordHasherPool:
         return await self._run(verify, password, stored, algorithm)
 
     async def hash(self, password: bytes, algorithm: str = ARGON2ID) -> str:
-        """`hash_password` off the loop. Waits its turn as one address of its own: only administrators come here."""
+        """Call `hash_password` in a thread. Administrators' requests share one address in the queue."""
         await self._turns.take("", "")
         return await self._run(hash_password, password, algorithm)
 
     def close(self) -> None:
-        """Checks that wait are cancelled; those running end by themselves."""
+        """Cancel waiting checks. Running ones finish."""
         self._turns.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
@@ -256,6 +258,6 @@ class PasswordHasherPool:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="amqpd-passwords")
         running = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
-        # The turn ends with the check, not with whoever asked: who hangs up frees no thread.
+        # The turn ends with the check, not with the caller: a client that disconnects does not free the thread.
         running.add_done_callback(lambda _: self._turns.give())
         return await asyncio.shield(running)

@@ -1,16 +1,23 @@
-"""Who may do what: patterns over names, kept in memory, answered from a cache.
+"""Permissions: patterns for names, kept in memory, with a cache of answers.
 
-A permission is three regular expressions per user and vhost (configure, write, read) over the names of exchanges and
-queues; a topic permission is two (write, read) per user, vhost and exchange over routing keys. RabbitMQ's rules: a
-pattern is searched anywhere in the name, an empty pattern matches only the empty name, names are bytes (`.` is one byte
-of UTF-8), the default exchange is called `amq.default`; without a topic permission for an exchange any key is allowed.
+A permission has three regular expressions (configure, write, read) for the names of exchanges and queues, per user
+and vhost. A topic permission has two (write, read) for routing keys, per user, vhost and exchange. RabbitMQ's rules
+apply:
 
-Patterns are user input, so RE2 runs them: its time grows with the name, never with the pattern's wit (`^(a+)+$` against
-25 letters holds a backtracking engine for seconds). Look-around and back-references do not exist there and are refused
-when set. Unlike PCRE, `$` does not match before a final newline.
+- A pattern is searched anywhere in the name. An empty pattern matches only the empty name.
+- Names are bytes: `.` is one byte of UTF-8.
+- The name of the default exchange is `amq.default`.
+- Without a topic permission for an exchange, all routing keys are allowed.
 
-Invariants: the cache holds only answers given since the last change; every change raises `epoch`; a pattern that does
-not compile is never set, and one that another program wrote into the database matches nothing (and is logged).
+Users write the patterns, so RE2 runs them in time linear in the name. In a backtracking engine, `^(a+)+$` takes
+seconds for 25 letters. RE2 has no look-around and no back-references; such patterns are rejected. Unlike in PCRE, `$`
+does not match before a final newline.
+
+Invariants:
+
+- The cache contains only answers since the last change, and every change raises `epoch`.
+- A pattern that does not compile is rejected. If another program wrote it into the database, it is logged and matches
+  nothing.
 """
 
 from __future__ import annotations
@@ -28,18 +35,18 @@ TopicKind: TypeAlias = Literal["write", "read"]
 logger = logging.getLogger(__name__)
 
 PATTERN_MAX: Final = 4096
-"""Longest pattern, in bytes."""
+"""Length limit of a pattern in bytes."""
 CACHE_MAX: Final = 8192
-"""Answers remembered at most."""
+"""Size limit of the cache of answers."""
 _PROGRAM_BYTES_MAX: Final = 1 << 20
 
 
 class InvalidPattern(ValueError):
-    """A regular expression that RE2 does not take; the text says why."""
+    """A regular expression that RE2 rejects. The text is the reason."""
 
 
 class PermissionPattern:
-    """A compiled pattern: search over the bytes of a name."""
+    """A compiled pattern, searched in the bytes of a name."""
 
     __slots__ = ("_search",)
 
@@ -47,25 +54,29 @@ class PermissionPattern:
         self._search = search
 
     def matches(self, name: str) -> bool:
-        """Whether it is found in `name` (surrogateescape for bytes that are not UTF-8). Cost: 1 us and up, linear."""
+        """Return whether the pattern occurs in `name`. Bytes that are not UTF-8 are surrogate escapes.
+
+        Cost: 1 us, linear.
+        """
         return self._search(name.encode("utf-8", "surrogateescape")) is not None
 
 
 def compile_pattern(text: str) -> PermissionPattern:
-    """RabbitMQ's reading of `text`: unanchored, '' as '^$'. Also for policies. Cost: 25 us, then cached.
+    """Compile `text` as RabbitMQ reads it: not anchored, and '' means '^$'. Policies use it too.
 
     Raises: InvalidPattern.
+    Cost: 25 us, then cached.
     """
     return _compile(text)
 
 
 @lru_cache(maxsize=1)
 def _engine() -> tuple[Any, Any]:
-    """The module re2, imported late (3 ms), and our options for it."""
+    """Return the module re2, imported late (3 ms), and our options."""
     import re2  # type: ignore[import-untyped]
 
     options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1  # rabbit: names are bytes
+    options.encoding = re2.Options.Encoding.LATIN1  # RabbitMQ: names are bytes
     options.log_errors = False
     options.max_mem = _PROGRAM_BYTES_MAX
     return re2, options
@@ -89,7 +100,10 @@ def _compile(text: str) -> PermissionPattern:
 
 
 def compile_topic_pattern(text: str, user: str, vhost: str) -> PermissionPattern:
-    """`text` with {username} and {vhost} put in, escaped: a user called `.*` gains nothing. Raises: InvalidPattern."""
+    """Compile a pattern with {username} and {vhost} replaced and escaped. Raises: InvalidPattern.
+
+    Without the escaping, a user called `.*` would gain permissions.
+    """
     re2, _ = _engine()
     for variable, value in (("{username}", user), ("{vhost}", vhost)):
         text = text.replace(variable, str(re2.escape(value)))
@@ -109,7 +123,7 @@ _NO_TOPIC: Final = _Topic(PermissionPattern(_never), PermissionPattern(_never))
 
 
 class Permissions:
-    """All permissions of all users. Plain and synchronous; persistence is `backends`' business."""
+    """The permissions of all users in memory. `InternalBackend` stores them."""
 
     def __init__(
         self,
@@ -127,11 +141,11 @@ class Permissions:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def may_access_vhost(self, user: str, vhost: str) -> bool:
-        """rabbit: a permission for the vhost, whatever its patterns."""
+        """Return whether the user has a permission in the vhost, whatever its patterns (RabbitMQ)."""
         return (user, vhost) in self._rows
 
     def may(self, user: str, vhost: str, kind: Kind, name: str) -> bool:
-        """Whether the pattern of `kind` matches `name`. Cost: 0.2 us from the cache."""
+        """Return whether the pattern of `kind` matches `name`. Cost: 0.2 us from the cache."""
         key = (user, vhost, kind, name)
         answer = self._cache.get(key)
         if answer is None:
@@ -143,13 +157,13 @@ class Permissions:
         return answer
 
     def topic_limited(self, user: str, vhost: str, exchange: str) -> bool:
-        """Whether `may_topic` looks at routing keys of this exchange at all."""
+        """Return whether `may_topic` depends on the routing key for this exchange."""
         return (user, vhost, exchange) in self._topics
 
     def may_topic(self, user: str, vhost: str, exchange: str, kind: TopicKind, routing_key: str) -> bool:
-        """Whether the key may be published to (write) or bound from (read) a topic exchange.
+        """Return whether the user may publish with the routing key (write) or bind with it (read).
 
-        Not cached: routing keys are too many. Cost: 0.1 us without a topic permission, 2 us with one.
+        Not cached, because there are too many routing keys. Cost: 0.1 us without a topic permission, 2 us with one.
         """
         key = (user, vhost, exchange)
         row = self._topics.get(key)
@@ -166,24 +180,24 @@ class Permissions:
         return (compiled.write if kind == "write" else compiled.read).matches(routing_key)
 
     def find(self, like: PermissionRow | TopicPermissionRow) -> PermissionRow | TopicPermissionRow | None:
-        """The one with this row's key."""
+        """Return the stored row with the same key as `like`."""
         if isinstance(like, TopicPermissionRow):
             return self._topics.get((like.user, like.vhost, like.exchange))
         return self._rows.get((like.user, like.vhost))
 
     def rows(self, user: str | None = None, vhost: str | None = None) -> list[PermissionRow]:
-        """Permissions of one user, one vhost, both or all; ordered by user and vhost."""
+        """Return permissions ordered by user and vhost, filtered by user and vhost if given."""
         return sorted(row for row in self._rows.values() if user in (None, row.user) and vhost in (None, row.vhost))
 
     def topic_rows(self, user: str | None = None, vhost: str | None = None) -> list[TopicPermissionRow]:
-        """Topic permissions likewise."""
+        """Return topic permissions ordered by user, vhost and exchange, filtered by user and vhost if given."""
         return sorted(row for row in self._topics.values() if user in (None, row.user) and vhost in (None, row.vhost))
 
     # --- changes ----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def check(row: PermissionRow | TopicPermissionRow) -> None:
-        """Raises InvalidPattern."""
+        """Raise InvalidPattern if a pattern of the row does not compile."""
         if isinstance(row, TopicPermissionRow):
             _compile_topic(row)
         else:
@@ -191,7 +205,7 @@ class Permissions:
                 _compile(pattern)
 
     def put(self, row: PermissionRow | TopicPermissionRow) -> None:
-        """Sets or replaces; `check` comes first."""
+        """Add or replace a row. The caller has called `check`."""
         if isinstance(row, TopicPermissionRow):
             self._topics[row.user, row.vhost, row.exchange] = row
         else:
@@ -199,7 +213,7 @@ class Permissions:
         self.changed()
 
     def remove(self, rows: Iterable[PermissionRow | TopicPermissionRow]) -> None:
-        """Removes what has these rows' keys; absent ones are no error."""
+        """Remove the rows with these keys, if they exist."""
         for row in rows:
             if isinstance(row, TopicPermissionRow):
                 self._topics.pop((row.user, row.vhost, row.exchange), None)
@@ -208,7 +222,7 @@ class Permissions:
         self.changed()
 
     def changed(self) -> None:
-        """Forgets every answer and raises `epoch`."""
+        """Clear the caches and raise `epoch`."""
         self.epoch += 1
         self._cache.clear()
         self._compiled_topics.clear()
