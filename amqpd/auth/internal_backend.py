@@ -317,7 +317,7 @@ class InternalBackend:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def may_access_vhost(self, user: User, vhost: str) -> bool:
-        """Return whether the user has permissions in the vhost, whatever their patterns."""
+        """Return whether the user has permissions in the vhost, with any patterns."""
         return self._permissions.may_access_vhost(user.name, vhost)
 
     def is_allowed(self, user: User, vhost: str, kind: Kind, name: str) -> bool:

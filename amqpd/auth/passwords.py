@@ -102,7 +102,7 @@ def algorithm_of(stored: str) -> str:
 def verify(password: bytes, stored: str, algorithm: str) -> bool:
     """Return whether `password` matches the hash. A hash that `check_hash` rejects is logged and matches nothing.
 
-    Cost: one argon2 check, 21 ms, whatever the hash.
+    Cost: one argon2 check, 21 ms for every hash.
     """
     try:
         check_hash(stored, algorithm)

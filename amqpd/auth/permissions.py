@@ -141,7 +141,7 @@ class Permissions:
     # --- questions --------------------------------------------------------------------------------------------------
 
     def may_access_vhost(self, user: str, vhost: str) -> bool:
-        """Return whether the user has a permission in the vhost, whatever its patterns (RabbitMQ)."""
+        """Return whether the user has a permission in the vhost, with any patterns (RabbitMQ)."""
         return (user, vhost) in self._rows
 
     def may(self, user: str, vhost: str, kind: Kind, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Messages of a queue and bytes of their bodies, as lists and totals tell them."""
+"""Counts and body sizes of a queue's messages, for lists and totals."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ if TYPE_CHECKING:
 
 
 def unacked_apart(queue: Queue) -> int:
-    """What consumers hold and is not ready as well. rabbit: what they read in a stream stays ready."""
+    """Return the number of unacked messages that are not also ready. RabbitMQ: in a stream they stay ready."""
     return 0 if KINDS[queue.kind].stream else queue.unacked_count
 
 
 def unacked_bytes(queue: Queue) -> int:
-    """Of the bodies that consumers hold and that are not ready as well, as those of a stream are."""
+    """Return the body bytes of unacked messages that are not also ready."""
     return int(queue.unacked_bytes) if unacked_apart(queue) else 0
 
 
 def queue_bytes(queue: Queue) -> int:
-    """Of all bodies: ready, unacked, and waiting for their next try."""
+    """Return the body bytes of all messages: ready, unacked, and waiting for a retry."""
     return int(queue.ready_bytes) + unacked_bytes(queue) + int(queue.delayed_bytes)
 
 
 def sizes(queue: Queue) -> dict[str, int]:
-    """By RabbitMQ's names: bytes by state, and how much of it lies in memory, is on the way to the disk or there.
+    """Return RabbitMQ's fields for bytes and messages in memory, on disk, and by state.
 
-    A durable queue's log has every message, whatever its delivery mode: all of them count as persistent, and what is
-    not in the window of the next ones is paged out. What consumers hold is not in memory unless it is nowhere else.
+    A durable queue's log contains every message, also those with delivery mode 1, so all count as persistent. Messages
+    outside the window of the next deliveries count as paged out. Unacked messages count as in memory only if the log
+    does not have them.
     """
     ready, unacked = int(queue.ready_count), unacked_apart(queue)
     waiting = int(queue.delayed_count)
@@ -60,8 +61,9 @@ def sizes(queue: Queue) -> dict[str, int]:
 
 
 def head_timestamp(queue: Queue) -> int | None:
-    """The property timestamp of the message that is next, seconds since 1970; None where it has none, or where the
-    message is not in memory. rabbit: likewise. Cost: 5 us where there is one.
+    """Return the property timestamp of the next message, in seconds since 1970.
+
+    None if the message has no timestamp or is not in memory (as in RabbitMQ). Cost: 5 us.
     """
     message = queue.order.first_at_hand() if queue.ready_count > 0 else None
     if message is None:

@@ -1,29 +1,20 @@
-"""Where is the message with this id? GET /amqpd/trace/V looks for it in the logs of a vhost.
+"""Handlers for single messages: trace by id, append, the audit log, delayed messages. RabbitMQ has none of them.
 
-Every queue that the caller may read is gone through, exclusive ones of other connections too, as in a list of queues:
-what waits or is unacked first, then what is settled and still in its log (until its file goes, or as long as x-retain
-keeps it). Nothing is noted on a message's way for it: what has left the logs is not found, and only `x-death` of a
-later copy may still tell of it.
+**GET /amqpd/trace/V** finds messages by id in the logs of a vhost. It searches every queue that the caller may read:
+first ready and unacked messages, then settled ones that are still in the log. Publishing stores nothing for the search.
+A message that has left the logs is not found, except in `x-death` of a later copy. A request searches for LOOK_S
+seconds; the next request continues at `next`, in the order of queue names.
 
-A request looks for LOOK_S, and the next goes on from `next`, queue by queue in the order of their names.
+**POST /amqpd/append/V/Q** appends messages to one queue with their original exchange and routing key, to move queues
+from another broker. A publish would route them again. Administrators only.
 
-Messages put into one queue as they were elsewhere: /amqpd/append/V/Q, for who moves a broker's queues here.
+**GET /audit** returns records of the audit log, oldest first, to administrators. `offset`, `since` and `last`
+(records before the end) set the begin, `until` and `before` (an offset) the end. `where` is a selector on the fields
+(docs/watching.md), `count` the limit. To read on, repeat with `offset` = `next_offset` until `ended`. To read
+backwards, use `last=100&before=OFFSET` while `first_offset` is above `start_offset`.
 
-A publish would go by an exchange, to other queues as well, or say another exchange and routing key than the message
-came by. Here both are the message's own, and it goes to that queue alone. Administrators only. RabbitMQ has no such
-route.
-
-The audit log over HTTP: /audit, for administrators. RabbitMQ has no such route.
-
-A page of records, oldest first. Which ones: `offset` and `since` say where it begins, `last` as many from the end;
-`until` ends it; `where` is a selector on the records' fields (docs/watching.md), `count` how many there are at most.
-More: ask again with `offset` of `next_offset`, until `ended`. Backwards: `last=100&before=OFFSET` are the hundred
-offsets below OFFSET, and there are older ones while `first_offset` of the page is above `start_offset` of the log.
-
-Delayed messages: /delayed, those of a vhost or an exchange, and one that is cancelled. RabbitMQ has no such routes.
-
-To look takes the read permission on the exchange, to cancel write: who may publish a message may take it back. What
-they say stays with the broker: bodies are not shown.
+**/delayed** lists the delayed messages of a vhost or an exchange, without bodies, and cancels one. Listing requires
+the read permission on the exchange, cancelling the write permission: a user that may publish may withdraw.
 """
 
 from __future__ import annotations
@@ -79,7 +70,7 @@ if TYPE_CHECKING:
 LOOK_S: Final = 1.0
 FOUND_MAX: Final = 100
 LOOK_COUNT: Final = 1024
-"""Unacked messages that are looked at between two looks at the clock."""
+"""Number of unacked messages between two checks of the time."""
 SETTLED: Final = "settled"
 LIVE: Final = "live"
 FIELDS: Final = ("message_id", "correlation_id")
@@ -87,8 +78,10 @@ _DISK_S: Final = 0.02
 
 
 async def get_trace(call: ApiRequest) -> ApiResponse:
-    """Where messages with that id are.
-    `id`, and `by`: message_id or correlation_id; `queue`, `part` and `offset` of `next`, to go on."""
+    """Find messages by id in all queues of the virtual host.
+
+    Query: `id`; `by` (message_id or correlation_id); `queue`, `part` and `offset` from `next`, to continue.
+    """
     query = call.query
     by = query.get("by", FIELDS[0])
     if by not in FIELDS:
@@ -139,7 +132,11 @@ async def _look(
     found: list[dict[str, Any]],
     until: float,
 ) -> int:
-    """Appends what is found from `offset` on. Returns where to go on when it is time; -1: that was all."""
+    """Search a queue from `offset` on and append the results to `found`.
+
+    Returns:
+        The offset where the next request continues, or -1 at the end of the queue.
+    """
     if part == SETTLED and (queue.rules.stream or queue.store is None):
         return -1
     arrived = asyncio.Event()
@@ -166,7 +163,7 @@ async def _look(
                     async with asyncio.timeout(_DISK_S):
                         await arrived.wait()
                 except TimeoutError:
-                    continue  # asked again
+                    continue  # try again
             else:
                 await asyncio.sleep(0)
         return -1
@@ -176,7 +173,7 @@ async def _look(
 
 def _item(queue: Queue, entry: QueueEntry, part: str, holder: dict[str, Any] | None) -> dict[str, Any]:
     message = entry.message
-    assert message is not None  # what is read has its message
+    assert message is not None  # a scan returns entries with their messages
     properties = message.properties()
     headers = decode_headers(properties, 0, len(properties))
     return {
@@ -194,7 +191,7 @@ def _item(queue: Queue, entry: QueueEntry, part: str, holder: dict[str, Any] | N
 
 
 async def _holders(call: ApiRequest, queue: Queue, entries: list[QueueEntry]) -> dict[int, dict[str, Any]]:
-    """The channels that have these unacked, by offset. Cost: 0.1 us for each unacked of the vhost, in slices."""
+    """Return connection and channel of unacked entries, by offset. Cost: 0.1 us per unacked message of the vhost."""
     holders: dict[int, dict[str, Any]] = {}
     wanted = {entry.offset for entry in entries}
     if not wanted or queue.unacked_count == 0:
@@ -224,9 +221,10 @@ MESSAGES_MAX: Final = 1000
 
 
 async def append(call: ApiRequest) -> ApiResponse:
-    """Appends a batch of records in Kafka's format, and counts them.
-    `{"count": N}` once all of them are as safe as the queue makes them. Raises: BadRequest, and none is taken;
-    Unavailable, and the first `count` in its text are, or nobody knows.
+    """Append messages to the queue.
+
+    Answers `{"count": N}` once all of them are as safe as the queue makes them. Raises: BadRequest, then no message
+    is stored; Unavailable, then the first `count` are stored, or the result is unknown.
     """
     queue = call.queue()
     items = call.given("messages")
@@ -269,7 +267,7 @@ async def _safe(call: ApiRequest, logs: list[QueueLog]) -> None:
 
 
 def _message(item: Any, size_max: int) -> Message:
-    """Raises: BadRequest."""
+    """Return the message of an item. Raises: BadRequest."""
     if not isinstance(item, dict):
         raise BadRequest("a message must be an object")
     names: list[str] = []
@@ -304,8 +302,10 @@ APPEND_ROUTES: Final = (
 
 
 async def get_audit(call: ApiRequest) -> ApiResponse:
-    """Records of the audit log.
-    `lost`: records that could not be written, so far not made up for by one that says so."""
+    """Return records of the audit log.
+
+    `lost` is the number of records that could not be written and that no later record reports yet.
+    """
     query = call.query
     count = number("count", query.get("count", 100), 1, COUNT_MAX)
     begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
@@ -320,7 +320,7 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
     end = min(before, queue.store.high_watermark)
     if "last" in query:
         begin = max(begin, end - number("last", query["last"], 1, OFFSET_MAX))
-    # Nothing in it was settled but from its start on, by retention.
+    # Only retention removes records, from the start on.
     start = queue.store.next_offset - queue.store.record_count
     begin = max(begin, start)
     page = await browse(queue, selector, count, begin, begin_ms)
@@ -329,7 +329,7 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
     ended = page.ended or page.next_offset >= before
     for entry, _ in page.messages:
         message = entry.message
-        assert message is not None  # what is read has its message
+        assert message is not None  # a scan returns entries with their messages
         if message.logged_ms > until_ms or entry.offset >= before:
             ended = True
             break
@@ -349,8 +349,9 @@ LIMIT_MAX: Final = 10_000
 
 
 async def get_delayed(call: ApiRequest) -> ApiResponse:
-    """Delayed messages that are due next: `limit` of them (100), of the exchange, or of all in the vhost that he may
-    read.
+    """List the delayed messages that are due next.
+
+    Query: `limit` (100). Without an exchange in the path: of all exchanges of the vhost that the caller may read.
     """
     vhost = call.vhost()
     limit = number("limit", call.query.get("limit", LIMIT), 1, LIMIT_MAX)
@@ -395,8 +396,10 @@ def _delayed_item(vhost: VHost, found: DelayedMessage) -> dict[str, Any]:
 
 
 async def delete_delayed(call: ApiRequest) -> ApiResponse:
-    """Cancels the delayed message; 204 when it will not be delivered, 404 where it is not there, or on its way to its
-    queues already."""
+    """Cancel a delayed message.
+
+    204 if it will not be delivered, 404 if it does not exist or is already being delivered to its queues.
+    """
     vhost = call.vhost()
     name = call.params["id"]
     try:

@@ -1,35 +1,21 @@
-"""What `amqpctl` needs beyond RabbitMQ's API, under /api/amqpd: stop and start, closing connections.
+"""Handlers for operators under /api/amqpd, most of them for `amqpctl`; RabbitMQ's API has no such routes.
 
-Limits of memory and disk, alarms by hand, the clock, and what else may be changed until the next start.
-
-What is for good is a setting. For operators, and for clients' own test suites (`amqpctl eval`).
-
-What `amqpctl backup` asks of the broker: a copy of the metadata, which nobody else can read while it runs.
-
-It is written by the metadata's own thread, behind every change that was submitted before, to `.backup/metadata.sqlite`
-in the data directory; the rest of a backup is files that amqpctl reads by itself. rabbit: has nothing like it.
-
-The cluster: who is in it, who runs what, and vhosts that an operator wants elsewhere; a node by itself has none.
-
-Listeners that let nobody in for a while, and the connections of one user: what `amqpctl suspend_listeners`,
-`resume_listeners` and `close_all_user_connections` ask for.
-
-Maintenance: `amqpctl drain` and `revive`, and what a load balancer or Kubernetes asks without a password.
-
-Drained, a broker lets no client in and has closed the connections there were, after a grace in which they may go by
-themselves; it keeps its messages, the admin API stays, and so it is until `revive` or a start. rabbit:
-`rabbitmq-upgrade drain` closes them at once, with the same text, and forgets it at a restart.
-
-`/health/live`: the loop answers. `/health/ready`: clients can connect; 503 before the listeners are there, after
-`stop_app` and `suspend_listeners`, while it is drained, while it stops, and while a node of a cluster reaches neither
-Kafka nor another node. Neither says more than that.
-
-The settings read again, as SIGHUP does, for `amqpctl reload`.
-
-`amqpctl reset`: a broker as after its first start. Everything declared goes with its messages, every user too.
-
-The app has to be stopped, as in RabbitMQ, so nobody is connected. What stays: the settings, and the audit log, which
-then says who did it. A crash in the middle leaves some of it: the next `reset` ends it.
+- Stop and start of AMQP and of the process; closing connections.
+- Limits and alarms, the clock, and other values that last until the next start. Permanent values are settings.
+- Backup: the metadata thread copies the database, after all changes that were submitted before, to
+  `.backup/metadata.sqlite` in the data directory. amqpctl reads the other files itself.
+- Cluster: nodes, vhosts, and moving them.
+- Listeners that refuse new connections; closing all connections of a user.
+- Maintenance: `amqpctl drain` refuses new connections and closes open ones after a grace period, until `revive` or a
+  restart. Messages and the HTTP API remain. RabbitMQ's `rabbitmq-upgrade drain` closes connections at once, with the
+  same text.
+- Health without a login, for load balancers and Kubernetes. `/health/live`: the event loop answers. `/health/ready`:
+  clients can connect. It is 503 before the listeners are open, after `stop_app` and `suspend_listeners`, while the
+  node is drained or stops, and while a cluster node reaches neither Kafka nor another node.
+- `amqpctl reload`: read the settings again, as after SIGHUP.
+- `amqpctl reset`: delete all vhosts, users and messages, as before the first start. AMQP must be stopped, as in
+  RabbitMQ. Settings and the audit log remain; the audit log records the reset. After a crash during a reset, a second
+  reset completes it.
 """
 
 from __future__ import annotations
@@ -79,30 +65,33 @@ PACE_MAX: Final = 1_000_000
 
 
 class CannotListen(ApiError):
-    """start_app: a port is taken by now."""
+    """A port is in use, so that a listener cannot open it."""
 
     status = 500
     error = "cannot_listen"
 
 
 async def ping(call: ApiRequest) -> ApiResponse:
-    """Whether the broker answers."""
+    """Check that the broker answers."""
     return reply({"status": "ok", "node": call.node})
 
 
 async def version(call: ApiRequest) -> ApiResponse:
-    """Version of amqpd, of the build, of Python."""
+    """Return the versions of amqpd, its build and Python."""
     return reply(version_item(call))
 
 
 async def stop_app(call: ApiRequest) -> ApiResponse:
-    """Disconnects AMQP clients and lets none in; the admin API stays. Answers when the clients are gone."""
+    """Disconnect AMQP clients and refuse new connections.
+
+    The HTTP API stays. The answer comes when all clients are disconnected.
+    """
     await call.server.stop_app()
     return NO_CONTENT
 
 
 async def start_app(call: ApiRequest) -> ApiResponse:
-    """Lets clients in again, after stop_app."""
+    """Accept clients again, after stop_app."""
     if not call.server.app_running:
         try:
             await call.server.start_app()
@@ -112,13 +101,13 @@ async def start_app(call: ApiRequest) -> ApiResponse:
 
 
 async def stop(call: ApiRequest) -> ApiResponse:
-    """The process ends cleanly, after this answer."""
+    """Stop the broker cleanly, after this answer."""
     call.broker.loop.call_later(STOP_DELAY_S, call.server.stop)
     return reply({"pid": os.getpid()}, 202)
 
 
 async def authenticate_user(call: ApiRequest) -> ApiResponse:
-    """Whether name and password are right."""
+    """Check a user name and password."""
     name = call.text("username")
     try:
         user = await call.broker.auth.authenticate(name, call.text("password").encode(), True)
@@ -128,7 +117,7 @@ async def authenticate_user(call: ApiRequest) -> ApiResponse:
 
 
 async def close_connection(call: ApiRequest) -> ApiResponse:
-    """By pid, as a list of connections shows it, or by name."""
+    """Close a connection, by name or by the pid in the list of connections."""
     name, wanted = call.text("name", ""), call.text("pid", "")
     if not name and not wanted:
         raise BadRequest("name or pid is needed")
@@ -143,7 +132,10 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
 
 
 async def close_all_connections(call: ApiRequest) -> ApiResponse:
-    """Closes all connections, or those of a vhost; at most `limit` (0: no limit), with a pause between two."""
+    """Close all connections, or those of a virtual host.
+
+    `limit`: how many (0: no limit). `per_connection_delay_ms`: pause between two.
+    """
     why = reason(call.text("reason", ""))
     limit = number("limit", call.fields().get("limit", 0), 0, PACE_MAX)
     delay_ms = number("per_connection_delay_ms", call.fields().get("per_connection_delay_ms", 0), 0, PACE_MAX)
@@ -169,7 +161,7 @@ async def close_all_connections(call: ApiRequest) -> ApiResponse:
 
 
 async def switch_tracing(call: ApiRequest) -> ApiResponse:
-    """The firehose of a vhost, `on` or not."""
+    """Start or stop the firehose of a virtual host."""
     name = call.text("vhost", "/")
     vhost = call.broker.vhosts.get(name)
     if vhost is None:
@@ -178,11 +170,12 @@ async def switch_tracing(call: ApiRequest) -> ApiResponse:
     return NO_CONTENT
 
 
-# -- queues, with an answer that says how many messages went -----------------------------------------------------------
+# # -- purge and delete with the number of messages
+# ---------------------------------------------------------------------
 
 
 def _named(call: ApiRequest) -> ApiRequest:
-    """The same call with the body's vhost and queue as if they stood in the path."""
+    """Return the request with vhost and queue of the body as if they were in the path."""
     params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
     return ApiRequest(
         call.broker, call.server, call.rates, call.caller, call.method, params, call.query, call.headers, call.body
@@ -190,7 +183,7 @@ def _named(call: ApiRequest) -> ApiRequest:
 
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
-    """Drops all messages that are ready, and counts them."""
+    """Remove all ready messages of a queue and return their number."""
     call = _named(call)
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
@@ -200,7 +193,7 @@ async def purge_queue(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_queue(call: ApiRequest) -> ApiResponse:
-    """Deletes the queue, and counts its messages."""
+    """Delete a queue and return its number of messages."""
     call = _named(call)
     vhost = call.vhost()
     call.check(vhost.name, "configure", "queue", call.params["queue"])
@@ -231,7 +224,10 @@ USERS_MAX: Final = 1000
 
 
 async def memory_high_watermark(call: ApiRequest) -> ApiResponse:
-    """Sets the memory alarm, above which publishers have to wait: a share of the memory, or bytes. Checked at once."""
+    """Set the memory limit above which publishers are blocked.
+
+    Body: `share` of the memory, or `bytes`. The alarm is checked at once.
+    """
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
         alarms.limit_memory_bytes(number("bytes", fields["bytes"], 1, BYTES_MAX))
@@ -242,8 +238,9 @@ async def memory_high_watermark(call: ApiRequest) -> ApiResponse:
 
 
 async def disk_free_limit(call: ApiRequest) -> ApiResponse:
-    """Sets the disk alarm, below which publishers have to wait: bytes, or a multiple of the memory there is. Checked
-    at once.
+    """Set the limit of free disk space below which publishers are blocked.
+
+    Body: `bytes`, or `mem_relative`, a multiple of the memory. The alarm is checked at once.
     """
     alarms, fields = call.broker.alarms, call.fields()
     if "bytes" in fields:
@@ -256,7 +253,7 @@ async def disk_free_limit(call: ApiRequest) -> ApiResponse:
 
 
 def _fraction(call: ApiRequest, name: str, most: float) -> float:
-    """Raises: BadRequest."""
+    """Return a number of the body from 0 to `most`. Raises: BadRequest."""
     value = call.fields().get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
         raise BadRequest(f"{name} is a number from 0 to {most:g}")
@@ -264,19 +261,19 @@ def _fraction(call: ApiRequest, name: str, most: float) -> float:
 
 
 async def set_alarm(call: ApiRequest) -> ApiResponse:
-    """Raises an alarm by hand."""
+    """Raise an alarm manually."""
     call.broker.alarms.raise_by_hand(_kind(call))
     return NO_CONTENT
 
 
 async def clear_alarm(call: ApiRequest) -> ApiResponse:
-    """Over, unless memory or disk are low indeed."""
+    """Clear an alarm that was raised manually. It stays if memory or disk space is low."""
     call.broker.alarms.clear_by_hand(_kind(call))
     return NO_CONTENT
 
 
 def _kind(call: ApiRequest) -> str:
-    """Raises: ResourceNotFound."""
+    """Return the alarm of the path. Raises: ResourceNotFound."""
     kind = call.params["name"]
     if kind not in REASONS:
         raise ResourceNotFound(f"there is no alarm '{kind}': memory or disk")
@@ -284,12 +281,12 @@ def _kind(call: ApiRequest) -> str:
 
 
 async def get_clock(call: ApiRequest) -> ApiResponse:
-    """Whether a jump of the wall clock is held; `jump_s` is below 0 when the clock went back."""
+    """Return whether the broker holds back a jump of the wall clock. `jump_s` is negative if the clock went back."""
     return reply(clock_state(call))
 
 
 async def accept_clock(call: ApiRequest) -> ApiResponse:
-    """Accepts the wall clock as it is: retention, time to live and delays follow it now."""
+    """Accept the wall clock. Retention, time to live and delays follow it from now on."""
     watch = call.broker.storage.clock_watch
     watch.accept()
     watch.save()
@@ -297,18 +294,18 @@ async def accept_clock(call: ApiRequest) -> ApiResponse:
 
 
 async def set_channel_max(call: ApiRequest) -> ApiResponse:
-    """What connections that log in from now on are offered; 0: no limit."""
+    """Set the channel limit for new connections. 0 means no limit."""
     call.broker.channel_max = number("value", call.fields().get("value"), 0, CHANNEL_MAX)
     return NO_CONTENT
 
 
 async def get_loopback_users(call: ApiRequest) -> ApiResponse:
-    """Users who may log in from this machine only."""
+    """List the users that may log in only from this machine."""
     return reply({"value": sorted(call.broker.auth.loopback_users)})
 
 
 async def set_loopback_users(call: ApiRequest) -> ApiResponse:
-    """Who is let in from a loopback address only, from the next login on."""
+    """Set the users that may log in only from a loopback address, from the next login on."""
     value = call.fields().get("value")
     if not isinstance(value, list) or len(value) > USERS_MAX or not all(isinstance(name, str) for name in value):
         raise BadRequest(f"value is a list of at most {USERS_MAX} names")
@@ -334,14 +331,17 @@ METADATA: Final = "metadata.sqlite"
 
 
 class NotOurs(ApiError):
-    """The metadata are in a database that has backups of its own."""
+    """The metadata are in an external database, which needs its own backup."""
 
     status = 409
     error = "other_database"
 
 
 async def copy_metadata(call: ApiRequest) -> ApiResponse:
-    """The metadata as they are now -> `{data_dir, path}`; amqpctl has made the folder. Raises: NotOurs."""
+    """Copy the metadata database for a backup.
+
+    Returns `{data_dir, path}`. amqpctl has created the folder. Raises: NotOurs.
+    """
     broker = call.broker
     if broker.settings.metadata.url:
         raise NotOurs("the metadata are not in the data directory (metadata.url): back up that database beside it")
@@ -356,8 +356,10 @@ BACKUP_ROUTES: Final = (ApiRoute("POST", "api/amqpd/backup_metadata", Role.ADMIN
 
 
 async def get_cluster(call: ApiRequest) -> ApiResponse:
-    """Nodes of a cluster, and who serves what. `clustered` is false of a node by itself, which has nothing more to
-    tell."""
+    """Return the nodes of the cluster and the virtual hosts that each serves.
+
+    Without a cluster, `clustered` is false and only `node` follows.
+    """
     if call.cluster is None:
         return reply({"clustered": False, "node": call.node})
     found = call.cluster.status()
@@ -366,7 +368,10 @@ async def get_cluster(call: ApiRequest) -> ApiResponse:
 
 
 async def move_vhost(call: ApiRequest) -> ApiResponse:
-    """Answers when the vhost is there, and names those that went along: all of its slot."""
+    """Move a virtual host to a node, with all virtual hosts of its slot.
+
+    Answers with their names when the node serves them.
+    """
     name, node = call.text("vhost"), call.text("node")
     try:
         return reply({"vhosts": await _cluster(call).move(name, node), "node": node})
@@ -379,8 +384,9 @@ async def move_vhost(call: ApiRequest) -> ApiResponse:
 
 
 async def rebalance(call: ApiRequest) -> ApiResponse:
-    """Moves vhosts so that all nodes serve about as many. rabbit: leaders of queues; here vhosts, by slots. A node by
-    itself has nothing to even out.
+    """Move virtual hosts so that all nodes serve about the same number.
+
+    RabbitMQ moves queue leaders; here whole slots move. Does nothing without a cluster.
     """
     if call.cluster is None:
         return NO_CONTENT
@@ -388,7 +394,7 @@ async def rebalance(call: ApiRequest) -> ApiResponse:
 
 
 def _cluster(call: ApiRequest) -> ClusterControl:
-    """Raises: BadRequest."""
+    """Return the cluster. Raises: BadRequest."""
     if call.cluster is None:
         raise BadRequest("this broker runs as one node: it is in no cluster")
     return call.cluster
@@ -402,15 +408,17 @@ CLUSTER_ROUTES: Final = (
 
 
 async def suspend(call: ApiRequest) -> ApiResponse:
-    """Stops listening for AMQP clients; those connected stay. rabbit: the listeners are still told of, as they are to
-    come back. The admin API goes on: it has to hear so.
+    """Stop listening for AMQP clients and keep open connections.
+
+    RabbitMQ: suspended listeners are still listed. The HTTP API stays open, because it must receive the resume
+    request.
     """
     await call.server.suspend_listeners()
     return NO_CONTENT
 
 
 async def resume(call: ApiRequest) -> ApiResponse:
-    """Lets clients in again, after suspend_listeners."""
+    """Accept clients again, after suspend_listeners."""
     try:
         await call.server.resume_listeners()
     except OSError as error:
@@ -419,8 +427,10 @@ async def resume(call: ApiRequest) -> ApiResponse:
 
 
 async def close_user_connections(call: ApiRequest) -> ApiResponse:
-    """Closes all connections of the user, and counts them.
-    rabbit: nobody of that name is no error. Cost: a look at every connection, in slices."""
+    """Close all connections of a user and return their number.
+
+    RabbitMQ: an unknown user is no error. Cost: a look at every connection, in slices.
+    """
     name, why = call.text("username"), reason(call.text("reason", ""))
     closed = 0
     slices = TimeSlice()
@@ -448,13 +458,14 @@ log = logging.getLogger(__name__)
 GRACE_MAX_S: Final = 3600.0
 LOOK_S: Final = 0.1
 DRAIN_S: Final = 120.0
-"""How long the vhosts of a node in a cluster may take to go elsewhere."""
+"""Time limit for moving the vhosts of a cluster node to other nodes."""
 WHY: Final = "Node was put into maintenance mode"
 
 
 async def drain(call: ApiRequest) -> ApiResponse:
-    """Takes the node out of service: no client gets in any more; who is in has `grace_s` to go and is closed then.
-    Answers when they are told so.
+    """Drain the node for maintenance, refusing new connections and closing open ones after `grace_s` seconds.
+
+    Answers when the close frames are queued.
     """
     grace_s = call.fields().get("grace_s", 0)
     if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s <= GRACE_MAX_S:
@@ -466,11 +477,11 @@ async def drain(call: ApiRequest) -> ApiResponse:
     deadline = call.broker.loop.time() + grace_s
     while _served(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
-    if not server.drained:  # a `revive` meanwhile
+    if not server.drained:  # `revive` was called meanwhile
         return reply({"closed": 0})
     if call.cluster is not None:
         try:
-            await call.cluster.drain(DRAIN_S)  # its vhosts, and with them their clients, go to other nodes
+            await call.cluster.drain(DRAIN_S)  # its vhosts move to other nodes, and their clients with them
         except NotMoved as error:
             raise Unavailable(str(error)) from None
     elsewhere = server.connections.elsewhere
@@ -489,13 +500,13 @@ async def drain(call: ApiRequest) -> ApiResponse:
 
 
 def _served(connections: ConnectionRegistry) -> int:
-    """Clients of this node, those that another one serves among them."""
+    """Return the number of clients of this node, including those whose vhost another node serves."""
     elsewhere = connections.elsewhere
     return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
 
 
 async def revive(call: ApiRequest) -> ApiResponse:
-    """Clients get in again, on the same ports."""
+    """Accept clients again on the same ports, after drain."""
     try:
         await call.server.resume_listeners()
     except OSError as error:
@@ -507,12 +518,12 @@ async def revive(call: ApiRequest) -> ApiResponse:
 
 
 async def live(_call: ApiRequest) -> ApiResponse:
-    """The broker's loop answers."""
+    """Check that the broker's event loop answers."""
     return reply({"status": "ok"})
 
 
 async def ready(call: ApiRequest) -> ApiResponse:
-    """Clients can connect, else 503 with the reason."""
+    """Check that clients can connect, else answer 503 with the reason."""
     trouble = call.server.not_ready
     return reply({"status": "failed", "reason": trouble}, 503) if trouble else reply({"status": "ok"})
 
@@ -529,16 +540,18 @@ ASKED_BY: Final = "amqpctl reload"
 
 
 class CannotReload(ApiError):
-    """Settings: the broker goes on with what it had, all of it. Definitions: those of one file, all or nothing."""
+    """Reload failed. Settings change all or not at all, and so do the definitions of one file."""
 
     status = 409
     error = "cannot_reload"
 
 
 async def reload(call: ApiRequest) -> ApiResponse:
-    """Reads the settings again. `{changed, waiting, imported}`: settings that are taken over, those that need a
-    restart, and the definitions that
-    were imported again. Cost: files are read, and for each TLS listener 5 ms. Raises: CannotReload, MetadataError.
+    """Read the settings again.
+
+    Returns `{changed, waiting, imported}`: settings that were applied, settings that need a restart, and the source
+    of definitions that were imported again. Cost: reads files, and 5 ms per TLS listener. Raises: CannotReload,
+    MetadataError.
     """
     found = call.server.reload(ASKED_BY)
     if found.problem:
@@ -554,14 +567,17 @@ RELOAD_ROUTES: Final = (ApiRoute("POST", "api/amqpd/reload", Role.ADMINISTRATOR,
 
 
 class ApplicationRunning(ApiError):
-    """What asks for a stopped app got a running one."""
+    """AMQP is running, but the request requires that it is stopped."""
 
     status = 409
     error = "app_running"
 
 
 async def reset(call: ApiRequest) -> ApiResponse:
-    """Deletes everything, as before the first start. Raises: AppRuns; BadRequest of a node in a cluster."""
+    """Delete all virtual hosts, users and messages, as before the first start.
+
+    Raises: ApplicationRunning, BadRequest in a cluster.
+    """
     if call.cluster is not None:
         raise BadRequest("the node is in a cluster, whose vhosts and users are not its own: it is not reset")
     if call.server.app_running:
@@ -583,8 +599,8 @@ async def reset(call: ApiRequest) -> ApiResponse:
     for row in auth.users():
         if row.name != first.user:
             await auth.delete_user(row.name)
-    # The first user is replaced, not deleted: at no moment is there nobody who may log in. The vhosts took their
-    # permissions with them.
+    # The first user is replaced, not deleted, so that one user can always log in. Deleting the vhosts has deleted
+    # their permissions.
     await auth.add_user(first.user, first.password.encode(), tags=first.tags, replace=True)
     await auth.set_permissions(first.user, first.vhost, first.configure, first.write, first.read)
     log.warning("reset: done, start_app serves clients again")

@@ -1,9 +1,8 @@
-"""The reference of this API, made from its routes: a page for people at /api/index.html, a description for programs at
-/api/openapi.json (OpenAPI 3.0). And where to get RabbitMQ's command-line client, which RabbitMQ itself gives out.
+"""Reference of the HTTP API, generated from its routes: HTML at /api/index.html, OpenAPI 3.0 at /api/openapi.json.
 
-A route's line is the first sentence of its handler's docstring, else the handler's name.
-
-Schemas of OpenAPI 3.0, made from the types in `shapes`.
+The summary of a route is the first sentence of its handler's docstring, else the handler's name. Schemas are
+generated from the types in `api_types`. /cli explains how to get rabbitmqadmin, which RabbitMQ's own API offers for
+download.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ LIST_QUERY: Final = {
 
 
 class Schemas:
-    """Collects what stands under components/schemas while `of` is asked for one after the other."""
+    """The schemas under components/schemas, collected by calls of `of`."""
 
     def __init__(self) -> None:
         self.named: dict[str, dict[str, Any]] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """Raises: TypeError for a type that has no schema here."""
+        """Return the schema of a type. Raises: TypeError for a type without a schema."""
         origin, arguments = get_origin(kind), get_args(kind)
         if kind is Any:
             return {}
@@ -62,7 +61,7 @@ class Schemas:
         raise TypeError(f"no schema for {kind}")
 
     def answer(self, kind: Any) -> dict[str, Any]:
-        """Of a whole answer: a list is an array, and with `page` in the query a page of it."""
+        """Return the schema of an answer. A list is an array, or a page of it with `page` in the query."""
         whole = self.of(kind)
         if get_origin(kind) is not list:
             return whole
@@ -80,7 +79,7 @@ class Schemas:
     def _object(self, kind: Any) -> dict[str, Any]:
         name = kind.__name__
         if name not in self.named:
-            self.named[name] = {}  # one that holds itself ends here
+            self.named[name] = {}  # ends the recursion of a type that contains itself
             hints = get_type_hints(kind, include_extras=True)
             required = [field for field, hint in hints.items() if _is_required(kind, field, hint)]
             made = _made({field: self.of(hint) for field, hint in hints.items()}, required)
@@ -90,7 +89,10 @@ class Schemas:
 
 
 def _is_required(kind: Any, field: str, hint: Any) -> bool:
-    """Not by __required_keys__: annotations that are texts hide NotRequired from it."""
+    """Return whether a field is required.
+
+    `__required_keys__` does not work here: annotations that are texts hide NotRequired from it.
+    """
     if typing.get_origin(hint) is NotRequired:
         return False
     return bool(kind.__total__)
@@ -133,13 +135,13 @@ def summary(route: ApiRoute) -> str:
 
 
 def kind(route: ApiRoute) -> str:
-    """Under which heading it stands: the first word of its path."""
+    """Return the heading of a route in the reference: the first word of its path."""
     words = route.path.removeprefix("api/").split("/")
     return words[1] if words[0] in ("health", "amqpd") and len(words) > 1 else words[0]
 
 
 def openapi(routes: tuple[ApiRoute, ...]) -> dict[str, Any]:
-    """The description. Cost: some 10 ms."""
+    """Return the OpenAPI description. Cost: about 10 ms."""
     paths: dict[str, dict[str, Any]] = {}
     schemas = Schemas()
     for route in routes:
@@ -200,22 +202,25 @@ def page(routes: tuple[ApiRoute, ...]) -> str:
 
 
 async def get_cli(_call: ApiRequest) -> ApiResponse:
-    """Where to get rabbitmqadmin, RabbitMQ's command-line client of this API."""
+    """Show how to get rabbitmqadmin, RabbitMQ's command-line client of this API."""
     return ApiResponse(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
 
 
 async def _moved(place: str, _call: ApiRequest) -> ApiResponse:
-    """Redirects to where that is now."""
+    """Redirect to the current path."""
     return ApiResponse(301, headers={"Location": place})
 
 
 async def _text(make: Callable[[], bytes], content_type: str, _call: ApiRequest) -> ApiResponse:
-    """The reference of this API."""
+    """Return the reference of this API."""
     return ApiResponse(200, make(), content_type, POLICY)
 
 
 def reference(routes: tuple[ApiRoute, ...]) -> tuple[ApiRoute, ...]:
-    """The routes that describe these, and themselves. What they answer is made when somebody asks first."""
+    """Return the routes that serve the reference of `routes` and of themselves.
+
+    It is generated at the first request.
+    """
     described: list[ApiRoute] = []
 
     @cache

@@ -1,16 +1,11 @@
-"""The broker as a whole: overview, and its listeners.
+"""Handlers for the overview, nodes and their memory, and the live status of the web page.
 
-The node: /nodes, and its memory. There is one.
+RabbitMQ's figures about the Erlang runtime have counterparts where possible: threads for processes, garbage
+collections, context switches, bytes read and written. Figures about Mnesia and the message store are left out.
 
-What RabbitMQ counts of Erlang's runtime is told where there is a counterpart: threads for processes, the collector's
-runs, context switches, what the process has read and written. Of Mnesia, and of a message store that is none here,
-nothing is told.
-
-How the broker is at this moment, for a page that looks every few seconds: alarms, what holds connections, how long
-syncs take and how late the loop is. And what the caller may do with one queue or exchange, so that nobody is offered
-what would be refused.
-
-Counts rise from the start on: who asks twice has what happened in between, by how long it took.
+`/amqpd/pulse` shows the current state: alarms, paused connections, sync times, delays of the event loop. Its counts
+rise from the start; a client that asks twice subtracts. `/amqpd/rights` returns the caller's permissions, so that the
+page offers only actions that are allowed.
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def listeners(call: ApiRequest) -> list[dict[str, Any]]:
-    """What listens on the network now."""
+    """Return the open network listeners."""
     return [
         {
             "node": call.node,
@@ -63,12 +58,12 @@ def listeners(call: ApiRequest) -> list[dict[str, Any]]:
 
 
 def _secure(protocol: str) -> dict[str, str]:
-    """rabbit: a text, and only where it is."""
+    """RabbitMQ: a text, present only for HTTPS."""
     return {"ssl": "true"} if protocol == "https" else {}
 
 
 def contexts(call: ApiRequest) -> list[dict[str, Any]]:
-    """Where HTTP is served."""
+    """Return the listeners that serve HTTP."""
     return [
         {"description": "Management API", "path": "/", "ip": each.host, "port": each.port, **_secure(each.protocol)}
         for each in call.server.listeners
@@ -82,12 +77,12 @@ def exchange_types() -> list[dict[str, Any]]:
 
 
 def churn(call: ApiRequest) -> dict[str, Any]:
-    """What came and went since the start, with rates."""
+    """Return the objects created and removed since the start, with rates."""
     return call.rates.details(call.rates.churn, CHURN, spans(call.query))
 
 
 class Totals:
-    """Objects of the vhosts the caller may see, counted in slices."""
+    """The numbers of objects in the vhosts that the caller may see."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(
@@ -99,7 +94,7 @@ class Totals:
         )
 
     async def count(self, call: ApiRequest, vhosts: list[VHost]) -> dict[str, int]:
-        """Reads the log of each queue that nobody has used since the start."""
+        """Count the objects in slices. Opens the logs of queues that were not used since the start."""
         slices, counts = TimeSlice(), self.counts
         for vhost in vhosts:
             counts["exchanges"] += len(vhost.exchanges)
@@ -122,7 +117,7 @@ class Totals:
 
 
 async def overview(call: ApiRequest) -> ApiResponse:
-    """Totals, rates, listeners and versions of the broker; `fields` cuts it as `columns` does."""
+    """Return totals, rates, listeners and versions of the broker. `fields` selects fields, as `columns` does."""
     broker = call.broker
     counts = await Totals().count(call, call.vhosts())
     item: dict[str, Any] = {
@@ -131,7 +126,7 @@ async def overview(call: ApiRequest) -> ApiResponse:
         "product_name": broker.settings.product[0],
         "product_version": broker.settings.product[1],
         "amqpd_version": __version__,
-        # rabbit: of the runtime; clients expect something there.
+        # RabbitMQ: versions of the runtime. Clients require these fields.
         "erlang_version": f"Python {platform.python_version()}",
         "erlang_full_version": f"Python {' '.join(sys.version.split())}",
         "release_series_support_status": "supported",
@@ -168,18 +163,18 @@ async def overview(call: ApiRequest) -> ApiResponse:
 
 
 async def _published(call: ApiRequest, within: SampleRanges) -> dict[str, Any]:
-    """What publishers sent, each message once however many queues took it."""
+    """Return the counts of publishes, each message once, also if several queues received it."""
     totals = await call.rates.totals(CHANNEL, within)
     return {name: totals[name] for name in ("publish", "publish_details", "confirm", "confirm_details")}
 
 
 async def cluster_name(call: ApiRequest) -> ApiResponse:
-    """The cluster's name that clients see."""
+    """Return the cluster name that clients see."""
     return reply({"name": call.broker.cluster_name})
 
 
 async def put_cluster_name(call: ApiRequest) -> ApiResponse:
-    """Kept as the global parameter of that name; clients are told it in server-properties."""
+    """Set the cluster name that clients see in server-properties. It is a global parameter."""
     name = call.text("name")
     try:
         await wait_done(partial(call.broker.global_parameters.declare, CLUSTER_NAME, name))
@@ -189,7 +184,7 @@ async def put_cluster_name(call: ApiRequest) -> ApiResponse:
 
 
 def clock_state(call: ApiRequest) -> dict[str, Any]:
-    """Return whether a jump of the wall clock is held, by how much it is ahead, and for how long it is held."""
+    """Return whether the clock holds back a jump, its size, and how long it is held."""
     watch = call.broker.storage.clock_watch
     return {
         "state": "held" if watch.held else "steady",
@@ -199,18 +194,18 @@ def clock_state(call: ApiRequest) -> dict[str, Any]:
 
 
 def this_node(call: ApiRequest) -> None:
-    """The node of the path, if it names one, is this one: there is no other. Raises: ResourceNotFound."""
+    """Raise ResourceNotFound if the path names another node."""
     if call.params.get("node", call.node) != call.node:
         raise ResourceNotFound(f"no node '{call.params['node']}'")
 
 
 async def extensions(call: ApiRequest) -> ApiResponse:
-    """Extensions of the page. RabbitMQ: scripts of its page, the first of which its own plugin always names."""
+    """List extensions of the page. RabbitMQ: scripts of its page; the management plugin's own is always first."""
     return reply([{"javascript": "dispatcher.js"}])
 
 
 async def auth_attempts(call: ApiRequest) -> ApiResponse:
-    """Which ways to log in the page has: basic auth. rabbit: its OAuth 2 servers (UAA), of which there are none."""
+    """Return the login methods of the page, basic auth only. RabbitMQ: also OAuth 2 servers (UAA)."""
     return reply({"oauth_enabled": False, "enable_uaa": False, "uaa_client_id": "", "uaa_location": ""})
 
 
@@ -235,7 +230,7 @@ MEMORY_NAMES: Final = (
 
 
 def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]:
-    """memory: by use, where the caller asks for it."""
+    """Return a node. `memory` has its memory use, if the caller asked for it."""
     broker = call.broker
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     version = broker.settings.product[1]
@@ -264,7 +259,7 @@ def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]
         "enabled_plugins": sorted(PART_OF_IT),
         "applications": [
             {"name": "amqpd", "description": "AMQP 0-9-1 broker", "version": __version__},
-            # rabbit: clients look here for the version whose API this is
+            # RabbitMQ: clients look here for the version of the API
             {"name": "rabbit", "description": broker.settings.product[0], "version": version},
         ],
         "auth_mechanisms": [{"name": name, "description": "", "enabled": True} for name in ("AMQPLAIN", "PLAIN")],
@@ -281,7 +276,7 @@ def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _counted(call: ApiRequest) -> dict[str, Any]:
-    """What changes, with rates. rabbit: io_sync_avg_time is ms, of those of the last sweep."""
+    """Return counters with rates. RabbitMQ: io_sync_avg_time is in ms, here for the syncs of the last sweep."""
     found = call.rates.details(call.rates.node, NODE, spans(call.query))
     took, often = found.pop("io_sync_us_details")["rate"], found["io_sync_count_details"]["rate"]
     del found["io_sync_us"]
@@ -290,13 +285,13 @@ def _counted(call: ApiRequest) -> dict[str, Any]:
 
 
 async def get_nodes(call: ApiRequest) -> ApiResponse:
-    """The nodes: memory, disk, descriptors, alarms, rates."""
+    """List the nodes with memory, disk, descriptors, alarms and rates."""
     memory = await _asked_memory(call)
     return await listing(call, [call], lambda each: node_item(each, memory), lambda _: call.node)
 
 
 async def get_node(call: ApiRequest) -> ApiResponse:
-    """One node."""
+    """Return one node."""
     this_node(call)
     return one(call, node_item(call, await _asked_memory(call)))
 
@@ -305,8 +300,10 @@ async def get_node(call: ApiRequest) -> ApiResponse:
 
 
 async def memory_sizes(call: ApiRequest) -> dict[str, int]:
-    """Resident bytes by what they are for, in RabbitMQ's categories: program files (code), message bodies on their way
-    in (connection_readers) and in queues (binary), and all else (other_proc); the others are Erlang's.
+    """Return resident bytes by RabbitMQ's categories.
+
+    Used are code (program files), connection_readers (incoming message bodies), binary (message bodies in queues) and
+    other_proc (the rest). The other categories exist only in Erlang and are 0.
     """
     bodies = await _queued_bytes(call)
     status = numbers(_STATUS)
@@ -324,7 +321,7 @@ async def memory_sizes(call: ApiRequest) -> dict[str, int]:
 
 
 async def _queued_bytes(call: ApiRequest) -> int:
-    """Bytes of message bodies that queues keep in memory. Cost: 2 us a queue, in slices."""
+    """Return the bytes of message bodies that queues keep in memory. Cost: 2 us per queue, in slices."""
     slices = TimeSlice()
     found = 0
     for vhost in list(call.broker.vhosts.values()):
@@ -341,7 +338,7 @@ async def _asked_memory(call: ApiRequest) -> dict[str, Any] | None:
 
 
 async def get_memory(call: ApiRequest) -> ApiResponse:
-    """What its memory is used for, in bytes."""
+    """Return the node's memory use in bytes, by category."""
     this_node(call)
     return reply({"memory": await _memory(call)})
 
@@ -353,7 +350,7 @@ async def _memory(call: ApiRequest) -> dict[str, Any]:
 
 
 async def get_relative_memory(call: ApiRequest) -> ApiResponse:
-    """What its memory is used for, in per cent, rounded up."""
+    """Return the node's memory use in per cent, rounded up, by category."""
     this_node(call)
     found = await memory_sizes(call)
     total = max(1, sum(found.values()))
@@ -373,7 +370,7 @@ FAILED_LOGS_MAX: Final = 20
 
 
 async def get_pulse(call: ApiRequest) -> ApiResponse:
-    """Alarms, what holds connections, how long syncs took and how late the loop was."""
+    """Return alarms, paused connections, sync times and delays of the event loop."""
     broker = call.broker
     slices = TimeSlice()
     held = dict.fromkeys(HELD_BY.values(), 0)
@@ -399,13 +396,13 @@ async def get_pulse(call: ApiRequest) -> ApiResponse:
 
 
 async def get_pulse_of(call: ApiRequest) -> ApiResponse:
-    """The same of a node of the cluster, asked at any node."""
+    """Return the pulse of a node of the cluster."""
     this_node(call)
     return await get_pulse(call)
 
 
 async def _failed_logs(call: ApiRequest, slices: TimeSlice) -> list[Queue]:
-    """The queues whose log takes nothing more. Cost: a step per queue, in slices."""
+    """Return queues whose log has failed and accepts no more messages. Cost: linear in the queues, in slices."""
     found: list[Queue] = []
     for vhost in list(call.broker.vhosts.values()):
         for queue in list(vhost.queues.values()):
@@ -417,12 +414,12 @@ async def _failed_logs(call: ApiRequest, slices: TimeSlice) -> list[Queue]:
 
 
 def _histogram(bounds_s: tuple[float, ...], counts: list[int], total_s: float) -> dict[str, Any]:
-    """counts: up to each bound, each by itself, and one more above the last."""
+    """Return a histogram. `counts` are not cumulative and have one more item for values above the last bound."""
     return {"bounds_s": list(bounds_s), "counts": list(counts), "total_s": total_s}
 
 
 async def get_rights(call: ApiRequest) -> ApiResponse:
-    """Which permissions the caller has on the queue or exchange of the query, whether it is there or not."""
+    """Return the caller's permissions on the queue or exchange of the query, which need not exist."""
     kinds = [kind for kind in ("queue", "exchange") if kind in call.query]
     if len(kinds) != 1:
         raise BadRequest("queue or exchange is needed, one of them")

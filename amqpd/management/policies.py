@@ -1,17 +1,16 @@
-"""Policies: /policies and /operator-policies, of all vhosts, of one, one of them.
+"""Handlers for policies, operator policies, runtime parameters, and the preview of a policy.
 
-Runtime parameters: /parameters of components, per vhost; /global-parameters. In RabbitMQ parameters also make
-federation links and shovels; their lists are empty here.
+RabbitMQ configures federation and shovels by parameters; their lists are empty here.
 
-What a policy would do before it is set, or cleared: which queues and exchanges its pattern matches, which of them
-would obey it, what changes for them, and how many messages that costs. Nothing is set.
+**Preview** (not in RabbitMQ) shows the effect of setting or clearing a policy without doing it: which queues and
+exchanges it matches, which would use it, the changed definitions, and how many messages would be removed. It puts the
+vhost's policies and the new one into a separate table (`policy_table.py`) and looks up every queue and exchange
+there. The results of a match are:
 
-The vhost's policies are put beside the one that is asked for in a table of their own, and every queue and exchange is
-asked what it would obey then (`policy_table.py`). What matches and yet does not obey is told with its reason: another
-policy comes first (`outranked`: its priority is higher, or the same and its name is before), or the queue's kind cannot
-follow all of it (`unsupported`). What obeys the policy of this name today and would not any more is `released`.
-
-RabbitMQ has no such route.
+- `applied`: the object would use the policy.
+- `outranked`: another policy has a higher priority, or the same priority and a name that sorts first.
+- `unsupported`: the type of the queue does not support a key of the policy.
+- `released`: the object uses the policy now and would not any more.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def policy_item(policy: Policy) -> dict[str, Any]:
-    """rabbit: in this order."""
+    """Return a policy with its fields in RabbitMQ's order."""
     row = policy.row
     return {
         "vhost": row.vhost,
@@ -61,20 +60,21 @@ def policy_item(policy: Policy) -> dict[str, Any]:
 
 
 async def get_policies(operator: bool, call: ApiRequest) -> ApiResponse:
-    """Policies, of all virtual hosts or of one; operator policies likewise."""
+    """List the policies of all virtual hosts or of one. There is the same route for operator policies."""
     found = [policy for vhost in call.vhosts() for policy in vhost.policies.all(operator)]
     return await listing(call, found, policy_item, lambda policy: policy.row.name)
 
 
 async def get_policy(operator: bool, call: ApiRequest) -> ApiResponse:
-    """One policy."""
+    """Return one policy."""
     return one(call, policy_item(_found(operator, call)))
 
 
 async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
-    """Sets the policy; 201 for a new one, 204 for another of its name, once every queue and exchange obeys it; 400
-    for what
-    is none."""
+    """Set a policy.
+
+    201 for a new one, 204 for a changed one, once every queue and exchange uses it; 400 if it is invalid.
+    """
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a policy")
     fields = call.fields()
@@ -89,7 +89,7 @@ async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
 
 
 async def delete_policy(operator: bool, call: ApiRequest) -> ApiResponse:
-    """Clears the policy."""
+    """Clear a policy."""
     policy = _found(operator, call)
     await wait_done(partial(policies.clear, call.vhost(), policy))
     return NO_CONTENT
@@ -119,7 +119,7 @@ ROUTES: Final = (
 
 
 def parameter_item(parameter: Parameter) -> dict[str, Any]:
-    """rabbit: in this order."""
+    """Return a parameter with its fields in RabbitMQ's order."""
     return {
         "value": parameter.value,
         "vhost": parameter.vhost,
@@ -133,18 +133,21 @@ def global_item(named: tuple[str, Any]) -> dict[str, Any]:
 
 
 async def get_parameters(call: ApiRequest) -> ApiResponse:
-    """Runtime parameters, all or of one component."""
+    """List the runtime parameters of all components or of one."""
     found = parameters.parameters(call.vhosts(), call.params.get("component", ""))
     return await listing(call, found, parameter_item, lambda each: each.name)
 
 
 async def get_parameter(call: ApiRequest) -> ApiResponse:
-    """One parameter."""
+    """Return one parameter."""
     return one(call, parameter_item(_parameter(call)))
 
 
 async def put_parameter(call: ApiRequest) -> ApiResponse:
-    """Sets the parameter; 201 for a new one, 204 for another value; 400 for an unknown component, or a wrong value."""
+    """Set a parameter.
+
+    201 for a new one, 204 for a changed one, 400 for an unknown component or an invalid value.
+    """
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")
     value = call.given("value")
@@ -158,7 +161,7 @@ async def put_parameter(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_parameter(call: ApiRequest) -> ApiResponse:
-    """Clears the parameter."""
+    """Clear a parameter."""
     found = _parameter(call)
     component = component_of(found.component)
     _check(call, component)
@@ -182,19 +185,19 @@ def _check(call: ApiRequest, component: ParameterComponent) -> None:
 
 
 async def get_global_parameters(call: ApiRequest) -> ApiResponse:
-    """Global parameters."""
+    """List the global parameters."""
     return await listing(call, call.broker.global_parameters.all(), global_item, lambda named: named[0])
 
 
 async def get_global_parameter(call: ApiRequest) -> ApiResponse:
-    """One global parameter."""
+    """Return one global parameter."""
     name = call.params["name"]
     _global(call, name)
     return one(call, global_item((name, call.broker.global_parameters.get(name))))
 
 
 async def put_global_parameter(call: ApiRequest) -> ApiResponse:
-    """Sets the global parameter."""
+    """Set a global parameter."""
     name = clean_name(call.params["name"], "a parameter")
     value = call.given("value")
     try:
@@ -205,7 +208,7 @@ async def put_global_parameter(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_global_parameter(call: ApiRequest) -> ApiResponse:
-    """Clears the global parameter."""
+    """Clear a global parameter."""
     name = call.params["name"]
     _global(call, name)
     await wait_done(partial(call.broker.global_parameters.clear, name))
@@ -218,17 +221,17 @@ def _global(call: ApiRequest, name: str) -> None:
 
 
 async def get_federation_links(call: ApiRequest) -> ApiResponse:
-    """Federation links, of which there are none."""
+    """List federation links. The list is always empty."""
     return await _none(call)
 
 
 async def get_shovels(call: ApiRequest) -> ApiResponse:
-    """Shovels, of which there are none."""
+    """List shovels. The list is always empty."""
     return await _none(call)
 
 
 async def _none(call: ApiRequest) -> ApiResponse:
-    """The empty list, or page. Raises: as `Call.vhost`."""
+    """Return an empty list or page. Raises: as `ApiRequest.vhost`."""
     call.vhosts()
     nothing: list[dict[str, Any]] = []
     return await listing(call, nothing, dict, lambda item: str(item["name"]))
@@ -262,7 +265,12 @@ APPLIED, OUTRANKED, UNSUPPORTED, RELEASED = "applied", "outranked", "unsupported
 
 
 class Preview:
-    """What is found, thing by thing. count: how many are shown; policy: what is to be set, None: it is cleared."""
+    """The preview of a policy.
+
+    Attributes:
+        policy: the policy to set, or None if it is cleared.
+        count: limit of `items`.
+    """
 
     def __init__(self, name: str, operator: bool, policy: Policy | None, count: int) -> None:
         self.name = name
@@ -279,7 +287,7 @@ class Preview:
         self.found_count = 0
 
     async def look(self, vhost: VHost, slices: TimeSlice) -> None:
-        """At each queue and exchange there is. Cost: 1 us a policy and thing."""
+        """Look up every queue and exchange of the vhost. Cost: 1 us per policy and object."""
         table = await _table(vhost, self.name, self.operator, self.policy, slices)
         for thing in vhost.policy_targets():
             if not thing.deleted:
@@ -312,7 +320,7 @@ class Preview:
             self.items.append(item)
 
     def _why(self, kind: str, name: str, before: EffectivePolicy, after: EffectivePolicy) -> str:
-        """Empty: the policy has nothing to do with it."""
+        """Return the result for an object; empty if the policy does not concern it."""
         was, holds = (before.operator_policy, after.operator_policy) if self.operator else (before.policy, after.policy)
         if self.policy is not None:
             if self.policy.matches(kind, name):
@@ -325,14 +333,17 @@ class Preview:
         return self.policy is not None and self.policy.row.apply_to in ("queues", "all")
 
     def _costs(self, queue: Queue, before: EffectivePolicy, after: EffectivePolicy) -> dict[str, Any]:
-        """What it loses by other rules: messages over a length, which go at once; those whose time to live gets
-        shorter, which may; and the queue itself, where nobody uses it."""
+        """Return what a queue would lose under the new rules.
+
+        These are messages above a length limit, which are removed at once; messages with a shorter time to live,
+        which may expire; and the queue itself, if it is unused.
+        """
         old, new = before.rules(queue.kind, queue.arguments), after.rules(queue.kind, queue.arguments)
         over: int = 0
         if new.drops_head:
             over = max(0, queue.ready_count - new.length_max) if new.length_max >= 0 else 0
             if 0 <= new.length_bytes_max < queue.ready_bytes:
-                # As many as the bytes that are too many are on an average.
+                # Estimated with the average size of a message.
                 many = queue.ready_count * (queue.ready_bytes - new.length_bytes_max)
                 over = max(over, -(-many // queue.ready_bytes))
         sooner = queue.ready_count if new.ttl_ms >= 0 and (old.ttl_ms < 0 or new.ttl_ms < old.ttl_ms) else 0
@@ -356,7 +367,7 @@ class Preview:
 
 
 async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None, slices: TimeSlice) -> PolicyTable:
-    """The vhost's policies as they would be."""
+    """Return a table with the vhost's policies after the change."""
     there = [each for kind in (False, True) for each in vhost.policies.all(kind)]
     kept = [each for each in there if (each.row.name, each.row.operator) != (name, operator)]
     table = PolicyTable()
@@ -368,7 +379,7 @@ async def _table(vhost: VHost, name: str, operator: bool, policy: Policy | None,
 
 
 async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
-    """What the policy of the body would do: what it matches, what changes there, and how many messages go."""
+    """Preview a policy without setting it. The answer has the matches, changes and numbers of removed messages."""
     vhost = call.vhost()
     fields = call.fields()
     name = clean_name(call.text("name"), "a policy")

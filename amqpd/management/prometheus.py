@@ -1,19 +1,17 @@
-"""The table of all metrics: name, kind, meaning, and the group that `/metrics/detailed?family=` knows it by.
+"""Metrics: the table of all families, and the writer of Prometheus' text format.
 
-Names and kinds are those of RabbitMQ 3.10 and 3.13 (rabbitmq_prometheus) where there is such a thing; texts, and
-metrics called `amqpd_`, are ours. docs/reference/metrics.md is made of it.
-
-Prometheus' text format: families, and the sheet on which their samples are put down.
+If RabbitMQ has a metric, its name and type are those of RabbitMQ 3.10 and 3.13 (rabbitmq_prometheus). Metrics with
+`amqpd_` and all help texts are ours. docs/reference/metrics.md is generated from the table.
 
     # TYPE rabbitmq_queue_messages_ready gauge
     # HELP rabbitmq_queue_messages_ready Messages that wait for a consumer
     rabbitmq_queue_messages_ready{vhost="/",queue="orders"} 12
 
-All samples of a family stand together, whatever the order in which objects are looked at: so a `MetricsWriter` keeps
-the lines by family, in the order in which families come first, and joins them at the end, in pieces.
+The format requires the samples of a family to be together, but objects are visited one by one. So `MetricsWriter`
+collects lines by family and joins them at the end, in chunks.
 
-Source: Prometheus exposition format 0.0.4. RabbitMQ 3.10 writes quotes in names of queues as they are, which no parser
-takes; here they are escaped.
+Source: Prometheus exposition format 0.0.4. RabbitMQ 3.10 does not escape quotes in queue names, which no parser
+accepts; amqpd escapes them.
 """
 
 from __future__ import annotations
@@ -33,8 +31,12 @@ DETAILED: Final = "detailed_"
 
 
 class Family(NamedTuple):
-    """One metric. name: with its prefix, as `/metrics` has it. kind: gauge, counter, histogram. group: what
-    `/metrics/detailed?family=` calls it; empty where that does not have it.
+    """A metric.
+
+    Attributes:
+        name: with its prefix, as on `/metrics`.
+        kind: gauge, counter or histogram.
+        group: name of its group in `/metrics/detailed?family=`; empty if it is not there.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Family(NamedTuple):
     group: str = ""
 
     def detailed(self) -> str:
-        """Its name on `/metrics/detailed`. rabbit: what holds for a whole cluster keeps its own."""
+        """Return the name on `/metrics/detailed`. RabbitMQ: metrics of a whole cluster keep their name."""
         if self.name.startswith(CLUSTER_PATH):
             return self.name
         prefix = OURS if self.name.startswith(OURS) else THEIRS
@@ -51,33 +53,36 @@ class Family(NamedTuple):
 
 
 def escaped(text: str) -> str:
-    """As a label's value has it."""
+    """Escape a label's value."""
     if "\\" in text or '"' in text or "\n" in text:
         text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return text
 
 
 def labels(**values: str) -> str:
-    """In braces, in the order given; empty for none."""
+    """Return labels in braces, in the given order; empty without labels."""
     return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in values.items()) + "}" if values else ""
 
 
 def shown(value: float) -> str:
-    """As a sample has it."""
+    """Format a sample's value."""
     if isinstance(value, int):
         return str(value)
     return "NaN" if math.isnan(value) else f"{value:.15g}"
 
 
 class MetricsWriter:
-    """One answer on its way. detailed: names are those of `/metrics/detailed`."""
+    """The body of one response, collected line by line.
+
+    With `detailed`, names are those of `/metrics/detailed`.
+    """
 
     def __init__(self, *, detailed: bool = False) -> None:
         self._detailed = detailed
         self._lines: dict[str, list[str]] = {}
 
     def begin(self, family: Family) -> list[str]:
-        """The family's lines, which samples are appended to; its heading stands in them already."""
+        """Return the family's list of lines, which begins with its heading. Append samples to it."""
         name = family.detailed() if self._detailed else family.name
         lines = self._lines.get(name)
         if lines is None:
@@ -86,12 +91,17 @@ class MetricsWriter:
         return lines
 
     def add(self, family: Family, value: float, given: str = "") -> None:
-        """One sample. given: its labels, as `labels` makes them."""
+        """Add a sample. `given` is the text of its labels, from `labels`."""
         name = family.detailed() if self._detailed else family.name
         self.begin(family).append(f"{name}{given} {shown(value)}\n")
 
     def add_histogram(self, family: Family, bounds: tuple[float, ...], counts: list[int], total: float) -> None:
-        """counts: by bucket, not added up, and of what is above all bounds. total: of all values."""
+        """Add a histogram.
+
+        Args:
+            counts: values per bucket, not cumulative, and one item for values above all bounds.
+            total: sum of all values.
+        """
         name = family.detailed() if self._detailed else family.name
         lines = self.begin(family)
         below = 0
@@ -102,7 +112,7 @@ class MetricsWriter:
         lines += [f"{name}_sum {shown(total)}\n", f"{name}_count {below}\n"]
 
     async def chunks(self, slices: TimeSlice) -> list[bytes]:
-        """The answer's body. The sheet is empty afterwards: 10,000 queues' lines go little by little."""
+        """Return the body in chunks and clear the writer in slices, because 10,000 queues have many lines."""
         found: list[bytes] = []
         piece: list[str] = []
         size = 0
@@ -128,7 +138,7 @@ HISTOGRAM: Final = "histogram"
 
 
 def _group(group: str, *rows: tuple[str, str, str]) -> dict[str, Family]:
-    """By their names without the prefix."""
+    """Return families by their names without the prefix."""
     return {name: Family(name if name.startswith("amqpd_") else f"rabbitmq_{name}", kind, text, group)
             for name, kind, text in rows}  # fmt: skip
 
@@ -218,7 +228,8 @@ QUEUE: Final = _group(
     ("queue_messages_unacked_bytes", GAUGE, "Bodies of unacked messages, in bytes"),
     ("queue_messages_delayed_retry", GAUGE, "Messages that wait for their next try"),
 )
-# Of a queue's own counters, in the order of QUEUE_COUNTERS; `channel_` as RabbitMQ counts them, where the channels are.
+# A queue's counters, in the order of QUEUE_COUNTERS. RabbitMQ counts these per channel, so names begin with
+# `channel_`.
 QUEUE_PUBLISHED: Final = _group(
     "channel_queue_exchange_metrics",
     ("queue_messages_published_total", COUNTER, "Messages that went into queues"),
@@ -237,7 +248,7 @@ QUEUE_DELIVERY_OWN: Final = {
     name: Family(family.name.replace("_channel_", "_queue_"), COUNTER, family.help, "queue_delivery_metrics")
     for name, family in QUEUE_DELIVERY.items()
 }
-"""The same again under the names RabbitMQ 4 has for those who want no channels: on `/metrics/detailed` alone."""
+"""The same counters under RabbitMQ 4's names without channels, on `/metrics/detailed` only."""
 CHANNEL: Final = _group(
     "channel_metrics",
     ("channel_consumers", GAUGE, "Consumers of the channel"),

@@ -1,8 +1,8 @@
-"""Surgery of queues over HTTP: /queues/V/Q/messages shows, /queues/V/Q/jobs moves, copies, deletes, redrives and
-rewinds, and /amqpd/jobs tells of what runs. RabbitMQ has no such routes.
+"""Handlers for browsing queues and for jobs: move, copy, delete, redrive and rewind messages. Not in RabbitMQ.
 
-To browse takes the read permission on the queue; a job takes read and configure on its source (a copy: read), and write
-on where the messages go: the queue, the exchange, or of a redrive each queue that one goes back to.
+/queues/V/Q/messages shows messages, /queues/V/Q/jobs starts jobs, /amqpd/jobs lists them. Browsing requires the read
+permission on the queue. A job requires read and configure on its source (copy: only read), and write on the target:
+the queue, the exchange, or each queue that a redrive sends messages to.
 """
 
 from __future__ import annotations
@@ -50,9 +50,11 @@ _SHARED: Final = frozenset({"action", "where", "limit", "dry_run", "wait_ms"})
 
 
 async def get_messages(call: ApiRequest) -> ApiResponse:
-    """Shows messages where they lie, a page at a time.
-    `count`, `offset`, `time`, `where`, `encoding` and `truncate` stand in the query; with `end=true` the answer has no
-    message and the offset of the next one that will come."""
+    """Show messages without removing them, a page at a time.
+
+    Query: `count`, `offset`, `time`, `where`, `encoding`, `truncate`. With `end=true` the answer has no messages, and
+    its `next_offset` is the offset of the next message to arrive.
+    """
     query = call.query
     count = number("count", query.get("count", 100), 1, COUNT_MAX)
     begin = number("offset", query.get("offset", 0), 0, OFFSET_MAX)
@@ -78,7 +80,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
 
 def _shown(entry: QueueEntry, state: str, encoding: str, truncate: int | None) -> dict[str, Any]:
     message = entry.message
-    assert message is not None  # what is read has its message
+    assert message is not None  # a scan returns entries with their messages
     item = {
         "offset": entry.offset,
         "time": message.logged_ms or None,
@@ -93,8 +95,10 @@ def _shown(entry: QueueEntry, state: str, encoding: str, truncate: int | None) -
 
 
 async def post_job(call: ApiRequest) -> ApiResponse:
-    """Moves, copies, deletes, redrives or rewinds messages.
-    202 with the job; 200 where it has ended within `wait_ms`."""
+    """Start a job that moves, copies, deletes, redrives or rewinds messages.
+
+    202 with the job, or 200 if it has ended within `wait_ms`.
+    """
     fields = call.fields()
     verb = call.text("action")
     if verb not in VERBS:
@@ -110,7 +114,7 @@ async def post_job(call: ApiRequest) -> ApiResponse:
 
 
 async def _request(call: ApiRequest, verb: str) -> JobRequest:
-    """What is asked for, once all of it is checked. Raises: BadRequest, NotAuthorised, ResourceNotFound."""
+    """Check the body completely and return the request. Raises: BadRequest, NotAuthorised, ResourceNotFound."""
     fields = call.fields()
     vhost = call.vhost()
     to_queue, to_exchange = _optional(call, "to_queue"), _optional(call, "to_exchange")
@@ -171,7 +175,7 @@ def _may_write(call: ApiRequest, vhost: str) -> Any:
 
 
 async def _source(call: ApiRequest, *, configure: bool) -> Queue:
-    """The queue of the path, open. Raises: NotAuthorised, ResourceNotFound, ResourceLocked, ResourceError."""
+    """Return the queue of the path, opened. Raises: NotAuthorised, ResourceNotFound, ResourceLocked, ResourceError."""
     vhost = call.vhost()
     name = call.params["queue"]
     call.check(vhost.name, "read", "queue", name)
@@ -185,7 +189,7 @@ async def _source(call: ApiRequest, *, configure: bool) -> Queue:
 
 
 async def get_jobs(call: ApiRequest) -> ApiResponse:
-    """Those of vhosts that the caller may see; of one queue where the path names it."""
+    """List jobs of the virtual hosts that the caller may see, or of the queue in the path."""
     jobs = [job for job in call.broker.jobs.all() if call.may_see(job.source.vhost_name)]
     if "queue" in call.params:
         vhost = call.vhost()
@@ -195,15 +199,17 @@ async def get_jobs(call: ApiRequest) -> ApiResponse:
 
 
 async def get_job(call: ApiRequest) -> ApiResponse:
-    """One job. `wait_ms` in the query: the answer comes when it has ended, or after so long."""
+    """Return one job. With `wait_ms` in the query, the answer waits so long for its end."""
     job = _job(call)
     await call.broker.jobs.until_ended(job, number("wait_ms", call.query.get("wait_ms", 0), 0, WAIT_MS_MAX))
     return reply(job_item(job))
 
 
 async def delete_job(call: ApiRequest) -> ApiResponse:
-    """Stops the job, and shows it.
-    The answer comes when it has stopped, or after WAIT_MS_MAX; one that has ended stays as it is."""
+    """Stop a job and return it.
+
+    The answer comes when the job has stopped, at the latest after WAIT_MS_MAX. An ended job does not change.
+    """
     job = _job(call)
     call.check(job.source.vhost_name, "read" if job.kind == COPY else "configure", "queue", job.source.name)
     job.stop()
@@ -219,7 +225,7 @@ def _job(call: ApiRequest) -> QueueJob:
 
 
 def job_item(job: QueueJob) -> dict[str, Any]:
-    """A job as the API shows it."""
+    """Return a job as the API shows it."""
     took_ms: int = max(1, (job.ended_ms or job.now_ms()) - job.begun_ms)
     selector = job.conditions.selector
     nothing = job.ended_ms > 0 and job.done_count == 0 and not job.conditions.left
@@ -249,7 +255,7 @@ def _optional(call: ApiRequest, name: str) -> str | None:
 
 
 def selector_of(text: object) -> Selector | None:
-    """Raises: BadRequest."""
+    """Return the selector, or None if it is missing or matches all. Raises: BadRequest."""
     if text is None:
         return None
     if not isinstance(text, str):
@@ -262,7 +268,7 @@ def selector_of(text: object) -> Selector | None:
 
 
 def time_ms(value: object) -> int:
-    """Milliseconds since 1970: a number of them, or a time as ISO 8601 has it (UTC where it names no zone). None: 0.
+    """Return milliseconds since 1970 from a number or an ISO 8601 time (without a zone: UTC). None is 0.
 
     Raises: BadRequest.
     """

@@ -1,9 +1,8 @@
-"""Queues: /queues, one queue, its bindings, its contents; and /queues/V/Q/get, which takes messages out to be seen.
+"""Handlers for queues, their bindings and contents, and for stored offsets of streams.
 
-What named consumers of a stream have stored: /queues/V/Q/offsets. RabbitMQ has no such route.
-
-To look, to set and to delete takes the read permission on the queue, as to consume does: whoever may read under a name
-may say how far it has come.
+/queues/V/Q/get takes messages and can requeue them. /queues/V/Q/offsets (not in RabbitMQ) has the offsets that named
+consumers of a stream have stored. All its methods require the read permission on the queue, as consuming does: a user
+that may consume under a name may also set its offset.
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ _ACK_MODES: Final = {
 
 
 def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
-    """A queue as RabbitMQ shows it. Reads a queue's log if nobody has since the start: up to 25 ms after a kill.
+    """Return a queue as RabbitMQ shows it. Opens its log if necessary, which takes up to 25 ms after a kill.
 
-    One whose log cannot be read now is `down` and shown without its messages, as one is whose log comes back from Kafka
-    (`syncing`, RabbitMQ's word for a copy that is being filled).
+    If the log cannot be read, the state is `down` and counts are missing. While it is read back from Kafka, the state
+    is `syncing`, which RabbitMQ uses for a replica that is being filled.
     """
     store = queue.store
     coming = is_coming(store)
@@ -99,9 +98,9 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
         "lost_offsets": [] if store is None else [[first, last] for first, last in store.lost],
         **shown.lengths,
         "messages_unacknowledged": queue.unacked_count,
-        # What came back and waits for its next try (x-delayed-retry-*).
+        # Returned messages that wait for their next delivery (x-delayed-retry-*).
         "messages_delayed_retry": queue.delayed_count,
-        # Of those that are ready: what no consumer's x-filter matches, as far as they have looked.
+        # Ready messages that no consumer's x-filter matches, as far as consumers have scanned.
         "messages_unmatched": 0 if queue.filters is None else queue.filters.unmatched_count(),
         **groups_item(queue),
         **retained_item(queue),
@@ -117,18 +116,22 @@ def queue_item(call: ApiRequest, queue: Queue) -> dict[str, Any]:
         "single_active_consumer_tag": first if queue.round_robin.single_active else None,
         "message_stats": shown.stats,
     }
-    if owner is not None and not queue.deleted:  # who shows a list may be behind
+    if owner is not None and not queue.deleted:  # the list may be a moment old
         item["owner_pid_details"] = connection_details(owner)
     return item
 
 
 def is_coming(store: QueueLog | None) -> bool:
-    """Whether what is live of its log is still being read back from Kafka, or is to be."""
+    """Return whether the log's live messages must still be read back from Kafka."""
     return isinstance(store, LocalLog) and not store.local and not store.ready and not store.failed
 
 
 def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
-    """opened: whether its log can be used. state_reason: why it is not running; null where it is."""
+    """Return `state` and `state_reason`, which is null while the queue runs.
+
+    Args:
+        opened: the log can be used.
+    """
     if is_coming(store):
         return {"state": "syncing", "state_reason": "its messages are being read back from Kafka"}
     if opened and (store is None or not store.failed):
@@ -139,7 +142,7 @@ def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
 
 
 def _replicas(call: ApiRequest, queue: Queue) -> dict[str, Any]:
-    """rabbit: where a quorum queue or a stream has its copies: here."""
+    """Return the replicas of a quorum queue or a stream as RabbitMQ shows them: this node only."""
     if queue.kind not in ("quorum", "stream"):
         return {}
     here = {"leader": call.node} if queue.kind == "quorum" else {}
@@ -147,7 +150,7 @@ def _replicas(call: ApiRequest, queue: Queue) -> dict[str, Any]:
 
 
 def plain_item(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
-    """What a queue is, without what it counts; totals: but for its messages."""
+    """Return a queue without statistics. With `totals`, include its numbers of messages."""
     vhost = call.broker.vhosts.get(queue.vhost_name)
     followed = NONE if vhost is None else vhost.policies.obeyed_by(queue)
     item: dict[str, Any] = {
@@ -169,8 +172,11 @@ def plain_item(call: ApiRequest, queue: Queue, totals: bool) -> dict[str, Any]:
 
 
 def groups_item(queue: Queue) -> dict[str, Any]:
-    """Of x-group-by: groups of which something is unacked, and those of them of which something is ready, too, as far
-    as it was looked at. null where there are none."""
+    """Return the fields of x-group-by, null for other queues.
+
+    `groups_locked` counts groups with unacked messages, `groups_waiting` those of them with ready messages, as far as
+    scanned.
+    """
     if not isinstance(queue, GroupedQueue):
         return {"group_by": None, "groups_locked": None, "groups_waiting": None}
     order = queue.grouped
@@ -182,13 +188,15 @@ def groups_item(queue: Queue) -> dict[str, Any]:
 
 
 def replicated_item(store: QueueLog | None) -> dict[str, Any]:
-    """Of a queue whose log Kafka keeps: where, and how far it has it (`QueueLog.about`). Nothing of another."""
+    """Return the state of a log in Kafka (`QueueLog.about`), {} for other logs."""
     return {} if store is None or store.local else {"kafka": store.about()}
 
 
 def retained_item(queue: Queue) -> dict[str, Any]:
-    """Of x-retain: what is settled and still there, the first offset there is, and when that was appended (ms). null
-    where nothing is kept."""
+    """Return the fields of x-retain: settled messages that are kept, the first offset and its time (ms).
+
+    All are null if the queue retains nothing.
+    """
     store = queue.store
     if not queue.rules.retains or not isinstance(store, LocalLog) or not store.ready:
         return dict.fromkeys(
@@ -204,7 +212,7 @@ def retained_item(queue: Queue) -> dict[str, Any]:
 
 
 async def get_queues(call: ApiRequest) -> ApiResponse:
-    """Queues, of all virtual hosts or of one."""
+    """List the queues of all virtual hosts or of one."""
     slices = TimeSlice()
     bare, totals = call.query_shows("disable_stats"), call.query_shows("enable_queue_totals")
     queues: list[Queue] = []
@@ -221,13 +229,13 @@ async def get_queues(call: ApiRequest) -> ApiResponse:
 
 
 def _keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
-    """What `queue_item` has in the columns that a list of ten thousand is sorted by every few seconds."""
+    """Return cheap sort keys for common columns: the page sorts ten thousand queues every few seconds."""
 
     def rate(index: int) -> Callable[[Queue], object]:
         return lambda queue: call.rates.per_s(queue, QUEUE)[index]
 
     def taken(queue: Queue) -> float:
-        rates = dict(zip(QUEUE_COUNTERS, call.rates.per_s(queue, QUEUE), strict=False))  # lengths come behind
+        rates = dict(zip(QUEUE_COUNTERS, call.rates.per_s(queue, QUEUE), strict=False))  # the lengths follow
         return round(sum(rates[name] for name in DELIVERED), 1)
 
     return {
@@ -244,15 +252,15 @@ def _keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
 
 
 async def get_queue(call: ApiRequest) -> ApiResponse:
-    """One queue."""
+    """Return one queue."""
     queue = call.queue()
     await opened(queue)
     item = queue_item(call, queue)
-    # The list leaves these out: they cost a walk over every consumer, and over every channel.
+    # Not in the list, because they visit every consumer and every channel.
     asked = {path[0] for path in columns(call.query.get("columns", ""))}
     if not asked or "consumer_details" in asked:
         item["consumer_details"] = [consumer_item(call, consumer) for consumer in queue.consumers]
-    # rabbit: with rates_mode basic nothing is counted between an exchange and each queue.
+    # RabbitMQ: with rates_mode basic, rates between an exchange and a queue are not collected.
     item["incoming"] = []
     if not asked or "deliveries" in asked:
         item["deliveries"] = await _deliveries(call, queue)
@@ -260,13 +268,13 @@ async def get_queue(call: ApiRequest) -> ApiResponse:
 
 
 async def get_queue_consumers(call: ApiRequest) -> ApiResponse:
-    """Consumers of the queue."""
+    """List the consumers of the queue."""
     found = list(call.queue().consumers)
     return await listing(call, found, lambda each: consumer_item(call, each), lambda each: each.tag)
 
 
 async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
-    """The channels that have had something of it and are there. Cost: a look at each channel there is."""
+    """Return the open channels that have received messages of the queue. Cost: visits every channel."""
     slices = TimeSlice()
     found: dict[ChannelConsumers, None] = {}
     for consumer in queue.consumers:
@@ -291,7 +299,10 @@ async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
 
 
 async def put_queue(call: ApiRequest) -> ApiResponse:
-    """Declares the queue; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
+    """Declare a queue.
+
+    201 for a new one, 204 for an equivalent one, 400 otherwise.
+    """
     vhost = call.vhost()
     name = clean_name(call.params["queue"], "a queue")
     arguments = call.arguments()
@@ -299,7 +310,7 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
     call.check(vhost.name, "configure", "queue", name)
     dead_letter = arguments.get("x-dead-letter-exchange")
     if isinstance(dead_letter, str):
-        # rabbit: whoever dead-letters must be able to read the queue and to write to the exchange
+        # RabbitMQ: a dead letter exchange requires read on the queue and write on the exchange
         call.check(vhost.name, "read", "queue", name)
         call.check(vhost.name, "write", "exchange", dead_letter)
     if name.startswith("amq.rabbitmq.reply-to"):
@@ -311,14 +322,18 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_queue(call: ApiRequest) -> ApiResponse:
-    """Deletes the queue with its messages; if-empty=true, if-unused=true."""
+    """Delete a queue with its messages. Query: `if-empty`, `if-unused`."""
     queue = _to_change(call, "configure", call.params["queue"])
     await drop(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
     return NO_CONTENT
 
 
 async def drop(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) -> int:
-    """Deletes it once its tombstone is committed. Returns how many messages were ready. Raises: PreconditionFailed."""
+    """Delete a queue and wait for the commit. Raises: PreconditionFailed.
+
+    Returns:
+        The number of ready messages.
+    """
     queue.prepare()
     vhost = call.vhost()
     declarations.check_queue_deletable(vhost, queue, if_unused, if_empty)
@@ -327,13 +342,13 @@ async def drop(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) 
 
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
-    """Drops all messages that are ready."""
+    """Remove all ready messages of the queue."""
     purge(call, _to_change(call, "read", call.params["queue"]))
     return NO_CONTENT
 
 
 def purge(call: ApiRequest, queue: Queue) -> int:
-    """Removes what is ready. Returns how many went."""
+    """Remove the ready messages and return their number."""
     call.broker.vhosts[queue.vhost_name].check_not_system(queue.name)
     reject_on_stream(queue, "queue.purge")
     queue.prepare()
@@ -345,7 +360,7 @@ def purge(call: ApiRequest, queue: Queue) -> int:
 
 
 def _to_change(call: ApiRequest, kind: Any, name: str) -> Queue:
-    """The queue, when the caller may do this to it; an exclusive one belongs to its connection alone."""
+    """Return the queue after checking permission and exclusive owner."""
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", name)
     queue = call.queue()
@@ -354,17 +369,20 @@ def _to_change(call: ApiRequest, kind: Any, name: str) -> Queue:
 
 
 async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
-    """What is bound to the queue; `name` is looked for in sources and routing keys."""
+    """List the bindings to the queue. The query `name` filters by source and routing key."""
     vhost = call.vhost()
     try:
         queue = call.queue()
     except ResourceNotFound:
-        return await show(call, [])  # rabbit: nothing is bound to what there is not
+        return await show(call, [])  # RabbitMQ: no error for an unknown queue
     return await show(call, [(vhost, [queue, *vhost.bindings_to(queue)])], by_source)
 
 
 async def get_messages(call: ApiRequest) -> ApiResponse:
-    """Takes up to `count` messages and puts them back or not, as `ackmode` says; the body as text or base64."""
+    """Take up to `count` messages and ack, reject or requeue them.
+
+    `ackmode` says which of these, `encoding` whether bodies are text where possible, or base64.
+    """
     missing = [name for name in ("count", "ackmode", "encoding") if name not in call.fields()]
     if missing:
         raise missing_keys(*missing)
@@ -381,7 +399,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     reject_on_stream(queue, "basic.get")
     queue.prepare()
     queue.touch()
-    # No await between taking and giving back: a request that is broken off must not keep messages.
+    # No await between taking and requeueing: a cancelled request must not keep messages.
     entries = _take(queue, count)
     tap = call.vhost().tap
     if tap is not None:
@@ -435,7 +453,7 @@ def _copy(entry: QueueEntry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
 
 
 def message_item(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, truncate: int | None) -> dict[str, Any]:
-    """A message as RabbitMQ shows it: what is given of it, properties decoded, body as text or base64."""
+    """Return a message as RabbitMQ shows it: given fields, decoded properties, body as text or base64."""
     item, properties, body = raw
     fields = decode_properties(properties)._asdict()
     item["properties"] = {name: plain(value) for name, value in fields.items() if value is not None}
@@ -445,7 +463,7 @@ def message_item(raw: tuple[dict[str, Any], bytes, bytes], encoding: str, trunca
             item["payload"], item["payload_encoding"] = body.decode(), "string"
             return item
         except UnicodeDecodeError:
-            pass  # no text: shown as the bytes it is
+            pass  # not UTF-8: base64
     item["payload"], item["payload_encoding"] = b64encode(body).decode(), "base64"
     return item
 
@@ -457,7 +475,7 @@ def _name(queue: Queue) -> str:
 _ONE: Final = "api/queues/{vhost}/{queue}"
 ROUTES: Final = (
     ApiRoute("GET", "api/queues", Role.MANAGEMENT, get_queues),
-    # rabbit: from 4.x on /queues leaves out what is costly there; here it has all.
+    # RabbitMQ: since 4.x, /queues leaves out expensive fields; here it has all.
     ApiRoute("GET", "api/queues/detailed", Role.MANAGEMENT, get_queues),
     ApiRoute("GET", "api/queues/{vhost}", Role.MANAGEMENT, get_queues),
     ApiRoute("GET", _ONE, Role.MANAGEMENT, get_queue),
@@ -471,14 +489,14 @@ ROUTES: Final = (
 
 
 async def get_offsets(call: ApiRequest) -> ApiResponse:
-    """Stored offsets of a stream, by consumers' names."""
+    """List the stored offsets of a stream by consumer name."""
     queue, store = await _stream(call)
     stored = list(call.broker.catalogue.stored_offsets.of(queue.id).items())
     return await listing(call, stored, partial(_item, store), lambda each: each[0])
 
 
 async def get_offset(call: ApiRequest) -> ApiResponse:
-    """How far the consumer of that name has come."""
+    """Return the stored offset of a consumer name."""
     queue, store = await _stream(call)
     name = call.params["name"]
     stored = call.broker.catalogue.stored_offsets.of(queue.id).get(name)
@@ -488,8 +506,10 @@ async def get_offset(call: ApiRequest) -> ApiResponse:
 
 
 async def put_offset(call: ApiRequest) -> ApiResponse:
-    """Sets where the consumer of that name continues.
-    `offset`: the next one that consumers of this name get, of those there are or the one that comes next."""
+    """Set the offset where consumers of this name continue.
+
+    `offset` is that of an existing message, or of the next one to arrive.
+    """
     queue, store = await _stream(call)
     name = clean_name(call.params["name"], "a consumer")
     offset = number("offset", call.given("offset"), 0, store.next_offset)
@@ -501,7 +521,7 @@ async def put_offset(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_offset(call: ApiRequest) -> ApiResponse:
-    """Removes a stored offset."""
+    """Remove a stored offset."""
     queue, _ = await _stream(call)
     name = call.params["name"]
     if not await wait_done(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):
@@ -510,7 +530,10 @@ async def delete_offset(call: ApiRequest) -> ApiResponse:
 
 
 def _item(store: QueueLog, each: tuple[str, StoredOffset]) -> dict[str, Any]:
-    """lag: from it to the end of the log. time: when it was written, ms since 1970; null while it is not."""
+    """Return a stored offset. `lag` is its distance to the end of the log.
+
+    `time` is ms since 1970, null until it is stored.
+    """
     name, stored = each
     lag = max(0, store.next_offset - stored.offset)
     return {"name": name, "offset": stored.offset, "lag": lag, "time": stored.time_ms or None}

@@ -1,11 +1,11 @@
-"""Feature flags: RabbitMQ's names for what a node may have switched off, and amqpd never has; and deprecated features,
-which RabbitMQ is to lose and amqpd keeps.
+"""Routes of RabbitMQ's API that have little to do here: feature flags, deprecated features, routes for other nodes.
 
-Clients' suites, Ansible and upgrade scripts ask for the list and enable all of it; both are right here at any time.
-Only flags whose feature is there are on the list, and of deprecated features those that amqpd has.
+Test suites of clients, Ansible and upgrade scripts list the feature flags and enable all of them. Only flags whose
+feature exists here are listed, and all are always enabled. Deprecated features are listed if amqpd has them; they
+will stay.
 
-What of RabbitMQ's API has nothing to do on a broker of one node: it answers as RabbitMQ on one node does, so that
-scripts of upgrades and maintenance go on. Beside them the older names of paths.
+The other routes answer as RabbitMQ does on a single node, so that scripts for upgrades and maintenance work. Old
+names of paths are here too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEPRECATED: Final = {
     "management_metrics_collection": "Rates and samples in the HTTP API",
     "transient_nonexcl_queues": "Queues that are neither durable nor exclusive",
 }
-"""rabbit: by its names, as 4.x tells them."""
+"""RabbitMQ's names, as in 4.x."""
 
 
 def item(name: str) -> dict[str, Any]:
@@ -52,12 +52,12 @@ def item(name: str) -> dict[str, Any]:
 
 
 async def get_flags(_call: ApiRequest) -> ApiResponse:
-    """Feature flags, all of them enabled."""
+    """List the feature flags, which are all enabled."""
     return reply([item(name) for name in sorted(FLAGS)])
 
 
 async def enable(call: ApiRequest) -> ApiResponse:
-    """Enables the flag. rabbit: 204 also for what is enabled already."""
+    """Enable a feature flag. RabbitMQ: 204 also if it is enabled already."""
     if call.params["name"] not in FLAGS:
         raise BadRequest("unsupported")
     return NO_CONTENT
@@ -75,13 +75,15 @@ def _deprecated_item(name: str) -> dict[str, Any]:
 
 
 async def get_deprecated(_call: ApiRequest) -> ApiResponse:
-    """Deprecated features of RabbitMQ, as amqpd has them."""
+    """List the deprecated features of RabbitMQ that amqpd has."""
     return reply([_deprecated_item(name) for name in sorted(DEPRECATED)])
 
 
 async def get_deprecated_used(call: ApiRequest) -> ApiResponse:
-    """Deprecated features that are in use now.
-    Rates are always collected. Cost: a look at each channel and queue, as far as the first."""
+    """List the deprecated features that are in use now.
+
+    Rates are always collected. Cost: visits channels and queues until the first that uses the feature.
+    """
     slices = TimeSlice()
     used = {"management_metrics_collection"}
     for connection in list(call.server.connections):
@@ -111,12 +113,12 @@ ACTIONS: Final = ("sync", "cancel_sync")
 
 
 async def rebalance(_call: ApiRequest) -> ApiResponse:
-    """Does nothing, as on a single node of RabbitMQ."""
+    """Do nothing, as on a single node of RabbitMQ."""
     return NO_CONTENT
 
 
 async def succeed(call: ApiRequest) -> ApiResponse:
-    """rabbit: copies of a classic mirrored queue are brought up to date, of which there are none."""
+    """Accept the actions sync and cancel_sync of a queue and do nothing. RabbitMQ: for mirrors of classic queues."""
     call.check(call.queue().vhost_name, "read", "queue", call.params["queue"])
     action = call.fields().get("action")
     if action not in ACTIONS:
@@ -125,8 +127,9 @@ async def succeed(call: ApiRequest) -> ApiResponse:
 
 
 async def start_vhost(call: ApiRequest) -> ApiResponse:
-    """Answers 204 if the vhost exists: a vhost that exists is running. rabbit: 400 for one that is not, and for another
-    node.
+    """Answer 204 if the virtual host exists, because it is then running.
+
+    RabbitMQ: 400 for one that does not exist, or for another node.
     """
     if call.params["node"] != call.node or call.params["vhost"] not in call.broker.vhosts:
         raise BadRequest(f"no vhost '{call.params['vhost']}' on a node '{call.params['node']}'")
@@ -134,19 +137,19 @@ async def start_vhost(call: ApiRequest) -> ApiResponse:
 
 
 async def reset_stats(call: ApiRequest) -> ApiResponse:
-    """Resets rates; counters are the objects' own and stay."""
+    """Reset rates. Counters stay."""
     this_node(call)
     call.rates.forget()
     return NO_CONTENT
 
 
 async def login(_call: ApiRequest) -> ApiResponse:
-    """Checks name and password of the form; later requests bring them again."""
+    """Check name and password of the form. Later requests must send them again."""
     return reply([])
 
 
 async def no_extra_tables(call: ApiRequest) -> ApiResponse:
-    """Memory of Erlang's tables (ETS): zero, as there are none."""
+    """Return the memory of Erlang's ETS tables, which is always 0."""
     this_node(call)
     return reply({"ets_tables_memory": {"total": 0}})
 
@@ -156,7 +159,7 @@ _OLD_DEFINITIONS: Final = "api/all-configuration"
 
 
 def _renamed() -> tuple[ApiRoute, ...]:
-    """rabbit: /all-configuration is what /definitions was called."""
+    """Return the routes under /all-configuration, the old name of /definitions in RabbitMQ."""
     found: list[ApiRoute] = []
     for route in (*definitions.ROUTES, *definitions_import.ROUTES):
         if route.path == "api/definitions":

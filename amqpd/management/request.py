@@ -1,16 +1,13 @@
-"""What a handler of the admin API gets and gives: one request, already authenticated and parsed, and one reply.
+"""Requests and responses of the HTTP API, errors, and what handlers may use of the server and the cluster.
 
-`Call` knows no aiohttp. It carries who asks, the decoded names of the path, the query and the JSON body, and the checks
-every handler shares: does the vhost exist and may the caller know of it, may the caller do this to that queue.
-Permissions are the same patterns as on AMQP; a caller from the unix socket is the operator and passes.
+A handler gets an `ApiRequest`, authenticated and parsed, and returns an `ApiResponse`. `ApiRequest` does not depend
+on aiohttp. It also has the checks that handlers share: vhost, queue and exchange of the path, and permissions, with
+the same patterns as on AMQP. A caller from the unix socket is the operator and passes every check.
 
-A name that may not be seen and a name that does not exist look the same to a caller without the monitoring tag.
+A caller without the monitoring tag cannot distinguish a vhost that it may not see from one that does not exist.
 
-What the admin API may do with the cluster that its node is of: `call.cluster`, None where it is of none.
-
-What the admin API sees and may do of the server it is part of; `amqpd.server` fills it.
-
-The server composes the packages and so knows this one; the other way round goes through what is handed over here.
+`ServerControl` and `ClusterControl` are the interfaces to the server and to the cluster. `amqpd.server` passes the
+implementations, because this package may not import the server.
 """
 
 from __future__ import annotations
@@ -39,11 +36,11 @@ if TYPE_CHECKING:
 
 DEFAULT_EXCHANGE: Final = "amq.default"
 SESSION_NAME: Final = "admin API"
-"""What sessions of this front end are called, where a connection would have its name."""
+"""Name of the HTTP API's sessions, where a connection has its own name."""
 
 
 class Role(IntEnum):
-    """What a route asks of its caller; RabbitMQ's user tags."""
+    """The role that a route requires. RabbitMQ: user tags."""
 
     PUBLIC = 0
     MANAGEMENT = 1
@@ -61,7 +58,12 @@ TAGS: Final[dict[Role, frozenset[str]]] = {
 
 
 class ApiError(Exception):
-    """An answer of 400 and above. error: RabbitMQ's word for it; reason: for people."""
+    """An error response.
+
+    Attributes:
+        error: RabbitMQ's word for the error.
+        reason: the text for users.
+    """
 
     status = 500
     error = "internal_server_error"
@@ -78,7 +80,7 @@ class BadRequest(ApiError):
 
 
 class NotAuthorised(ApiError):
-    """rabbit: 401 for a missing tag or permission too."""
+    """RabbitMQ: 401 also for a missing tag or permission."""
 
     status = 401
     error = "not_authorised"
@@ -90,7 +92,7 @@ class Forbidden(ApiError):
 
 
 class ResourceNotFound(ApiError):
-    """text: the reason in the body of every 404; the reason of this one is its `detail`."""
+    """A 404. Its body always has `text` as the reason; the actual reason is in `detail`."""
 
     status = 404
     error = "Object Not Found"
@@ -130,26 +132,32 @@ class Unavailable(ApiError):
 
 
 class AppIsStopped(Unavailable):
-    """amqpctl stop_app was here, and the request is of no use without AMQP."""
+    """AMQP was stopped by `amqpctl stop_app`, and the request needs it."""
 
     error = "app_stopped"
 
 
 class Principal(NamedTuple):
-    """Who asks. operator: came through the unix socket, and is above all permissions."""
+    """The caller of a request.
+
+    Attributes:
+        operator: the caller used the unix socket. Permissions do not apply to it.
+    """
 
     user: User
     operator: bool
 
     def has(self, role: Role) -> bool:
-        """Whether one of his tags is enough for this role; a tag includes those below it as RabbitMQ has them."""
+        """Return whether a tag of the caller includes the role. RabbitMQ defines which tags include others."""
         return role == Role.PUBLIC or self.operator or not TAGS[role].isdisjoint(self.user.tags)
 
 
 class ApiResponse(NamedTuple):
-    """body: encoded already, in one piece or in chunks; None for an empty one.
+    """A response.
 
-    file: a path whose bytes are the body, in ranges when the request says so.
+    Attributes:
+        body: encoded, in one piece or in chunks; None for an empty one.
+        file: path of a file with the body. The server answers range requests.
     """
 
     status: int
@@ -160,20 +168,28 @@ class ApiResponse(NamedTuple):
 
 
 to_json: Final = json.JSONEncoder(separators=(",", ":")).encode
-"""Encode a value as JSON of the admin API. RabbitMQ: no blank after a comma or a colon; clients compare such text."""
+"""Encode a value as JSON of the HTTP API. RabbitMQ: no blank after a comma or a colon; clients compare such text."""
 
 CREATED: Final = ApiResponse(201)
 NO_CONTENT: Final = ApiResponse(204)
 
 
 def reply(data: object, status: int = 200) -> ApiResponse:
-    """A small answer, encoded at once. Lists that grow with the broker go through `listing`."""
+    """Return a response with a small JSON body. Lists that can be long use `listing`."""
     return ApiResponse(status, to_json(data).encode())
 
 
 class ApiRequest:
-    """One request. params: the path's names, decoded. query: the last value of each name; query_pairs: all of them, in
-    order. body: JSON, or None. sessions: logins of the page.
+    """One request.
+
+    Attributes:
+        params: the names in the path, decoded.
+        query: the last value of each name in the query.
+        query_pairs: all names and values of the query, in order.
+        body: decoded JSON, or None.
+        sessions: logins of the web page.
+        cluster: the cluster of this node, else None.
+        part: another node asks for its part of a list. The answer has one item per line (`listing.py`).
     """
 
     def __init__(
@@ -201,26 +217,25 @@ class ApiRequest:
         self.body = body
         self.query_pairs = query_pairs
         self.sessions = sessions
-        # The cluster that the node is of.
         self.cluster: ClusterControl | None = None
-        # Another node asks: a list is answered as lines, for it to merge (listing.py).
         self.part = False
 
     def for_part(self) -> ApiRequest:
-        """The same, as another node would ask it."""
+        """Return a copy that asks for one node's part of a list."""
         part = copy(self)
         part.part = True
         return part
 
     @property
     def node(self) -> str:
-        """`amqpd@host`; there is one."""
+        """Return this node's name, `amqpd@host`."""
         return self.broker.node_name
 
-    # -- what the request says ---------------------------------------------------------------------------------------
+    # # -- body and query
+    # ----------------------------------------------------------------------------------------------
 
     def fields(self) -> dict[str, Any]:
-        """The body as a JSON object; an absent one is empty. Raises: BadRequest."""
+        """Return the body as a JSON object, {} if there is none. Raises: BadRequest."""
         if self.body is None:
             return {}
         if not isinstance(self.body, dict):
@@ -228,7 +243,7 @@ class ApiRequest:
         return self.body
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text of the body; without a default it must be there. Raises: BadRequest."""
+        """Return a text of the body. Raises: BadRequest, also if it is missing and there is no default."""
         value = self.fields().get(name, default)
         if value is None:
             raise missing_keys(name)
@@ -237,32 +252,32 @@ class ApiRequest:
         return value
 
     def given(self, name: str) -> Any:
-        """What the body says under this name, whatever it is. Raises: BadRequest where that is nothing."""
+        """Return a value of the body, of any type. Raises: BadRequest if it is missing."""
         if name not in self.fields():
             raise missing_keys(name)
         return self.fields()[name]
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """A boolean of the body; rabbit: the words count too. Raises: BadRequest."""
+        """Return a boolean of the body. RabbitMQ: the texts "true" and "false" count too. Raises: BadRequest."""
         return parse_bool(name, self.fields().get(name, default))
 
     def query_flag(self, name: str) -> bool:
-        """A boolean of the query that changes what the request does, `if-empty=true` in any case; absent is False.
+        """Return a boolean of the query that changes what the request does, such as `if-empty=true`. Default: False.
 
-        Raises: BadRequest for any other word.
+        Raises: BadRequest for any word except true and false, in any case.
         """
         return parse_bool(name, self.query.get(name, "false").lower())
 
     def query_shows(self, name: str) -> bool:
-        """A boolean of the query that shapes the answer only. RabbitMQ: any word but `true` is false."""
+        """Return a boolean of the query that only shapes the answer. RabbitMQ: any word but `true` is false."""
         return is_true(self.query, name)
 
     def query_all(self, name: str) -> list[str]:
-        """All that the query says under this name, in order: `family=a&family=b`."""
+        """Return all values of a name in the query, in order: `family=a&family=b`."""
         return [value for key, value in self.query_pairs if key == name]
 
     def arguments(self) -> dict[str, object]:
-        """`arguments` of the body. rabbit: an empty list counts as an empty table. Raises: BadRequest."""
+        """Return `arguments` of the body. RabbitMQ: an empty list is an empty table. Raises: BadRequest."""
         value = self.fields().get("arguments")
         if value is None or value == []:
             return {}
@@ -270,29 +285,33 @@ class ApiRequest:
             raise BadRequest("arguments must be an object")
         return value
 
-    # -- who may what ------------------------------------------------------------------------------------------------
+    # # -- permissions
+    # -------------------------------------------------------------------------------------------------
 
     def require(self, role: Role) -> None:
-        """Raises: NotAuthorised."""
+        """Raise NotAuthorised unless the caller has the role."""
         if not self.caller.has(role):
             raise NotAuthorised(f"Not {role.name.lower()} user")
 
     def may_see(self, vhost: str) -> bool:
-        """Whether the caller may know of the vhost: with the monitoring tag, or with any permission in it."""
+        """Return whether the caller may see the vhost: it has the monitoring tag or any permission in the vhost."""
         return self.caller.has(Role.MONITORING) or self.broker.auth.may_access_vhost(self.caller.user, vhost)
 
     def may_enter(self, vhost: str) -> bool:
-        """Whether the caller may change something in it, as far as permissions then allow."""
+        """Return whether the caller may change the vhost, within its permissions."""
         return self.caller.operator or self.broker.auth.may_access_vhost(self.caller.user, vhost)
 
     def vhosts(self) -> list[VHost]:
-        """Those the caller may see, by name; or the one of the path. Raises: as `vhost`."""
+        """Return the vhosts that the caller may see, by name. With a vhost in the path: that one.
+
+        Raises: as `vhost`.
+        """
         if "vhost" in self.params:
             return [self.vhost()]
         return sorted((v for v in self.broker.vhosts.values() if self.may_see(v.name)), key=_name)
 
     def vhost(self) -> VHost:
-        """The vhost of the path. Raises: NotAuthorised, ResourceNotFound."""
+        """Return the vhost of the path. Raises: NotAuthorised, ResourceNotFound."""
         name = self.params["vhost"]
         allowed = self.may_see(name) if self.method == "GET" else self.may_enter(name)
         if not allowed and not (self.caller.has(Role.MONITORING) and name not in self.broker.vhosts):
@@ -303,7 +322,7 @@ class ApiRequest:
         return vhost
 
     def any_vhost(self) -> VHost:
-        """The vhost of the path, for an administrator: whether he may enter it or not. Raises: ResourceNotFound."""
+        """Return the vhost of the path without checking permissions, for administrators. Raises: ResourceNotFound."""
         name = self.params["vhost"]
         vhost = self.broker.vhosts.get(name)
         if vhost is None:
@@ -311,7 +330,7 @@ class ApiRequest:
         return vhost
 
     def queue(self, key: str = "queue") -> Queue:
-        """The queue of the path. Raises: as `vhost`."""
+        """Return the queue of the path. Raises: as `vhost`."""
         vhost = self.vhost()
         queue = vhost.find_queue(self.params[key])
         if queue is None:
@@ -319,7 +338,7 @@ class ApiRequest:
         return queue
 
     def exchange(self, key: str = "exchange") -> Exchange:
-        """The exchange of the path; amq.default is the default one. Raises: as `vhost`."""
+        """Return the exchange of the path; `amq.default` is the default exchange. Raises: as `vhost`."""
         vhost = self.vhost()
         name = self.params[key]
         exchange = vhost.find_exchange("" if name == DEFAULT_EXCHANGE else name)
@@ -328,7 +347,7 @@ class ApiRequest:
         return exchange
 
     def check(self, vhost: str, kind: Kind, thing: str, name: str) -> None:
-        """The permission AMQP would ask for. thing: queue or exchange. Raises: NotAuthorised."""
+        """Raise NotAuthorised without the permission that AMQP requires. `thing` is queue or exchange."""
         shown = name or DEFAULT_EXCHANGE
         if not self.caller.operator and not self.broker.auth.is_allowed(self.caller.user, vhost, kind, shown):
             raise NotAuthorised(
@@ -337,7 +356,7 @@ class ApiRequest:
             )
 
     def check_topic(self, vhost: str, exchange: Exchange, kind: TopicKind, keys: list[str]) -> None:
-        """Topic permissions likewise. Raises: NotAuthorised."""
+        """Raise NotAuthorised if a topic permission forbids one of the routing keys."""
         if self.caller.operator or exchange.kind != "topic":
             return
         for key in keys:
@@ -352,12 +371,12 @@ Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse]]
 
 
 def missing_keys(*names: str) -> BadRequest:
-    """rabbit: an Erlang list of what the body lacks."""
+    """Return an error with the missing keys of the body. RabbitMQ: as an Erlang list."""
     return BadRequest("[" + ",".join(f"{{key_missing,{name}}}" for name in names) + "]")
 
 
 def parse_bool(name: str, value: object) -> bool:
-    """Raises: BadRequest."""
+    """Return the boolean. Raises: BadRequest."""
     if isinstance(value, bool):
         return value
     if value in ("true", "false"):
@@ -366,12 +385,15 @@ def parse_bool(name: str, value: object) -> bool:
 
 
 def is_true(query: Mapping[str, str], name: str) -> bool:
-    """Return whether the query says `true` for this name, in any case: Python's HTTP libraries send `True`."""
+    """Return whether the query has `true` for this name, in any case: Python's HTTP libraries send `True`."""
     return query.get(name, "").lower() == "true"
 
 
 def number(name: str, value: object, least: int, most: int) -> int:
-    """rabbit: digits in a text count too; rabbitmqadmin sends those. Raises: BadRequest."""
+    """Return an integer within limits. RabbitMQ: digits in a text count too; rabbitmqadmin sends them.
+
+    Raises: BadRequest.
+    """
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
@@ -380,7 +402,7 @@ def number(name: str, value: object, least: int, most: int) -> int:
 
 
 def clean_name(name: str, what: str) -> str:
-    """A new thing's name, by AMQP's rules. rabbit: CR and LF are dropped. Raises: BadRequest."""
+    """Return a valid name for a new object. RabbitMQ: CR and LF are dropped. Raises: BadRequest."""
     name = name.replace("\r", "").replace("\n", "")
     if not name or "\0" in name or len(name.encode()) > 255:
         raise BadRequest(f"the name of {what} has 1 to 255 bytes of UTF-8 and no NUL")
@@ -392,81 +414,93 @@ def _name(vhost: VHost) -> str:
 
 
 class ClusterControl(Protocol):
-    """Of one node (amqpd/cluster/operations.py)."""
+    """Cluster operations of one node, implemented by amqpd/cluster/operations.py."""
 
     def status(self) -> dict[str, Any]:
-        """Who is in it, who runs which vhost, what a confirm promises: see `GET /api/amqpd/cluster`."""
+        """Return nodes, vhosts with their nodes, and the guarantee of a confirm, for `GET /api/amqpd/cluster`."""
 
     async def move(self, vhost: str, node: str) -> list[str]:
-        """The vhost's slot goes to that node. Returns the names of all vhosts of the slot, when they are there.
+        """Move the slot of a vhost to a node. Return the names of all vhosts of the slot, once the node serves them.
 
-        Raises: NoSuchNode, NoSuchVhost, NotMoved; MetadataError.
+        Raises: NoSuchNode, NoSuchVhost, NotMoved, MetadataError.
         """
 
     async def rebalance(self) -> dict[str, str]:
-        """Slots with vhosts go from nodes with many to nodes with few, whoever is connected. Returns vhost -> node, of
-        those that are to move. Raises: MetadataError.
+        """Start to move slots from nodes with many vhosts to nodes with few, also if clients are connected.
+
+        Returns:
+            Vhost -> node, for the vhosts that will move.
+
+        Raises: MetadataError.
         """
 
     async def drain(self, timeout_s: float) -> None:
-        """All that the node runs goes to others; returns when it has gone. Raises: NotMoved."""
+        """Move all slots of this node to other nodes and wait for the end. Raises: NotMoved."""
 
     def undrain(self) -> None:
-        """It may run vhosts again."""
+        """Allow this node to serve slots again."""
 
 
 class NoSuchNode(Exception):
-    """No node of that name is in the cluster."""
+    """The cluster has no node with this name."""
 
 
 class NotMoved(Exception):
-    """It has not come to that in time; it may yet."""
+    """The move did not finish in time. It may still finish."""
 
 
 class ServerControl(Protocol):
-    """One broker process, as handlers have it. drained: between `amqpctl drain` and `revive`."""
+    """The interface of the server process for handlers.
+
+    Attributes:
+        drained: True between `amqpctl drain` and `amqpctl revive`.
+    """
 
     drained: bool
 
     @property
     def latest(self) -> Settings:
-        """The settings that were read last: those of the start, with what a reload has taken over."""
+        """Return the current settings: those of the start with the changes that reloads have applied."""
 
     @property
     def connections(self) -> ConnectionRegistry:
-        """The AMQP connections."""
+        """Return the registry of AMQP connections."""
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """What is listened on now, by all front ends."""
+        """Return all open listeners, of all protocols."""
 
     @property
     def app_running(self) -> bool:
-        """Whether clients can connect: False between `stop_app` and `start_app`."""
+        """Return whether AMQP runs: False between `stop_app` and `start_app`."""
 
     @property
     def not_ready(self) -> str:
-        """Why clients cannot connect now; empty when they can."""
+        """Return why clients cannot connect now; empty if they can."""
 
     async def stop_app(self) -> None:
-        """`amqpctl stop_app`: the ports close, clients are told to go. Returns when they are gone, in 3 s at most."""
+        """Close listeners and AMQP connections for `amqpctl stop_app`. Wait until clients are gone, at most 3 s."""
 
     async def start_app(self) -> None:
-        """`amqpctl start_app`: on the same ports again. Raises: OSError when one is taken."""
+        """Open the same ports again for `amqpctl start_app`. Raises: OSError if one is in use."""
 
     async def suspend_listeners(self) -> None:
-        """`amqpctl suspend_listeners`: clients no longer get in; those that are in stay."""
+        """Refuse new connections for `amqpctl suspend_listeners`. Open ones stay."""
 
     async def resume_listeners(self) -> None:
-        """`amqpctl resume_listeners`: they get in again. Raises: OSError when a port is taken."""
+        """Accept connections again for `amqpctl resume_listeners`. Raises: OSError if a port is in use."""
 
     def reload(self, asked_by: str) -> Reloaded:
-        """`amqpctl reload`: the settings are read again, as by SIGHUP. Reads files: some milliseconds."""
+        """Read the settings again, as after SIGHUP. Reads files, which takes some milliseconds."""
 
     async def reload_definitions(self, asked_by: str) -> str:
-        """Likewise, behind it: the file or directory that was imported again, "" for none. Raises: DefinitionsError,
-        MetadataError.
+        """Import the definitions again after a reload.
+
+        Returns:
+            The imported file or directory, "" if none is configured.
+
+        Raises: DefinitionsError, MetadataError.
         """
 
     def stop(self) -> None:
-        """Asks for a clean end of the process; returns at once."""
+        """Request a clean stop of the process. Returns at once."""

@@ -1,8 +1,8 @@
-"""Routes, and how the route of a path is found.
+"""Routes, and finding the route of a path.
 
-A path is cut at its slashes before it is decoded, so a name may hold any character, a slash included (%2F), and no name
-ever becomes a path. `{vhost}` and the like stand for one name. Each route says its role; one that forgot to would not
-be a Route. Permissions within a vhost come on top, in the handlers.
+The path is split at slashes before it is decoded, so a name can contain any character, also a slash (%2F). A segment
+like `{vhost}` matches one name. A route must declare the role that it requires. Handlers check permissions within a
+vhost.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ from amqpd.management.request import (
 
 
 class ApiRoute(NamedTuple):
-    """path: segments, without a slash at either end. definitions: the body is a document of many items. quiet: a change
-    that is traffic rather than an operator's; the log tells of it at level debug. messages: it publishes or takes
-    messages; the audit log counts such requests by the minute. login_form: the body is a form with
-    `username` and `password`, which say who asks.
+    """A route.
+
+    Attributes:
+        path: segments, without a slash at either end.
+        definitions: the body is a document with many items.
+        quiet: requests are client traffic, not an operator's changes. They are logged at level debug.
+        messages: the route publishes or takes messages. The audit log counts its requests per minute.
+        login_form: the body is a form with `username` and `password`, which authenticate the caller.
     """
 
     method: str
@@ -40,7 +44,7 @@ class ApiRoute(NamedTuple):
 
 
 class _Node:
-    """One segment of the paths: what may follow it, and who answers when nothing does."""
+    """A segment of the paths: its next segments, and the routes that end with it."""
 
     def __init__(self) -> None:
         self.words: dict[str, _Node] = {}
@@ -49,7 +53,7 @@ class _Node:
 
 
 class Router:
-    """Finds the route of a raw path. Built once. Raises: ValueError for two routes of one path and method."""
+    """A trie of routes, built once. Raises: ValueError if two routes have the same path and method."""
 
     def __init__(self, routes: tuple[ApiRoute, ...]) -> None:
         self._root = _Node()
@@ -68,13 +72,16 @@ class Router:
             node.routes[route.method] = (route, names)
 
     def find(self, method: str, raw_path: str) -> tuple[ApiRoute, dict[str, str]]:
-        """The route and the decoded names. raw_path: as it came, without the query. HEAD is GET.
+        """Return the route of a path and its decoded names. HEAD uses the route of GET.
 
-        Raises: ResourceNotFound, MethodNotAllowed, BadRequest for what is no UTF-8.
+        Args:
+            raw_path: the path as received, without the query.
+
+        Raises: ResourceNotFound, MethodNotAllowed, BadRequest if a name is not UTF-8.
         """
         segments = raw_path.split("/")[1:]
         if segments and segments[-1] == "":
-            segments.pop()  # rabbit: a slash at the end is no matter
+            segments.pop()  # RabbitMQ ignores a slash at the end
         values: list[str] = []
         node = _walk(self._root, segments, 0, values)
         if node is None:
@@ -90,10 +97,10 @@ class Router:
 
 
 def _walk(node: _Node, segments: list[str], index: int, values: list[str]) -> _Node | None:
-    """The node where the path ends, with something registered; names on the way go to `values`.
+    """Return the node with routes where the path ends. Append names on the way to `values`.
 
-    A word comes before a name, and a name is tried where the word leads nowhere: `queues/detailed` is a list, but
-    `queues/detailed/q` a queue of a vhost. Cost: its segments; one path in a table has few such words.
+    A literal word is tried first, then a name: `queues/detailed` is a list, but `queues/detailed/q` is a queue of the
+    vhost `detailed`. Cost: the number of segments, because few words can also be names.
     """
     if index == len(segments):
         return node if node.routes else None
@@ -114,7 +121,10 @@ def _walk(node: _Node, segments: list[str], index: int, values: list[str]) -> _N
 
 
 async def _options(allowed: str, _call: ApiRequest) -> ApiResponse:
-    """What the path takes. rabbit: asked without a password, as browsers do before a request of another site."""
+    """Return the methods of a path.
+
+    RabbitMQ: no login is required, because browsers ask before requests of other sites.
+    """
     return ApiResponse(200, headers={"Allow": allowed})
 
 

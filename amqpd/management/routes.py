@@ -1,6 +1,6 @@
-"""The route table: what each kind of thing has registered in its own file, collected.
+"""The route table: the routes of all handler modules.
 
-A new file of handlers ends with its `ROUTES` and stands here once.
+A new handler module defines `ROUTES` and is added here.
 """
 
 from __future__ import annotations

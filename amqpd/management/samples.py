@@ -1,17 +1,19 @@
-"""Samples: what a counter was at moments of the last hours, for those who draw curves.
+"""Samples of counters over the last hours, for charts.
 
-A request says how far back and how close together: `msg_rates_age=60&msg_rates_incr=5`, and so `lengths_`,
-`data_rates_`, `node_stats_`. The last ten minutes are kept every five seconds, and beside them a longer time at larger
-steps: of each object an hour, every minute; of the whole node and of vhosts a day as well, every half hour, and eight
-hours of it every ten minutes. rabbit: its sample_retention_policies; newest first, at multiples of the increment, times
-in ms.
+A request gives range and increment in seconds, such as `msg_rates_age=60&msg_rates_incr=5`; other prefixes are
+`lengths_`, `data_rates_` and `node_stats_`. Samples are stored at several steps (RabbitMQ:
+sample_retention_policies):
 
-A moment is answered from the finest step that reaches back to it. Between two samples that follow each other within
-GAP_S, or a step and a half, it is on the line from one to the other. Any other moment is left out of the answer: before
-the first sample, and where nothing was sampled. `recorded_since` is the time of the first sample.
+- all objects: 10 minutes at 5 s, one hour at 1 minute
+- the node and vhosts also: 8 hours at 10 minutes, one day at 30 minutes
 
-Memory: 8 bytes a counter and sample, and 8 for its time: 182 samples of a queue's 11 counters are 17 KB, 280 of a
-vhost's 17 are 40 KB. They grow to that as time goes on.
+Answers are ordered newest first, at multiples of the increment, with times in ms (RabbitMQ). Each moment is taken
+from the finest step that reaches back to it. Between two samples it is interpolated, if they are at most GAP_S or one
+and a half steps apart. Moments in larger gaps and before the first sample are left out. `recorded_since` is the time
+of the first sample.
+
+Memory grows to 8 bytes per counter and sample, and 8 per sample for its time. A queue (11 counters, 182 samples)
+takes 17 KB, a vhost (17 counters, 280 samples) 40 KB.
 """
 
 from __future__ import annotations
@@ -23,7 +25,12 @@ from typing import Any, Final, NamedTuple
 
 
 class Step(NamedTuple):
-    """every_s: how far apart samples are; age_s: how far they reach back."""
+    """A step of samples.
+
+    Attributes:
+        every_s: interval between samples.
+        age_s: age of the oldest sample.
+    """
 
     every_s: int
     age_s: int
@@ -33,20 +40,20 @@ DETAILED: Final = (Step(5, 600),)
 BASIC: Final = (*DETAILED, Step(60, 3600))
 GLOBAL: Final = (*BASIC, Step(600, 28800), Step(1800, 86400))
 GAP_S: Final = 75
-"""Sweeps are at most a minute apart, and some seconds late."""
+"""Sweeps run at most a minute apart and can be some seconds late."""
 POLICIES: Final = {"global": GLOBAL, "basic": BASIC, "detailed": DETAILED}
-"""By RabbitMQ's names: the node and its vhosts; queues, exchanges, channels, connections; pairs of these."""
+"""Steps by RabbitMQ's names: the node and vhosts; queues, exchanges, channels, connections; pairs of these."""
 
 
 class SampleRange(NamedTuple):
-    """Seconds."""
+    """A range and its increment in seconds."""
 
     age: int
     increment: int
 
 
 class SampleRanges(NamedTuple):
-    """What of an answer is to come with samples; None: rates alone."""
+    """The ranges that a request asks for. None: rates without samples."""
 
     rates: SampleRange | None
     lengths: SampleRange | None
@@ -56,11 +63,11 @@ class SampleRanges(NamedTuple):
 
 NO_SPANS: Final = SampleRanges(None, None, None)
 SamplePoint = tuple[int, Sequence[int]]
-"""Milliseconds since 1970, and what the counters were."""
+"""Milliseconds since 1970, and the values of the counters."""
 
 
 class _Track:
-    """Samples of one step, oldest first; the counters of one sample lie together in `values`."""
+    """The samples of one step, oldest first. `values` contains the counters of all samples one after another."""
 
     def __init__(self, step: Step, width: int) -> None:
         self._step = step
@@ -69,7 +76,7 @@ class _Track:
         self._values = array("q")
 
     def add(self, now: float, counts: Sequence[int]) -> None:
-        # A sweep comes a little sooner or later: half a second early is no reason to leave a step out.
+        # Sweeps are not exact: a sample that is half a second early is not skipped.
         if self.times and now < self.times[-1] + self._step.every_s - 0.5:
             return
         self.times.append(now)
@@ -82,9 +89,10 @@ class _Track:
         return 8 * (len(self.times) + len(self._values))
 
     def between(self, moment: float, now: float, current: Sequence[int]) -> Sequence[int] | None:
-        """Return the counters at a moment that is not before the first sample; None: it is in a gap.
+        """Return the counters at a moment that is not before the first sample, or None if it is in a gap.
 
-        current: what they are now, which counts as the last sample.
+        Args:
+            current: the current counters, used as the last sample.
         """
         times = self.times
         index = bisect_right(times, moment) - 1
@@ -106,10 +114,12 @@ class _Track:
 
 
 class History:
-    """The samples of one object. kind: of its counters. asked_at: when a request wanted them last, seconds. since: when
-    the first was taken, seconds since 1970.
+    """The samples of one object.
 
-    counts: as they are now; steps: of POLICIES.
+    Attributes:
+        kind: kind of the counters.
+        asked_at: time of the last request for samples, seconds.
+        since: time of the first sample, seconds since 1970.
     """
 
     def __init__(self, now: float, kind: int, counts: Sequence[int], steps: Sequence[Step] = BASIC) -> None:
@@ -119,7 +129,7 @@ class History:
         self.add(now, counts)
 
     def add(self, now: float, counts: Sequence[int]) -> None:
-        """What they are now. Cost: 2 us."""
+        """Add the current counters. Cost: 2 us."""
         for track in self._tracks:
             track.add(now, counts)
 
@@ -127,9 +137,9 @@ class History:
         return sum(track.size_bytes() for track in self._tracks)
 
     def moments(self, span: SampleRange, now: float, current: Sequence[int]) -> list[SamplePoint]:
-        """Newest first, those of the span that were recorded; the newest is always there, as `current`.
+        """Return the recorded points of a range, newest first. The newest is always present: it is `current`.
 
-        now: seconds since 1970. Cost: 6 us each, 2 us where nothing changed.
+        `now` is in seconds since 1970. Cost per point: 6 us, or 2 us if the counters did not change.
         """
         at = int(now) // span.increment * span.increment
         found: list[SamplePoint] = [(at * 1000, current)]
@@ -148,9 +158,11 @@ class History:
 
 
 def details(moments: Sequence[SamplePoint], index: int, since: float) -> dict[str, Any]:
-    """Return `samples`, `avg`, `avg_rate` and `recorded_since` of one counter, by its place among the object's.
+    """Return `samples`, `avg`, `avg_rate` and `recorded_since` of one counter.
 
-    since: when the object's first sample was taken, seconds since 1970.
+    Args:
+        index: position of the counter in the samples.
+        since: time of the object's first sample, seconds since 1970.
     """
     samples = [{"sample": counts[index], "timestamp": at} for at, counts in moments]
     first, last = samples[-1], samples[0]

@@ -1,17 +1,15 @@
-"""The admin API's doors: HTTP and HTTPS on TCP ports with basic auth, and a unix socket in the data directory without.
+"""The HTTP servers of the API: HTTP and HTTPS with basic auth, the unix socket, and the metrics port.
 
-Whoever opens the unix socket is the operator: the socket has mode 0600, and the peer's uid, as the kernel tells it,
-must be the broker's own or root's. Each door has its own handler, so no header can make one look like the other.
+The unix socket is for the operator and needs no password: it has mode 0600, and the kernel must report the broker's
+user or root as the peer. Each listener has its own entry function, so no header can make a request look as if it came
+from another listener.
 
-A request goes: route, who asks, may he, where does it come from (a foreign web page may not post), body (counted while
-it arrives), handler, reply. Errors become RabbitMQ's JSON in one place. What a client sends never causes a 500; one
-that happens is a bug, with a traceback in the log.
+A request passes these steps: find the route, authenticate the caller, check the role, check the origin (other sites
+may not change anything), read and count the body, call the handler, respond. One place translates errors to
+RabbitMQ's JSON. No request may cause a 500: a 500 is a bug and is logged with a traceback.
 
-aiohttp serves on the broker's loop; long answers are made in slices (`listing`).
-
-The door of the admin API: connections, before there is a request.
-
-An address may have so many, and a first request comes within HEADER_WAIT_S or its connection goes.
+aiohttp runs on the broker's event loop. Long answers are made in slices (`listing`). An address may have
+CONNECTIONS_PER_PEER_MAX connections, and each must send its first request within HEADER_WAIT_S.
 """
 
 from __future__ import annotations
@@ -79,10 +77,11 @@ log = logging.getLogger(__name__)
 
 KEEPALIVE_S: Final = 75.0
 HEADER_WAIT_S: Final = 10.0
-# How long the rest of a refused body is read and thrown away, so that its sender gets to see the answer.
+# After an error response, the server reads and drops the rest of the body for this time, so that the client sees the
+# response.
 LINGER_S: Final = 2.0
 CONNECTIONS_PER_PEER_MAX: Final = 256
-# A crowd that is turned away is worth a line now and then, not one each.
+# At most one log line in this time for clients with too many connections.
 TELL_EVERY_S: Final = 60.0
 HEADERS: Final = {
     "Server": "amqpd",
@@ -91,12 +90,14 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 class HttpConnection(web.RequestHandler):
-    """One connection. What is no HTTP ends it, and must not keep it: the error's frames have the connection, the
-    connection's last message has the error, and the collector hardly ever comes.
+    """One HTTP connection. Bytes that are not HTTP end it.
+
+    Then the traceback must be dropped. It refers to the connection, which refers to its last message and thus to the
+    error, and the garbage collector rarely runs.
     """
 
     __slots__ = ()
@@ -122,7 +123,7 @@ class HttpConnection(web.RequestHandler):
 
 
 class LimitedHttpServer(web.Server):
-    """Where connections come in: so many from one address, and the first request within HEADER_WAIT_S."""
+    """A server that limits connections per address and the wait for the first request."""
 
     def __init__(self, handler: Any) -> None:
         super().__init__(
@@ -149,7 +150,7 @@ class LimitedHttpServer(web.Server):
         self._counts[peer] = count
         self._peers[handler] = peer
         if peer and count > CONNECTIONS_PER_PEER_MAX:
-            # Not from within: aiohttp goes on with a connection that it takes for open.
+            # Later, because aiohttp continues to set up the connection after this call.
             loop.call_soon(transport.abort)
             if loop.time() - self._told_at >= TELL_EVERY_S:
                 self._told_at = loop.time()
@@ -158,7 +159,7 @@ class LimitedHttpServer(web.Server):
         self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
 
     def asked(self, handler: web.RequestHandler) -> None:
-        """A request has arrived: the connection is in use."""
+        """Stop the timer of a connection, because it has sent a request."""
         timer = self._first.pop(handler, None)
         if timer is not None:
             timer.cancel()
@@ -176,13 +177,13 @@ class LimitedHttpServer(web.Server):
 
 
 def peer_address(transport: asyncio.BaseTransport | None) -> str:
-    """The other end's address; empty for a unix socket."""
+    """Return the address of the peer; empty for a unix socket."""
     peer = transport.get_extra_info("peername") if transport is not None else None
     return str(peer[0]) if isinstance(peer, tuple) and peer else ""
 
 
 def _protocol_log() -> logging.Logger:
-    """What aiohttp says of requests that are no HTTP: a line each, no traceback for what a client sent."""
+    """Return aiohttp's logger for bytes that are not HTTP: one line each, without a traceback."""
     logger = log.getChild("protocol")
     logger.addFilter(_without_traceback)
     return logger
@@ -199,7 +200,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 WRITE_WAIT_S: Final = 60.0
 SHUTDOWN_S: Final = 1.0
 REALM: Final = {"WWW-Authenticate": 'Basic realm="RabbitMQ Management"'}
-# amqpctl sends it with commands that RabbitMQ's refuses after stop_app.
+# amqpctl sends this header with commands that RabbitMQ's CLI rejects after stop_app.
 NEEDS_APP: Final = "Amqpd-Needs-App"
 PATH_SHOWN_MAX: Final = 500
 UNSAFE: Final = frozenset({"POST", "PUT", "DELETE", "PATCH"})
@@ -207,10 +208,10 @@ OPERATOR: Final = Principal(User("amqpctl", ("administrator",)), True)
 
 
 class AdminServer:
-    """Serves the admin API from `start` to `stop`."""
+    """The servers of the HTTP API, on all listeners."""
 
     def __init__(self, broker: Broker, server: ServerControl, whole: ClusterApi | None = None) -> None:
-        """whole: the other nodes of its cluster, where it is in one."""
+        """`whole` reaches the other nodes of a cluster; None outside a cluster."""
         self._broker = broker
         self._whole = whole
         self._server = server
@@ -230,7 +231,11 @@ class AdminServer:
         unix_socket: socket.socket,
         metrics_socket: socket.socket | None = None,
     ) -> None:
-        """All listen already; what came meanwhile is answered now. doors: of TCP, the context where it is HTTPS."""
+        """Start to answer on sockets that listen already.
+
+        Args:
+            doors: TCP sockets, with a TLS context for HTTPS.
+        """
         await self._serve(self._from_unix, unix_socket, None)
         for sock, context in doors:
             await self._serve(self._from_tcp, sock, context)
@@ -248,14 +253,14 @@ class AdminServer:
         runner = web.ServerRunner(door, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         self._runners.append(runner)
-        # Not by a site of aiohttp's, which knows no deadline for a TLS handshake.
+        # Not through a site of aiohttp, which cannot limit the time of a TLS handshake.
         server = await asyncio.get_running_loop().create_server(
             door, sock=sock, backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context else None
         )
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """Ends what is under way within SHUTDOWN_S; the unix socket goes."""
+        """Stop within SHUTDOWN_S, also if requests are running, and remove the unix socket."""
         self._rates.stop()
         (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
         for server in self._servers:
@@ -265,13 +270,14 @@ class AdminServer:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         await asyncio.to_thread(self._sessions.written)
 
-    # -- the two doors -----------------------------------------------------------------------------------------------
+    # # -- entry functions of the listeners
+    # -----------------------------------------------------------------------------
 
     async def _from_tcp(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._answer(request)
 
     async def _from_prometheus(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The third: metrics, and nothing else."""
+        """Answer on the port that serves only metrics."""
         return await self._answer(request, None, self._metrics_router)
 
     async def _from_unix(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -281,7 +287,7 @@ class AdminServer:
         return await self._answer(request, ForwardedRequest(OPERATOR, ("", 0)))
 
     async def _from_inner(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Of another node of the cluster."""
+        """Answer a request that another node of the cluster has forwarded."""
         if request.path == SESSION_PATH:
             return _response(self._session_of(request))
         if self._whole is not None:
@@ -293,7 +299,7 @@ class AdminServer:
         return await self._answer(request, by)
 
     def _session_of(self, request: web.BaseRequest) -> ApiResponse:
-        """Whose session this node keeps, for a node that has been sent its cookie."""
+        """Return the user of a session on this node, for a node that received its cookie."""
         digest = request.headers.get(SESSION_DIGEST, "")
         user = self._sessions.kept(digest, self._broker.auth)
         if request.method == "DELETE":
@@ -301,13 +307,18 @@ class AdminServer:
         return ApiResponse(200, to_json({"user": user or ""}).encode())
 
     def inner_connection(self) -> web.RequestHandler:
-        """What serves a connection that another node has opened and proven."""
+        """Return the protocol object for an authenticated connection of another node."""
         return self._inner_door()
 
     async def _answer(
         self, request: web.BaseRequest, by: ForwardedRequest | None = None, router: Router | None = None
     ) -> web.StreamResponse:
-        """by: who asks, where the door says it. router: where not all of the API is there."""
+        """Answer a request.
+
+        Args:
+            by: the caller, if the listener determines it.
+            router: the routes of this listener, if not all.
+        """
         for door in self._doors:
             door.asked(request.protocol)
         try:
@@ -324,7 +335,7 @@ class AdminServer:
                 translated = ApiError("an error of the broker; its log says more")
             reply = _error_reply(translated)
             self._tell_refusal(request, translated)
-            # aiohttp keeps what has ended a body; through these frames it would keep its connection, and itself.
+            # aiohttp keeps the exception of a body. Its frames would keep the connection alive.
             error.__traceback__ = None
         if isinstance(reply, web.StreamResponse):
             return reply
@@ -334,7 +345,7 @@ class AdminServer:
             return LogFileResponse(reply.file, {**_headers(reply), "Content-Type": reply.content_type})
         response = _response(reply)
         if reply.status in (408, 413):
-            # The rest of the body is not waited for.
+            # Do not wait for the rest of the body.
             response.force_close()
         return response
 
@@ -381,17 +392,17 @@ class AdminServer:
                     self._tell(request, route, caller)
                     await self._recorded()
                     return reply
-                # Nothing is changed yet: the request is answered from the start ...
+                # Nothing has changed yet, so the handler is called again ...
                 except DeclarationPending as name:
-                    await name.over()  # ... once that name is there, or gone
+                    await name.over()  # ... once the name is created or deleted
                 except LogNotOpen as waits:
-                    await opening_over(waits.destinations)  # ... or once the queues' logs are open, or cannot be
+                    await opening_over(waits.destinations)  # ... or once the logs are open or have failed
         finally:
             if route.definitions:
                 await release(body)
 
     def _tell(self, request: web.BaseRequest, route: ApiRoute, caller: Principal) -> None:
-        """Who has changed what. Nothing secret stands in a path."""
+        """Log a change with its caller, and report it to the audit log. Paths contain no secrets."""
         if request.method in UNSAFE:
             who = "amqpctl" if caller.operator else f"user '{caller.user.name}'"
             about = {"user": caller.user.name, "peer": peer_address(request.transport) or None}
@@ -402,11 +413,11 @@ class AdminServer:
             if route.messages and events.audit_hook is not None:
                 self._broker.audit.message_request(ACTOR.get(), shown.partition("?")[0])
             elif not route.quiet and isinstance(origin, AuditedRequest) and origin.told_count == 0:
-                # No event has told what it did.
+                # The request has caused no event of its own.
                 events.record(REQUEST, {"name": shown})
 
     async def _recorded(self) -> None:
-        """Returns when the audit log has what this request did on disk, or cannot have it."""
+        """Wait until the audit log has stored the events of this request, or has failed."""
         origin = ORIGIN.get()
         if isinstance(origin, AuditedRequest) and origin.told_count > 0:
             there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -414,7 +425,7 @@ class AdminServer:
             await there
 
     def _tell_refusal(self, request: web.BaseRequest, error: ApiError) -> None:
-        """For the audit log: who is known may not change that."""
+        """Report to the audit log that an authenticated user was refused a change."""
         if (
             request.method not in UNSAFE
             or error.status not in (401, 403)
@@ -425,7 +436,8 @@ class AdminServer:
             shown = f"{request.method} {request.raw_path[:PATH_SHOWN_MAX]}"
             self._broker.audit.refused(ACTOR.get(), shown, error.reason)
 
-    # -- who asks ----------------------------------------------------------------------------------------------------
+    # # -- authentication
+    # ----------------------------------------------------------------------------------------------
 
     async def _caller(self, request: web.BaseRequest, route: ApiRoute) -> Principal:
         if route.role == Role.PUBLIC:
@@ -453,7 +465,7 @@ class AdminServer:
         return Principal(user, False)
 
     async def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Principal | None:
-        """Who is logged in by the page's cookie; None: that session is over. Raises: Forbidden."""
+        """Return the user of the page's cookie, or None if the session has ended. Raises: Forbidden."""
         name = await self._sessions.find(token, self._broker.auth)
         if name is None:
             return None
@@ -462,10 +474,10 @@ class AdminServer:
         try:
             return Principal(self._broker.auth.authenticate_external(name, is_loopback(peer)), False)
         except AuthenticationRefused:
-            return None  # a user of loopback addresses alone, from elsewhere
+            return None  # a user that may log in only from loopback addresses
 
     def _shown(self, request: web.BaseRequest) -> dict[str, Any]:
-        """The certificate of a client of HTTPS, where it may stand for a login; empty without."""
+        """Return the client's TLS certificate if it may serve as a login, else {}."""
         if "EXTERNAL" not in self._broker.settings.auth.mechanisms or request.transport is None:
             return {}
         return request.transport.get_extra_info("peercert") or {}
@@ -482,13 +494,13 @@ def _go_on(there: asyncio.Future[None], _safe: bool) -> None:
 
 
 def _peer(request: web.BaseRequest) -> tuple[str, int]:
-    """Address and port; no address for the unix socket."""
+    """Return address and port; the address is empty for the unix socket."""
     name = request.transport.get_extra_info("peername") if request.transport is not None else None
     return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) > 1 else ("", 0)
 
 
 def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
-    """Name and password of basic auth. Raises: NotAuthorised."""
+    """Return name and password of basic auth. Raises: NotAuthorised."""
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
         raise NotAuthorised("Login failed", REALM)
@@ -502,7 +514,7 @@ def _credentials(request: web.BaseRequest) -> tuple[str, bytes]:
 
 
 async def _login_form(request: web.BaseRequest) -> tuple[str, bytes]:
-    """Name and password of a form. Raises: NotAuthorised, and as `read_body`."""
+    """Return name and password of a form. Raises: NotAuthorised, and as `read_body`."""
     _check_origin(request)
     fields = form(await read_body(request))
     if "username" not in fields or "password" not in fields:
@@ -511,7 +523,7 @@ async def _login_form(request: web.BaseRequest) -> tuple[str, bytes]:
 
 
 def _is_own_peer(request: web.BaseRequest) -> bool:
-    """Whether the kernel says that the other end belongs to our user, or to root."""
+    """Return whether the kernel reports our user or root as the peer."""
     sock = request.transport.get_extra_info("socket") if request.transport is not None else None
     if sock is None:
         return False
@@ -521,7 +533,8 @@ def _is_own_peer(request: web.BaseRequest) -> bool:
     return uid in (0, os.geteuid())
 
 
-# -- what it brings --------------------------------------------------------------------------------------------------
+# # -- request
+# ---------------------------------------------------------------------------------------------------------
 
 
 def _method(request: web.BaseRequest) -> str:
@@ -529,7 +542,7 @@ def _method(request: web.BaseRequest) -> str:
 
 
 def _check_origin(request: web.BaseRequest) -> None:
-    """A browser says where a request comes from; a page of another site may not change anything. Raises: Forbidden."""
+    """Reject changes from another site's page, as far as the browser reports the origin. Raises: Forbidden."""
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise Forbidden("requests from another site are not accepted")
     origin = request.headers.get("Origin")
@@ -538,16 +551,17 @@ def _check_origin(request: web.BaseRequest) -> None:
     try:
         ours = urlsplit(origin).netloc.lower() == request.headers.get("Host", "").lower()
     except ValueError:
-        ours = False  # what is no URL is no page of ours
+        ours = False  # not a URL, so not our page
     if not ours:
         raise Forbidden("requests from another site are not accepted")
 
 
-# -- what it gets ----------------------------------------------------------------------------------------------------
+# # -- response
+# --------------------------------------------------------------------------------------------------------
 
 
 def _translate(error: Exception) -> ApiError | None:
-    """What broker, auth and codec raise, in the API's words; None: a bug."""
+    """Translate an exception of broker, auth or codec. Return None for an unknown one, which is a bug."""
     if isinstance(error, NotFound):
         return ResourceNotFound(error.text)
     if isinstance(error, AccessRefused):
@@ -572,7 +586,10 @@ def _translate(error: Exception) -> ApiError | None:
 
 
 def _error_reply(error: ApiError) -> ApiResponse:
-    """RabbitMQ: the body of a 404 is always the same text, and clients compare it. Ours says more in `detail`."""
+    """Return the response of an error. RabbitMQ: a 404 always has the same reason, which clients compare.
+
+    The actual reason of a 404 is in `detail`, which RabbitMQ does not have.
+    """
     told = {"error": error.error, "reason": error.reason}
     if isinstance(error, ResourceNotFound) and error.reason != ResourceNotFound.text:
         told = {"error": error.error, "reason": ResourceNotFound.text, "detail": error.reason}
@@ -592,7 +609,10 @@ def _response(reply: ApiResponse) -> web.Response:
 
 
 async def _stream(request: web.BaseRequest, reply: ApiResponse, chunks: list[bytes]) -> web.StreamResponse:
-    """A large answer, as fast as its reader takes it. A reader that goes away or stops ends it."""
+    """Send a large body as fast as the client reads it.
+
+    If the client leaves or stops reading, the connection is aborted.
+    """
     response = web.StreamResponse(status=reply.status, headers=_headers(reply))
     response.content_length = sum(map(len, chunks))
     try:

@@ -1,22 +1,22 @@
-"""Logins of the page: a cookie that script cannot read stands for a name and password that nobody keeps.
+"""Login sessions of the web page: a cookie that scripts cannot read.
 
-`POST /api/amqpd/session` takes a form with `username` and `password`, as /api/login does, and sets the cookie; from
-then on requests that carry it are that user's, with the rights he has at each of them. `GET` says who that is, `DELETE`
-ends it, here and in the browser. A session ends by itself after `http.login_session_timeout_s`, with the user, and with
-the password it was opened with. It outlives the broker's restart: FILE in the data directory (mode 0600) has whose it
-is, until when, and digests of token and password hash, with which nobody can log in. A broker that dies while it is
-written has the former one; where it cannot be read or written, the log says so and users log in again. It is written
-on a thread of its own.
+`POST /api/amqpd/session` takes the same form as /api/login (`username`, `password`) and sets the cookie. Requests
+with the cookie have the user's current rights. `GET` returns the user, `DELETE` ends the session here and in the
+browser. A session also ends after `http.login_session_timeout_s`, if the user is deleted, and if the password
+changes.
 
-In a cluster a session is kept by the node that made it, whose name the cookie's value ends with: any other node asks
-that one at each request, over the inner port and by the cookie's digest, so a logout or another password ends it
-everywhere at once. While that node is away its sessions open nothing, and users log in again, at another one.
+**Restart.** FILE in the data directory (mode 0600) has the user, the end, and digests of token and password hash;
+none of them allows a login. A thread writes it. If the broker dies meanwhile, the previous file remains. If it cannot
+be read or written, the log reports it and users must log in again.
 
-Another site's page can do nothing with it. The cookie is SameSite=Strict, so requests that another site makes come
-without it; a change by cookie wants a header besides (`Amqpd-Page`), which a form cannot send and a foreign script may
-not; and Origin and Sec-Fetch-Site are checked as for every change (`server.py`). Over HTTPS the cookie is Secure and
-has the prefix __Host-. Its name ends with the port, as browsers keep one jar for all ports of a host: two brokers on a
-machine do not log each other out.
+**Cluster.** The node that created a session keeps it, and the cookie ends with that node's name. Other nodes ask it
+for each request, over the inner port and with the cookie's digest. So logout and password changes take effect
+everywhere at once. While that node is down, its users must log in at another node.
+
+**Other sites** cannot use the cookie. It is SameSite=Strict, so browsers send it only with requests of our page.
+Changes also need the header `Amqpd-Page`, which forms cannot set and foreign scripts may not set. `server.py` checks
+Origin and Sec-Fetch-Site. Over HTTPS the cookie is Secure, with the prefix __Host-. Its name ends with the port,
+because browsers share cookies between all ports of a host.
 """
 
 from __future__ import annotations
@@ -47,11 +47,16 @@ COOKIE: Final = "amqpd-session"
 SECURE: Final = "__Host-"
 TOKEN_SIZE_BYTES: Final = 32
 OF_USER_MAX: Final = 100
-"""Sessions of one user; the oldest ends when there is one more."""
+"""Limit of sessions per user. One more ends the oldest."""
 
 
 class LoginSession(NamedTuple):
-    """password: a digest of its hash as it was at the login; another one ends the session. ends_at: s since 1970."""
+    """A session.
+
+    Attributes:
+        password: digest of the user's password hash at login. The session ends when the hash changes.
+        ends_at: seconds since 1970.
+    """
 
     user: str
     password: str
@@ -59,19 +64,17 @@ class LoginSession(NamedTuple):
 
 
 class RemoteSessions(Protocol):
-    """The other nodes' sessions. name: this node's."""
+    """Access to the sessions of other nodes. `name` is this node's name."""
 
     name: str
 
     async def session(self, node: str, digest: str, end: bool) -> str:
-        """Whose session a node keeps under a digest; empty: none, or the node is away. end: it is over now."""
+        """Return the user of a session on another node; empty if there is none or the node is down. `end` ends it."""
         raise NotImplementedError
 
 
 class LoginSessions:
-    """Who is logged in by a cookie. path: of FILE; None keeps nothing. clock: seconds since 1970. elsewhere: in a
-    cluster.
-    """
+    """The login sessions of this node."""
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class LoginSessions:
         return self._elsewhere is not None
 
     def open(self, user: str, auth: InternalBackend) -> str:
-        """A new session's token. Raises: NoSuchUser. Cost: a look at each session."""
+        """Create a session and return its token. Raises: NoSuchUser. Cost: linear in the number of sessions."""
         row = auth.user(user)
         now = self._clock()
         for digest in [digest for digest, each in self._by_digest.items() if each.ends_at <= now]:
@@ -111,15 +114,15 @@ class LoginSessions:
         return token
 
     def user(self, token: str, auth: InternalBackend) -> str | None:
-        """Whose session it is; None: there is none any more. Cost: 3 us."""
+        """Return the user of a session on this node, or None if it has ended. Cost: 3 us."""
         return self.kept(_digest(token), auth)
 
     async def find(self, token: str, auth: InternalBackend) -> str | None:
-        """As `user`, whichever node keeps it."""
+        """Return the user of a session on any node."""
         return self.user(token, auth) or await self._ask(token, False) or None
 
     def kept(self, digest: str, auth: InternalBackend) -> str | None:
-        """As `user`, for a node that has been sent the cookie."""
+        """As `user`, for another node that has received the cookie."""
         session = self._by_digest.get(digest)
         if session is None:
             return None
@@ -143,29 +146,29 @@ class LoginSessions:
         return None if session is None else max(0.0, session.ends_at - self._clock())
 
     def end(self, digest: str) -> None:
-        """Of a session that this node keeps, or of none."""
+        """End a session of this node, if it exists."""
         if self._by_digest.pop(digest, None) is not None:
             self._keep()
 
     async def close(self, token: str) -> None:
-        """Ends it, whichever node keeps it."""
+        """End a session on any node."""
         self.end(_digest(token))
         await self._ask(token, True)
 
     def written(self) -> None:
-        """Returns when FILE has what there is; nothing is kept from then on. Waits for the disk."""
+        """Wait until FILE is written. Later changes are not stored."""
         self._writer.shutdown()
 
     def _keep(self) -> None:
-        """For the next start. Not synced: what a power cut takes is a login."""
+        """Store the sessions for the next start. Not synced: a power failure may only cost a login."""
         if self._path is not None:
             self._text = json.dumps(self._by_digest)
             self._writer.submit(self._write, self._path, self._text)
 
     def _write(self, path: Path, text: str) -> None:
-        """On the thread."""
+        """Write the file. Runs on the writer thread."""
         if text is not self._text:
-            return  # a newer one is on its way
+            return  # a newer text is queued
         new = path.with_suffix(".new")
         try:
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -181,7 +184,7 @@ def _digest(text: str) -> str:
 
 
 def _node_of(token: str) -> str:
-    """Who keeps it; empty for a token that names nobody."""
+    """Return the node in a token; empty if there is none."""
     encoded = token.partition(".")[2]
     try:
         return urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
@@ -211,7 +214,7 @@ def _name(headers: Mapping[str, str]) -> str:
 
 
 def token_of(headers: Mapping[str, str]) -> str:
-    """What the cookie says; empty without."""
+    """Return the value of the session cookie; empty without one."""
     name = _name(headers)
     found: dict[str, str] = {}
     for part in headers.get("Cookie", "").split(";"):
@@ -221,7 +224,10 @@ def token_of(headers: Mapping[str, str]) -> str:
 
 
 def cookie(headers: Mapping[str, str], token: str, lasts_s: int) -> str:
-    """What sets it. The browser says by Origin what it speaks to us, also through a proxy that ends TLS."""
+    """Return the Set-Cookie header.
+
+    Origin reveals whether the browser uses HTTPS, also behind a proxy that ends TLS.
+    """
     secure = headers.get("Origin", "").lower().startswith("https://")
     name = (SECURE if secure else "") + _name(headers)
     return f"{name}={token}; Path=/; HttpOnly; SameSite=Strict; Max-Age={lasts_s}" + ("; Secure" if secure else "")

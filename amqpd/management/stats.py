@@ -1,34 +1,26 @@
-"""Rates: how fast each counter rose, sampled every five seconds; nothing on the message path knows of it.
+"""Statistics: counters of all objects and their rates, sampled every five seconds outside the message path.
 
-A sweep reads the plain integers of every queue, channel, connection and exchange, in slices, and compares them with
-those of the sweep before. Totals are exact at any time: what ended had its counts added up when it ended
-(`broker.ended_*`). Sweeps also come while no request asks for figures, so that there is a history to look at later.
-Then they are further apart where there are very many objects: OBJECTS_PER_S are read on average, and a sweep comes each
-minute at least.
+**Sweeps.** A sweep reads the counters of every queue, channel, connection and exchange in slices and compares them
+with those of the previous sweep. Sweeps continue without requests, so that there is a history. Then the interval
+grows with the number of objects (OBJECTS_PER_S on average), to a minute at most. Totals are always exact: an object
+that ends adds its counters to `broker.ended_*`.
 
-Samples (samples.py) are kept of the whole, of the node and of the first VHOSTS_KEPT vhosts from the start on; of any
-other object from the first request for them until no request has come for its longest time.
+**Samples** (samples.py) are stored from the start for totals, the node and the first VHOSTS_KEPT vhosts. For other
+objects they begin at the first request and end when no request has come for the longest range. At most HISTORIES_MAX
+objects have samples, 17 KB each. A sweep costs about 3 us per object.
 
-Cost: some 3 us per object and sweep; 17 KB for an object with samples, of which there are HISTORIES_MAX at most.
+**Counters.** NAMES has the counters of each kind of object in order, READERS the functions that read them. LENGTHS
+are numbers of messages, which also fall. A vhost's counters are the sums over its queues and channels, ended ones
+included. Publishers add to an exchange's counters only when their route changes; `flush_counters` makes them do it
+now.
 
-What rates are made of: the counters of each kind of object, in order, and how they are read.
+**Node.** The kernel's figures of the process and the garbage collector's runs. RabbitMQ counts Erlang processes, here
+threads; descriptors include connections; a sync is one group commit of several logs.
 
-LENGTHS are how many messages there are, which rises and falls. A vhost's counters are those of its queues and channels,
-with what those had counted that have ended. What publishers have sent through an exchange since their route changed
-last stands in no count yet: `settle` has them count it.
-
-What is counted of the process, for `/nodes`: what the kernel says of it, and the collector's runs.
-
-rabbit: of Erlang's runtime; threads stand for its processes. Files are all that is open, connections among them. A sync
-is one of the group commit, in which logs go together.
-
-What went between a channel and an exchange, or a channel and a queue: `incoming` of an exchange, `publishes` and
-`deliveries` of a channel, `deliveries` of a queue.
-
-Channels count both, see `Publisher.sent` and `had_by_queue`. Rates of a pair are sampled from the first request for it
-until nobody has asked for ten minutes; PAIRS_MAX pairs at most, those of others are 0.
-
-rabbit: all of it with rates_mode detailed, and so what went from an exchange to a queue, which is counted nowhere here.
+**Pairs** of a channel with an exchange or a queue: `incoming` of an exchange, `publishes` and `deliveries` of a
+channel, `deliveries` of a queue. Rates begin at the first request and end ten minutes after the last one. At most
+PAIRS_MAX pairs have rates, others show 0. RabbitMQ has all of this with rates_mode detailed, and also exchange to
+queue, which is not counted here.
 """
 
 from __future__ import annotations
@@ -79,14 +71,14 @@ _PAGE_BYTES: Final = resource.getpagesize()
 
 
 class NodeCounts:
-    """Of this node."""
+    """The counters of this node."""
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
         self._connections = connections
 
     def counts(self) -> tuple[int, ...]:
-        """In the order of NODE_COUNTERS. Cost: some 100 us and 0.3 us per open file."""
+        """Return the counters in the order of NODE_COUNTERS. Cost: about 100 us, and 0.3 us per open file."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         io = numbers(IO)
         syncs = self._broker.storage.sync_times
@@ -104,7 +96,7 @@ class NodeCounts:
 
 
 def numbers(path: Path) -> dict[str, int]:
-    """Lines of `name: number` of a file of /proc; empty where the kernel does not say."""
+    """Return the lines `name: number` of a file in /proc; empty if it cannot be read."""
     try:
         text = path.read_text("ascii")
     except OSError:
@@ -141,14 +133,14 @@ NAMES: Final = (
 
 
 class Churn:
-    """What came and went since the start, all of it."""
+    """Objects that were created and removed since the start."""
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
         self._connections = connections
 
     def counts(self) -> tuple[int, ...]:
-        """In the order of CHURN_COUNTERS."""
+        """Return the counters in the order of CHURN_COUNTERS."""
         channels, catalogue = self._broker.channels, self._broker.catalogue
         return (
             self._connections.opened_count,
@@ -162,7 +154,7 @@ class Churn:
 
 
 def lengths(queue: Queue) -> tuple[int, int, int]:
-    """In the order of LENGTHS."""
+    """Return the lengths in the order of LENGTHS."""
     unacked = unacked_apart(queue)
     return (queue.ready_count + unacked + queue.delayed_count, queue.ready_count, unacked)
 
@@ -172,23 +164,27 @@ def counted_queue(queue: Queue) -> tuple[int, ...]:
 
 
 def counted_connection(connection: Connection) -> tuple[int, ...]:
-    """In the order of OCTETS."""
+    """Return the counters in the order of OCTETS."""
     return (connection.received_bytes, connection.output.sent_bytes)
 
 
 def unroutable(vhost: VHost) -> tuple[int, int]:
-    """In the order of UNROUTABLE."""
+    """Return the counters in the order of UNROUTABLE."""
     returned = vhost.counts.returned_count
     return (returned, max(0, vhost.unroutable_count - returned))
 
 
 def passed(exchange: Exchange) -> tuple[int, int]:
-    """In the order of EXCHANGE_COUNTERS."""
+    """Return the counters in the order of EXCHANGE_COUNTERS."""
     return (exchange.passed.in_count, exchange.passed.out_count)
 
 
 async def flush_counters(connections: Iterable[Connection], slices: TimeSlice) -> None:
-    """What publishers have sent is in the counts of its exchanges. connections: a snapshot. Cost: 0.2 us a channel."""
+    """Make publishers add their publishes to their exchanges' counters. Cost: 0.2 us per channel.
+
+    Args:
+        connections: a snapshot.
+    """
     for connection in connections:
         for channel in connection.channels.all():
             channel.publisher.settle_counts()
@@ -197,7 +193,7 @@ async def flush_counters(connections: Iterable[Connection], slices: TimeSlice) -
 
 
 class VhostSum:
-    """Adds up a vhost's counters, piece by piece."""
+    """The sum of a vhost's counters."""
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost = vhost
@@ -208,7 +204,7 @@ class VhostSum:
         self._published, self._confirmed = ended[0], ended[1]
 
     def add_queue(self, counts: tuple[int, ...]) -> None:
-        """counts: as `counted_queue`."""
+        """Add the counters of a queue, from `counted_queue`."""
         size = len(QUEUE_COUNTERS)
         for index in range(size):
             self._queues[index] += counts[index]
@@ -224,7 +220,7 @@ class VhostSum:
         self._octets[1] += counts[1]
 
     def counts(self) -> tuple[int, ...]:
-        """In the order of VHOST_COUNTERS. rabbit: `publish` is what came from publishers, once each."""
+        """Return the sums in the order of VHOST_COUNTERS. RabbitMQ: `publish` counts each publish once."""
         return (
             *(self._published, *self._queues[1:]),
             self._confirmed,
@@ -240,7 +236,7 @@ READERS: Final[tuple[Any, ...]] = (
 
 
 class StatsParts(NamedTuple):
-    """What `Rates` tells of an object, by where it stands in an answer."""
+    """The statistics of an object, by their place in an answer."""
 
     stats: dict[str, Any]
     lengths: dict[str, Any]
@@ -264,12 +260,16 @@ _DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
 
 
 def had_counts(had: QueueDeliveryStats) -> tuple[int, ...]:
-    """In the order of HAD."""
+    """Return the counters in the order of HAD."""
     return (had.deliver, had.deliver_no_ack, had.get, had.get_no_ack, had.get_empty, had.redeliver, had.ack)
 
 
 class _PairSample:
-    """Of one pair. asked_at: monotonic, s."""
+    """The last sample of a pair.
+
+    Attributes:
+        asked_at: time of the last request, monotonic, seconds.
+    """
 
     def __init__(self, counts: Sequence[int], asked_at: float) -> None:
         self.counts = counts
@@ -278,7 +278,7 @@ class _PairSample:
 
 
 class PairRates:
-    """One per admin server."""
+    """The rates of pairs. One object per HTTP API."""
 
     def __init__(self) -> None:
         self._sent: dict[PublisherStats, _PairSample] = {}
@@ -286,7 +286,7 @@ class PairRates:
         self._had_count = 0
 
     def published(self, sent: PublisherStats) -> dict[str, Any]:
-        """Stats of one publisher and one exchange."""
+        """Return the statistics of a publisher and an exchange."""
         counts = (int(sent.in_count),)
         seen = self._sent.get(sent)
         if seen is None and len(self._sent) < PAIRS_MAX:
@@ -294,7 +294,7 @@ class PairRates:
         return _told(PUBLISHED, counts, seen)
 
     def delivered(self, channel: ChannelConsumers, queue: QueueBase, had: QueueDeliveryStats) -> dict[str, Any]:
-        """Stats of one channel and one queue."""
+        """Return the statistics of a channel and a queue."""
         counts = had_counts(had)
         queues = self._had.setdefault(channel, {})
         seen = queues.get(queue)
@@ -307,7 +307,7 @@ class PairRates:
         return found
 
     async def sweep(self, elapsed_s: float, slices: TimeSlice) -> None:
-        """How fast those rose that were asked for. elapsed_s: since the sweep before."""
+        """Update the rates of requested pairs. `elapsed_s` is the time since the previous sweep."""
         since = time.monotonic() - ASKED_KEPT_S
         for sent, seen in list(self._sent.items()):
             if seen.asked_at < since:
@@ -352,17 +352,19 @@ INTERVAL_S: Final = 5.0
 IDLE_INTERVAL_S_MAX: Final = 60.0
 IDLE_AFTER_S: Final = 300.0
 OBJECTS_PER_S: Final = 5000
-"""Read on average while no request asks: 2 % of a processor."""
+"""Objects read per second on average without requests: 2 % of a processor."""
 HISTORIES_MAX: Final = 1000
 VHOSTS_KEPT: Final = 32
-# For how long those of an object are kept that nobody asks for, by kind: as long as its samples reach back.
+# Samples are dropped if they are not requested for this time: their longest range.
 _KEPT_S: Final = {VHOST: 86400.0}
 _KEPT_ELSE_S: Final = 3600.0
 
 
 class Sample(NamedTuple):
-    """What a sweep saw of one object. changed_at: of the last sweep that saw other counts than the one before, seconds
-    since 1970.
+    """The counters of an object at a sweep.
+
+    Attributes:
+        changed_at: last sweep that found changed counters, seconds since 1970.
     """
 
     counts: tuple[int, ...]
@@ -371,7 +373,10 @@ class Sample(NamedTuple):
 
 
 class Rates:
-    """One per admin server. `details` and `totals` answer from the last sweep and from now."""
+    """Rates of all objects. One object per HTTP API.
+
+    `details` and `totals` combine current counters with rates of the last sweep.
+    """
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
@@ -383,10 +388,10 @@ class Rates:
         self._samples: dict[Any, Sample] = {}
         self._histories: dict[Any, History] = {}
         self._utilised: dict[Queue, float] = {}
-        # Of streams with consumers: the end of the log at the last sweep.
+        # Streams with consumers -> the end of the log at the last sweep.
         self._ends: dict[Queue, int] = {}
         self._swept_at = time.monotonic()
-        self._object_count = 0  # of the last sweep
+        self._object_count = 0  # at the last sweep
         self._sums = [(0.0,) * len(names) for names in NAMES]
         self._task: asyncio.Task[None] | None = None
         self.loop_lag = LoopLag()
@@ -402,7 +407,7 @@ class Rates:
             self._task.cancel()
 
     def forget(self) -> None:
-        """Rates begin anew with the next sweep."""
+        """Reset rates and samples. They begin again with the next sweep."""
         self._samples = {}
         self._histories = {}
         self._sums = [(0.0,) * len(names) for names in NAMES]
@@ -418,12 +423,12 @@ class Rates:
                 log.exception("rates: a sweep failed; the next one is tried")
 
     def due(self, now: float) -> bool:
-        """Return whether it is time for a sweep, half a second early at most. now: monotonic, s."""
+        """Return whether a sweep is due; half a second early counts. `now` is monotonic, in seconds."""
         idle_interval_s = min(max(INTERVAL_S, self._object_count / OBJECTS_PER_S), IDLE_INTERVAL_S_MAX)
         return now < self._asked_at + IDLE_AFTER_S or now >= self._swept_at + idle_interval_s - 0.5
 
     async def sweep(self) -> None:
-        """Reads all counters once."""
+        """Read all counters once."""
         slices = TimeSlice()
         now, wall = time.monotonic(), time.time()
         elapsed = max(now - self._swept_at, 0.001)
@@ -459,7 +464,7 @@ class Rates:
         await self._keep([tuple(each) for each in totals], slices)
 
     def _into_vhost(self, by_vhost: dict[VHost, VhostSum], thing: Any, kind: int, counts: tuple[int, ...]) -> None:
-        """What counts for a vhost as well. One that came meanwhile is in no sum yet."""
+        """Add counters to their vhost. A vhost created during the sweep is left out."""
         if kind == QUEUE:
             vhost = self._broker.vhosts.get(thing.vhost_name)
             if vhost in by_vhost:
@@ -469,7 +474,10 @@ class Rates:
             (found.add_channel if kind == CHANNEL else found.add_connection)(counts)
 
     async def _keep(self, totals: list[tuple[int, ...]], slices: TimeSlice) -> None:
-        """Samples of the whole, and of those that somebody has asked for; what is gone or forgotten is let go."""
+        """Add samples of totals and of requested objects.
+
+        Drop samples of ended objects and of those without requests.
+        """
         now = time.time()
         for kind in (QUEUE, CHANNEL, VHOST):
             self._begin(kind, kind, totals[kind], now)
@@ -488,7 +496,7 @@ class Rates:
                 await slices.yield_loop()
 
     def _all(self, kind: int) -> list[Any]:
-        """What lives now, at one moment: neither counted as ended nor forgotten. Cost: 3 ms for 100,000 queues."""
+        """Return all live objects of a kind, at one moment. Cost: 3 ms for 100,000 queues."""
         if kind == QUEUE:
             return [queue for vhost in self._broker.vhosts.values() for queue in vhost.queues.values()]
         if kind == CHANNEL:
@@ -500,7 +508,7 @@ class Rates:
         return list(self._connections)
 
     def _ended(self, kind: int) -> list[int]:
-        """What those have counted that have ended."""
+        """Return the sums of ended objects."""
         ended: list[int] = []
         if kind in (QUEUE, CHANNEL):
             ended = (self._broker.catalogue.ended_queues if kind == QUEUE else self._broker.channels.ended).counts
@@ -509,32 +517,35 @@ class Rates:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def details(self, thing: object, kind: int, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
-        """`publish`, `publish_details: {rate}` and so on, for one object."""
+        """Return counters and rates of an object: `publish`, `publish_details: {rate}` and so on."""
         return self.shown(thing, kind, READERS[kind](thing), within)
 
     def shown(self, thing: object, kind: int, counts: Sequence[int], within: SampleRanges = NO_SPANS) -> dict[str, Any]:
-        """The same for counts that were read already."""
+        """As `details`, for counters that were read already."""
         self._asked_at = time.monotonic()
         sample = self._samples.get(thing)
         per_s = sample.per_s if sample is not None else _NO_RATES[kind]
         return self._details(thing, kind, counts, per_s, within)
 
     def per_s(self, thing: object, kind: int) -> tuple[float, ...]:
-        """How fast its counters rose at the last sweep, in the order of NAMES[kind]. Cost: 0.2 us."""
+        """Return the rates of the last sweep in the order of NAMES[kind]. Cost: 0.2 us."""
         self._asked_at = time.monotonic()
         sample = self._samples.get(thing)
         return sample.per_s if sample is not None else _NO_RATES[kind]
 
     def idle_since(self, thing: object) -> float | None:
-        """When a sweep has seen its counters move last, seconds since 1970; None: they moved before the last one."""
+        """Return the last sweep that found changed counters, in seconds since 1970.
+
+        None if they changed during the last interval.
+        """
         sample = self._samples.get(thing)
         return sample.changed_at if sample is not None and not any(sample.per_s) else None
 
     def utilisation(self, queue: Queue) -> float:
-        """The share of recent sweeps at which its consumers had taken all there was; 0 to 1. 0 without consumers.
+        """Return the share of recent sweeps at which consumers had taken all messages, 0 to 1. 0 without consumers.
 
-        A stream keeps its messages: its consumers have taken all when they have read what was there a sweep before.
-        rabbit: the share of time in which it could deliver at once.
+        Consumers of a stream have taken all if they have read up to the end at the previous sweep. RabbitMQ: the
+        share of time in which the queue could deliver at once.
         """
         self._asked_at = time.monotonic()
         return self._utilised.get(queue, 1.0) if queue.consumers else 0.0
@@ -551,17 +562,17 @@ class Rates:
         self._utilised, self._ends = utilised, ends
 
     def _have_taken_all(self, queue: Queue, ends: dict[Queue, int]) -> bool:
-        """Whether its consumers wait for messages. ends: of streams, filled here."""
+        """Return whether the queue's consumers wait for messages. Adds the end of a stream to `ends`."""
         if not queue.rules.stream:
             return bool(queue.ready_count == 0)
         ends[queue] = end = 0 if queue.store is None else int(queue.store.next_offset)
         seen = self._ends.get(queue, end)
         readers = (each.reader for each in queue.consumers)
-        # A reader below 0 has not begun: it waits in the line of single active consumers, or for the log.
+        # A negative offset: the reader waits for its turn as single active consumer, or for the log.
         return all(not 0 <= each.offset < seen for each in readers if isinstance(each, StreamReader))
 
     def unroutable(self, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
-        """What was returned and dropped in all vhosts there are."""
+        """Return the returned and dropped messages of all vhosts."""
         counts = [0] * len(VHOST_COUNTERS)
         for vhost in self._broker.vhosts.values():
             for name, count in zip(UNROUTABLE, unroutable(vhost), strict=True):
@@ -570,10 +581,11 @@ class Rates:
         return {name: found[name] for each in UNROUTABLE for name in (each, f"{each}_details")}
 
     async def totals(self, kind: int, within: SampleRanges = NO_SPANS) -> dict[str, Any]:
-        """Likewise for all queues or channels since the broker's start, those that ended included."""
+        """Return totals and rates of all queues or channels since the start, ended ones included."""
         self._asked_at = time.monotonic()
         slices = TimeSlice()
-        # Chosen before the first rest: what ends meanwhile keeps its counts and is in no sum yet.
+        # Before the first pause: an object that ends meanwhile stays in the list and is not yet in the sum of ended
+        # ones.
         counts, things = self._ended(kind), self._all(kind)
         for thing in things:
             for index, count in enumerate(READERS[kind](thing)):
@@ -585,7 +597,7 @@ class Rates:
     def _details(
         self, thing: object, kind: int, counts: Sequence[int], per_s: Sequence[float], within: SampleRanges
     ) -> dict[str, Any]:
-        """A total is its kind's, as a thing."""
+        """Return counters and rates. For a total, `thing` is its kind."""
         now = time.time()
         history = self._begin(thing, kind, counts, now) if within is not NO_SPANS else None
         moments: dict[SampleRange, list[SamplePoint]] = {}
@@ -604,7 +616,7 @@ class Rates:
         return found
 
     def _begin(self, thing: object, kind: int, counts: Sequence[int], now: float) -> History:
-        """Its samples, which begin now if there are none; beyond HISTORIES_MAX they are forgotten again."""
+        """Return the samples of an object, new ones if necessary. Beyond HISTORIES_MAX, new ones are not stored."""
         history = self._histories.get(thing)
         if history is None:
             whole = isinstance(thing, int) or kind in (CHURN, NODE)
@@ -619,9 +631,14 @@ DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
 
 
 def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s: float, now: float) -> Sample:
-    """elapsed_s: since the sweep before. now: seconds since 1970; one object for all, as there are many."""
+    """Return the sample of an object.
+
+    Args:
+        elapsed_s: time since the previous sweep.
+        now: seconds since 1970, one object shared by all samples.
+    """
     if seen is None:
-        # A counter began at 0; messages were there before the first sweep.
+        # New counters began at 0, but messages may have existed before the first sweep.
         counters = len(NAMES[kind]) - len(LENGTHS) if kind == QUEUE else len(counts)
         base = (0,) * counters + counts[counters:] if kind not in (VHOST, NODE) else counts
         return Sample(counts, _NO_RATES[kind] if counts == base else _per_s(counts, base, elapsed_s), now)
@@ -631,7 +648,7 @@ def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s:
 
 
 async def _let_go(samples: dict[Any, Sample], slices: TimeSlice) -> None:
-    """Little by little: those of 100,000 queues at once would hold the loop."""
+    """Clear the dict in slices. Freeing the samples of 100,000 queues at once would block the loop."""
     while samples:
         samples.popitem()
         if slices.expired:
@@ -648,12 +665,12 @@ def _span_of(name: str, kind: int, within: SampleRanges) -> SampleRange | None:
     if name in OCTETS:
         return within.octets
     if kind == VHOST and name in LENGTHS:
-        return within.lengths or within.rates  # rabbit: of a vhost the one says both
+        return within.lengths or within.rates  # RabbitMQ: for a vhost, either range applies
     return within.lengths if kind == CHURN or name in LENGTHS else within.rates
 
 
 def _add_together(found: dict[str, Any]) -> None:
-    """rabbit: deliver_get is what went to consumers and to those who got it."""
+    """Add deliver_get, the sum of deliveries to consumers and by basic.get (RabbitMQ)."""
     found["deliver_get"] = sum(found[name] for name in DELIVERED)
     parts = [found[f"{name}_details"] for name in DELIVERED]
     found["deliver_get_details"] = whole = {"rate": round(sum(part["rate"] for part in parts), 1)}

@@ -1,6 +1,6 @@
-"""Long work in slices: whoever walks over a hundred thousand things lets the loop have its turn every SLICE_S.
+"""Time slices: long work on the event loop pauses every SLICE_S seconds, so that the loop can do other work.
 
-At the bottom of this package: lists, bodies, rates and the handlers all rest by it.
+Lists, bodies, rates and the handlers use this module.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from asyncio import sleep
 from typing import Final
 
 SLICE_S: Final = 0.003
-"""How long a piece of work goes on before the loop has its turn, seconds."""
+"""Length of a slice in seconds."""
 
 
 class TimeSlice:
-    """Keeps a long piece of work from holding the loop: `if slices.due: await slices.rest()` in its loop."""
+    """The current slice of a long loop: `if slice.expired: await slice.yield_loop()`."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + SLICE_S
 
     @property
     def expired(self) -> bool:
-        """Whether it has worked for SLICE_S since the last rest. Cost: 0.1 us."""
+        """Return whether the slice is over. Cost: 0.1 us."""
         return time.perf_counter() >= self._until
 
     async def yield_loop(self) -> None:
-        """One turn of the loop; what was looked at before may have changed behind it."""
+        """Run the event loop once and start a new slice. Anything may have changed meanwhile."""
         await sleep(0)
         self._until = time.perf_counter() + SLICE_S
 
 
 async def release(value: object) -> None:
-    """Lets go of a large document's items little by little: a million objects that go at once hold the loop as well.
+    """Free the items of a large document in slices. Freeing a million objects at once would block the loop.
 
-    Empties its lists; what they held stays with whoever else has it.
+    Empties its lists. Items that others refer to remain.
     """
     slices = TimeSlice()
     lists = list(value.values()) if isinstance(value, dict) else [value]

@@ -1,15 +1,15 @@
-"""The topology as one answer, for who draws it: exchanges, queues, what leads from one to another, and who publishes
-and consumes, with the rates of the last sweep. Of many things the busiest: a picture of ten thousand helps nobody.
+"""The topology for the web page: exchanges, queues, links, publishers and consumers, with the rates of the last
+sweep.
 
-An answer has at most `count` exchanges and queues. Queues go by their rate, then by what lies in them; of exchanges,
-RabbitMQ's own that nobody uses are left out. With `name`, it has what carries that part in its name and what it is
-bound to. Whoever may list a vhost's queues may see this of it.
+An answer has at most `count` exchanges and queues, the busiest first: queues by rate, then by number of messages.
+Exchanges of RabbitMQ that are unused are left out. With `name`, the answer has the objects whose names contain it,
+and their neighbours. A user that may list the queues of a vhost may see its topology.
 
-What went through a binding is counted nowhere (as in RabbitMQ without its detailed rates). A link to a queue has what
-came into the queue; where several lead there, its share of that, by what comes to each source: then it is `estimated`.
-A link between exchanges is always estimated: at least so many messages came to its end as the busiest link from there
-carries, and those that no client published there came from other exchanges. A queue that nothing is bound to is reached
-through the default exchange.
+**Rates of links.** Messages per binding are not counted (RabbitMQ: only with detailed rates). A link to a queue shows
+the queue's incoming rate. If several links lead to the queue, each has a share according to the rate of its source,
+and is `estimated`. Links between exchanges are always estimated. An exchange received at least as much as its busiest
+outgoing link carries; what clients did not publish to it came from other exchanges. A queue without bindings is
+linked to the default exchange.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
 COUNT: Final = 500
 COUNT_MAX: Final = 2000
 KEYS_MAX: Final = 5
-"""Routing keys that a link names; it counts the others."""
+"""Limit of routing keys per link. Others are only counted."""
 PEERS_MAX: Final = 10
-"""Connections that are named as consumers of one queue, or as publishers to one exchange."""
+"""Limit of connections per queue (consumers) and per exchange (publishers)."""
 _RUN: Final = 500
 _TOGETHER: Final = 50
-# Of counted.NAMES[QUEUE]: what came in, and what went out to consumers and those who got it.
+# Indices in stats.NAMES[QUEUE]: incoming messages, and deliveries to consumers and by basic.get.
 _IN: Final = 0
 _OUT: Final = slice(1, 5)
 
 
 class TopK:
-    """The first `count` of those that are added, by rank. It keeps no more than it needs: to let go of 100,000
-    at once would hold the loop.
+    """The `count` highest of all objects added.
+
+    Others are dropped early, because freeing 100,000 at once would block the loop.
     """
 
     def __init__(self, count: int) -> None:
@@ -56,7 +57,7 @@ class TopK:
         self.seen_count = 0
 
     def add(self, rate: float, size: int, thing: Any, vhost: VHost) -> None:
-        """By rate, then by size, then as they came."""
+        """Add an object, ranked by rate, then size, then order of calls."""
         self._ranked.append((rate, size, -self.seen_count, thing, vhost))
         self.seen_count += 1
         if len(self._ranked) >= self._count + _RUN:
@@ -67,7 +68,7 @@ class TopK:
 
 
 class Topology:
-    """What is chosen of these vhosts, and what it is told as."""
+    """The chosen part of the topology of some vhosts."""
 
     def __init__(self, call: ApiRequest, vhosts: list[VHost]) -> None:
         self._call = call
@@ -76,16 +77,17 @@ class Topology:
         self.exchanges: dict[Exchange, VHost] = {}
         self.queues: dict[Queue, VHost] = {}
         self.totals = {"exchanges": 0, "queues": 0}
-        # Where each stands in its list: what links name.
+        # Ids of the objects, which links refer to.
         self._places: dict[Exchange | Queue, str] = {}
-        # Of exchanges: the rate of the busiest link from there to a queue; the exchanges that are bound to it.
+        # Per exchange: the rate of its busiest link to a queue, and the exchanges bound to it.
         self._busiest: dict[Exchange, float] = {}
         self._bound: dict[Exchange, list[Exchange]] = {}
 
-    # -- which --------------------------------------------------------------------------------------------------------
+    # # -- choice
+    # -------------------------------------------------------------------------------------------------------
 
     async def choose(self, name: str, count: int) -> None:
-        """Cost: 2 us a queue there is, in slices."""
+        """Choose exchanges and queues. Cost: 2 us per queue of the vhosts, in slices."""
         part = name.lower()
         exchanges, queues = TopK(count), TopK(count)
         for vhost in self._vhosts:
@@ -114,12 +116,12 @@ class Topology:
                 self.exchanges[vhost.default_exchange] = vhost
 
     def _is_used(self, vhost: VHost, exchange: Exchange) -> bool:
-        """The broker's own exchanges are in every vhost, and most of them idle."""
+        """Return whether to show the exchange. Every vhost has the predeclared ones, mostly unused."""
         own = not exchange.name or exchange.name.startswith("amq.")
         return not own or bool(exchange.bindings) or bool(vhost.bindings_to(exchange)) or self._rate(exchange) > 0
 
     async def _add_neighbours(self, count: int) -> None:
-        """What the chosen are bound to, as far as there is room; of what is so found, nothing further."""
+        """Add objects bound to the chosen ones, up to `count`, but not the neighbours of neighbours."""
         named = list(self.exchanges.items())
         chosen: list[tuple[Exchange | Queue, VHost]] = [*self.queues.items(), *self.exchanges.items()]
         for thing, vhost in chosen:
@@ -139,7 +141,7 @@ class Topology:
                 self.exchanges[thing] = vhost
 
     def _rate(self, thing: Exchange | Queue) -> float:
-        """Messages a second that come and go."""
+        """Return the incoming and outgoing messages per second."""
         if isinstance(thing, Queue):
             per_s = self._call.rates.per_s(thing, QUEUE)
             return per_s[_IN] + sum(per_s[_OUT])
@@ -149,10 +151,11 @@ class Topology:
         if self._slices.expired:
             await self._slices.yield_loop()
 
-    # -- told ---------------------------------------------------------------------------------------------------------
+    # # -- answer
+    # -------------------------------------------------------------------------------------------------------
 
     async def told(self) -> dict[str, Any]:
-        # Of a cluster the answers of all nodes are put together: each has ids of its own.
+        # In a cluster the answers of all nodes are merged, so ids contain the node.
         at = "" if self._call.cluster is None else f"{self._call.node} "
         self._places.update({each: f"{at}e{index}" for index, each in enumerate(self.exchanges)})
         self._places.update({each: f"{at}q{index}" for index, each in enumerate(self.queues)})
@@ -216,7 +219,9 @@ class Topology:
         }
 
     async def _links_to(self, end: Queue | Exchange, vhost: VHost) -> list[dict[str, Any]]:
-        """Bindings, those of the same two as one link; and of a queue where its dead letters go."""
+        """Return the links to an object: one per source for its bindings, and for a queue also its dead letter
+        exchange.
+        """
         keys: dict[Exchange, list[str]] = {}
         counts: dict[Exchange, int] = {}
         bindings = vhost.bindings_to(end)
@@ -248,7 +253,7 @@ class Topology:
         return links
 
     def _share(self, vhost: VHost, came: float, source: Exchange, counts: dict[Exchange, int]) -> float:
-        """Of what came to a thing, what came through one of its sources."""
+        """Return the share of an incoming rate that came through one source."""
         if len(counts) == 1:
             return came
         rates = {each: self._reaching(vhost, each, set()) for each in counts}
@@ -256,17 +261,17 @@ class Topology:
         return round(came * (rates[source] / whole if whole > 0 else 1 / len(counts)), 1)
 
     def _reaching(self, vhost: VHost, exchange: Exchange, seen: set[Exchange]) -> float:
-        """What may come to an exchange: from clients, and all that comes to those that it is bound to."""
+        """Return the highest possible rate of an exchange: publishes of clients and all that its sources receive."""
         seen.add(exchange)
         sources = {each.source for each in vhost.bindings_to(exchange)} - seen
         return self._rate(exchange) + sum(self._reaching(vhost, each, seen) for each in sources)
 
     def _from_exchanges(self, exchange: Exchange) -> float:
-        """What comes to an exchange from others, at least."""
+        """Return the lowest possible rate of messages from other exchanges."""
         return round(max(0.0, self._leaving(exchange, set()) - self._rate(exchange)), 1)
 
     def _leaving(self, exchange: Exchange, seen: set[Exchange]) -> float:
-        """The rate of the busiest link from an exchange: what comes to it, where one link takes all."""
+        """Return the rate of an exchange's busiest outgoing link, directly or through other exchanges."""
         seen.add(exchange)
         found = self._busiest.get(exchange, 0.0)
         for each in self._bound.get(exchange, ()):
@@ -284,17 +289,17 @@ class Topology:
         rate: float | None,
         estimated: bool,
     ) -> dict[str, Any]:
-        assert destination is not None  # it is among those that are shown
+        assert destination is not None  # callers pass only objects that are shown
         ends = {"source": self._places[source], "destination": self._places[destination]}
         return {"kind": kind, **ends, "count": count, "keys": keys, "rate": rate, "estimated": estimated}
 
     def _consumers(self, queue: Queue) -> list[dict[str, Any]]:
-        """By connection."""
+        """Return the consumers of a queue by connection."""
         sessions = [each.deliveries.session for each in queue.consumers if isinstance(each, ChannelConsumer)]
         return self._peers("queue", queue, ((session.name, session.user.name) for session in sessions))
 
     async def _publishers(self) -> list[dict[str, Any]]:
-        """The channels that have published to what is shown, by connection. Cost: a look at each channel there is."""
+        """Return publishers to the shown exchanges by connection. Cost: visits every channel."""
         shown = {exchange.passed: exchange for exchange in self.exchanges}
         found: dict[Exchange, list[tuple[str, str]]] = {}
         for connection in list(self._call.server.connections):
@@ -318,7 +323,7 @@ class Topology:
 
 
 async def get_topology(call: ApiRequest) -> ApiResponse:
-    """Exchanges, queues, links between them, publishers and consumers; query `name`, `count` (at most 2000)."""
+    """Return exchanges, queues, links between them, publishers and consumers. Query: `name`, `count` (at most 2000)."""
     count = number("count", call.query.get("count", COUNT), 1, COUNT_MAX)
     found = Topology(call, call.vhosts())
     await found.choose(call.query.get("name", ""), count)
@@ -326,7 +331,7 @@ async def get_topology(call: ApiRequest) -> ApiResponse:
 
 
 async def encoded(told: dict[str, Any]) -> ApiResponse:
-    """As `listing.document`, but that many small objects are encoded together: half the time, and never over 1 ms."""
+    """Encode as `listing.document` does, but many small objects at once: half the time, at most 1 ms each."""
     slices = TimeSlice()
     body = Body()
     before = "{"

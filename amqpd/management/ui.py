@@ -1,13 +1,11 @@
-"""The page: what a browser gets at `/` and under `/assets/`, built from page/ (its README says how) into page/dist.
+"""The web page at `/` and its files under `/assets/`, and its login and logout (see `sessions`).
 
-Each file is there three times, as it is, as .gz and as .br, so nothing is compressed here. A file under /assets/ has a
-hash of its content in its name and may be kept for ever; `/` is asked for again each time, and answered 304 while it is
-the same. Nothing on the page comes from elsewhere, no script stands in the HTML, and no other page may frame it.
+The page is built from page/ into page/dist (see its README). Each file exists three times, plain, .gz and .br, so the
+broker compresses nothing. Names under /assets/ contain a hash, so browsers may cache these files forever. `/` is
+revalidated and answered with 304 if it has not changed. The page loads nothing from other sites, has no inline
+scripts, and cannot be framed.
 
-Where nothing is built, `/` says why and what to do, and asks again by itself: a build beside a running broker is seen
-as soon as it is there. What needs no script stands at `/plain`.
-
-The page's login and logout over HTTP; what a session is and what it is not stands in `sessions`.
+If the page is not built, `/` explains why and reloads until it is. `/plain` has links without scripts.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from amqpd.management.sessions import LoginSessions, cookie, token_of
 
 DIST: Final = Path(__file__).parent / "page" / "dist"
 SETUP: Final = Path(__file__).parents[2] / "setup.py"
-"""There where amqpd runs from its sources."""
+"""Exists if amqpd runs from its sources."""
 INDEX: Final = "index.html"
 HTML: Final = "text/html; charset=utf-8"
 TYPES: Final = {
@@ -35,7 +33,7 @@ TYPES: Final = {
     ".json": "application/json",
 }
 ENCODINGS: Final = (("br", ".br"), ("gzip", ".gz"))
-"""Best first, with what a file's name then ends in."""
+"""Encodings and their file suffixes, best first."""
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'"
@@ -49,7 +47,7 @@ HEADERS: Final = {
     "Vary": "Accept-Encoding",
 }
 NOT_READ: Final = -1
-"""No time a file can have: where packages are made reproducible 0 is one."""
+"""A value that no file's time has. 0 is a valid one: reproducible packages use it."""
 FOR_EVER: Final = {"Cache-Control": "public, max-age=31536000, immutable"}
 ASK_AGAIN: Final = {"Cache-Control": "no-cache"}
 
@@ -91,7 +89,12 @@ WITHOUT: Final = (
 
 
 class _Asset(NamedTuple):
-    """content: by the encoding's name, "" for none. tag: its ETag."""
+    """A file of the page.
+
+    Attributes:
+        content: bytes by encoding; "" is the plain file.
+        tag: its ETag.
+    """
 
     content: dict[str, bytes]
     tag: str
@@ -99,7 +102,7 @@ class _Asset(NamedTuple):
 
 
 class PageFiles:
-    """The built files, read when somebody asks first and again when another build is there. folder: of the build."""
+    """The built files. Read at the first request, and again after a new build."""
 
     def __init__(self, folder: Path = DIST) -> None:
         self._folder = folder
@@ -107,19 +110,19 @@ class PageFiles:
         self._built_ns = NOT_READ
 
     def find(self, name: str) -> _Asset | None:
-        """None: there is no such file, or nothing is built. Cost: a stat; some 100 KB are read after a build."""
+        """Return a file, or None if it does not exist. Cost: a stat; after a build some 100 KB are read."""
         try:
             built_ns = (self._folder / INDEX).stat().st_mtime_ns
             if built_ns != self._built_ns:
                 self._assets = _read(self._folder)
                 self._built_ns = built_ns
-        except OSError:  # none, or one that is being replaced
+        except OSError:  # missing, or being replaced
             self._assets, self._built_ns = {}, NOT_READ
         return self._assets.get(name)
 
 
 def _read(folder: Path) -> dict[str, _Asset]:
-    """Raises: OSError."""
+    """Read all files of the build. Raises: OSError."""
     assets: dict[str, _Asset] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix not in TYPES:
@@ -135,7 +138,7 @@ def _read(folder: Path) -> dict[str, _Asset]:
 
 
 def accepted(header: str) -> set[str]:
-    """The encodings that an Accept-Encoding takes."""
+    """Return the encodings that an Accept-Encoding header accepts."""
     found: set[str] = set()
     for part in header.lower().split(","):
         name, _, rest = part.partition(";")
@@ -158,7 +161,7 @@ def _sent(call: ApiRequest, asset: _Asset, caching: dict[str, str]) -> ApiRespon
 
 
 async def get_page(files: PageFiles, call: ApiRequest) -> ApiResponse:
-    """The page."""
+    """Return the web page."""
     index = files.find(INDEX)
     if index is not None:
         return _sent(call, index, ASK_AGAIN)
@@ -167,7 +170,7 @@ async def get_page(files: PageFiles, call: ApiRequest) -> ApiResponse:
 
 
 async def get_asset(files: PageFiles, call: ApiRequest) -> ApiResponse:
-    """A script, style or picture of the page."""
+    """Return a script, style or picture of the web page."""
     name = call.params["file"]
     asset = files.find(name) if name != INDEX else None
     if asset is None:
@@ -176,7 +179,7 @@ async def get_asset(files: PageFiles, call: ApiRequest) -> ApiResponse:
 
 
 async def get_plain(_call: ApiRequest) -> ApiResponse:
-    """The same without script: links to what is most asked for."""
+    """Return a page without scripts, with links to the most important lists."""
     return ApiResponse(200, PLAIN.encode(), HTML, {"Content-Security-Policy": PLAIN_POLICY})
 
 
@@ -189,16 +192,19 @@ ROUTES: Final = (
 
 
 PAGE_HEADER: Final = "Amqpd-Page"
-"""Sent by the page with each request: its refusals bring no WWW-Authenticate, at which browsers ask for a password."""
+"""A header that the page sends with each request.
+
+Error responses then lack WWW-Authenticate, so that browsers show no password dialog.
+"""
 
 
 def _sessions(call: ApiRequest) -> LoginSessions:
-    assert call.sessions is not None  # server.py gives them to every call
+    assert call.sessions is not None  # server.py passes them to every request
     return call.sessions
 
 
 def check_header(headers: Mapping[str, str]) -> None:
-    """Of a change by cookie. Raises: Forbidden."""
+    """Check the header of a change that is authenticated by the cookie. Raises: Forbidden."""
     if PAGE_HEADER not in headers:
         raise Forbidden(f"a change by cookie needs the header {PAGE_HEADER}")
 
@@ -216,7 +222,7 @@ def _who(call: ApiRequest, left_s: float | None) -> dict[str, object]:
 
 
 async def post_session(call: ApiRequest) -> ApiResponse:
-    """Logs in: name and password of the form open a session, whose cookie the answer sets."""
+    """Log in with the form's name and password, and set the cookie of a new session."""
     check_header(call.headers)
     sessions = _sessions(call)
     token = sessions.open(call.caller.user.name, call.broker.auth)
@@ -226,12 +232,12 @@ async def post_session(call: ApiRequest) -> ApiResponse:
 
 
 async def get_session(call: ApiRequest) -> ApiResponse:
-    """Who is logged in, with which tags, and for how long."""
+    """Return the logged-in user, its tags, and the remaining time of the session."""
     return reply(_who(call, _sessions(call).left_s(token_of(call.headers))))
 
 
 async def delete_session(call: ApiRequest) -> ApiResponse:
-    """Logs out."""
+    """Log out."""
     await _sessions(call).close(token_of(call.headers))
     return ApiResponse(204, headers={"Set-Cookie": cookie(call.headers, "", 0)})
 

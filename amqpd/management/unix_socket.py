@@ -1,6 +1,7 @@
-"""The unix socket of amqpctl: made at the start, before the ready line, so that whoever reads that may use it.
+"""The unix socket for amqpctl.
 
-It imports nothing heavy: connections wait in its backlog until the HTTP server behind it is imported.
+It is opened before the ready line, so that a program that waits for this line can use it. This module imports nothing
+heavy: connections wait in the backlog until the HTTP server is imported.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ BACKLOG: Final = 128
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """A listening socket at `path`, mode 0600; what a crashed broker left there goes. Raises: OSError.
+    """Open a listening socket at `path` with mode 0600. Replace the socket of a crashed broker. Raises: OSError.
 
-    The directory is ours alone (0700, and held by the lock), so nobody comes between the steps. It is named by its
-    descriptor, since a socket's path has at most 107 bytes.
+    The directory has mode 0700 and is locked by this process, so no other process interferes. It is addressed by its
+    descriptor, because a socket's path has at most 107 bytes.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -34,7 +35,7 @@ def unix_socket(path: Path) -> socket.socket:
             os.unlink(path.name, dir_fd=directory)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            # An umask of our own: embedded in another program, the process's may be anything.
+            # Set the umask: that of the process is unknown if the broker is embedded.
             near = f"/proc/self/fd/{directory}/{path.name}"
             before = os.umask(0o177)
             try:

@@ -1,8 +1,7 @@
-"""Users and permissions. Only an administrator may see or change them; whoever asks may know himself (`whoami`).
+"""Handlers for users, permissions and login counters.
 
-Logins that were tried: how many went well and how many did not, by protocol and, where asked for, by source.
-
-RabbitMQ's paths and fields; `amqpctl list_node_auth_attempt_stats` shows them.
+Only administrators may see or change users; `whoami` is for all. Login counters use RabbitMQ's paths and fields, and
+`amqpctl list_node_auth_attempt_stats` shows them.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def topic_item(row: TopicPermissionRow) -> dict[str, Any]:
 
 
 def tags_of(value: object) -> list[str]:
-    """rabbit: a list of words, or one text with commas. Raises: BadRequest."""
+    """Return tags from a list or a text with commas (RabbitMQ). Raises: BadRequest."""
     if isinstance(value, str):
         return [word for word in (part.strip() for part in value.split(",")) if word]
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
@@ -67,13 +66,13 @@ def tags_of(value: object) -> list[str]:
 
 
 async def whoami(call: ApiRequest) -> ApiResponse:
-    """Name and tags of who asks."""
+    """Return name and tags of the caller."""
     user = call.caller.user
     return one(call, {"name": user.name, "tags": list(user.tags), "is_internal_user": not call.caller.operator})
 
 
 async def get_users(call: ApiRequest) -> ApiResponse:
-    """Users, with tags and hashes; with `vhosts=true` also the virtual hosts that each may enter."""
+    """List users with tags and hashes. With `vhosts=true` also the virtual hosts that each may use."""
     shown = partial(user_item, call.broker.user_limits)
     if not call.query_shows("vhosts"):
         return await listing(call, call.broker.auth.users(), shown, lambda row: row.name)
@@ -89,32 +88,34 @@ async def get_users(call: ApiRequest) -> ApiResponse:
 
 
 async def get_users_without_permissions(call: ApiRequest) -> ApiResponse:
-    """Users who may enter no virtual host."""
+    """List users without permissions in any virtual host."""
     known = {row.user for row in call.broker.auth.permissions()}
     rows = [row for row in call.broker.auth.users() if row.name not in known]
     return await listing(call, rows, partial(user_item, call.broker.user_limits), lambda row: row.name)
 
 
 async def get_user(call: ApiRequest) -> ApiResponse:
-    """One user."""
+    """Return one user."""
     return one(call, user_item(call.broker.user_limits, call.broker.auth.user(call.params["user"])))
 
 
 async def put_user(call: ApiRequest) -> ApiResponse:
-    """Makes or changes a user; 201 for a new one, 204 for another password and other tags; with `If-None-Match: *`
-    412 for one there is."""
+    """Create or change a user.
+
+    201 for a new one, 204 for changed password and tags. With `If-None-Match: *`, 412 if the user exists.
+    """
     name = call.params["user"]
     auth = call.broker.auth
     exists = any(row.name == name for row in auth.users())
     if exists and call.headers.get("If-None-Match") == "*":
         raise ResourceExists(f"user '{name}' already exists")
     body = call.fields()
-    if "tags" not in body:  # rabbit: so that nobody loses his by mistake
+    if "tags" not in body:  # RabbitMQ: so that no user loses its tags by mistake
         raise BadRequest("tags_not_present")
     tags = tags_of(body["tags"])
     if "password_hash" in body and body["password_hash"] is not None:
         hashed, given = call.text("password_hash"), body.get("hashing_algorithm")
-        # rabbit: an empty hash is a user that no password opens
+        # RabbitMQ: with an empty hash no password is accepted
         await auth.add_user(
             name,
             tags=tags,
@@ -125,13 +126,13 @@ async def put_user(call: ApiRequest) -> ApiResponse:
     elif "password" in body:
         await auth.add_user(name, call.text("password").encode(), tags=tags, replace=True)
     else:
-        # rabbit: a user that no password opens; a certificate may
+        # RabbitMQ: no password is accepted, but a certificate may be
         await auth.add_user(name, tags=tags, replace=True)
     return ApiResponse(204 if exists else 201)
 
 
 async def put_password(call: ApiRequest) -> ApiResponse:
-    """Changes the password and keeps the tags; an empty password_hash leaves none that opens."""
+    """Change the password and keep the tags. With an empty `password_hash` no password is accepted."""
     name = call.params["user"]
     if call.fields().get("password_hash") == "":
         await call.broker.auth.change_password(name)
@@ -141,20 +142,22 @@ async def put_password(call: ApiRequest) -> ApiResponse:
 
 
 async def put_tags(call: ApiRequest) -> ApiResponse:
-    """Sets the tags, and nothing else."""
+    """Set the tags and keep the password."""
     await call.broker.auth.set_tags(call.params["user"], tags_of(call.fields().get("tags", "")))
     return NO_CONTENT
 
 
 async def delete_user(call: ApiRequest) -> ApiResponse:
-    """Deletes the user; the user's connections are closed."""
+    """Delete a user and close its connections."""
     await call.broker.auth.delete_user(call.params["user"])
     return NO_CONTENT
 
 
 async def bulk_delete(call: ApiRequest) -> ApiResponse:
-    """Deletes the users that are named.
-    rabbit: 400 where one does not exist; there those before it have gone, here none has."""
+    """Delete several users.
+
+    RabbitMQ: 400 if one does not exist. RabbitMQ has then deleted those before it; amqpd deletes none.
+    """
     names = call.fields().get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("users is a list of names")
@@ -163,7 +166,7 @@ async def bulk_delete(call: ApiRequest) -> ApiResponse:
         raise BadRequest(f"no user '{min(set(names) - known)}'")
     slices = TimeSlice()
     for name in names:
-        with suppress(NoSuchUser):  # gone meanwhile
+        with suppress(NoSuchUser):  # deleted meanwhile
             await call.broker.auth.delete_user(name)
         if slices.expired:
             await slices.yield_loop()
@@ -174,18 +177,21 @@ async def bulk_delete(call: ApiRequest) -> ApiResponse:
 
 
 async def get_permissions(call: ApiRequest) -> ApiResponse:
-    """Permissions, of everybody, or of the user: `name` is then looked for in their virtual hosts."""
+    """List the permissions of all users or of one.
+
+    The query `name` filters by user, or by virtual host for one user.
+    """
     rows = call.broker.auth.permissions(call.params.get("user"), call.params.get("vhost"))
     return await listing(call, rows, permission_item, lambda row: row.vhost if "user" in call.params else row.user)
 
 
 async def get_permission(call: ApiRequest) -> ApiResponse:
-    """What the user may do in the virtual host."""
+    """Return the permissions of a user in the virtual host."""
     return one(call, permission_item(_permission(call)))
 
 
 def _permission(call: ApiRequest) -> PermissionRow:
-    """Raises: ResourceNotFound."""
+    """Return the permissions. Raises: ResourceNotFound."""
     rows = call.broker.auth.permissions(call.params["user"], call.params["vhost"])
     if not rows:
         raise ResourceNotFound(f"user '{call.params['user']}' has no permissions in vhost '{call.params['vhost']}'")
@@ -193,7 +199,10 @@ def _permission(call: ApiRequest) -> PermissionRow:
 
 
 async def put_permission(call: ApiRequest) -> ApiResponse:
-    """Sets permissions; 201 for a first one, 204 for another one."""
+    """Set permissions.
+
+    201 for new ones, 204 for changed ones.
+    """
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
     _both_there(call, user, vhost)
@@ -203,7 +212,7 @@ async def put_permission(call: ApiRequest) -> ApiResponse:
 
 
 def _both_there(call: ApiRequest, user: str, vhost: str) -> None:
-    """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
+    """Raise BadRequest unless user and vhost exist. RabbitMQ: 400 instead of 404, because the request is at fault."""
     if not any(row.name == user for row in call.broker.auth.users()):
         raise BadRequest(f"user '{user}' does not exist")
     if not call.broker.vhosts.exists(vhost):
@@ -211,21 +220,24 @@ def _both_there(call: ApiRequest, user: str, vhost: str) -> None:
 
 
 async def delete_permission(call: ApiRequest) -> ApiResponse:
-    """Takes the user's permissions in the virtual host away."""
+    """Remove the permissions of a user in the virtual host."""
     row = _permission(call)
     await call.broker.auth.clear_permissions(row.user, row.vhost)
     return NO_CONTENT
 
 
 async def get_topic_permissions(call: ApiRequest) -> ApiResponse:
-    """Topic permissions, of everybody, or of the user: `name` is then looked for in virtual hosts and exchanges."""
+    """List the topic permissions of all users or of one.
+
+    The query `name` filters by user, or for one user by virtual host and exchange.
+    """
     rows = call.broker.auth.topic_permissions(call.params.get("user"), call.params.get("vhost"))
     own = "user" in call.params
     return await listing(call, rows, topic_item, lambda row: (row.vhost, row.exchange) if own else row.user)
 
 
 async def get_topic_permission(call: ApiRequest) -> ApiResponse:
-    """The user's topic permissions in the virtual host, one per exchange."""
+    """List the topic permissions of a user in the virtual host, one per exchange."""
     rows = call.broker.auth.topic_permissions(call.params["user"], call.params["vhost"])
     exchange = call.params.get("exchange")
     rows = [row for row in rows if exchange in (None, row.exchange)]
@@ -236,7 +248,7 @@ async def get_topic_permission(call: ApiRequest) -> ApiResponse:
 
 
 async def put_topic_permission(call: ApiRequest) -> ApiResponse:
-    """Sets which routing keys the user may write and read at an exchange."""
+    """Set the routing keys that a user may write and read at an exchange."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.text("exchange")
     _both_there(call, user, vhost)
     if exchange:  # an empty one is the default exchange
@@ -248,7 +260,7 @@ async def put_topic_permission(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_topic_permission(call: ApiRequest) -> ApiResponse:
-    """Takes the user's topic permissions away."""
+    """Remove the topic permissions of a user."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.params.get("exchange")
     rows = call.broker.auth.topic_permissions(user, vhost)
     if not any(exchange in (None, row.exchange) for row in rows):
@@ -288,7 +300,7 @@ def _counts(count: list[int]) -> dict[str, int]:
 
 
 async def by_protocol(call: ApiRequest) -> ApiResponse:
-    """Logins tried, by protocol."""
+    """List login counters by protocol."""
     this_node(call)
     found = call.broker.auth.attempts.by_protocol
 
@@ -299,7 +311,7 @@ async def by_protocol(call: ApiRequest) -> ApiResponse:
 
 
 async def by_source(call: ApiRequest) -> ApiResponse:
-    """Those since `PUT /api/amqpd/auth_attempt_sources`: 10,000 at most, see amqpd/auth/login_throttle.py."""
+    """List login counters by source since `PUT /api/amqpd/auth_attempt_sources`, at most 10,000."""
     this_node(call)
     found = list(call.broker.auth.attempts.by_source.items())
 
@@ -316,21 +328,21 @@ async def by_source(call: ApiRequest) -> ApiResponse:
 
 
 async def forget(call: ApiRequest) -> ApiResponse:
-    """Sets the counts of logins to zero."""
+    """Reset the login counters."""
     this_node(call)
     call.broker.auth.attempts.forget()
     return NO_CONTENT
 
 
 async def forget_sources(call: ApiRequest) -> ApiResponse:
-    """Resets the counts of logins by address."""
+    """Reset the login counters by source."""
     this_node(call)
     call.broker.auth.attempts.forget(sources_only=True)
     return NO_CONTENT
 
 
 async def track_sources(call: ApiRequest) -> ApiResponse:
-    """Counts logins by address and user, or no more: what was kept goes then."""
+    """Start or stop counting logins by address and user. Stopping resets them."""
     attempts = call.broker.auth.attempts
     attempts.track_sources = call.flag("on")
     if not attempts.track_sources:

@@ -1,6 +1,6 @@
-"""Vhosts: /vhosts, one vhost, what belongs to it.
+"""Handlers for vhosts and for limits of vhosts and users.
 
-Limits: /vhost-limits, /user-limits. One at a time, as RabbitMQ's API has it; `amqpctl` sets several at once.
+RabbitMQ's API sets one limit per request. `amqpctl` sets several at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def metadata_item(vhost: VHost) -> dict[str, Any]:
-    """rabbit: what is set of it, once more; 4.x has the protection here."""
+    """Return the vhost's settings again. RabbitMQ: 4.x has the protection here."""
     return {
         "description": vhost.description,
         "tags": list(vhost.tags),
@@ -48,7 +48,7 @@ def metadata_item(vhost: VHost) -> dict[str, Any]:
 
 
 async def vhost_item(call: ApiRequest, vhost: VHost, slices: TimeSlice) -> dict[str, Any]:
-    """A vhost with its message counts. Cost: a look at each of its queues."""
+    """Return a vhost with its message counts. Cost: visits every queue of it."""
     delayed = 0
     found = VhostSum(vhost)
     for queue in list(vhost.queues.values()):
@@ -84,21 +84,22 @@ async def vhost_item(call: ApiRequest, vhost: VHost, slices: TimeSlice) -> dict[
 
 
 async def get_vhosts(call: ApiRequest) -> ApiResponse:
-    """Virtual hosts."""
+    """List virtual hosts."""
     slices = TimeSlice()
     items = [await vhost_item(call, vhost, slices) for vhost in call.vhosts()]
     return await listing(call, items, lambda item: item, lambda item: str(item["name"]))
 
 
 async def get_vhost(call: ApiRequest) -> ApiResponse:
-    """One virtual host."""
+    """Return one virtual host."""
     return one(call, await vhost_item(call, call.vhost(), TimeSlice()))
 
 
 async def put_vhost(call: ApiRequest) -> ApiResponse:
-    """Makes or changes a virtual host; 201 for a new one; 204 for one there is, whose description, tags and so on
-    become those given; with
-    `If-Match: *` 412 where there is none.
+    """Create or change a virtual host.
+
+    201 for a new one, 204 for a changed one: fields that are not given keep their values. With `If-Match: *`, 412 if
+    it does not exist.
     """
     name = call.params["vhost"]
     if clean_name(name, "a vhost") != name:
@@ -111,7 +112,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
     given = call.fields().get("tags")
     tags = tags_of(given) if given is not None else list(vhost.tags) if vhost is not None else []
     kind = call.text("default_queue_type", vhost.default_queue_type if vhost is not None else "classic")
-    if kind == "undefined":  # rabbit: its own word for none
+    if kind == "undefined":  # RabbitMQ: means no value
         kind = "classic"
     if kind not in KINDS:
         raise BadRequest(f"default_queue_type is {', '.join(KINDS)}, not '{kind}'")
@@ -124,7 +125,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
         if protected and name in broker.vhosts:
             await wait_done(partial(vhosts.protect, broker.vhosts[name], True))
         if not call.caller.operator:
-            # rabbit: who makes a vhost over HTTP may use it; `add_vhost` gives nobody anything
+            # RabbitMQ: the user that creates a vhost over HTTP gets permissions; `add_vhost` grants none
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
         return CREATED
     await wait_done(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
@@ -134,7 +135,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_vhost(call: ApiRequest) -> ApiResponse:
-    """Deletes the virtual host with all that is in it."""
+    """Delete a virtual host with everything in it."""
     try:
         await wait_done(partial(vhosts.delete, call.broker.vhosts, call.any_vhost()))
     except ProtectedVhost as error:
@@ -143,13 +144,13 @@ async def delete_vhost(call: ApiRequest) -> ApiResponse:
 
 
 async def protect_vhost(call: ApiRequest) -> ApiResponse:
-    """Protects the virtual host from deletion."""
+    """Protect a virtual host from deletion."""
     await _protected(call.any_vhost(), True)
     return NO_CONTENT
 
 
 async def release_vhost(call: ApiRequest) -> ApiResponse:
-    """Takes the protection from deletion away."""
+    """Remove the protection of a virtual host from deletion."""
     await _protected(call.any_vhost(), False)
     return NO_CONTENT
 
@@ -160,13 +161,13 @@ async def _protected(vhost: VHost, on: bool) -> None:
 
 
 async def get_vhost_permissions(call: ApiRequest) -> ApiResponse:
-    """Permissions of all users in the virtual host."""
+    """List the permissions of all users in the virtual host."""
     rows = call.broker.auth.permissions(vhost=call.vhost().name)
     return await listing(call, rows, permission_item, lambda row: row.user)
 
 
 async def get_vhost_topic_permissions(call: ApiRequest) -> ApiResponse:
-    """Topic permissions of all users in the virtual host."""
+    """List the topic permissions of all users in the virtual host."""
     rows = call.broker.auth.topic_permissions(vhost=call.vhost().name)
     return await listing(call, rows, topic_item, lambda row: row.user)
 
@@ -185,13 +186,13 @@ ROUTES: Final = (
 
 
 async def get_vhost_limits(call: ApiRequest) -> ApiResponse:
-    """Limits of all virtual hosts that have any."""
+    """List the limits of all virtual hosts that have any."""
     items = [{"vhost": vhost.name, "value": vhost.limits.value} for vhost in call.vhosts() if vhost.limits.value]
     return await listing(call, items, lambda item: item, lambda item: str(item["vhost"]))
 
 
 async def put_vhost_limit(call: ApiRequest) -> ApiResponse:
-    """Sets a limit of the virtual host."""
+    """Set a limit of the virtual host."""
     vhost = call.any_vhost()
     value = {**vhost.limits.value, call.params["name"]: call.given("value")}
     try:
@@ -202,7 +203,7 @@ async def put_vhost_limit(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_vhost_limit(call: ApiRequest) -> ApiResponse:
-    """Clears a limit of the virtual host. rabbit: one that is not set is a success."""
+    """Clear a limit of the virtual host. RabbitMQ: no error if it is not set."""
     vhost = call.any_vhost()
     value = {name: limit for name, limit in vhost.limits.value.items() if name != call.params["name"]}
     if value != vhost.limits.value:
@@ -211,7 +212,7 @@ async def delete_vhost_limit(call: ApiRequest) -> ApiResponse:
 
 
 async def get_user_limits(call: ApiRequest) -> ApiResponse:
-    """Limits of all users that have any; without the tag monitoring only one's own."""
+    """List the limits of users. A caller without the tag monitoring sees only its own."""
     only = call.params.get("user")
     own = call.caller.user.name
     if only != own and not call.caller.has(Role.MONITORING):
@@ -225,20 +226,20 @@ async def get_user_limits(call: ApiRequest) -> ApiResponse:
 
 
 async def put_user_limit(call: ApiRequest) -> ApiResponse:
-    """Sets a limit of the user."""
+    """Set a limit of a user."""
     _known_user(call)
     await _set_user_limits(call, {call.params["name"]: call.given("value")})
     return NO_CONTENT
 
 
 def _known_user(call: ApiRequest) -> None:
-    """rabbit: 400, as what is given is wrong, and not what is asked for. Raises: BadRequest."""
+    """Raise BadRequest unless the user exists. RabbitMQ: 400 instead of 404, because the request is at fault."""
     if not any(row.name == call.params["user"] for row in call.broker.auth.users()):
         raise BadRequest(f"user '{call.params['user']}' does not exist")
 
 
 async def put_user_limits(call: ApiRequest) -> ApiResponse:
-    """Several at once, `amqpctl set_user_limits`: the others stay as they are."""
+    """Set several limits of a user and keep the others. `amqpctl set_user_limits` uses it."""
     value = call.given("value")
     if not isinstance(value, dict):
         raise BadRequest("value must be an object")
@@ -257,7 +258,7 @@ async def _set_user_limits(call: ApiRequest, value: dict[str, Any]) -> None:
 
 
 async def delete_user_limit(call: ApiRequest) -> ApiResponse:
-    """Clears a limit of the user, or with no name all. rabbit: one that is not set is a success."""
+    """Clear one limit of a user, or all without a name. RabbitMQ: no error if it is not set."""
     user, user_limits = call.params["user"], call.broker.user_limits
     async with call.broker.auth.changing:
         call.broker.auth.user(user)
