@@ -22,7 +22,7 @@ FINDINGS_MAX: dict[str, int] = {
     "amqpd.config": 35,
     "amqpd.connection": 86,
     "amqpd.kafka": 150,
-    "amqpd.management": 116,
+    "amqpd.management": 0,
     "amqpd.storage": 178,
     "amqpd.storage.acks": 66,
     "amqpd.storage.log": 189,

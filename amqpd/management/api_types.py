@@ -1,8 +1,8 @@
-"""What the API answers, as types: from these come the schemas of the OpenAPI description, and from that the page's own.
+"""Types of the API's answers. The schemas of the OpenAPI description and the types of the web page are made from them.
 
-A field that stands here is there, unless it is NotRequired; an answer may have more, and RabbitMQ's documentation says
-what those mean. `tests/management/test_shapes.py` holds the answers of a broker at work with them. Times are ms since
-1970 unless the name says otherwise, sizes bytes.
+An answer has each field here, unless it is NotRequired. It can have more, which RabbitMQ's documentation explains.
+`tests/management/test_shapes.py` compares these types with the answers of a running broker. Times are ms since 1970
+unless the name has another unit; sizes are bytes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Sample(TypedDict):
 
 
 class Details(TypedDict):
-    """rate: a second, over the last five. The others with `..._age` and `..._incr` in the query.
+    """rate: per second, over the last five seconds. The other fields need `..._age` and `..._incr` in the query.
 
-    samples: newest first; a moment at which nothing was recorded is not among them. recorded_since: ms since 1970.
+    samples: newest first, without the times at which nothing was recorded. recorded_since: ms since 1970.
     """
 
     rate: float
@@ -34,7 +34,7 @@ class Details(TypedDict):
 
 
 class MessageStats(TypedDict, total=False):
-    """Counted since the start. return: published with mandatory and routed nowhere (`return_unroutable`)."""
+    """Counted since the start. return_unroutable: published with mandatory and routed to no queue."""
 
     publish: int
     publish_details: Details
@@ -67,7 +67,7 @@ class MessageStats(TypedDict, total=False):
 
 
 class Session(TypedDict):
-    """ends_in_s: null for who is not logged in by the page's cookie, or was at another node. node: that answers."""
+    """ends_in_s: null if the caller did not log in at this node's page. node: the node that answers."""
 
     name: str
     tags: list[str]
@@ -108,8 +108,8 @@ class ExchangeType(TypedDict):
 
 
 class Overview(TypedDict):
-    """message_stats, churn_rates and listeners: for the tag monitoring. missing_nodes: in a cluster, whose
-    part it lacks.
+    """message_stats, churn_rates and listeners: only for the tag monitoring. missing_nodes: nodes of the cluster that
+    did not answer.
     """
 
     cluster_name: str
@@ -127,8 +127,8 @@ class Overview(TypedDict):
 
 
 class Clock(TypedDict):
-    """state: `steady` or `held`. jump_s: how far the wall clock is ahead because of a jump that is held; below 0: it is
-    behind.
+    """state: `held` while the broker does not accept a jump of the wall clock, otherwise `steady`. jump_s: seconds by
+    which the wall clock is ahead because of that jump; negative if it is behind.
     """
 
     state: str
@@ -137,7 +137,7 @@ class Clock(TypedDict):
 
 
 class Node(TypedDict):
-    """uptime: ms. io_sync_avg_time: ms."""
+    """uptime and io_sync_avg_time: ms."""
 
     name: str
     running: bool
@@ -167,7 +167,7 @@ class Node(TypedDict):
 
 
 class Histogram(TypedDict):
-    """counts: up to each bound, each by itself, and one more above the last; since the start."""
+    """counts: one for each bound, not cumulative, and one for values above the last bound. Since the start."""
 
     bounds_s: list[float]
     counts: list[int]
@@ -180,7 +180,7 @@ class NameInVhost(TypedDict):
 
 
 class LiveStatus(TypedDict):
-    """alarms: each as a sentence. held: connections that are not read, by what holds them."""
+    """alarms: sentences. held: number of connections that are not read, by reason."""
 
     alarms: list[str]
     failed_logs: list[NameInVhost]
@@ -208,7 +208,9 @@ class ChannelDetails(TypedDict):
 
 
 class StreamPlace(TypedDict):
-    """name: under which its place is kept, null for none. lag: records from its place to the end."""
+    """name: the consumer's name, under which its offset is stored; null for none. lag: records from its offset to the
+    end.
+    """
 
     name: str | None
     offset: int | None
@@ -231,7 +233,7 @@ class Consumer(TypedDict):
 
 
 class Queue(TypedDict):
-    """message_bytes and the like, and all that is counted: not with `disable_stats`."""
+    """Sizes in bytes and all counters are missing with `disable_stats`."""
 
     name: str
     vhost: str
@@ -301,8 +303,8 @@ class Exchange(TypedDict):
 
 
 class Connection(TypedDict):
-    """connected_at: ms. timeout: the heartbeat, seconds. owner: in a cluster, who serves its vhost, where that is
-    another node than the one that has its socket.
+    """timeout: heartbeat in seconds. owner: in a cluster, the node that owns the vhost, if the client is connected to
+    another one.
     """
 
     name: str
@@ -370,7 +372,7 @@ class Channel(TypedDict):
 
 
 class StoredOffset(TypedDict):
-    """How far consumers of a stream that share a name have come. lag: records from there to the end."""
+    """The stored offset of the stream consumers with this name. lag: records from there to the end."""
 
     name: str
     offset: int
@@ -379,7 +381,7 @@ class StoredOffset(TypedDict):
 
 
 class LocatedMessage(TypedDict):
-    """Where a message is, or was. deaths: its x-death there."""
+    """A message and the queue that has it, or had it. deaths: its x-death header at that time."""
 
     queue: str
     offset: int
@@ -403,7 +405,9 @@ class ContinueFrom(TypedDict):
 
 
 class Trace(TypedDict):
-    """next: where to go on; null where all is looked through. skipped: queues that could not be looked at."""
+    """next: the point from which to continue, null if everything was searched. skipped: queues that could not be
+    searched.
+    """
 
     found: list[LocatedMessage]
     next: ContinueFrom | None
@@ -411,7 +415,7 @@ class Trace(TypedDict):
 
 
 class Message(TypedDict):
-    """A message of a queue as it lies there. time: when it was appended; null in a transient queue."""
+    """A stored message of a queue. time: when it was appended; null in a transient queue."""
 
     offset: int
     time: int | None
@@ -434,7 +438,7 @@ class Messages(TypedDict):
 
 
 class Job(TypedDict):
-    """begun, ended: ms; rate: messages a second."""
+    """begun, ended: ms since 1970. rate: messages a second."""
 
     id: str
     action: Literal["move", "copy", "delete", "redrive", "rewind"]
@@ -493,4 +497,6 @@ ANSWERS: Final[dict[str, Any]] = {
     "GET /api/consumers": list[Consumer],
     "GET /api/consumers/{vhost}": list[Consumer],
 }
-"""By method and path; a Sequence is a list that is never paged. One more: its type above, a line here."""
+"""Method and path -> type. A list can be paged, a Sequence cannot. To describe one more answer, add its type above and
+a line here.
+"""

@@ -1,7 +1,7 @@
-"""GET /api/amqpd/arguments: names, types and meanings of arguments and policy keys, for a form that offers them.
+"""Arguments of queues and exchanges, and policy keys: names, types and meanings for a form that offers them.
 
-The rows are those of the broker's own tables (`broker/queue/arguments.py`, `broker/vhost/exchange.py`).
-Arguments that are ignored or refused are left out. RabbitMQ has no such route.
+The rows come from the broker's tables (`broker/queue/arguments.py`, `broker/vhost/exchange.py`). Arguments that are
+ignored or refused are not included. RabbitMQ has no such path.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from amqpd.management.router import ApiRoute
 
 
 class ArgumentValue(TypedDict):
-    """unit: of a number, "" for none. words: of a choice."""
+    """unit: the unit of a number, empty for none. words: the values of a choice."""
 
     value: Literal["text", "flag", "number", "choice"]
     unit: str
@@ -24,14 +24,14 @@ class ArgumentValue(TypedDict):
 
 
 class PolicyKeyItem(ArgumentValue):
-    """operator: whether operator policies have it."""
+    """operator: whether operator policies have this key."""
 
     name: str
     operator: bool
 
 
 class Argument(ArgumentValue):
-    """types: of queue or exchange, that take it; null: all."""
+    """types: the types of queue or exchange that take it; null for all."""
 
     of: Literal["queue", "exchange"]
     name: str
@@ -44,16 +44,16 @@ _UNITS: Final = {"ms": "ms", "bytes": "bytes", "messages": "messages", "number":
 
 
 def known_arguments() -> list[dict[str, Any]]:
-    """Return an item for each argument of a queue or an exchange that has an effect here."""
+    """Return an item for each argument of a queue or an exchange that has an effect."""
     tables = (("queue", queue_arguments.ROWS), ("exchange", exchange.ROWS))
     return [_item(of, row) for of, rows in tables for row in rows.values() if row.takes]
 
 
 def _item(of: str, row: ArgumentSpec) -> dict[str, Any]:
-    """Return what a form needs of one row.
+    """Return one argument for a form.
 
-    types: of the queue or the exchange, that take the argument; null: all. policy: the policy key for the same; null
-    where there is none.
+    `types` are the types of queue or exchange that take it, null for all. `policy` is the policy key with the same
+    effect, null if there is none.
     """
     key = {"name": row.policy, "operator": row.operator, **_value(row.policy_takes or row.takes)}
     return {
@@ -67,7 +67,7 @@ def _item(of: str, row: ArgumentSpec) -> dict[str, Any]:
 
 
 def _value(takes: str) -> dict[str, Any]:
-    """Return value: text, flag, number or choice; the unit of a number; the words of a choice."""
+    """Return the type (text, flag, number or choice), the unit of a number and the words of a choice."""
     if takes in _UNITS:
         return {"value": "number", "unit": _UNITS[takes], "words": []}
     if "|" in takes:
@@ -76,7 +76,9 @@ def _value(takes: str) -> dict[str, Any]:
 
 
 async def get_arguments(call: ApiRequest) -> ApiResponse:
-    """Arguments of queues and exchanges, and the policy keys for the same: names, types, units, meanings."""
+    """List the arguments of queues and exchanges, and the policy keys with the same effect; with types, units and
+    meanings.
+    """
     return reply(known_arguments())
 
 

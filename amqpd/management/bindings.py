@@ -1,10 +1,14 @@
-"""Bindings: /bindings, those of one queue or exchange, those between two, and one by its properties key.
+"""Bindings: of all vhosts, of a queue or exchange, between two objects, and one by its properties key.
 
-A binding is named among those between the same two by its properties key: `~` for an empty routing key without
-arguments, else the routing key (percent-encoded as in a form, `~` as %7E), and with arguments `~` and a hash of them
-behind it. In a URL that key is encoded once more, as every name is.
+The properties key identifies a binding among those between the same source and destination:
 
-Every queue is bound to the default exchange under its name; those bindings are shown and cannot be changed.
+- `~` for an empty routing key without arguments,
+- the routing key without arguments, percent-encoded as in a form, with `~` as `%7E`,
+- with arguments, the routing key, `~` and a hash of the arguments.
+
+In a URL the key is percent-encoded once more, as every name is.
+
+Every queue is bound to the default exchange under its name. These bindings are listed and cannot be changed.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class BindingItem(NamedTuple):
-    """One line of a list of bindings."""
+    """One entry of a list of bindings."""
 
     source: str
     vhost: str
@@ -56,10 +60,10 @@ def default_binding(queue: Queue) -> BindingItem:
 
 
 def properties_key(routing_key: str, arguments: dict[str, object]) -> str:
-    """What names a binding among those between the same two: `~`, `key` or `key~hash`, as the module says.
+    """Return the properties key: `~`, `key` or `key~hash`.
 
-    arguments: decoded; the hash is of their encoding, so an int and a float of the same value differ. Not what RabbitMQ
-    computes: the key is opaque to those who pass it back. Raises: CodecError.
+    The hash is over the encoded arguments, so an int and a float of the same value differ. RabbitMQ computes
+    another hash; clients must not interpret the key. Raises: CodecError.
     """
     if not routing_key and not arguments:
         return "~"
@@ -91,7 +95,7 @@ def _source(item: BindingItem) -> Names:
 
 
 def by_source(item: BindingItem) -> Names:
-    """What a binding is looked for by in a list whose destination is given."""
+    """Return the texts in which `name` is searched in a list of bindings with one destination."""
     return (item.source, item.routing_key)
 
 
@@ -104,10 +108,13 @@ async def show(
     found: list[tuple[VHost, list[Queue | Binding]]],
     names_of: Callable[[BindingItem], Names] = _source,
 ) -> ApiResponse:
-    """The reply for what each vhost has of them, snapshots; a queue stands for its default binding.
+    """Return the reply for a list of bindings.
 
-    names_of: what `name` is looked for in.
-    Items are made one by one as they are shown: to let go of 200,000 at once would hold the loop as well.
+    Args:
+        found: vhosts with snapshots of their bindings. A queue represents its default binding.
+        names_of: the texts in which `name` is searched.
+
+    Items are created one by one as they are encoded: freeing 200,000 items at once would block the loop.
     """
     things: list[Queue | Binding] = []
     vhost_of: dict[Exchange, str] = {}
@@ -128,12 +135,12 @@ async def show(
 
 
 async def get_bindings(call: ApiRequest) -> ApiResponse:
-    """Bindings, of all virtual hosts or of one."""
+    """List bindings, of all virtual hosts or of one."""
     return await show(call, [(vhost, [*vhost.queues.values(), *vhost.all_bindings()]) for vhost in call.vhosts()])
 
 
 async def get_source_bindings(call: ApiRequest) -> ApiResponse:
-    """Bindings that begin at the exchange; `name` is looked for in destinations and routing keys."""
+    """List bindings from the exchange; `name` is searched in destinations and routing keys."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()
@@ -145,7 +152,7 @@ async def get_source_bindings(call: ApiRequest) -> ApiResponse:
 
 
 async def get_destination_bindings(call: ApiRequest) -> ApiResponse:
-    """Bindings that end at the exchange; `name` is looked for in sources and routing keys."""
+    """List bindings to the exchange; `name` is searched in sources and routing keys."""
     vhost = call.vhost()
     try:
         exchange = call.exchange()
@@ -155,7 +162,7 @@ async def get_destination_bindings(call: ApiRequest) -> ApiResponse:
 
 
 class BindingEnds(NamedTuple):
-    """What a path under /bindings/V/e/X names."""
+    """The exchange and the destination in a path below /bindings."""
 
     source: Exchange
     destination: Queue | Exchange
@@ -171,7 +178,7 @@ def _between(ends: BindingEnds) -> list[Binding]:
 
 
 async def get_between(call: ApiRequest) -> ApiResponse:
-    """Bindings between the exchange and the destination."""
+    """List bindings from the exchange to the destination."""
     vhost = call.vhost()
     try:
         ends = _ends(call)
@@ -183,7 +190,7 @@ async def get_between(call: ApiRequest) -> ApiResponse:
 
 
 def _check(call: ApiRequest, ends: BindingEnds, routing_key: str) -> None:
-    """The permissions of queue.bind and exchange.bind. Raises: NotAuthorised, AccessRefused, ResourceLocked."""
+    """Check the permissions of queue.bind and exchange.bind. Raises: NotAuthorised, AccessRefused, ResourceLocked."""
     vhost = call.vhost()
     vhost.check_not_default(ends.source.name)
     if "queue" in call.params:
@@ -197,7 +204,7 @@ def _check(call: ApiRequest, ends: BindingEnds, routing_key: str) -> None:
 
 
 async def post_binding(call: ApiRequest) -> ApiResponse:
-    """Makes a binding; 201 and where it is found; also when it was there already."""
+    """Create a binding; 201 with its location, also if it exists already."""
     ends = _ends(call)
     key = call.text("routing_key", "")
     if len(key.encode()) > 255:
@@ -207,7 +214,7 @@ async def post_binding(call: ApiRequest) -> ApiResponse:
     await wait_done(partial(declare.bind, call.vhost(), ends.source, ends.destination, key, arguments))
     names = [call.vhost().name, "e", ends.source.name]
     names += ["q" if "queue" in call.params else "e", ends.destination.name, properties_key(key, arguments)]
-    # rabbit: relative to the path that was asked; clients hand it on as it is
+    # rabbit: relative to the request's path
     location = "/".join(quote(name, safe="") for name in names[-2:])
     return ApiResponse(201, headers={"Location": location})
 
@@ -218,20 +225,20 @@ def _find(call: ApiRequest, ends: BindingEnds) -> Binding:
         if properties_key(binding.routing_key, binding.arguments) == wanted:
             return binding
     for binding in _between(ends):
-        # A client that encodes the routing key once means the same binding.
+        # Some clients encode the routing key only once.
         if binding.routing_key == wanted and not binding.arguments:
             return binding
     raise ResourceNotFound(f"no binding '{wanted}' from '{ends.source.name}' to '{ends.destination.name}'")
 
 
 async def get_binding(call: ApiRequest) -> ApiResponse:
-    """One binding."""
+    """Return one binding."""
     binding = _find(call, _ends(call))
     return one(call, render_binding(binding_item(binding)._replace(vhost=call.vhost().name)))
 
 
 async def delete_binding(call: ApiRequest) -> ApiResponse:
-    """Deletes the binding."""
+    """Delete the binding."""
     ends = _ends(call)
     binding = _find(call, ends)
     _check(call, ends, binding.routing_key)

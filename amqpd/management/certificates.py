@@ -1,4 +1,4 @@
-"""The certificates of TLS listeners, as `amqpctl certificates` and `check_certificate_expiration` show them."""
+"""Certificates of TLS listeners, for `amqpctl certificates` and `check_certificate_expiration`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from amqpd.listeners import Listener
 
 PROTOCOLS: Final = {"amqps": "amqp/ssl", "prometheus": "http/prometheus"}
-"""rabbit: its names of listeners' protocols, where ours is another."""
+"""rabbit: its names of protocols, where they differ from ours."""
 _T = TypeVar("_T")
 
 
 def decoded(path: Path) -> dict[str, Any]:
-    """The first certificate of a PEM file. Raises: OSError; ssl.SSLError is one."""
-    # The standard library decodes the certificate of a peer, or of a file; only the latter without a connection.
+    """Return the first certificate of a PEM file. Raises: OSError (ssl.SSLError is one)."""
+    # The only function of the standard library that decodes a certificate without a connection.
     found: dict[str, Any] = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
     return found
 
@@ -34,7 +34,7 @@ def _names(parts: Any) -> str:
 
 
 def item(path: Path) -> dict[str, Any]:
-    """Raises: OSError."""
+    """Return the first certificate of a file as the API shows it. Raises: OSError."""
     found = decoded(path)
     return {
         "path": str(path),
@@ -49,7 +49,7 @@ def item(path: Path) -> dict[str, Any]:
 
 
 def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTlsSettings]]:
-    """What listens with TLS now, and what it was set up with, or was given by a reload since."""
+    """Return the TLS listeners with their current settings, those of the last reload included."""
     first, last = call.broker.settings, call.server.latest
     sections: dict[str, TlsSettings | HttpTlsSettings] = {
         "amqps": replace(first.amqp.tls, certificate=last.amqp.tls.certificate, key=last.amqp.tls.key),
@@ -59,19 +59,22 @@ def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTl
 
 
 def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
-    """Read each file once, as a reload would. Raises: ResourceNotFound for an unreadable file."""
+    """Read each certificate file once, as a reload would. Raises: ResourceNotFound for an unreadable file."""
     found = {tls.certificate: None for _, tls in tls_listeners(call)}
     return [_readable(path, item) for path in found if path is not None]
 
 
 def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
-    """The listeners with a certificate, or an authority's, that ends before `until_s`, in seconds since 1970.
+    """Return the listeners with a certificate, or a certificate of an authority, that expires before `until_s`.
 
-    Raises: ResourceNotFound. rabbit: the times of all in the file, in its way of writing them.
+    Args:
+        until_s: seconds since 1970.
+
+    Raises: ResourceNotFound. rabbit: with the expiry times of all certificates in the files, in its format.
     """
     found = []
     for one, tls in tls_listeners(call):
-        assert tls.certificate is not None  # it listens
+        assert tls.certificate is not None  # a TLS listener has one
         files = {"cacertfile": tls.ca, "certfile": tls.certificate}
         ends = {name: _readable(path, _ends) if path is not None else [] for name, path in files.items()}
         if any(end < until_s for times in ends.values() for end in times):
@@ -89,10 +92,10 @@ def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
 
 
 def _ends(path: Path) -> list[int]:
-    """Raises: OSError."""
+    """Return the expiry times of all certificates in a file. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_verify_locations(path)
-    # Of the file's, it tells the authorities', which may be the whole file; the first may be a listener's own.
+    # `get_ca_certs` returns the authorities in the file. The first certificate can be the listener's own.
     ends = [each["notAfter"] for each in (decoded(path), *context.get_ca_certs())]
     return sorted({ssl.cert_time_to_seconds(str(end)) for end in ends})
 
@@ -110,7 +113,7 @@ def _readable(path: Path, read: Callable[[Path], _T]) -> _T:
 
 
 async def certificates(call: ApiRequest) -> ApiResponse:
-    """Certificates of the TLS listeners: subject, issuer, validity."""
+    """List the certificates of the TLS listeners: subject, issuer, validity."""
     return reply(listeners_certificates(call))
 
 

@@ -1,7 +1,10 @@
-"""The whole cluster behind one node's admin API: what is another node's is asked there, lists are of all nodes.
+"""Interface between the admin API of one node and the other nodes of its cluster.
 
-A node by itself has none of this. In a cluster the admin API is given a `ClusterApi` (amqpd/cluster/api_gateway.py);
-requests of other nodes come in by the inner port, with who asks in a header, and are answered for this node alone.
+A single node does not need it. In a cluster, the admin API gets a `ClusterApi` (`amqpd/cluster/api_gateway.py`). It
+forwards requests about another node to that node, and merges the lists of all nodes.
+
+A node sends requests to another node over the inner port. A header names the caller. The other node answers for
+itself alone.
 """
 
 from __future__ import annotations
@@ -22,24 +25,31 @@ if TYPE_CHECKING:
     from amqpd.management.router import ApiRoute
 
 CALLER: Final = "Amqpd-Caller"
-"""Of a request by the inner port: who asks, as JSON."""
+"""Header of a request over the inner port: the caller as JSON."""
 PART: Final = "Amqpd-Part"
-"""Likewise: this node's part of a list is asked for, as lines (listing.py)."""
+"""Header of a request over the inner port: it asks for this node's part of a list, as lines (`listing.py`)."""
 POSITION: Final = "Amqpd-Position"
-"""Likewise: how far the other node has read what is the whole cluster's. Who answers waits until he has read as far."""
+"""Header of a request over the inner port: the position up to which the sender has read the cluster's metadata. The
+node that answers first waits until it has read as far.
+"""
 MISSING: Final = "Amqpd-Missing-Nodes"
-"""Of an answer: nodes that did not answer, and whose part it lacks."""
+"""Header of an answer: names of the nodes that did not answer. Their parts are missing in it."""
 
 
 SESSION_PATH: Final = "/session"
-"""By the inner port alone: whose session a node keeps; DELETE ends it."""
+"""Path on the inner port: GET returns the user of a login session that this node keeps, DELETE ends it."""
 SESSION_DIGEST: Final = "Amqpd-Session-Digest"
-"""Of such a request: the digest of the cookie (sessions.py)."""
+"""Header of a request to SESSION_PATH: the digest of the cookie (`sessions.py`)."""
 
 
 class ForwardedRequest(NamedTuple):
-    """A request that has come by another door than those of people. caller: who asks. peer: from where, as he came to
-    the other node. inner: it is answered for this node alone; part: with this node's part of a list.
+    """The origin of a request that did not come over HTTP or HTTPS from its caller.
+
+    Attributes:
+        caller: the user for whom the request is made.
+        peer: the address of the client, as the node that received the request saw it.
+        inner: this node answers for itself alone.
+        part: this node answers with its part of a list.
     """
 
     caller: Principal
@@ -49,7 +59,7 @@ class ForwardedRequest(NamedTuple):
 
 
 def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest:
-    """Of a request by the inner port. The user is looked up here: rights are this node's to check.
+    """Return the origin of a request over the inner port. This node looks up the user and checks permissions itself.
 
     Raises: NotAuthorised, BadRequest.
     """
@@ -61,56 +71,67 @@ def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest
     if operator is True:
         caller = Principal(User(str(name), ("administrator",)), True)
     elif not name:
-        caller = Principal(User(""), False)  # what anybody may ask
+        caller = Principal(User(""), False)  # a request without a login
     else:
         try:
             caller = Principal(
                 auth.authenticate_external(str(name), True), False
-            )  # where he may come from, the other node has looked
+            )  # the other node has checked the client's address
         except AuthenticationRefused as refused:
             raise NotAuthorised(f"this node does not know him: {refused.reason}") from None
     return ForwardedRequest(caller, (str(host), int(port)), True, PART in headers)
 
 
 def told(caller: Principal, peer: tuple[str, int]) -> str:
-    """The header's text, for another node."""
+    """Return the text of the header CALLER."""
     return json.dumps({"user": caller.user.name, "operator": caller.operator, "peer": list(peer)})
 
 
 class ClusterApi:
-    """The other nodes, as the admin API has them. name: this one's. control: of the cluster."""
+    """Abstract base class: the cluster as the admin API of one node uses it.
+
+    `amqpd.cluster.api_gateway.ApiGateway` implements it. `LoginSessions` uses it as its `RemoteSessions`.
+
+    Attributes:
+        name: the name of this node.
+        control: operations on the cluster (move, rebalance, drain).
+    """
 
     name = ""
     control: ClusterControl | None = None
 
     async def session(self, node: str, digest: str, end: bool) -> str:
-        """As `Elsewhere` has it."""
+        """Ask `node` for the user of the login session with this digest. `end` also ends the session.
+
+        Returns an empty text if there is no such session, or the node does not answer.
+        """
         raise NotImplementedError
 
     async def pass_on(
         self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], asked_by: ForwardedRequest
     ) -> web.StreamResponse | None:
-        """The answer of the node whose matter it is, passed on as it comes; None: it is this node's, or of all.
+        """Forward a request about another node or about a vhost of another node, and stream its answer to the client.
 
-        Raises: ApiError.
+        Returns None if this node must answer itself, from its own state or for all nodes. Raises: ApiError.
         """
         raise NotImplementedError
 
     async def caught_up(self, headers: Mapping[str, str]) -> None:
-        """Of a request by the inner port: returns when this node knows what the other one did, or after a while."""
+        """Wait until this node has read the position in the header POSITION, or a time limit has passed."""
         raise NotImplementedError
 
     async def here(self, route: ApiRoute, params: Mapping[str, str], body: object) -> None:
-        """Of a request by the inner port: return when its vhost (of path or body), if this node is to run it, is here.
+        """Wait until this node owns the vhost in the path or the body of a request over the inner port, if it is to
+        own it.
 
-        Raises: Unavailable, it does not come, or another node runs it now.
+        Raises: Unavailable if the vhost does not arrive in time or another node owns it.
         """
         raise NotImplementedError
 
     def handler(self, route: ApiRoute) -> Handler:
-        """Who answers what is this node's, or of all."""
+        """Return the handler for a request that this node answers from its own state or for all nodes."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The node stops."""
+        """Close the connections to other nodes, when this node stops."""
         raise NotImplementedError

@@ -1,23 +1,20 @@
-"""Metrics of each queue, channel, connection, exchange and vhost: `/metrics/per-object` and `/metrics/detailed`.
+"""Values of all metrics, and the paths that return them.
 
-A `Reader` walks over one kind of thing once and puts down the samples of all the families that were asked for, with a
-rest every few milliseconds; what goes meanwhile is left out, what comes meanwhile, too. `/metrics/detailed` names its
-families as RabbitMQ does, with those that RabbitMQ 4 has for queues without their channels, and a few of ours.
+- `/metrics`: the node's metrics, and sums over all queues, channels and connections.
+- `/metrics/per-object`: the node's metrics, and each queue, channel and connection.
+- `/metrics/detailed`: the families that the query names, with RabbitMQ's names of families and some of ours.
 
-Counters of deliveries are kept by queue, those of publishes by channel and by queue: so what RabbitMQ tells for each
-pair of channel and queue, or channel and exchange, has a label less here. Sums by the labels there are, are the same.
+These paths are on the listener of `metrics.port`, without a password as on RabbitMQ's port 15692, and on the port
+of the API. There, sums need no password, and metrics that name queues need the tag monitoring.
 
-Metrics of the node: the process, its alarms, what came and went, logins, the group commit; nothing per object.
+Counters never fall. RabbitMQ's sums over channels fall when channels close, and `rate()` takes that for a restart.
+`AggregateCollector` adds the counters of closed objects, and takes a snapshot of the open ones before its first
+slice: an object that is closed meanwhile keeps its counters and counts once.
 
-`/metrics`, `/metrics/per-object`, `/metrics/detailed`: on a listener of their own (`metrics.port`) and on the API's.
+Deliveries are counted by queue, publishes by channel and by queue. RabbitMQ's metrics for a channel and queue, or a
+channel and exchange, therefore have a label less here. Sums over the labels that exist are the same.
 
-On their own listener nobody is asked who he is, as RabbitMQ asks nobody on 15692. On the API's, sums are for everyone,
-and what names queues is for those with the tag monitoring.
-
-What `/metrics` adds up: queues, channels and connections, those that have ended included, so that no total falls.
-
-RabbitMQ's sums of per-channel counters fall when channels close, which `rate()` takes for a restart; these do not.
-What lives is taken at one moment, before the first rest: what ends meanwhile keeps its counters and is in no sum yet.
+All loops run in slices. An object that is created or deleted meanwhile can be missing.
 """
 
 from __future__ import annotations
@@ -69,18 +66,18 @@ OPENING_S: Final = 1.0
 
 
 class LogOpeningBudget:
-    """Opens the logs of queues that nothing has used since the start, for OPENING_S in all.
+    """Time budget of one scrape for opening logs that were not used since the start: OPENING_S in total.
 
-    A log after a clean stop takes 0.2 ms, so that a broker with some thousand queues shows all of them at the first
-    scrape. With more queues, or after a kill, a scrape that opened every log would outlast Prometheus' patience. The
-    next scrapes then open the others.
+    Opening a log after a clean stop takes 0.2 ms, so the first scrape shows all of some thousand queues. With more
+    queues, or after a kill, opening all logs would take longer than Prometheus' timeout. The next scrapes open the
+    rest.
     """
 
     def __init__(self) -> None:
         self._until = time.monotonic() + OPENING_S
 
     async def has_opened(self, queue: Queue) -> bool:
-        """Return whether the log is open, or cannot be opened; False once the time is up."""
+        """Return whether the log is open or has failed to open. False if the budget is used up before that."""
         if queue.opening is None:
             return True
         left_s = self._until - time.monotonic()
@@ -90,12 +87,12 @@ class LogOpeningBudget:
             async with asyncio.timeout(left_s):
                 await opened(queue)
         except TimeoutError:
-            return False  # it goes on opening
+            return False  # opening continues in the background
         return True
 
 
 class LogTotals:
-    """Of one log, or of several: records not settled, offsets from first to end, bytes and number of segments."""
+    """Sums over logs: unsettled records, offsets from first to end, bytes, segments."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -106,7 +103,10 @@ class LogTotals:
         self.end_offset = 0
 
     def add(self, queue: Queue) -> None:
-        """Adds those of a queue that has a log; first_offset and end_offset are the last one's. Cost: its segments."""
+        """Add the log of a queue, if it has one that is open. Cost: its segments.
+
+        Sets `first_offset` and `end_offset` to those of this log.
+        """
         store = queue.store
         if not isinstance(store, LocalLog) or not store.ready:
             return
@@ -120,7 +120,7 @@ class LogTotals:
 
 
 def export_lags(call: ApiRequest, queue: Queue) -> dict[str, int]:
-    """By exporter: offsets it has not committed."""
+    """Return, for each exporter of the queue, the number of offsets that it has not committed."""
     store = queue.store
     if not isinstance(store, LocalLog) or not store.ready:
         return {}
@@ -136,8 +136,13 @@ def hindmost_export(call: ApiRequest, queue: Queue) -> int:
 
 
 class ObjectCollector:
-    """One answer. openings: queues that it does not open in time have no samples. wanted: groups, as `families` names
-    them. vhosts, queues: only these; None is all.
+    """Writes the metrics of each queue, channel, connection, exchange and vhost for one answer.
+
+    Args:
+        openings: a queue whose log it does not open in time has no samples.
+        wanted: the groups of families to write.
+        vhosts: names of the vhosts to include; None for all.
+        queues: names of the queues to include; None for all.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class ObjectCollector:
         self._names = {vhost.name for vhost in self._vhosts}
 
     async def read(self, slices: TimeSlice) -> None:
-        """Puts down everything that is wanted."""
+        """Write the samples of all wanted families."""
         for group in prometheus.GROUPS:
             for family in group.values():
                 if family.group in self._wanted:
@@ -201,7 +206,9 @@ class ObjectCollector:
         self._put(prometheus.QUEUE_CONSUMERS, {"queue_consumers": len(queue.consumers)}, given)
 
     def queue(self, queue: Queue, given: str) -> None:
-        """rabbit: with the consumers' number, unless that is asked for by itself as well."""
+        """Write `queue_metrics`. rabbit: includes the number of consumers, unless `queue_consumer_count` is wanted
+        too.
+        """
         if "queue_consumer_count" not in self._wanted:
             self.consumers(queue, given)
         utilisation = self._call.rates.utilisation(queue)
@@ -216,7 +223,7 @@ class ObjectCollector:
         self._put(prometheus.QUEUE, values, given)
 
     def published(self, queue: Queue, _given: str) -> None:
-        """rabbit: this one calls its labels otherwise."""
+        """Write the publishes to the queue. rabbit: with the label `queue_vhost` instead of `vhost`."""
         given = labels(queue_vhost=queue.vhost_name, queue=queue.name)
         self._put(prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": int(queue.published_count)}, given)
 
@@ -263,7 +270,7 @@ class ObjectCollector:
                 await slices.yield_loop()
 
     def _connection(self, connection: Connection) -> None:
-        given = labels(channel=pid(self._call, connection.session))  # rabbit: its label for connections
+        given = labels(channel=pid(self._call, connection.session))  # rabbit: the label of connections is `channel`
         if "connection_coarse_metrics" in self._wanted:
             values = (int(connection.received_bytes), int(connection.output.sent_bytes))
             self._put(prometheus.CONNECTION_COARSE, dict(zip(prometheus.CONNECTION_COARSE, values, strict=True)), given)
@@ -307,7 +314,7 @@ class ObjectCollector:
 
 
 def channel_gauges(channel: Channel) -> dict[str, int]:
-    """By the names in families.CHANNEL."""
+    """Return the gauges of a channel by their names in `prometheus.CHANNEL`."""
     confirms, transaction, deliveries = channel.confirms, channel.transaction, channel.deliveries
     return {
         "channel_consumers": len(deliveries.consumers),
@@ -335,18 +342,18 @@ _BY_CHANNEL: Final = frozenset({"channel_metrics", "channel_exchange_metrics"})
 _BY_CONNECTION: Final = frozenset({"connection_coarse_metrics", "connection_metrics"})
 _BY_EXCHANGE: Final = frozenset({"exchange_names", "exchange_bindings"})
 PER_OBJECT: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION} - {"queue_delivery_metrics"})
-"""What `/metrics/per-object` has. rabbit: neither exchanges nor vhosts, which are for `/metrics/detailed` alone."""
+"""Groups of `/metrics/per-object`. rabbit: exchanges and vhosts are only in `/metrics/detailed`."""
 OBJECT_GROUPS: Final = frozenset({*_BY_QUEUE, *_BY_CHANNEL, *_BY_CONNECTION, *_BY_EXCHANGE, "vhost_status"})
 
 
 def put(sheet: MetricsWriter, group: Mapping[str, Family], values: Mapping[str, float]) -> None:
-    """A sample without labels for each family of the group; values has all of them, by their names."""
+    """Write a sample without labels for each family of the group. `values` has a value for each of them."""
     for name, family in group.items():
         sheet.add(family, values[name])
 
 
 def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
-    """Which broker answers: dashboards join everything with it, by `instance`."""
+    """Write the versions and names of this broker. Dashboards join other metrics with them by `instance`."""
     broker = call.broker
     python = platform.python_version()
     build = labels(
@@ -359,7 +366,7 @@ def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
         build="compiled" if is_compiled() else "interpreted",
     )
     sheet.add(prometheus.IDENTITY["build_info"], 1, build)
-    # rabbit: an id that outlives a change of the cluster's name; the node's does.
+    # rabbit: an id that stays when the cluster's name changes; the node's name stays.
     who = labels(
         rabbitmq_node=broker.node_name,
         rabbitmq_cluster=broker.cluster_name,
@@ -437,13 +444,13 @@ def alarms(sheet: MetricsWriter, call: ApiRequest) -> None:
 
 
 def auth(sheet: MetricsWriter, call: ApiRequest) -> None:
-    """By protocol; AMQP is always there, so that alerts have what to look at."""
+    """Write login attempts by protocol. AMQP is always included, so that alerts find their metric."""
     for protocol, counts in {"amqp091": [0, 0], **call.broker.auth.attempts.by_protocol}.items():
         _attempts(sheet, prometheus.AUTH, counts, labels(protocol=protocol))
 
 
 def auth_detailed(sheet: MetricsWriter, call: ApiRequest) -> None:
-    """Those that `PUT /api/amqpd/auth_attempt_sources` has had counted."""
+    """Write login attempts by source, if `PUT /api/amqpd/auth_attempt_sources` has enabled counting by source."""
     for family in prometheus.AUTH_DETAILED.values():
         sheet.begin(family)
     for source, counts in list(call.broker.auth.attempts.by_source.items()):
@@ -458,7 +465,12 @@ def _attempts(sheet: MetricsWriter, group: Mapping[str, Family], counts: list[in
 
 
 def own(sheet: MetricsWriter, call: ApiRequest, span_records: int, unread_count: int) -> None:
-    """Metrics that RabbitMQ has no name for. span_records: of all logs. unread_count: queues that the sums lack."""
+    """Write the metrics that RabbitMQ does not have.
+
+    Args:
+        span_records: offsets from first to end, of all logs.
+        unread_count: queues that are missing in the sums because their logs are not open yet.
+    """
     broker, group = call.broker, prometheus.OWN
     times, lag, tally = broker.storage.sync_times, call.rates.loop_lag, broker.delays.tally
     sheet.add(group["amqpd_uptime_seconds"], time.time() - broker.started_at)
@@ -492,7 +504,11 @@ _PUBLISH, _DELIVER, _DELIVER_NO_ACK, _GET, _GET_NO_ACK, _REDELIVER, _ACK, _GET_E
 
 
 class AggregateCollector:
-    """Of all objects. by_kind: queue counters, by what RabbitMQ calls the kind."""
+    """Sums over all queues, channels and connections, closed ones included.
+
+    Attributes:
+        by_kind: queue counters, by kind of queue.
+    """
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
@@ -517,7 +533,7 @@ class AggregateCollector:
         self._consumed = 0
 
     async def count(self, call: ApiRequest, openings: LogOpeningBudget, slices: TimeSlice) -> None:
-        """Add up all of them. Queues whose logs are not open in time are in `unread_count` and in no other sum."""
+        """Add up all objects. A queue whose log is not open in time counts in `unread_count` and in no sum."""
         for queue in self._queues:
             if await openings.has_opened(queue):
                 self._add_queue(call, queue)
@@ -566,10 +582,10 @@ class AggregateCollector:
         for name, value in channel_gauges(channel).items():
             self.gauges[name] += value
 
-    # -- onto the sheet ----------------------------------------------------------------------------------------------
+    # -- output ------------------------------------------------------------------------------------------------------
 
     def put_objects(self, sheet: MetricsWriter) -> None:
-        """How many there are."""
+        """Write the number of connections, channels, consumers, queues and exchanges."""
         values = {
             "connections": len(self._live),
             "channels": len(self._channels),
@@ -580,7 +596,7 @@ class AggregateCollector:
         put(sheet, prometheus.OBJECTS, values)
 
     def put_sums(self, sheet: MetricsWriter) -> None:
-        """What `/metrics/per-object` has one by one, added up."""
+        """Write the sums of the metrics that `/metrics/per-object` has for each object."""
         gauges = self.gauges
         for group in (prometheus.QUEUE_COARSE, prometheus.QUEUE_CONSUMERS, prometheus.QUEUE):
             put(sheet, group, gauges)
@@ -605,7 +621,7 @@ class AggregateCollector:
         sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], self.export_lag)
 
     def _unroutable(self) -> tuple[int, int]:
-        """Returned, dropped."""
+        """Return the number of returned and of dropped messages."""
         ended = self._broker.catalogue.ended_unroutable
         vhosts = list(self._broker.vhosts.values())
         returned = ended.returned_count + sum(vhost.counts.returned_count for vhost in vhosts)
@@ -613,7 +629,7 @@ class AggregateCollector:
         return returned, max(0, both - returned)
 
     def put_global(self, sheet: MetricsWriter) -> None:
-        """By protocol, and by protocol and kind of queue."""
+        """Write RabbitMQ's global metrics, by protocol and by kind of queue."""
         group, given = prometheus.GLOBAL, labels(protocol=PROTOCOL)
         returned, dropped = self._unroutable()
         published, confirmed = self.channel_counts[0], self.channel_counts[1]
@@ -646,7 +662,9 @@ class AggregateCollector:
         self._put_dead_lettered(sheet)
 
     def _put_dead_lettered(self, sheet: MetricsWriter) -> None:
-        """rabbit: what is safe with its targets before it leaves its queue, as all here is, is at_least_once."""
+        """Write dead letters by reason. rabbit: they are at_least_once here: safe in their targets before they leave
+        the queue.
+        """
         went = self._broker.dead_letters.went
         for reason in _DEATHS:
             for kind in ("classic", "quorum"):
@@ -666,21 +684,21 @@ _NODE_GROUPS: Final[dict[str, Callable[[MetricsWriter, ApiRequest], None]]] = {
     "auth_attempt_detailed_metrics": auth_detailed,
 }
 DETAILED_GROUPS: Final = frozenset({*_NODE_GROUPS, *OBJECT_GROUPS})
-"""What `family=` may say. rabbit: other words are no error."""
+"""Values of `family=`. rabbit: other values are no error."""
 
 
 async def metrics(call: ApiRequest) -> ApiResponse:
-    """Everything added up, however many queues there are. Cost: some 10 us per queue."""
+    """Return all metrics, as sums over all objects. Cost: about 10 us a queue."""
     return await _all(call, False)
 
 
 async def open_metrics(call: ApiRequest) -> ApiResponse:
-    """On their own listener: rabbit: `prometheus.return_per_object_metrics` makes them what per-object is."""
+    """Return `/metrics` on the metrics listener. rabbit: per object with `prometheus.return_per_object_metrics`."""
     return await _all(call, call.broker.settings.metrics.return_per_object_metrics)
 
 
 async def per_object(call: ApiRequest) -> ApiResponse:
-    """Everything one by one."""
+    """Return all metrics, for each object"""
     return await _all(call, True)
 
 
@@ -703,10 +721,12 @@ async def _all(call: ApiRequest, one_by_one: bool) -> ApiResponse:
 
 
 async def detailed(call: ApiRequest) -> ApiResponse:
-    """Metrics of the families that are asked for. `family=queue_coarse_metrics&family=...&vhost=...&queue=...`: those
-    families, of those vhosts and queues."""
+    """Return the metrics of the families in the query.
+
+    `family=queue_coarse_metrics&family=...&vhost=...&queue=...`: these families, for these vhosts and queues.
+    """
     slices, named, sheet = TimeSlice(), MetricsWriter(), MetricsWriter(detailed=True)
-    identity(named, call)  # rabbit: under its own name
+    identity(named, call)  # rabbit: without the prefix of detailed metrics
     wanted = frozenset(call.query_all("family"))
     for name, put in _NODE_GROUPS.items():
         if name in wanted:
@@ -721,7 +741,7 @@ OPEN_ROUTES: Final = tuple(
     ApiRoute("GET", path, Role.PUBLIC, handler)
     for path, handler in (("metrics", open_metrics), ("metrics/per-object", per_object), ("metrics/detailed", detailed))
 )
-"""Those of their own listener."""
+"""Routes of the metrics listener."""
 ROUTES: Final = (
     ApiRoute("GET", "metrics", Role.PUBLIC, metrics),
     ApiRoute("GET", "metrics/per-object", Role.MONITORING, per_object),

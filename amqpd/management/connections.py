@@ -1,9 +1,7 @@
-"""Connections, channels, consumers: what there is, and closing a connection.
+"""Connections, channels and consumers: lists, details, closing.
 
-Who lacks the monitoring tag sees his own connections and their channels, as in RabbitMQ; consumers are shown by vhost.
-The `pid` of a connection is no process: it is a short name, unique while the broker runs, that `amqpctl` takes back.
-
-Why a connection is not read, in words: the reasons of its read gate, `amqpd.connection.read_pause`.
+rabbit: a user without the tag monitoring sees only their own connections and the channels on them; consumers are
+visible by vhost. The `pid` of a connection is a short name, unique until the broker stops. `amqpctl` accepts it.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ HELD_BY: Final = {
 
 
 def pause_reasons(reasons: int) -> list[str]:
-    """The words of a gate's reasons; empty where it is read."""
+    """Return why a connection is not read, in words. Empty if it is read."""
     return [word for reason, word in HELD_BY.items() if reasons & reason]
 
 
@@ -52,12 +50,12 @@ CLOSED_BY_API = "Closed via management plugin"
 
 
 def reason(text: str) -> str:
-    """Why a connection is closed, as it goes to the client and into the log: one line, nothing unprintable."""
+    """Return the reason for closing a connection, for the client and the log: one line of printable characters."""
     return "".join(each if each.isprintable() else "?" for each in text[:200]) or CLOSED_BY_API
 
 
 def pid(call: ApiRequest, session: Session, channel: int = 0) -> str:
-    """The short name that `amqpctl close_connection` takes; channel 0 is the connection itself."""
+    """Return the short name of a channel. Channel 0 is the connection itself."""
     return call.broker.catalogue.events.pid(session.serial, channel)
 
 
@@ -70,7 +68,7 @@ def _state(call: ApiRequest, connection: Connection) -> str:
 
 
 def nodes(call: ApiRequest, connection: Connection) -> dict[str, str]:
-    """Which node has its socket; `owner` is the one that runs its vhost, where that is another."""
+    """Return the node with the connection's socket, and as `owner` the node that owns its vhost, if that is another."""
     node = connection.wire.node
     return {"node": node, "owner": call.node} if node else {"node": call.node}
 
@@ -113,7 +111,7 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
 
 
 def connection_details(session: Session) -> dict[str, Any]:
-    """Whose it is: of a channel, and of an exclusive queue."""
+    """Return the connection of a channel or of an exclusive queue."""
     host, port = session.peer
     return {"name": session.name, "peer_host": host, "peer_port": port}
 
@@ -123,7 +121,7 @@ def channel_name(channel: Channel | ChannelConsumers) -> str:
 
 
 def channel_details(call: ApiRequest, channel: Channel | ChannelConsumers) -> dict[str, Any]:
-    """Whose it is: of a consumer, and of what is counted for a channel and something else."""
+    """Return the channel of a consumer, or of counters kept for a channel."""
     session = channel.session
     host, port = session.peer
     return {
@@ -167,7 +165,7 @@ def channel_item(call: ApiRequest, connection: Connection, channel: Channel) -> 
 
 
 def idle(call: ApiRequest, thing: Channel | Queue) -> dict[str, str]:
-    """`idle_since`, where its counters stand still; to within a sweep of 5 s. rabbit: in this form."""
+    """Return `idle_since` if the counters do not change, precise to a sweep of 5 s. rabbit: in ISO format."""
     since = call.rates.idle_since(thing)
     if since is None:
         return {}
@@ -176,7 +174,7 @@ def idle(call: ApiRequest, thing: Channel | Queue) -> dict[str, str]:
 
 def consumer_item(call: ApiRequest, consumer: Consumer) -> dict[str, Any]:
     queue = consumer.queue
-    assert isinstance(queue, Queue)  # who takes direct replies is in no list
+    assert isinstance(queue, Queue)  # consumers of direct replies are in no list
     table = consumer.arguments.table
     first = not queue.round_robin.single_active or (bool(queue.consumers) and queue.consumers[0] is consumer)
     item: dict[str, Any] = {
@@ -203,8 +201,12 @@ def consumer_item(call: ApiRequest, consumer: Consumer) -> dict[str, Any]:
 
 
 def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
-    """Where a consumer stands: offset, of the next record it looks at, null while it has not begun; lag, from there to
-    the end; committed: all below is acked, null where nobody asks. RabbitMQ has no such field."""
+    """Return the position of a stream consumer. RabbitMQ does not have this field.
+
+    - offset: the next record that it looks at, null before it has started.
+    - lag: records from there to the end.
+    - committed: all records below are acked, null if the consumer does not ack.
+    """
     end = queue.store.next_offset if queue.store is not None else 0
     committed = reader.committed()
     return {
@@ -219,7 +221,11 @@ def stream_item(queue: Queue, reader: StreamReader) -> dict[str, Any]:
 
 
 def connections(call: ApiRequest, role: Role = Role.MONITORING) -> list[Connection]:
-    """Those the caller may see (or close, with the administrator role): all, or his own; of the path's vhost if any."""
+    """Return the connections, of the vhost in the path if there is one, sorted by name.
+
+    Args:
+        role: with this role the caller sees all connections, otherwise only those of the same user.
+    """
     found = list(call.server.connections)
     if not call.caller.has(role):
         found = [each for each in found if _may_see(call, role, each)]
@@ -255,17 +261,17 @@ async def _list_channels(call: ApiRequest, found: list[Connection]) -> ApiRespon
 
 
 async def get_connections(call: ApiRequest) -> ApiResponse:
-    """Connections, of all virtual hosts or of one."""
+    """List connections, of all virtual hosts or of one."""
     return await listing(call, connections(call), lambda each: connection_item(call, each), _name)
 
 
 async def get_connection(call: ApiRequest) -> ApiResponse:
-    """One connection."""
+    """Return one connection."""
     return one(call, connection_item(call, _find(call)))
 
 
 def tell_forced(call: ApiRequest, connection: Connection, why: str) -> None:
-    """For the audit log."""
+    """Record in the audit log that a connection is closed."""
     about = {
         "vhost": connection.session.vhost.name,
         "name": connection.name,
@@ -276,7 +282,7 @@ def tell_forced(call: ApiRequest, connection: Connection, why: str) -> None:
 
 
 async def delete_connection(call: ApiRequest) -> ApiResponse:
-    """Closes the connection. rabbit: the owner may, and an administrator; monitoring alone may not."""
+    """Close the connection. rabbit: its own user and an administrator may; the tag monitoring is not enough."""
     connection = _find(call, Role.ADMINISTRATOR)
     why = reason(call.headers.get("X-Reason", ""))
     tell_forced(call, connection, why)
@@ -291,20 +297,22 @@ def _of_user(call: ApiRequest) -> list[Connection]:
 
 
 def _short_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
-    """rabbit: of one user's connections only whose and where."""
+    """Return the short form of a connection. rabbit: the list of one user's connections has only these fields."""
     session = connection.session
     about = {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name}
     return {**about, **nodes(call, connection)}
 
 
 async def get_user_connections(call: ApiRequest) -> ApiResponse:
-    """The user's connections."""
+    """List the connections of the user."""
     return await listing(call, _of_user(call), lambda each: _short_item(call, each), _name)
 
 
 async def delete_user_connections(call: ApiRequest) -> ApiResponse:
-    """Closes all connections of the user; 204 also where there was none; whoever is not the administrator closes
-    his own."""
+    """Close all connections of the user; 204 also if there are none.
+
+    A user who is not an administrator can only close their own connections.
+    """
     why = reason(call.headers.get("X-Reason", ""))
     slices = TimeSlice()
     for connection in _of_user(call):
@@ -317,17 +325,17 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
 
 
 async def get_connection_channels(call: ApiRequest) -> ApiResponse:
-    """Channels of the connection."""
+    """List the channels of the connection."""
     return await _list_channels(call, [_find(call)])
 
 
 async def get_channels(call: ApiRequest) -> ApiResponse:
-    """Channels, of all virtual hosts or of one."""
+    """List channels, of all virtual hosts or of one."""
     return await _list_channels(call, connections(call))
 
 
 async def get_channel(call: ApiRequest) -> ApiResponse:
-    """One channel, with its consumers."""
+    """Return one channel, with its consumers."""
     name = call.params["channel"]
     owner, _, number = name.removesuffix(")").rpartition(" (")
     connection = call.server.connections.by_name.get(owner)
@@ -357,7 +365,7 @@ async def get_channel(call: ApiRequest) -> ApiResponse:
 
 
 async def get_consumers(call: ApiRequest) -> ApiResponse:
-    """Consumers, of all virtual hosts or of one."""
+    """List consumers, of all virtual hosts or of one."""
     found: list[Consumer] = []
     for vhost in call.vhosts():
         for queue in vhost.queues.values():

@@ -1,21 +1,14 @@
-"""Definitions: everything but messages, as one JSON document in RabbitMQ's form.
+"""Definitions: the JSON document with everything except messages. Export, and checks of a document.
 
-rabbit: what is transient or auto-delete is in it too, what is exclusive, or predeclared, is not. The way back is
-`definitions_import`. A hash of argon2id stands where RabbitMQ does not look for it (`definitions_document`).
+rabbit: the document has transient and auto-delete objects too, but no exclusive queues and no predeclared
+exchanges.
 
-The shape of a definitions document: the keys of each kind of thing, their types, and what an item by itself may say.
+`SCHEMA` has the keys of each kind of item and their types. `read` fills in defaults and rejects a document with a
+missing key or a wrong type. Unknown keys are ignored and reported, so documents of later versions of RabbitMQ can
+be imported. The `check_*` functions check one item alone; `definitions_import` finds everything else.
 
-`read` sets every key, passes over those that are not known (it tells which) and names the first thing that has no such
-shape by its path; the `check_*` look at one item alone. What else may be wrong with an item is found by the catalogue's
-calls, which `definitions_import` makes.
-
-A hash of argon2id stands under a key of its own, beside an empty `password_hash` of RabbitMQ's: it reads that as a user
-whom no password opens, where the hash itself would have it refuse the whole document.
-
-What an import of definitions has passed over, and what it could not keep: by path, for whoever asked for it.
-
-A key that is not known is passed over, as RabbitMQ does, so that documents of its later versions come in. An item that
-cannot be is a fault, and nothing is made: unless what cannot be is to be left out, and then it is told here.
+A password hash of argon2id has a key of its own beside an empty `password_hash`. RabbitMQ would refuse the whole
+document because of such a hash; with the empty one, it imports a user without a password.
 """
 
 from __future__ import annotations
@@ -49,27 +42,32 @@ if TYPE_CHECKING:
 
 
 SHOWN_MAX: Final = 20
-"""How many of each a sentence names; a report has REPORTED_MAX, and counts the others."""
+"""Number of paths in a sentence for the log or an error."""
 REPORTED_MAX: Final = 1000
+"""Number of paths in a report. The others are only counted."""
 
 
 class DefinitionsError(Exception):
-    """A start ends with this: a file of definitions cannot be read, or not be made. The text names it."""
+    """Definitions cannot be read or imported at the start, which ends. The text names the file."""
 
 
 class Fault(NamedTuple):
-    """path: `queues[3]` or `policies[0].definition.no-such`."""
+    """An item that cannot be imported.
+
+    Attributes:
+        path: for example `queues[3]` or `policies[0].definition.no-such`.
+    """
 
     path: str
     reason: str
 
     def __str__(self) -> str:
-        # What RabbitMQ says of policies has lines.
+        # RabbitMQ's texts about policies have line breaks.
         return f"{self.path}: {' '.join(self.reason.split())}"
 
 
 class ImportReport:
-    """Of one import."""
+    """The unknown keys and faulty items of one import."""
 
     def __init__(self) -> None:
         self.unknown: list[str] = []
@@ -78,19 +76,19 @@ class ImportReport:
         self.fault_count = 0
 
     def pass_over(self, path: str) -> None:
-        """A key that says nothing here."""
+        """Add an unknown key."""
         self.unknown_count += 1
         if len(self.unknown) < REPORTED_MAX:
             self.unknown.append(path)
 
     def fault(self, path: str, reason: str) -> None:
-        """What cannot be kept."""
+        """Add an item, or a key of a policy, that cannot be imported."""
         self.fault_count += 1
         if len(self.faults) < REPORTED_MAX:
             self.faults.append(Fault(path, reason))
 
     def fields(self) -> dict[str, object]:
-        """As the API answers it."""
+        """Return the report as the API answers it."""
         return {
             "unknown": self.unknown,
             "unknown_count": self.unknown_count,
@@ -99,11 +97,11 @@ class ImportReport:
         }
 
     def faults_text(self) -> str:
-        """One sentence for each, the first ones."""
+        """Return the first faults as one line of text."""
         return _listed([str(fault) for fault in self.faults[:SHOWN_MAX]], self.fault_count, "; ")
 
     def unknown_text(self) -> str:
-        """The first ones."""
+        """Return the first unknown keys as one line of text."""
         return _listed(self.unknown[:SHOWN_MAX], self.unknown_count, ", ")
 
 
@@ -117,8 +115,8 @@ _MISSING: Final = object()
 
 ARGON2ID_KEY: Final = "argon2id_hash"
 
-# Kind of thing -> its keys: type, default (_MISSING: must be there; null is as if it were not). What RabbitMQ exports
-# and means nothing here is taken with the value it then has.
+# Kind of item -> key -> type and default. A key with the default _MISSING is required. null means that the key is
+# missing. Keys of RabbitMQ without an effect here are accepted.
 _TEXT, _FLAG, _TABLE, _TAGS, _ANY = str, bool, dict, (str, list), object
 SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
     "users": {
@@ -187,7 +185,7 @@ SCHEMA: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
     },
 }
 WHOLE_ONLY: Final = ("users", "vhosts", "permissions", "topic_permissions", "global_parameters")
-"""What is not for one vhost: an import into one passes over it."""
+"""Kinds of items that an import into a single vhost ignores."""
 TITLES: Final = (
     "rabbit_version", "rabbitmq_version", "product_name", "product_version", "original_vhost_name", "explanation",
     "rabbitmq_definition_format", "original_cluster_name", "description", "default_queue_type", "metadata",
@@ -195,10 +193,13 @@ TITLES: Final = (
 
 
 async def read(document: Item, report: ImportReport, vhost: str | None = None) -> dict[str, list[Item]]:
-    """The document's items with every key set. vhost: all of them are for this one, whatever they say. report: hears of
-    each key that is not known.
+    """Return the items of the document, each with all keys of its kind.
 
-    Raises: BadRequest with the path of the first thing that is missing or of the wrong type.
+    Args:
+        report: collects unknown keys.
+        vhost: if given, every item belongs to this vhost, and its own key is ignored.
+
+    Raises: BadRequest with the path of the first key that is missing or has the wrong type.
     """
     found: dict[str, list[Item]] = {kind: [] for kind in SCHEMA}
     slices = TimeSlice()
@@ -221,7 +222,10 @@ async def read(document: Item, report: ImportReport, vhost: str | None = None) -
 
 
 def _limits_of_vhost(vhost: str, document: Item) -> list[Item]:
-    """rabbit: a document of 4.x for one vhost has its limits apart, `[]` for none, and among the parameters, too."""
+    """Return the limits in the document of one vhost as a parameter.
+
+    rabbit: 4.x has limits as a key of their own (`[]` for none) and as a parameter. The parameter has priority.
+    """
     limits, others = document["limits"] or {}, document.get("parameters")
     if not isinstance(limits, dict):
         raise BadRequest("limits: must be an object")
@@ -260,8 +264,9 @@ def _item(
 
 
 def with_limits_of_vhosts(items: dict[str, list[Item]]) -> None:
-    """rabbit: 4.x has the limits of a vhost at the vhost, and among the parameters, too, which then hold. Those that
-    stand at the vhost alone become parameters.
+    """Add the limits that are only in items of vhosts to the parameters.
+
+    rabbit: 4.x has limits at the vhost and as a parameter. The parameter has priority.
     """
     there = {item["vhost"] for item in items["parameters"] if item["component"] == COMPONENT}
     for item in items["vhosts"]:
@@ -276,7 +281,7 @@ def with_limits_of_vhosts(items: dict[str, list[Item]]) -> None:
 
 
 def queue_arguments(item: Item) -> dict[str, object]:
-    """The arguments it is declared with; the type stands beside them in a document."""
+    """Return the arguments of the queue's declaration, with the type, which a document has as a key of its own."""
     arguments: dict[str, object] = dict(item["arguments"])
     if item["type"] and item["type"] != "classic":
         arguments.setdefault("x-queue-type", item["type"])
@@ -284,19 +289,19 @@ def queue_arguments(item: Item) -> dict[str, object]:
 
 
 def permission_row(item: Item) -> PermissionRow | TopicPermissionRow:
-    """The row of an item of `permissions` or `topic_permissions`."""
+    """Return the row for an item of `permissions` or `topic_permissions`."""
     return TopicPermissionRow(**item) if "exchange" in item else PermissionRow(**item)
 
 
 def check_permission(item: Item) -> None:
-    """Raises: BadRequest, AuthError, InvalidPattern."""
+    """Check one permission. Raises: BadRequest, AuthError, InvalidPattern."""
     if item.get("exchange"):
         clean_name(item["exchange"], "an exchange")
     Permissions.check(permission_row(item))
 
 
 def check_user(item: Item) -> None:
-    """What there is under ARGON2ID_KEY becomes the hash. Raises: BadRequest, InvalidHash."""
+    """Check one user, and move the value of ARGON2ID_KEY to `password_hash`. Raises: BadRequest, InvalidHash."""
     clean_name(item["name"], "a user")
     if item[ARGON2ID_KEY]:
         if item["password_hash"]:
@@ -310,8 +315,9 @@ def check_user(item: Item) -> None:
 
 
 def check_vhost(item: Item) -> None:
-    """Makes `undefined` a classic, and takes from the metadata what does not stand beside them. Raises: BadRequest,
-    InvalidLimits.
+    """Check one vhost, and fill in its keys from its metadata. The queue type `undefined` becomes classic.
+
+    Raises: BadRequest, InvalidLimits.
     """
     clean_name(item["name"], "a vhost")
     if item["limits"]:
@@ -333,12 +339,12 @@ Shown: TypeAlias = dict[str, Any] | None
 
 
 async def get_definitions(call: ApiRequest) -> ApiResponse:
-    """All definitions of the broker, as one document."""
+    """Return all definitions of the broker, as one document."""
     return await document(definitions_of(call.broker))
 
 
 def definitions_of(broker: Broker) -> dict[str, Any]:
-    """The document; its long lists are iterators, as `document` takes them."""
+    """Return the document. Its long lists are iterators, which `document` encodes in slices."""
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
     found: dict[str, Any] = {
@@ -369,8 +375,10 @@ def definitions_of(broker: Broker) -> dict[str, Any]:
 
 
 async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
-    """What is declared in the virtual host, as one document.
-    Without users, and without the vhost's name in each item but policies and parameters."""
+    """Return the definitions of the virtual host, as one document.
+
+    It has no users. Only policies and parameters have the name of the vhost in each item.
+    """
     vhost = call.vhost()
     found: dict[str, Any] = {
         "rabbit_version": call.broker.settings.product[1],
@@ -385,7 +393,7 @@ async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
 
 
 def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
-    """rabbit: it takes a hash that is no base64 for a reason to refuse the whole document."""
+    """Return one user. rabbit: it refuses a whole document if a password hash is not base64."""
     item = user_item(limits, row)
     if row.hashing_algorithm == ARGON2ID:
         item.update(password_hash="", hashing_algorithm=RABBIT_SHA256)
@@ -394,8 +402,8 @@ def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
     return item
 
 
-# Rendered one by one while they are encoded, None for what is not shown: passing over many takes its time too. Each
-# goes through a snapshot: others declare and delete meanwhile.
+# These iterators render one item at a time while the document is encoded. They yield None for an object that is not
+# exported, because skipping many takes time too. They use snapshots, because clients declare and delete meanwhile.
 
 
 def _of_all(vhosts: list[VHost], items: Callable[[VHost], Iterator[Shown]]) -> Iterator[Shown]:

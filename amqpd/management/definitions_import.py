@@ -1,25 +1,18 @@
-"""Import of definitions: POST /api/definitions, RabbitMQ's document; `definitions_start` imports files.
+"""Import of definitions (POST /api/definitions), and its dry run. `definitions_start` imports files.
 
-The whole document is checked before anything is made: a dry run of the calls that clients would make, on a draft of the
-vhosts, which finds each item that cannot be and names it by its path (`queues[3]: ...`). Then the same calls are made
-in one transaction, which is committed and only then made in memory: all or nothing. What is there already stays as it
-is, but for users, permissions, policies and parameters, which become those of the document. RabbitMQ keeps operator
-policies among the parameters, and so does a document.
+An import first checks the whole document: it makes the calls that clients would make on a draft of the vhosts, and
+names each item that fails by its path (`queues[3]: ...`). Then it makes the same calls in one transaction, commits
+it and applies it in memory: all or nothing. Existing objects stay as they are, except users, permissions, policies
+and parameters, which get the values of the document. Operator policies are among the parameters, as in RabbitMQ.
 
-One item that cannot be, and nothing is made: an order that is routed elsewhere is worse than an import that fails.
-Whoever asks for `skip_unsupported` gets the others, and is told of each that was left out, and of those that needed it;
-of a policy only the keys that are not known are.
+One faulty item stops the whole import: a failed import does less harm than messages routed to the wrong queue. With
+`skip_unsupported` the import leaves out faulty items and the items that need them, and reports them. Of a policy it
+leaves out only the unknown keys.
 
-The dry run of an import of definitions: what it would make, what it would change and how, and what it would refuse.
-
-The document goes through the same checks as an import (`definitions_import.Import.check`), on a draft of the vhosts;
-then each item is held beside what is there. Nothing is made. An import deletes nothing: what is there and not in the
-document stays, and is not told of here. Nor does it change what is declared: a queue that the document has with other
-arguments stays as it is, which is told as `kept`.
-
-Hashes of passwords are in no answer: of a user it says whether the password would be another.
-
-RabbitMQ has no such route.
+The dry run (`DefinitionsDiff`; not in RabbitMQ) makes the same checks and compares each item with the existing
+object. It reports what the import would create, change, keep or refuse. An existing queue with other arguments is
+`kept`. Objects that are not in the document are not reported, because an import deletes nothing. The answer has no
+password hashes, only whether the password would change.
 """
 
 from __future__ import annotations
@@ -84,7 +77,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What the calls raise when an item cannot be.
+# Errors of the calls for a faulty item.
 REFUSALS: Final = (
     ApiError, AmqpError, AuthError, InvalidHash, InvalidPattern, CodecError, RoutingError, UnicodeEncodeError,
     InvalidPolicy, InvalidParameter, InvalidLimits,
@@ -92,9 +85,10 @@ REFUSALS: Final = (
 
 
 class Import:
-    """One document: a dry run by `check`, then all of it in one transaction by `make`.
+    """One import: `check` is a dry run, `make` imports everything in one transaction.
 
-    skip: what cannot be is left out.
+    Attributes:
+        skip: leave faulty items out instead of refusing the document.
     """
 
     def __init__(self, broker: Broker, items: dict[str, list[Item]], report: ImportReport, skip: bool = False) -> None:
@@ -107,8 +101,11 @@ class Import:
         self._skipped: set[tuple[str, int]] = set()
 
     async def check(self) -> None:
-        """Raises: BadRequest with the paths of the items that could not be made, unless they are to be skipped;
-        OnItsWay.
+        """Check all items.
+
+        Raises:
+            BadRequest: with the paths of faulty items, unless they are skipped.
+            DeclarationPending: a name is being declared or deleted.
         """
         await self._hash_passwords()
         if self.skip:
@@ -120,7 +117,7 @@ class Import:
             raise BadRequest(self.report.faults_text())
 
     async def _hash_passwords(self) -> None:
-        """rabbit: a document may have plaintext passwords; both is an error."""
+        """Replace plaintext passwords by hashes. rabbit: an item with both is an error."""
         for index, item in enumerate(self.items["users"]):
             if not item["password"]:
                 continue
@@ -130,7 +127,7 @@ class Import:
             item["password_hash"], item["hashing_algorithm"], item["password"] = stored, algorithm, ""
 
     async def _drop_unknown_policy_keys(self) -> None:
-        """Of policies and operator policies that have others, too: a limit does not go with a key beside it."""
+        """Remove unknown keys from policies and operator policies that have known keys too, so their limits apply."""
         for kind in ("policies", "parameters"):
             for index, item in enumerate(self.items[kind]):
                 operator = item.get("component") == OPERATOR_POLICY
@@ -152,25 +149,27 @@ class Import:
             value["definition"] = {key: each for key, each in definition.items() if key not in unknown}
 
     def kept(self) -> Iterator[tuple[str, int, Item]]:
-        """Kind, place in the document and item of what has passed the check."""
+        """Yield kind, index in the document, and item of each item that was not skipped."""
         for kind, items in self.items.items():
             for index, item in enumerate(items):
                 if (kind, index) not in self._skipped:
                     yield kind, index, item
 
     def counts(self) -> dict[str, int]:
-        """How many of each kind are to be made, where there are any."""
+        """Return the number of items to import, by kind, without zeros."""
         skipped = Counter(kind for kind, _ in self._skipped)
         found = {kind: len(items) - skipped[kind] for kind, items in self.items.items()}
         return {kind: count for kind, count in found.items() if count}
 
     async def make(self) -> None:
-        """All of it or nothing. Raises: BadRequest, OnItsWay, MetadataError; then nothing is made."""
-        # What is committed must be made, also when nobody waits for the answer any more.
+        """Import everything or nothing. Raises: BadRequest, DeclarationPending, MetadataError; nothing is imported
+        then.
+        """
+        # The task continues if the client disconnects: committed rows must also be applied in memory.
         await asyncio.shield(asyncio.create_task(self._made()))
 
     async def drop(self) -> None:
-        """The items go, in slices."""
+        """Free the items in slices."""
         for items in self.items.values():
             await release(items)
 
@@ -191,7 +190,7 @@ class Import:
     async def _make(self, given: Declarations) -> None:
         try:
             await self._declare(given)
-            # Without a rest from here to the commit.
+            # No yield from here to the commit.
             gone = given.transaction.gone()
             if isinstance(gone, VHost):
                 raise BadRequest(f"vhost '{gone.name}': unknown")
@@ -217,7 +216,7 @@ class Import:
             await obeyed
 
     async def _declare(self, given: Declarations) -> None:
-        """The calls that clients would make, in the order in which one thing needs another."""
+        """Make the calls for all items. The order of the kinds follows their dependencies."""
         calls: dict[str, Callable[[Item], None]] = {
             "users": given.user,
             "vhosts": given.vhost,
@@ -246,7 +245,7 @@ class Import:
 
 
 def _refused(path: str, error: Exception) -> Fault:
-    """What is wrong with the item at `path`."""
+    """Return the fault of the item at `path`."""
     if isinstance(error, _Unknown):
         return Fault(f"{path}.{error.reason}", "unknown")
     if isinstance(error, ApiError):
@@ -257,7 +256,7 @@ def _refused(path: str, error: Exception) -> Fault:
 
 
 class _Unknown(BadRequest):
-    """An item names something that is not there, by this key."""
+    """An item refers to an object that does not exist. The reason is the key with the reference."""
 
 
 def _known(key: str, known: bool) -> None:
@@ -266,11 +265,14 @@ def _known(key: str, known: bool) -> None:
 
 
 class Declarations:
-    """What becomes of a document's items: calls of the catalogue within one transaction, and rows of users.
+    """The calls for the items of one document: declarations within one transaction, and rows of users.
 
-    What is there already stays as it is, but for users, permissions, policies and parameters. Every call raises
-    BadRequest, AmqpError, OnItsWay, ValueError or what auth raises. changed: vhosts with other policies or parameters.
-    traced: names of vhosts with a firehose.
+    Existing objects stay as they are, except users, permissions, policies and parameters. Each method raises
+    BadRequest, AmqpError, DeclarationPending, ValueError or an error of auth.
+
+    Attributes:
+        changed: vhosts whose policies or parameters change.
+        traced: names of vhosts with tracing (the firehose).
     """
 
     def __init__(self, broker: Broker, dry: bool) -> None:
@@ -279,10 +281,10 @@ class Declarations:
         self.user_limits: dict[str, dict[str, int]] = {}
         self.permissions: list[PermissionRow | TopicPermissionRow] = []
         self._user_names = {row.name for row in broker.auth.users()}
-        self._vhosts: set[str] = set()  # those that the document has named
+        self._vhosts: set[str] = set()  # vhosts seen in the document
         self.changed: dict[VHost, None] = {}
         self.traced: list[str] = []
-        self._set: set[tuple[str, ...]] = set()  # policies and parameters that the document has named
+        self._set: set[tuple[str, ...]] = set()  # policies and parameters seen in the document
         self._globals = broker.global_parameters
 
     def user(self, item: Item) -> None:
@@ -296,7 +298,7 @@ class Declarations:
             self.user_limits[row.name] = dict(item["limits"])
 
     def vhost(self, item: Item) -> None:
-        """A new one, or another default queue type for the one there is; the rest of it stays as it is."""
+        """Declare a new vhost, or change the default queue type of an existing one. Nothing else of it changes."""
         check_vhost(item)
         name, kind = item["name"], item["default_queue_type"]
         if name in self._vhosts:
@@ -309,7 +311,7 @@ class Declarations:
             vhosts.declare(self.transaction, name, item["description"], tags_of(item["tags"]), kind)
             if item["metadata"].get("protected_from_deletion") in (True, "true"):
                 draft = self.transaction.draft(name)
-                assert draft is not None  # it was declared in it
+                assert draft is not None  # declared above
                 vhosts.protect(draft, True)
         else:
             vhosts.change(self.transaction, there, there.description, there.tags, kind)
@@ -383,14 +385,14 @@ class Declarations:
         elif end:
             destination = vhost.find_exchange(end)
         _known("destination", destination is not None)
-        assert source is not None  # both are known
+        assert source is not None  # for mypy: checked above
         assert destination is not None
         if len(item["routing_key"].encode()) > 255:
             raise BadRequest("a routing key has at most 255 bytes")
         declare.bind(vhost, source, destination, item["routing_key"], item["arguments"])
 
     def _of(self, item: Item) -> Namespace:
-        """The item's vhost, which is there or comes with the document."""
+        """Return the draft of the item's vhost, which exists or is in the document. Raises: BadRequest."""
         draft = self.transaction.draft(item["vhost"])
         if draft is None:
             raise _Unknown("vhost")
@@ -398,10 +400,14 @@ class Declarations:
 
 
 async def import_document(broker: Broker, document: Item, name: str, vhost: str | None, skip: bool) -> ImportReport:
-    """Everything is made and committed when it returns; what is told is in the log, too. name: of where it came from.
-    vhost: everything is for this one. skip: what cannot be is left out.
+    """Import a document. When this returns, everything is committed and in memory. The log has the report too.
 
-    Raises: BadRequest, OnItsWay, MetadataError; then nothing is made.
+    Args:
+        name: the origin of the document, for the log.
+        vhost: if given, all items belong to this vhost.
+        skip: leave out faulty items.
+
+    Raises: BadRequest, DeclarationPending, MetadataError; nothing is imported then.
     """
     report = ImportReport()
     work = Import(broker, await read(document, report, vhost), report, skip)
@@ -423,9 +429,9 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
 
 
 async def post_definitions(call: ApiRequest) -> ApiResponse:
-    """Imports a document; 204 when everything is made and committed; 200 with what was passed over, if `report` or
-    `skip_unsupported` asks
-    for it.
+    """Import definitions; 204 when everything is committed.
+
+    With `report` or `skip_unsupported` the answer is 200 with the unknown keys and the skipped items.
     """
     vhost = call.vhost().name if "vhost" in call.params else None
     skip, told = call.query_flag("skip_unsupported"), call.query_flag("report")
@@ -447,8 +453,12 @@ Values: TypeAlias = dict[str, Any]
 
 
 class Comparison(NamedTuple):
-    """An item of the document, and what is there under its name. before: None where there is nothing. obeyed: whether
-    an import makes what is there like it.
+    """An item of the document and the existing object of its name.
+
+    Attributes:
+        before: the values of the existing object, None if there is none.
+        after: the values in the document.
+        obeyed: an import would change the existing object.
     """
 
     name: str
@@ -458,7 +468,11 @@ class Comparison(NamedTuple):
 
 
 class DefinitionsDiff:
-    """Between a document that was checked and the broker. count: how many changes are shown."""
+    """The differences between a checked document and the broker.
+
+    Args:
+        count: maximum number of changes in `changes`. `changes_count` counts all.
+    """
 
     def __init__(self, broker: Broker, work: Import, count: int) -> None:
         self._broker = broker
@@ -474,7 +488,7 @@ class DefinitionsDiff:
             self._permissions[_whose(row)] = row
 
     async def find(self) -> None:
-        """Cost: some us an item, in slices."""
+        """Compare all items, in slices. Cost: some us an item."""
         beside: dict[str, Callable[[Item], Comparison]] = {
             "users": self._user,
             "vhosts": self._vhost,
@@ -522,7 +536,7 @@ class DefinitionsDiff:
         return Comparison(row.name, {"tags": list(there.tags), "limits": limits, "password": _AS_IT_IS}, after)
 
     def _vhost(self, item: Item) -> Comparison:
-        """An import changes the default queue type of one that is there, and that alone."""
+        """Compare a vhost. An import only changes the default queue type of an existing one."""
         there = self._broker.vhosts.get(item["name"])
         kind: Values = {"default_queue_type": item["default_queue_type"]}
         after = {"description": item["description"], "tags": tags_of(item["tags"]), **kind}
@@ -618,12 +632,12 @@ def _policy_value(value: Item) -> Values:
 
 
 def _without_type(arguments: dict[str, object]) -> Values:
-    """As JSON; the type stands beside them."""
+    """Return the arguments as JSON values, without the queue type, which has a key of its own."""
     return {name: plain(value) for name, value in arguments.items() if name != "x-queue-type"}
 
 
 async def post_difference(call: ApiRequest) -> ApiResponse:
-    """What an import of this document would make, change, keep and refuse; nothing is done."""
+    """Return the changes that an import of this document would make, without making them."""
     vhost = call.vhost().name if "vhost" in call.params else None
     skip = call.query_flag("skip_unsupported")
     count = number("count", call.query.get("count", COUNT), 0, COUNT_MAX)

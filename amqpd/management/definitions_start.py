@@ -1,12 +1,12 @@
-"""Definitions that are imported at each start, before anything listens: `load_definitions`, a file or a directory.
+"""Import of definitions at each start, before the listeners open (`load_definitions`: a file or a directory).
 
-Of a directory the files that end in .json, by name, hidden ones left out. Each is one import: all of it or nothing.
-The first that cannot be ends the start, and what those before it made stays: the next start imports all of them again,
-as RabbitMQ does. With `definitions.skip_if_unchanged` a global parameter, RabbitMQ's, keeps the hash of what was
-imported last; it is set behind the last file, so that a crash in between costs one more import.
+In a directory, all files that end in .json are imported in the order of their names, except hidden ones. Each file
+is one import: all or nothing. A file that fails ends the start. The imports before it stay; the next start imports
+all files again, as RabbitMQ does. With `definitions.skip_if_unchanged`, a global parameter of RabbitMQ's name
+stores the hash of the files after the last import. A crash before that only costs one more import.
 
-A reload of the settings imports them once more, where a byte of them has changed since: what they name becomes as they
-say, and what they no longer name stays.
+A reload of the settings imports the files again if their bytes have changed. Objects that they no longer contain
+stay.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".json"
 PIECE_BYTES: Final = 256 * 1024
-"""A step that holds the interpreter lock: some 0.1 ms."""
+"""Bytes decoded in one step with the interpreter lock: about 0.1 ms."""
 
 
 async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings, known: str = "") -> str:
-    """Returns their hash, when all of it is made. known: the hash of what this process has imported.
+    """Import all files and return their hash.
+
+    Args:
+        known: the hash of the files that this process imported last.
 
     Raises: DefinitionsError, MetadataError.
     """
-    # In a thread: a reload happens while clients are served, and a disk may take its time.
+    # In a thread: during a reload, a slow disk must not block clients.
     files, found = await asyncio.to_thread(_read, path)
     if settings.skip_if_unchanged and not known:
         known = str(broker.global_parameters.get(IMPORTED_HASH))
@@ -55,7 +58,7 @@ async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings
 
 
 async def import_first(broker: Broker, first: DefaultSettings) -> None:
-    """The user and vhost of a first start, where there is neither. Raises: DefinitionsError, MetadataError."""
+    """Create the user and vhost of a first start. Raises: DefinitionsError, MetadataError."""
     permission = {"configure": first.configure, "write": first.write, "read": first.read}
     document = {
         "users": [{"name": first.user, "password": first.password, "tags": list(first.tags)}],
@@ -73,9 +76,10 @@ def _remember(broker: Broker, found: str, done: Done) -> None:
 
 
 def _read(path: Path) -> tuple[list[tuple[str, str | None]], str]:
-    """Return name and text of each file, None for one that is not UTF-8, and the hash of all. Raises: DefinitionsError.
+    """Return name and text of each file (None if it is not UTF-8), and the hash of all files.
 
-    Hashing gives the interpreter lock up, and a file is decoded in pieces: the loop never waits long for this thread.
+    Hashing releases the interpreter lock, and files are decoded in pieces, so this thread never blocks the loop for
+    long. Raises: DefinitionsError.
     """
     try:
         names = [path]
@@ -119,6 +123,6 @@ async def _import(broker: Broker, name: str, text: str | None, skip: bool) -> No
             await import_document(broker, document, name, None, skip)
             return
         except DeclarationPending as held:
-            await held.over()  # what a crash left to delete has that name still
+            await held.over()  # an object with that name is still being deleted after a crash
         except ApiError as error:
             raise DefinitionsError(f"{name}: {error.reason}") from None

@@ -1,24 +1,19 @@
-"""What the process runs with: its settings, variables, command line, names and memory. For `amqpctl environment`,
-`os_env`, `command_line_arguments`, `resolve_hostname` and `memory_breakdown`.
+"""State of the broker process, for `amqpctl`: environment, event stream, log, status, threads.
 
-Events as they happen, for `amqpctl consume_event_stream`: asked again and again, each time from where the last
-answer ended, so that a reader who is slow, or gone, costs the broker nothing.
+**Environment**: settings, environment variables, command line, host names, interfaces, TLS ciphers, memory.
 
-The first question begins to listen, and the last COUNT_MAX events are kept for those that follow; when nobody has asked
-for IDLE_S, listening ends. What is told is what the exchange amq.rabbitmq.event tells (broker/events.py), which need
-not be there.
+**Events** (`consume_event_stream`): the events of the exchange amq.rabbitmq.event (`broker/events.py`), which does
+not need to exist. A client polls, each time from the end of the last answer, so a slow client costs the broker
+nothing. The first request starts recording. The last COUNT_MAX events are kept; recording ends IDLE_S after the
+last request.
 
-The server's own log, for `amqpctl set_log_level`, `rotate_logs`, `log_location`, `log_tail` and `log_tail_stream`.
+**Log**: level, rotation, location and the last lines. Only a log file can be read; standard error cannot.
 
-Only what goes to a file can be read back; what goes to standard error belongs to whoever started the broker.
+**Status**: our keys, and those of `rabbitmqctl status --formatter json`, which scripts read. Values of Erlang's
+runtime are those of Python if it has such a thing, otherwise 0 or empty.
 
-What `amqpctl status` shows: our own words, and beside them the keys of `rabbitmqctl status --formatter json`, which
-scripts read. What RabbitMQ says of its runtime is said of ours where there is such a thing, and is 0 or empty else.
-
-The process's threads: what processor each has used, in what state the kernel has it, where its Python is. For
-`amqpctl runtime_thread_stats` and `maybe_stuck`, which ask twice or oftener and compare.
-
-Source: proc(5), /proc/self/task/*/stat.
+**Threads** (`runtime_thread_stats`, `maybe_stuck`): processor time, state in the kernel, and Python functions.
+Clients ask several times and compare. Source: proc(5), /proc/self/task/*/stat.
 """
 
 from __future__ import annotations
@@ -80,7 +75,7 @@ _IN_URI: Final = re.compile(r"(://[^:/@\s]*:)[^/@\s]*@")
 
 
 async def environment(call: ApiRequest) -> ApiResponse:
-    """Every setting as this process has it; secrets are hidden."""
+    """Return all settings of this process; secrets are masked."""
     found: dict[str, Any] = {}
     for row in rows():
         value = value_of(call.server.latest if row.reloaded else call.broker.settings, row.name)
@@ -92,7 +87,7 @@ async def environment(call: ApiRequest) -> ApiResponse:
 
 
 async def os_environment(call: ApiRequest) -> ApiResponse:
-    """The variables that configure a broker, `AMQPD_*` and `RABBITMQ_*`; secrets are hidden."""
+    """Return the environment variables `AMQPD_*` and `RABBITMQ_*`; secrets are masked."""
     found = {
         name: MASK if _SECRET.search(name) and value else value
         for name, value in sorted(os.environ.items())
@@ -102,7 +97,7 @@ async def os_environment(call: ApiRequest) -> ApiResponse:
 
 
 async def command_line(call: ApiRequest) -> ApiResponse:
-    """Command line of the broker's process; what hides in options of passwords and URLs is hidden."""
+    """Return the command line of the broker; secrets in options and URLs are masked."""
     found: list[str] = []
     for argument in sys.argv:
         name, equals, value = argument.partition("=")
@@ -118,7 +113,7 @@ def _is_secret(option: str) -> bool:
 
 
 async def resolve(call: ApiRequest) -> ApiResponse:
-    """The addresses of `host` as this machine sees them, in `family` (ipv4, ipv6, any)."""
+    """Resolve the name `host` on this machine, in `family` (ipv4, ipv6, any)."""
     host, family = call.query.get("host", ""), call.query.get("family", "ipv4").lower()
     if not host or family not in FAMILIES:
         raise BadRequest(f"host is needed, and a family of {', '.join(FAMILIES)}")
@@ -132,8 +127,10 @@ async def resolve(call: ApiRequest) -> ApiResponse:
 
 
 async def interfaces(call: ApiRequest) -> ApiResponse:
-    """Network interfaces of the machine, by name.
-    Hardware address, flags that are set, addresses. Linux tells most of it in /sys."""
+    """List the network interfaces of the machine.
+
+    Hardware address, MTU, state and addresses. Most of it is from Linux' /sys.
+    """
     found: dict[str, Any] = {}
     for _, name in socket.if_nameindex():
         about = Path("/sys/class/net", name)
@@ -154,13 +151,13 @@ def _read(path: Path) -> str:
 
 
 def _addresses(name: str) -> list[str]:
-    """The interface's own: IPv4 from the kernel's answer to SIOCGIFADDR, IPv6 from /proc/net/if_inet6."""
+    """Return the addresses of an interface: IPv4 by SIOCGIFADDR, IPv6 from /proc/net/if_inet6."""
     addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             addresses.append(socket.inet_ntoa(answer[20:24]))
-        except OSError:  # it has none
+        except OSError:  # no IPv4 address
             pass
     for line in _read(Path("/proc/net/if_inet6")).splitlines():
         words = line.split()
@@ -170,14 +167,17 @@ def _addresses(name: str) -> list[str]:
 
 
 async def tls(call: ApiRequest) -> ApiResponse:
-    """What a TLS listener for AMQP offers: by OpenSSL, the broker's own rule of 1.2 and more, and amqp.tls.ciphers."""
+    """Return the TLS versions and cipher suites that a listener for AMQP offers.
+
+    They follow from OpenSSL, the minimum version 1.2 and the setting amqp.tls.ciphers.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     choose_ciphers(context, call.broker.settings.amqp.tls.ciphers, "amqp.tls.ciphers")
     newest, oldest = context.maximum_version, context.minimum_version
     spoken = (("tlsv1.3", newest != ssl.TLSVersion.TLSv1_2), ("tlsv1.2", oldest != ssl.TLSVersion.TLSv1_3))
     versions = [name for name, there in spoken if there]
-    # OpenSSL names suites of a version that is not spoken, too. Those of before 1.3 have names of older protocols.
+    # OpenSSL also lists suites of disabled versions. Suites older than 1.3 have the names of older protocols.
     version_of = {True: "tlsv1.3", False: "tlsv1.2"}
     suites = [_suite(each) for each in context.get_ciphers() if version_of[each["protocol"] == "TLSv1.3"] in versions]
     context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
@@ -188,7 +188,7 @@ async def tls(call: ApiRequest) -> ApiResponse:
 
 
 def _suite(about: Mapping[str, Any]) -> dict[str, str]:
-    """One of OpenSSL's cipher suites by its name, and by its parts as Erlang calls them."""
+    """Return one of OpenSSL's cipher suites, with its parts under Erlang's names."""
     exchange, login = (str(about[key]).partition("-")[2].replace("-", "_") for key in ("kea", "auth"))
     ends = about["name"].rpartition("SHA")[2] if "SHA" in about["name"] else ""
     return {
@@ -201,15 +201,15 @@ def _suite(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def memory(call: ApiRequest) -> ApiResponse:
-    """Resident memory, by what it is used for."""
+    """Return the resident memory, by use."""
     found = memory_by_use(call)
     return reply({**found, "total": {"rss": sum(found.values())}, "strategy": "rss"})
 
 
 def memory_by_use(call: ApiRequest) -> dict[str, int]:
-    """Resident bytes by what they are for: program files, message bodies on their way in, and all else.
+    """Return resident bytes: program files, message bodies being received, and everything else.
 
-    rabbit: its names of the categories that have a meaning here.
+    rabbit: its names of the categories that exist here.
     """
     sizes = {
         name: int(text.split()[0]) * 1024
@@ -238,7 +238,11 @@ IDLE_S: Final = 30.0
 
 
 class Watch:
-    """Listens to one broker's events. end: how many there have been."""
+    """A recorder of the broker's events.
+
+    Attributes:
+        end: number of events recorded so far; the position behind the last one.
+    """
 
     def __init__(self, events: Events) -> None:
         self.end = 0
@@ -248,7 +252,7 @@ class Watch:
         events.watch(self)
 
     def heard(self, event: Event) -> None:
-        """Cost: one append."""
+        """Record an event, or stop recording if no client has asked for IDLE_S. Cost: one append."""
         if time.monotonic() - self._asked_at > IDLE_S:
             self._events.watch(None)
             self._kept.clear()
@@ -257,7 +261,10 @@ class Watch:
         self._kept.append(event)
 
     def since(self, position: int) -> tuple[int, list[Event]]:
-        """The position behind those returned, at most ANSWER_MAX, and they. Those that are gone are passed over."""
+        """Return the position of the next request, and the events from `position`, at most ANSWER_MAX.
+
+        Events that are no longer kept are skipped.
+        """
         self._asked_at = time.monotonic()
         first = self.end - len(self._kept)
         start = max(position, first)
@@ -266,7 +273,10 @@ class Watch:
 
 
 async def get_events(call: ApiRequest) -> ApiResponse:
-    """Events since `position`; without one, or with one of before the last start, where to begin."""
+    """Return the events since `position`.
+
+    Without a position, or with one from before the last start, return only the position at which to begin.
+    """
     events = call.broker.catalogue.events
     watch = events.watcher
     if not isinstance(watch, Watch):
@@ -296,19 +306,19 @@ LINES_MAX: Final = 10_000
 
 
 class CannotOpen(ApiError):
-    """rotate_logs: the log goes on where it was."""
+    """rotate_logs cannot open the file. The log continues in the old file."""
 
     error = "cannot_open"
 
 
 def level_name() -> str:
-    """What is set now, which need not be the setting's."""
+    """Return the current log level, which can differ from the setting."""
     now = logging.getLogger().level
     return next((name for name, level in LEVELS.items() if level >= now), "none")
 
 
 def log_file() -> Path | None:
-    """None: it goes to standard error."""
+    """Return the path of the log file, None for standard error."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogOutput):
             return handler.path
@@ -316,7 +326,7 @@ def log_file() -> Path | None:
 
 
 async def set_level(call: ApiRequest) -> ApiResponse:
-    """Sets the log level until the next start or SIGHUP."""
+    """Set the log level until the next start or SIGHUP."""
     level = call.text("level")
     if level not in LEVELS:
         raise BadRequest(f"level {level} is not supported. Try one of {', '.join(LEVELS)}")
@@ -326,8 +336,10 @@ async def set_level(call: ApiRequest) -> ApiResponse:
 
 
 async def rotate(call: ApiRequest) -> ApiResponse:
-    """Reopens the log file, as SIGUSR1 does.
-    The file of that name is opened anew, after whatever renamed it."""
+    """Reopen the log file, as SIGUSR1 does.
+
+    A log rotation tool has renamed the old file before; this creates a new one under the old name.
+    """
     path = log_file()
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LogOutput) and path is not None:
@@ -339,15 +351,16 @@ async def rotate(call: ApiRequest) -> ApiResponse:
 
 
 async def location(call: ApiRequest) -> ApiResponse:
-    """Where the log is, and its level."""
+    """Return the path of the log file, and the log level."""
     path = log_file()
     return reply({"file": str(path.absolute()) if path is not None else None, "level": level_name()})
 
 
 async def tail(call: ApiRequest) -> ApiResponse:
-    """The last `lines` lines, or what came behind `position`; at most READ_BYTES_MAX, of which the last.
+    """Return the last `lines` lines of the log, or the lines since `position`; at most the last READ_BYTES_MAX bytes.
 
-    The answer's `position` is where a reader goes on; a file that was rotated meanwhile is read from its beginning.
+    A client passes the answer's `position` in its next request. A file that was rotated meanwhile is read from its
+    start.
     """
     path = log_file()
     if path is None:
@@ -362,7 +375,7 @@ async def tail(call: ApiRequest) -> ApiResponse:
 
 
 def _read_log(path: Path, position: int, lines: int) -> tuple[str, int]:
-    """Whole lines. Raises: OSError."""
+    """Return whole lines, and the position behind them. Raises: OSError."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         first = 0 if lines or position > size else position
@@ -397,7 +410,7 @@ _CATEGORIES: Final = (
     "plugins", "queue_procs", "queue_slave_procs", "quorum_ets", "quorum_queue_dlx_procs", "quorum_queue_procs",
     "reserved_unallocated", "stream_queue_coordinator_procs", "stream_queue_procs", "stream_queue_replica_reader_procs",
 )  # fmt: skip
-"""What RabbitMQ tells the memory of its runtime apart by; those without a meaning here are 0."""
+"""RabbitMQ's categories of memory. Those that do not exist here are 0."""
 _PID_MAX: Final = Path("/proc/sys/kernel/threads-max")
 
 
@@ -411,12 +424,14 @@ def version_item(call: ApiRequest) -> dict[str, Any]:
 
 
 async def app(call: ApiRequest) -> ApiResponse:
-    """Whether clients can connect: what those ask who wait for it. Cost: none."""
+    """Return whether clients can connect. Cost: none, so clients can poll it."""
     return reply({"running": call.server.app_running, "node": call.node})
 
 
 async def status(call: ApiRequest) -> ApiResponse:
-    """Listeners, memory, disk, totals, alarms. `totals=false` in the query leaves out what costs a step per queue."""
+    """Return listeners, memory, disk, totals and alarms. `totals=false` omits the totals, which cost a
+    step per queue.
+    """
     here = process()
     found = {**_ours(call, here), **_rabbits(call, here)}
     if call.query.get("totals") != "false":
@@ -524,7 +539,7 @@ def _memory_setting(limits: LimitSettings) -> dict[str, float]:
 
 
 def _restored(report: RecoveryReport) -> dict[str, Any]:
-    """What this start had to make good: see amqpd/broker/vhost/recovery.py."""
+    """Return the repairs of this start: see amqpd/broker/vhost/recovery.py."""
     return {
         "vhosts": report.vhosts,
         "queues": [{"vhost": each.vhost, "name": each.name, "arguments_known": each.whole} for each in report.queues],
@@ -544,18 +559,19 @@ FRAMES_MAX: Final = 3
 
 
 async def get_threads(_call: ApiRequest) -> ApiResponse:
-    """Threads of the process, and their processor time. `user_s` and `system_s` since its start, `state` as the kernel
-    calls it (R runs, S waits, D waits for a disk), and `at`: the innermost functions, the last called first; empty
-    for a thread that is not Python's.
+    """List the threads of the process, with their processor time.
+
+    `user_s` and `system_s` count from the start of the thread. `state` is the kernel's letter: R runs, S sleeps, D
+    waits for a disk. `at` has the innermost Python functions, the current one first; it is empty for other threads.
     """
     named = {thread.native_id: thread for thread in threading.enumerate()}
-    frames = sys._current_frames()  # the one way to see where other threads are
+    frames = sys._current_frames()  # the only way to see the functions of other threads
     found: list[dict[str, Any]] = []
     for task in sorted(TASKS.iterdir(), key=lambda path: int(path.name)):
         try:
-            # The name, in parentheses, may have spaces in it.
+            # The name is in parentheses, because it can contain spaces.
             name, _, rest = (task / "stat").read_text("utf-8", "replace").partition("(")[2].rpartition(")")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # the thread has ended
             continue
         words = rest.split()
         thread = named.get(int(task.name))

@@ -1,4 +1,4 @@
-"""Exchanges: /exchanges, one exchange, and a publish through it."""
+"""Exchanges: lists, details, declaration, deletion, and a publish over HTTP."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ COMMIT_WAIT_S: Final = 30.0
 
 
 def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
-    """As of when publishers have settled last (`counted.settle`)."""
+    """Return one exchange. Its counters are as new as the last `flush_counters`."""
     followed = vhost.policies.obeyed_by(exchange)
     return {
         "name": exchange.name,
@@ -70,7 +70,7 @@ def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[st
 
 
 def _kept(exchange: Exchange) -> dict[str, Any]:
-    """What it keeps of the messages it routes, counted; the plugin's name for what an exchange has seen."""
+    """Return counts of the messages that the exchange remembers. rabbit: `cache_info`, as its plugin."""
     matcher = exchange.matcher
     if isinstance(matcher, Deduplication) and isinstance(matcher.memory, DeduplicationCache):
         seen = matcher.memory
@@ -81,7 +81,7 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
 
 
 async def get_exchanges(call: ApiRequest) -> ApiResponse:
-    """Exchanges, of all virtual hosts or of one."""
+    """List exchanges, of all virtual hosts or of one."""
     slices = TimeSlice()
     await flush_counters(list(call.server.connections), slices)
     pairs: list[tuple[VHost, Exchange]] = []
@@ -94,16 +94,16 @@ async def get_exchanges(call: ApiRequest) -> ApiResponse:
 
 
 async def get_exchange(call: ApiRequest) -> ApiResponse:
-    """One exchange."""
+    """Return one exchange, with the channels that publish to it."""
     slices = TimeSlice()
     await flush_counters(list(call.server.connections), slices)
     incoming = await _incoming(call, call.exchange(), slices)
-    # rabbit: with rates_mode basic nothing is counted between an exchange and each queue.
+    # rabbit: with rates_mode basic, messages from an exchange to each queue are not counted.
     return one(call, {**exchange_item(call, call.vhost(), call.exchange()), "incoming": incoming, "outgoing": []})
 
 
 async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> list[dict[str, Any]]:
-    """The channels that publish to it now. Cost: a look at each channel there is."""
+    """Return the channels that publish to the exchange now. Cost: visits each channel of the broker."""
     found: list[dict[str, Any]] = []
     for connection in list(call.server.connections):
         for channel in connection.channels.all():
@@ -117,7 +117,7 @@ async def _incoming(call: ApiRequest, exchange: Exchange, slices: TimeSlice) -> 
 
 
 async def put_exchange(call: ApiRequest) -> ApiResponse:
-    """Declares the exchange; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
+    """Declare the exchange; 201 for a new one, 204 for an equivalent one, 400 otherwise."""
     vhost = call.vhost()
     name = clean_name(call.params["exchange"], "an exchange")
     if name == DEFAULT_EXCHANGE:
@@ -126,7 +126,7 @@ async def put_exchange(call: ApiRequest) -> ApiResponse:
     call.check(vhost.name, "configure", "exchange", name)
     alternate = arguments.get("alternate-exchange")
     if isinstance(alternate, str):
-        # rabbit: whoever names an alternate must be able to read here and to write there
+        # rabbit: an alternate exchange needs read permission on this exchange and write permission on the alternate
         call.check(vhost.name, "read", "exchange", name)
         call.check(vhost.name, "write", "exchange", alternate)
     asked = ExchangeDeclaration(
@@ -141,7 +141,7 @@ async def put_exchange(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_exchange(call: ApiRequest) -> ApiResponse:
-    """Deletes the exchange; if-unused=true where nothing is bound."""
+    """Delete the exchange; with `if-unused=true` only if it has no bindings."""
     vhost = call.vhost()
     call.check(vhost.name, "configure", "exchange", call.params["exchange"])
     await wait_done(partial(declare.delete_exchange, vhost, call.exchange(), call.query_flag("if-unused")))
@@ -152,13 +152,16 @@ async def delete_exchange(call: ApiRequest) -> ApiResponse:
 
 
 async def publish(call: ApiRequest) -> ApiResponse:
-    """Publishes a message, and says whether a queue took it.
-    `{"routed": ...}` once the message is as safe as its queues make it. Raises: NotAuthorised, BadRequest, ..."""
+    """Publish a message and return whether a queue took it.
+
+    Answers `{"routed": ...}` when the message is as safe as its queues make it. Raises: NotAuthorised, BadRequest,
+    Unavailable.
+    """
     vhost = call.vhost()
     try:
         exchange = call.exchange()
     except ResourceNotFound as error:
-        raise BadRequest(error.reason) from None  # rabbit: as a publish to it on AMQP it is a wrong request
+        raise BadRequest(error.reason) from None  # rabbit: 400, not 404
     key = call.text("routing_key")
     if len(key.encode()) > 255:
         raise BadRequest("a routing key has at most 255 bytes")
@@ -178,7 +181,9 @@ async def publish(call: ApiRequest) -> ApiResponse:
 
 
 async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> None:
-    """To every queue, and waits for the logs it ends in. Raises: Unavailable when one does not take it."""
+    """Enqueue the message in every queue and wait for the logs that store it. Raises: Unavailable if a queue does not
+    take it.
+    """
     route, turn = publisher.route, call.broker.turn
     if route.tap is not None:
         publisher.tapped(route.tap, route, message, 1)

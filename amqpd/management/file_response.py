@@ -1,11 +1,11 @@
-"""A file, or a range of it, as an answer: sent by the kernel (`sendfile`) from a thread, so the loop does nothing for
-it.
+"""A response with a file or a range of it, which a thread sends by `sendfile` without the event loop.
 
-aiohttp's own FileResponse falls back to reading and writing in pieces, since uvloop has no `sendfile`. Here the
-headers go the usual way; when they have left the transport's buffer, a thread sends the file into a duplicate of the
-socket's descriptor. Until it is done nothing else is written to that connection. Over TLS the kernel does not know the
-keys, and the file goes in pieces: read by a thread, encrypted and written by the loop. A peer that takes nothing for
-WAIT_S loses its connection, and so does one whose file ended early: the length was promised.
+uvloop has no `sendfile`, so aiohttp's FileResponse would read and write pieces in the loop. Here aiohttp sends the
+headers and waits until they have left the transport's buffer. Then a thread sends the file into a duplicate of the
+socket's descriptor. Nothing else is written to the connection until it has finished. Over TLS the kernel does not
+know the keys, so a thread reads pieces, and the loop encrypts and writes them.
+
+The connection is closed if the client does not read for WAIT_S, or the file ends before the announced length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="amqpd-sendfile"
 
 
 class LogFileResponse(web.StreamResponse):
-    """200 with the file, 206 with a part of it, 416 for a range behind its end, 404 when it is not there."""
+    """A response with a file: 200, 206 for a range, 416 for a range beyond the end, 404 for a missing file."""
 
     def __init__(self, path: str, headers: dict[str, str]) -> None:
         super().__init__(headers=headers)
@@ -74,14 +74,14 @@ class LogFileResponse(web.StreamResponse):
             await self._send_pieces(transport, fd, start, stop - start)
             await super().write_eof()
             return writer
-        # A transport tells of its high and its low mark, not of empty.
+        # A transport has callbacks for its high and low water mark, not for an empty buffer.
         while transport.get_write_buffer_size() > 0 and not transport.is_closing():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         if transport.is_closing():
             raise ConnectionResetError("the connection is closing")
         target = os.dup(transport.get_extra_info("socket").fileno())
         cancelled = threading.Event()
-        # The thread owns both descriptors: it may still be at work when this handler is cancelled.
+        # The thread owns both descriptors: it can still run after this handler was cancelled.
         job = asyncio.get_running_loop().run_in_executor(
             _threads, _send_range, target, os.dup(fd), start, stop - start, cancelled
         )
@@ -96,7 +96,7 @@ class LogFileResponse(web.StreamResponse):
         return writer
 
     async def _send_pieces(self, transport: asyncio.Transport, fd: int, position: int, count: int) -> None:
-        """Raises: ConnectionResetError, with the connection gone."""
+        """Send a range over TLS. Raises: ConnectionResetError, with the connection closed."""
         loop = asyncio.get_running_loop()
         try:
             while count > 0:
@@ -122,7 +122,7 @@ def _open(path: str) -> int:
 
 
 def _send_range(target: int, source: int, position: int, count: int, cancelled: threading.Event) -> None:
-    """Sends the range and closes both descriptors. Raises: OSError."""
+    """Send the range and close both descriptors. Raises: OSError."""
     poll = select.poll()
     poll.register(target, select.POLLOUT)
     try:

@@ -1,7 +1,7 @@
-"""The admin API as a front end: its sockets at once, what serves them a moment later.
+"""Sockets of the admin API, and the start of its HTTP server behind them.
 
-All are bound before the ready line, so that whoever reads it may connect; aiohttp, some 200 ms of imports that AMQP
-clients need not wait for, comes behind it, while the sockets already queue connections.
+All sockets are bound before the broker prints its ready line, so a client that waits for that line can connect. The
+import of aiohttp takes about 200 ms, so it happens after that line. Meanwhile the sockets queue connections.
 """
 
 from __future__ import annotations
@@ -32,10 +32,15 @@ SECTION: Final = "http.tls"
 
 
 class AdminFrontEnd(FrontEnd):
-    """Its listeners are `http` unless it is off, `https` where `http.tls.port` is set, `prometheus` where
-    `metrics.port` is set, and `unix`: amqpctl's socket in the data directory.
+    """The listeners of the admin API.
 
-    imported: called when all that serves HTTP is imported.
+    - `http`, unless it is off
+    - `https`, if `http.tls.port` is set
+    - `prometheus`, if `metrics.port` is set
+    - `unix`: the socket of amqpctl, in the data directory
+
+    Args:
+        imported: called when the modules of the HTTP server are imported.
     """
 
     stays = True
@@ -47,12 +52,12 @@ class AdminFrontEnd(FrontEnd):
         self._imported = imported
         self._admin: AdminServer | None = None
         self.whole: Callable[[], ClusterApi] | None = None
-        """Makes what it has of the other nodes of its cluster; set before `start`."""
+        """Creates the interface to the other nodes of the cluster. Set before `start`; None for a single node."""
         self._starting: asyncio.Task[None] | None = None
         self._tls: ssl.SSLContext | None = None
 
     async def start(self) -> None:
-        """All sockets queue connections when it returns. Raises: OSError."""
+        """Bind all sockets and start the HTTP server in the background. Raises: OSError."""
         settings = self._broker.settings
         http = settings.http
         doors: list[tuple[socket.socket, ssl.SSLContext | None]] = []
@@ -72,7 +77,7 @@ class AdminFrontEnd(FrontEnd):
         self._starting.add_done_callback(_report)
 
     def _bound(self, protocol: str, host: str, port: int) -> socket.socket:
-        """Raises: OSError."""
+        """Bind a socket and add its listener. Raises: OSError."""
         sock = bound_socket(host, port)
         self.listeners.append(Listener(protocol, host, sock.getsockname()[1]))
         return sock
@@ -92,11 +97,11 @@ class AdminFrontEnd(FrontEnd):
         await self._admin.start(doors, amqpctl_socket, metrics_socket)
 
     def inner_connection(self) -> asyncio.Protocol | None:
-        """What serves a connection of another node of the cluster; None: the admin API does not serve yet."""
+        """Return the protocol for a connection from another node. None if the HTTP server has not started yet."""
         return None if self._admin is None else self._admin.inner_connection()
 
     async def stop(self) -> None:
-        """Waits for a start that is under way, then ends requests within 1 s; the unix socket goes."""
+        """Wait for a start that is in progress, end requests within 1 s, and remove the unix socket."""
         self.listeners.clear()
         if self._starting is not None:
             await asyncio.wait([self._starting])
@@ -108,12 +113,12 @@ class AdminFrontEnd(FrontEnd):
             tls.server_context(settings.http.tls, SECTION)
 
     def renew(self, settings: Settings) -> None:
-        """Certificate and key of `settings` for the connections to come. Raises: OSError, and keeps the former."""
+        """Use certificate and key of `settings` for new connections. Raises: OSError, and keeps the old ones."""
         if self._tls is not None:
             tls.renew(self._tls, settings.http.tls, SECTION)
 
 
 def _report(task: asyncio.Task[None]) -> None:
-    """The admin API did not start: AMQP goes on without it, and the log says why."""
+    """Log why the admin API did not start. AMQP continues without it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("the admin API is not available: %s", error, exc_info=error)

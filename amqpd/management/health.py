@@ -1,7 +1,7 @@
-"""Health checks: 200 with `{"status": "ok"}`, or 503 with what is wrong; load balancers and probes ask them.
+"""Health checks for load balancers and probes: 200 with `{"status": "ok"}`, or 503 with the reason.
 
-`/api/health/checks/*` are RabbitMQ's checks of one thing each; `/api/healthchecks/node` is its older one of everything,
-which answers 200 in both cases.
+Each of RabbitMQ's `/api/health/checks/*` checks one thing. The older `/api/healthchecks/node` checks everything and
+always answers 200.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def _ok() -> ApiResponse:
 
 
 async def aliveness(call: ApiRequest) -> ApiResponse:
-    """A message through a queue of the vhost and out again, in memory. The queue goes again if it was not there.
+    """Send a message through a queue of the virtual host.
 
-    rabbit: the caller needs the permissions for a queue called aliveness-test.
+    Everything is in memory. A queue that did not exist is deleted again. rabbit: the caller needs the permissions
+    for a queue named aliveness-test.
     """
     vhost = call.vhost()
     for kind in ("configure", "write", "read"):
@@ -47,7 +48,7 @@ async def aliveness(call: ApiRequest) -> ApiResponse:
 
 
 def failed_logs(call: ApiRequest) -> list[Any]:
-    """The queues whose log takes nothing more, because a write or a sync failed. Cost: a step per queue."""
+    """Return the queues whose log rejects writes because a write or a sync failed. Cost: a step per queue."""
     return [
         queue
         for vhost in call.broker.vhosts.values()
@@ -57,7 +58,11 @@ def failed_logs(call: ApiRequest) -> list[Any]:
 
 
 async def check_alarms(call: ApiRequest) -> ApiResponse:
-    """Alarms. rabbit: memory and disk, which hold publishers. A failed log only makes its queue nack; told here too."""
+    """Check for alarms.
+
+    rabbit: memory and disk, which block publishers. This check also fails for a failed log, which makes its queue
+    nack.
+    """
     alarms = [{"node": call.node, "resource": kind} for kind in call.broker.alarms.raised]
     failed = failed_logs(call)
     alarms += [
@@ -69,13 +74,13 @@ async def check_alarms(call: ApiRequest) -> ApiResponse:
 
 
 async def check_audit(call: ApiRequest) -> ApiResponse:
-    """Whether the audit log can be written. RabbitMQ has no such check; the broker goes on without."""
+    """Check that the audit log is writable. The broker continues without it. RabbitMQ has no such check."""
     trouble = call.broker.audit.trouble()
     return reply({"status": "failed", "reason": trouble}, 503) if trouble else _ok()
 
 
 async def check_vhosts(call: ApiRequest) -> ApiResponse:
-    """Whether every virtual host is there."""
+    """Check that every virtual host is running."""
     down = [vhost.name for vhost in call.broker.vhosts.values() if vhost.deleted]
     if not down:
         return _ok()
@@ -83,7 +88,7 @@ async def check_vhosts(call: ApiRequest) -> ApiResponse:
 
 
 async def check_port(call: ApiRequest) -> ApiResponse:
-    """Checks that a listener has the port."""
+    """Check that a listener has the port."""
     text = call.params["port"]
     if not (text.isascii() and text.isdecimal() and len(text) < 6):
         raise BadRequest("Not an integer")
@@ -94,7 +99,7 @@ async def check_port(call: ApiRequest) -> ApiResponse:
 
 
 async def check_protocol(call: ApiRequest) -> ApiResponse:
-    """Checks that a listener has the protocol."""
+    """Check that a listener has the protocol."""
     names = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
     wanted = names.get(call.params["protocol"].lower(), call.params["protocol"].lower())
     protocols = [each["protocol"] for each in listeners(call)]
@@ -105,10 +110,9 @@ async def check_protocol(call: ApiRequest) -> ApiResponse:
 
 
 async def check_quorum(call: ApiRequest) -> ApiResponse:
-    """Whether the node may be stopped without queues losing their majority.
+    """Check that no queue loses its majority when this node stops.
 
-    Stopping a node leaves nobody without a majority: there is none here, Kafka has them. rabbit: its words for one
-    node.
+    Always ok: Kafka keeps the majorities in a cluster. rabbit: its text for a single node.
     """
     if call.cluster is not None:
         return reply({"status": "ok", "reason": "majorities are Kafka's: other nodes take what this one runs"})
@@ -116,9 +120,9 @@ async def check_quorum(call: ApiRequest) -> ApiResponse:
 
 
 async def check_certificates(call: ApiRequest) -> ApiResponse:
-    """Certificates; 503 where a certificate of a TLS listener ends within so many days, weeks, months or years.
+    """Check that no certificate of a TLS listener expires within the given days, weeks, months or years.
 
-    rabbit: a month has 30 days, a year 365; a number below 0 looks back.
+    rabbit: a month has 30 days, a year 365. A negative number looks back.
     """
     text, unit = call.params["within"], call.params["unit"]
     if unit not in _UNIT_DAYS:
@@ -133,27 +137,34 @@ async def check_certificates(call: ApiRequest) -> ApiResponse:
 
 
 async def check_ready(call: ApiRequest) -> ApiResponse:
-    """Whether clients can connect. rabbit: of 4.x."""
+    """Check that clients can connect. rabbit: in 4.x."""
     if call.server.app_running:
         return _ok()
     return reply({"status": "failed", "reason": "the application is stopped"}, 503)
 
 
 async def check_connections(call: ApiRequest) -> ApiResponse:
-    """Whether more connections may come.
-    rabbit 4.x: a node without a limit of connections is below it; those of vhosts and users are none of its own."""
+    """Check that the node is below its limit of connections.
+
+    Always ok: a node has no limit; those of vhosts and users do not count. rabbit: in 4.x.
+    """
     return reply({"status": "ok", "limit": "infinity", "connections": len(call.server.connections.by_name)})
 
 
 async def check_size(call: ApiRequest) -> ApiResponse:
-    """Whether as many nodes are there as shall be. rabbit 4.x: a cluster has the size that it has:
-    nobody says how many nodes there are to be."""
+    """Check that the cluster has its target size.
+
+    Always ok: there is no setting for a target size. rabbit: in 4.x.
+    """
     size = 1 if call.cluster is None else len(call.cluster.status()["nodes"])
     return reply({"status": "ok", "cluster_size": size, "target_cluster_size": size})
 
 
 async def check_node(call: ApiRequest) -> ApiResponse:
-    """Whether the node is well. rabbit: the old single health check; the app runs and no alarm is on."""
+    """Check the whole node; 200 also if the check fails.
+
+    rabbit: the old single check. The node must accept clients and have no alarm.
+    """
     this_node(call)
     if not call.server.app_running:
         return reply({"status": "failed", "reason": "the application is stopped"})
@@ -163,13 +174,19 @@ async def check_node(call: ApiRequest) -> ApiResponse:
 
 
 async def check_store(call: ApiRequest) -> ApiResponse:
-    """Whether the metadata are there. rabbit 4.x: the metadata are read before there is a listener."""
+    """Check that the metadata are loaded.
+
+    Always ok: they are loaded before any listener opens. rabbit: in 4.x.
+    """
     return _ok()
 
 
 async def check_leaders(call: ApiRequest) -> ApiResponse:
-    """Queues of the virtual host without a serving node.
-    rabbit 4.x: every queue is led by its only node. Raises: ResourceNotFound, NotAuthorised for the vhost."""
+    """Check that every queue of the virtual host has a leader.
+
+    Always ok: the node that owns a vhost leads its queues. rabbit: in 4.x. Raises: ResourceNotFound, NotAuthorised
+    for the vhost.
+    """
     call.vhosts()
     return _ok()
 

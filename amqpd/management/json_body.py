@@ -1,11 +1,12 @@
-"""The body of a request: counted while it arrives, read as JSON without holding the loop.
+"""Request bodies: received with a size limit, and parsed as JSON without blocking the loop.
 
-A small body is parsed at once. A larger one is walked: objects and lists of more than PIECE characters element by
-element, with a rest for the loop every few milliseconds; what is smaller goes to the C parser whole. Parsing in a
-thread would not do: the C parser keeps the interpreter lock from its first byte to its last.
+A body of up to STRUCTURE_MAX characters is parsed at once. `SlicedJsonParser` parses a larger one: objects and
+lists of more than PIECE characters element by element, with a turn of the loop every few milliseconds; smaller
+values at once by the C parser. A thread would not help, because the C parser holds the interpreter lock until it
+has finished.
 
-What is walked must not become too much work for whoever gets it either: strings may be long (a payload), all the rest
-of a body may have STRUCTURE_MAX characters. In definitions that holds for each item of their lists.
+A body must not be expensive for its handler either. Strings may be long (a payload); the rest of a body has at most
+STRUCTURE_MAX characters. In definitions this limit applies to each item of the lists.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ BODY_BYTES_MAX: Final = 10 * 1024 * 1024
 BODY_WAIT_S: Final = 60.0
 JSON_DEPTH_MAX: Final = 64
 STRUCTURE_MAX: Final = 64 * 1024
-# In all of a body; a document of 10 MiB with 50,000 queues and their bindings has some 200,000.
+# In a whole body. Definitions of 10 MiB with 50,000 queues and their bindings have about 200,000.
 CONTAINERS_MAX: Final = 400_000
 PIECE: Final = 4096
 _STRING_PIECE: Final = 16 * 1024
-# What curl -d says of a body, unless it is told, is taken for JSON as RabbitMQ takes it; pages of other sites, which
-# may say so too, are refused before.
+# rabbit: the content types that `curl -d` and simple clients send are read as JSON, too. Pages of other sites can send
+# them, but the server refuses their requests earlier, by their origin.
 _KINDS: Final = frozenset({"application/json", "application/x-www-form-urlencoded", "text/plain"})
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 _IN_STRING: Final = re.compile(r'(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+')
 
 
 async def read_body(request: web.BaseRequest) -> bytes:
-    """The body, counted while it arrives. Raises: BadRequest, NotJson, TooLarge, TooLate.
+    """Read the body and count its bytes as they arrive. Raises: BadRequest, NotJson, TooLarge, TooLate.
 
-    A compressed body is refused: a small one may unfold to gigabytes.
+    A compressed body is refused: a small one can unpack to gigabytes.
     """
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("identity", ""):
         raise NotJson("a compressed body is not accepted")
@@ -63,7 +64,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
 
 
 def form(body: bytes) -> dict[str, str]:
-    """The fields of an HTML form. Raises: BadRequest."""
+    """Return the fields of an HTML form. Raises: BadRequest."""
     try:
         return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=64, errors="strict"))
     except ValueError:
@@ -71,8 +72,13 @@ def form(body: bytes) -> dict[str, str]:
 
 
 async def parsed(request: web.BaseRequest, body: bytes, definitions: bool) -> object:
-    """The body as JSON, None when there is none. Raises: NotJson, BadRequest, TooLarge; UnicodeEncodeError for half of
-    a surrogate pair, which is no text that anything could keep.
+    """Return the body as JSON, None if there is none.
+
+    Raises:
+        NotJson: the content type is not JSON.
+        BadRequest: the body is not JSON or nests too deep.
+        TooLarge: it has more structure than allowed.
+        UnicodeEncodeError: a string has half a surrogate pair, which no store can encode.
     """
     if not body or body.isspace() or request.method == "DELETE":
         return None
@@ -88,7 +94,7 @@ async def parsed(request: web.BaseRequest, body: bytes, definitions: bool) -> ob
 
 
 async def parse(text: str, definitions: bool = False) -> object:
-    """Raises: ValueError for what is no JSON; the others as `parsed`. Cost: 10 MB/s where it is dense, in slices."""
+    """Parse JSON. Raises: ValueError for other text; otherwise as `parsed`. Cost: 10 MB/s for dense text, in slices."""
     if len(text) <= STRUCTURE_MAX:
         return _at_once(text)
     await _count_containers(text)
@@ -96,7 +102,7 @@ async def parse(text: str, definitions: bool = False) -> object:
 
 
 async def _count_containers(text: str) -> None:
-    """Raises: TooLarge."""
+    """Raise TooLarge if the text has more than CONTAINERS_MAX objects and lists."""
     slices = TimeSlice()
     count = 0
     for start in range(0, len(text), STRUCTURE_MAX):
@@ -118,7 +124,13 @@ def _at_once(text: str) -> object:
 
 
 def _check(value: object, text: str, depth: int) -> None:
-    """What the parser lets pass. depth: of what the value stands in. Raises: BadRequest, UnicodeEncodeError."""
+    """Check depth and strings of a value, which the C parser does not.
+
+    Args:
+        depth: the number of objects and lists around the value.
+
+    Raises: BadRequest, UnicodeEncodeError.
+    """
     if isinstance(value, dict | list) and depth + _depth(value) > JSON_DEPTH_MAX:
         raise _too_deep()
     if "\\u" in text:
@@ -126,7 +138,12 @@ def _check(value: object, text: str, depth: int) -> None:
 
 
 class SlicedJsonParser:
-    """One large text. `at` is the place of the next character."""
+    """A parser for one large text, which yields to the loop between values.
+
+    Attributes:
+        at: index of the next character.
+        structure: characters outside long strings so far; in definitions, of the current item.
+    """
 
     def __init__(self, text: str, definitions: bool) -> None:
         self.text = text
@@ -143,7 +160,11 @@ class SlicedJsonParser:
         return value
 
     async def value(self, depth: int) -> Any:
-        """depth: how many objects and lists are open around it."""
+        """Parse the value that begins here.
+
+        Args:
+            depth: the number of objects and lists around it.
+        """
         if self.slices.expired:
             await self.slices.yield_loop()
         if self.definitions and depth <= 2:
@@ -163,20 +184,20 @@ class SlicedJsonParser:
         raise ValueError("no value")
 
     def small(self, depth: int) -> tuple[bool, object]:
-        """Whether a value of at most PIECE characters begins here, and it."""
+        """Parse a value of at most PIECE characters. Return (False, None) if the value is longer or is not JSON."""
         piece = self.text[self.at : self.at + PIECE]
         try:
             value, end = self.decoder.raw_decode(piece)
         except (ValueError, RecursionError):
             return False, None
         if end == PIECE and isinstance(value, int | float):
-            return False, None  # its digits may go on
+            return False, None  # it can have more digits
         _check(value, piece[:end], depth)
         self.pass_over(end)
         return True, value
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Skip white space and return the next character, empty at the end of the text."""
         found = _SPACE.match(self.text, self.at)
         assert found is not None  # nothing matches as well
         self.at = found.end()
@@ -223,7 +244,7 @@ class SlicedJsonParser:
                 return found
 
     async def string(self) -> str:
-        """A string of any length, in pieces that end between characters."""
+        """Parse a string of any length in pieces. No piece ends within an escape."""
         parts: list[str] = []
         self.at += 1
         while True:
@@ -266,7 +287,7 @@ def _finite(text: str) -> float:
 
 
 def _depth(value: object) -> int:
-    """How deep lists and objects nest. Cost: every element once."""
+    """Return the nesting depth of lists and objects. Cost: visits every element once."""
     depth = 0
     level: list[object] = [value]
     while level:

@@ -1,11 +1,18 @@
-"""Lists: rendered, filtered, sorted, cut to columns, paged and encoded in slices, so that ten thousand queues do not
-hold the loop.
+"""Lists of the API: filtered, sorted, paged, cut to columns and encoded in slices.
 
-Query: `page` and `page_size` (at most 500) ask for a page; `name` filters by a part of the name, with `use_regex=true`
-by an RE2 pattern; `sort` names a column (dots go deeper) and `sort_reverse=true` turns it round; `columns` names what
-to keep. The answer of a page is RabbitMQ's object with its counts, without one a plain array.
+The loop has its turn between slices, so a list of ten thousand queues does not block clients.
 
-How far back a request wants samples, and how close together: `msg_rates_age`, `msg_rates_incr` and so on (s).
+Query parameters:
+
+- `page` and `page_size` (at most 500) ask for a page. The answer is then RabbitMQ's object with counts, otherwise
+  an
+  array.
+- `name` keeps items whose name contains it. With `use_regex=true` it is an RE2 pattern.
+- `sort` names a column; dots go into nested objects. `sort_reverse=true` reverses the order.
+- `columns` names the fields to keep.
+- `msg_rates_age` and `msg_rates_incr` ask for samples: how many seconds back, and how many seconds apart.
+  `lengths`,
+  `data_rates` and `node_stats` have the same pair.
 """
 
 from __future__ import annotations
@@ -26,20 +33,20 @@ from amqpd.management.time_slice import TimeSlice
 
 SAMPLES_MAX: Final = 1000
 LISTED_MAX: Final = 1_000_000
-"""Samples of all that a list shows: 250 MB of JSON, which stands in memory whole."""
+"""Samples in one answer. A million are 250 MB of JSON, all of it in memory at once."""
 PREFIXES: Final = ("msg_rates", "lengths", "data_rates", "node_stats")
 _AGE_MAX_S: Final = 7 * 86400
 
 
 def spans(query: Mapping[str, str]) -> SampleRanges:
-    """Raises: BadRequest."""
+    """Return the sample ranges that the query asks for. Raises: BadRequest."""
     if not any(f"{prefix}_age" in query for prefix in PREFIXES):
         return NO_SPANS
     return SampleRanges(*(_span(query, prefix) for prefix in PREFIXES))
 
 
 def check_list(query: Mapping[str, str], count: int) -> None:
-    """count: how many objects an answer is to have. Raises: BadRequest."""
+    """Raise BadRequest if an answer with `count` objects would have more than LISTED_MAX samples."""
     samples = sum(span.age // span.increment + 1 for span in spans(query) if span is not None)
     if samples * count > LISTED_MAX:
         raise BadRequest(f"{samples} samples of each of {count} are too many: ask for a page, or for fewer samples")
@@ -59,7 +66,7 @@ PAGE_SIZE_MAX: Final = 500
 COLUMNS_MAX: Final = 64
 CHUNK_BYTES: Final = 64 * 1024
 LINES: Final = "application/x-ndjson"
-"""Content type of a part, for another node: no JSON as a whole."""
+"""Content type of one node's part of a list. The whole is not JSON; each line is."""
 _RUN: Final = 500
 
 T = TypeVar("T")
@@ -67,7 +74,7 @@ Item = dict[str, Any]
 
 
 def plain(value: object) -> Any:
-    """An AMQP field value as JSON has it. Bytes that are no UTF-8 become base64, decimals numbers."""
+    """Return an AMQP field value as a JSON value. Bytes become base64, decimals numbers."""
     if value is None or isinstance(value, bool | int | str):
         return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
     if isinstance(value, float):
@@ -84,7 +91,7 @@ def plain(value: object) -> Any:
 
 
 class Body:
-    """A JSON text under way, in chunks: joining it as one would copy megabytes in one go."""
+    """JSON text in chunks of CHUNK_BYTES. Joining it to one text would copy megabytes in a single step."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -100,7 +107,9 @@ class Body:
             self._size = 0
 
     async def add_items(self, items: Iterable[object], slices: TimeSlice) -> None:
-        """The elements of an array, without its brackets. None is no element, only a moment to rest."""
+        """Add the elements of an array, without its brackets. None adds nothing; it is only a place to yield to the
+        loop.
+        """
         comma = ""
         for item in items:
             if item is not None:
@@ -115,7 +124,7 @@ class Body:
 
 
 async def collected(found: Iterable[T], slices: TimeSlice) -> list[T]:
-    """A list of what a generator yields, in slices. What it goes through must be a snapshot."""
+    """Collect a generator in slices. Its source must be a snapshot, because others change the objects meanwhile."""
     objects: list[T] = []
     for each in found:
         objects.append(each)
@@ -125,7 +134,7 @@ async def collected(found: Iterable[T], slices: TimeSlice) -> list[T]:
 
 
 async def by_name(objects: Sequence[T], name_of: Callable[[T], str], slices: TimeSlice) -> list[T]:
-    """Sorted by name, in runs that are merged: a hundred thousand queues at once would hold the loop."""
+    """Sort by name in short runs and merge them. Sorting a hundred thousand queues at once would block the loop."""
     runs = []
     for start in range(0, len(objects), _RUN):
         runs.append(sorted(objects[start : start + _RUN], key=name_of))
@@ -141,11 +150,17 @@ async def listing(
     name_of: Callable[[T], str | tuple[str, ...]],
     keys: Mapping[str, Callable[[T], object]] = MappingProxyType({}),
 ) -> ApiResponse:
-    """The reply for a list. objects: a snapshot, in the order of an unsorted answer. Raises: BadRequest.
+    """Return the reply for a list.
 
-    name_of: what `name` is looked for in; of several names any will do.
-    keys: by column, what `render` would have there, for those that are had for less. Cost: rendering and encoding of
-    what is shown; to be sorted by a column that has no key, all is rendered once more.
+    Args:
+        objects: a snapshot, in the order of an answer without `sort`.
+        name_of: the text in which `name` is searched; of several texts one must match.
+        keys: column -> sort key, for columns that can be read without `render`.
+
+    Raises: BadRequest.
+
+    Cost: rendering and encoding of the items in the answer. Sorting by a column without a key renders every object
+    once more.
     """
     slices = TimeSlice()
     total = len(objects)
@@ -178,7 +193,8 @@ async def listing(
     check_list(query, max(0, min(last, filtered) - first) if page else filtered)
     if sort:
         objects = await _sorted(objects, keys.get(sort) or _column(render, sort), query, slices)
-    # Rendered one by one as they are encoded: ten thousand dicts at once cost the collector more than they do us.
+    # Rendered one by one while they are encoded: ten thousand live dicts cost the garbage collector more than
+    # rendering.
     shown = map(render, objects[first:last] if page else objects)
     body = Body()
     if page:
@@ -190,7 +206,7 @@ async def listing(
 
 
 def page_head(filtered: int, count: int, page: int, pages: int, size: int, total: int) -> str:
-    """What stands before the items of a page, without the brace at its end. rabbit: its names and order."""
+    """Return the JSON before the items of a page, without the closing brace. rabbit: its names, in its order."""
     return (
         f'{{"filtered_count":{filtered},"item_count":{count},"page":{page},"page_count":{pages},'
         f'"page_size":{size},"total_count":{total}'
@@ -198,7 +214,7 @@ def page_head(filtered: int, count: int, page: int, pages: int, size: int, total
 
 
 def page_of(query: Any) -> tuple[int, int]:
-    """Number of the page that is asked for, from 1, and its size. Raises: BadRequest."""
+    """Return the number of the requested page, from 1, and its size. Raises: BadRequest."""
     page, size = _number(query, "page", 1), _number(query, "page_size", PAGE_SIZE)
     if size > PAGE_SIZE_MAX:
         raise BadRequest(f"page_size is at most {PAGE_SIZE_MAX}")
@@ -213,9 +229,14 @@ async def _part(
     keys: Mapping[str, Callable[[T], object]],
     slices: TimeSlice,
 ) -> ApiResponse:
-    """For another node, which merges: a line with the counts, then one for each item, the key it is sorted by before a
-    tab. sizes: how many there are, how many of that name, and how many of those may be on the page that is asked for,
-    wherever it is among all nodes' items.
+    """Return this node's part of a list, for the node that merges the parts.
+
+    The first line has the counts. Each further line is the item's sort key, a tab and the item.
+
+    Args:
+        sizes: number of objects; number with a matching name; how many of these can be on the requested page,
+            wherever it
+            begins in the merged list.
     """
     total, filtered, wanted = sizes
     check_list(query, min(wanted, filtered))
@@ -235,19 +256,21 @@ async def _part(
 
 
 def one(call: ApiRequest, item: Item) -> ApiResponse:
-    """The reply for a single thing, cut to `columns`."""
+    """Return the reply for a single object, cut to `columns`."""
     return ApiResponse(200, to_json(cut(item, call.query.get("columns", ""))).encode())
 
 
 def cut(item: Item, names: str) -> Item:
-    """The item with the columns that are named, with commas between; none: all of it. Raises: BadRequest."""
+    """Return the item with the named columns, separated by commas. Without names, return the whole item. Raises:
+    BadRequest.
+    """
     keep = columns(names)
     return _cut(item, keep) if keep else item
 
 
 async def document(item: Item) -> ApiResponse:
-    """The reply for an object whose values may be long lists, or iterators that render one; each element is encoded
-    by itself.
+    """Return the reply for an object. Each element of a list, or of an iterator that renders one, is encoded by
+    itself.
     """
     slices = TimeSlice()
     body = Body()
@@ -271,9 +294,10 @@ def _column(render: Callable[[T], Item], column: str) -> Callable[[T], object]:
 
 
 async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, slices: TimeSlice) -> list[T]:
-    """Sorted in runs, then merged: no step takes long. Values of different kinds order by kind.
+    """Sort in runs and merge them, so that no step takes long. Values of different types are ordered by type.
 
-    What was rendered for its key is not kept, for the collector's sake; what is shown is rendered again.
+    An item that was rendered for its key is dropped and rendered again for the answer: many live dicts slow the
+    garbage collector down.
     """
     reverse = is_true(query, "sort_reverse")
     runs: list[list[tuple[tuple[int, Any], int]]] = []
@@ -290,7 +314,9 @@ async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, 
 
 
 def _drained(run: list[T]) -> Iterator[T]:
-    """From its end on, letting go of each: a hundred thousand keys that go at once hold the loop as well."""
+    """Yield the elements from the end and remove each. Freeing a hundred thousand keys at once would block the loop
+    too.
+    """
     while run:
         yield run.pop()
 
@@ -325,7 +351,7 @@ def _matcher(name: str, regex: bool) -> Callable[[str], bool]:
 
 
 def columns(text: str) -> list[list[str]]:
-    """The columns that are asked for, each as a path into an item; none: all. Raises: BadRequest."""
+    """Return the requested columns as paths into an item. An empty list means all columns. Raises: BadRequest."""
     names = [name for name in text.split(",") if name]
     if len(names) > COLUMNS_MAX:
         raise BadRequest(f"at most {COLUMNS_MAX} columns")
@@ -341,7 +367,7 @@ def _dig(item: Any, path: list[str]) -> Any:
 
 
 def _cut(item: Item, keep: list[list[str]]) -> Item:
-    """The item with these columns only; a dotted column keeps its place in the structure."""
+    """Return the item with only these columns. A column with dots keeps its place in the structure."""
     cut: Item = {}
     for path in keep:
         at: Any = item

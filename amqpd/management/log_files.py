@@ -1,16 +1,15 @@
-"""What queues keep for exports (storage/acks/retained.py): set, committed, cleared.
+"""Log files of durable queues over HTTP, and the exporters that keep segments from removal.
 
-To set and clear takes the configure permission on the queue, to commit and to look the read permission. The list of all
-of them, with how far each is behind, goes by what a list of queues goes by: it is counts.
+**Exports** (`storage/acks/retained.py`): setting and clearing an exporter needs the configure permission on the
+queue; committing an offset and reading need the read permission. The list of all exporters is visible as lists of
+queues are, because it only has counts.
 
-The logs of durable queues, to read without consuming: for exports whose workers share no disk with the broker.
+**Log files**, for exports whose workers share no disk with the broker: names and sizes of the files in a queue's
+directory, and ranges of their bytes, sent by `sendfile` (`file_response.py`). Spark's source reads the high
+watermark among the files and no records above it. The caller needs the read permission on the queue. Only files of
+the log can be read. A queue without files yet has an empty log.
 
-What Spark's source needs is the files of a queue's directory, their sizes, and ranges of their bytes; it reads the high
-watermark among them and no further than that. Files are sent by the kernel (file_response.py). The caller needs the
-read permission on the queue, as on AMQP; only files of the log itself have names here. A queue that has no file yet has
-none to list, which is an empty log.
-
-`If-Match` with the queue's id, as the listing tells it, answers 412 once the queue was deleted and declared anew.
+With the queue's id in `If-Match`, the answer is 412 if the queue was deleted and declared again.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ OFFSET_MAX: Final = (1 << 63) - 1
 
 
 async def get_exports(call: ApiRequest) -> ApiResponse:
-    """The exporters, how far each has come, and what is kept."""
+    """List the exporters of the queue, with their offsets and the bytes kept for them."""
     store = _store(call, "read")
     hold = call.broker.storage.find_hold(store)
     if hold is None:
@@ -60,7 +59,7 @@ async def get_exports(call: ApiRequest) -> ApiResponse:
 
 
 async def get_all_exports(call: ApiRequest) -> ApiResponse:
-    """Every exporter of every queue, and how many records it is behind."""
+    """List the exporters of all queues, with the number of records that they are behind."""
     slices = TimeSlice()
     found: list[tuple[Queue, QueueLog, ExportHold, str]] = []
     for vhost in call.vhosts():
@@ -75,7 +74,11 @@ async def get_all_exports(call: ApiRequest) -> ApiResponse:
 
 
 def _export_item(queue: Queue, store: QueueLog, hold: ExportHold, name: str) -> dict[str, Any]:
-    """lag: of records, those that other records have made needless included. declared: by the queue's x-export."""
+    """Return one exporter.
+
+    `lag` counts offsets, so it includes records that compaction has removed. `declared`: the exporter is in the
+    queue's argument x-export.
+    """
     offset = hold.exported.get(name, 0)
     return {
         "vhost": queue.vhost_name,
@@ -95,7 +98,7 @@ def _name(queue: Queue) -> str:
 
 
 async def put_export(call: ApiRequest) -> ApiResponse:
-    """Settled segments stay from now on until the exporter has committed past them."""
+    """Keep settled segments of the queue until the exporter has committed an offset behind them."""
     store = _store(call, "configure")
     name = call.text("name")
     if NAME.fullmatch(name) is None:
@@ -109,8 +112,9 @@ async def put_export(call: ApiRequest) -> ApiResponse:
 
 
 async def commit_export(call: ApiRequest) -> ApiResponse:
-    """Reports that all messages below `offset` are exported. `id`: the queue's, so that a namesake declared later is
-    not meant.
+    """Commit the offset below which all messages are exported.
+
+    `id` is the queue's id; it protects a queue that was declared later under the same name.
     """
     store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
@@ -124,7 +128,7 @@ async def commit_export(call: ApiRequest) -> ApiResponse:
 
 
 async def delete_export(call: ApiRequest) -> ApiResponse:
-    """Nothing is kept for that exporter any more."""
+    """Remove the exporter; the queue keeps nothing for it any more."""
     store = _store(call, "configure")
     name = call.params["name"]
     hold = call.broker.storage.find_hold(store)
@@ -166,14 +170,14 @@ FILE: Final = re.compile(
 
 
 class QueueChanged(ApiError):
-    """The queue of that id is gone, and another one has its name."""
+    """The queue with this id was deleted, and its name belongs to another one."""
 
     status = 412
     error = "precondition_failed"
 
 
 async def get_logs(call: ApiRequest) -> ApiResponse:
-    """The durable queues of the vhost that the caller may read."""
+    """List the durable queues of the virtual host that the caller may read."""
     vhost = call.vhost()
     found: list[dict[str, Any]] = []
     slices = TimeSlice()
@@ -191,14 +195,14 @@ async def get_logs(call: ApiRequest) -> ApiResponse:
 
 
 async def get_log(call: ApiRequest) -> ApiResponse:
-    """The queue's id, and name and size of each file."""
+    """Return the queue's id, and name and size of each file of its log."""
     store = _readable(call)
     files = await asyncio.get_running_loop().run_in_executor(None, _files, store.directory)
     return reply({"id": store.queue_id, "files": files})
 
 
 async def get_log_file(call: ApiRequest) -> ApiResponse:
-    """The bytes of one file, or a range of them."""
+    """Return the bytes of one file, or a range of them."""
     store = _readable(call)
     wanted = call.headers.get("If-Match")
     if wanted is not None and wanted.strip('"') != store.queue_id:
@@ -237,7 +241,7 @@ def _files(directory: str) -> list[dict[str, Any]]:
                     if FILE.fullmatch(entry.name) is not None:
                         found.append({"name": entry.name, "size": entry.stat().st_size})
                 except FileNotFoundError:
-                    continue  # a segment that was given back meanwhile
+                    continue  # a segment that was removed meanwhile
     except FileNotFoundError:
         return []
     return found

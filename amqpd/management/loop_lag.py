@@ -1,7 +1,7 @@
-"""How late the loop is: a timer that should come every INTERVAL_S, and by how much it came too late.
+"""Delays of the event loop: a timer every INTERVAL_S measures how late it runs.
 
-What holds the loop for 50 ms makes the timer that falls into it up to 50 ms late: over some minutes the histogram tells
-how often clients wait, and how long.
+If a step blocks the loop for 50 ms, a timer that is due meanwhile runs up to 50 ms late. Over some minutes, the
+histogram shows how often and how long clients wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 
 
 class LoopLag:
-    """counts: by bucket, one more than BOUNDS_S. total_s: of all. Cost: 4 timers a second, some 10 us each."""
+    """A histogram of the delays. Cost: 4 timers a second, about 10 us each.
+
+    Attributes:
+        counts: by bucket, one more than BOUNDS_S.
+        total_s: the sum of all delays.
+    """
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
@@ -24,7 +29,7 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on until `stop`."""
+        """Measure until `stop`."""
         self._due_at = loop.time() + INTERVAL_S
         self._timer = loop.call_at(self._due_at, self._look, loop)
 
