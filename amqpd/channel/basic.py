@@ -1,5 +1,4 @@
-"""basic.* but for what is hot: qos, consume, cancel, get, reject, nack, recover. Publish, deliver and ack are
-`Channel`'s."""
+"""Handlers of the basic class: qos, consume, cancel, get, ack, reject, nack, recover. channel.py has the hot ones."""
 
 from __future__ import annotations
 
@@ -52,18 +51,18 @@ def basic_qos(channel: Channel, command: BasicQos) -> None:
     if command.global_:
         for consumer in channel.deliveries.consumers.values():
             kind = KINDS[consumer.queue.kind]
-            if not kind.global_qos and not kind.stream:  # rabbit: of streams it is not looked at
+            if not kind.global_qos and not kind.stream:  # rabbit: does not check streams
                 raise NotImplementedByBroker(
                     f"queue '{consumer.queue.name}' in vhost '{session.vhost.name}' does not support global qos",
                     methods.BASIC_QOS,
                 )
         channel.deliveries.window_size = command.prefetch_count
     elif channel.owner.channel_wide_qos:
-        # py-amqp, told a product other than RabbitMQ, expects the specification's meaning
+        # py-amqp expects the specification's meaning from a broker that is not called RabbitMQ
         channel.deliveries.window_size = command.prefetch_count
     else:
         channel.deliveries.prefetch_count = command.prefetch_count
-        # rabbit: it also lifts the channel's window
+        # rabbit: also removes the channel's window
         channel.deliveries.window_size = 0
     channel.output.send(channel.number, BasicQosOk())
     channel.deliveries.activate_all()
@@ -84,7 +83,7 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
         name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
     )
     deliveries = channel.deliveries
-    wide = channel.owner.channel_wide_qos  # then the window is what this client's basic.qos has set
+    wide = channel.owner.channel_wide_qos  # then basic.qos of this client has set the window
     prefetch_count = deliveries.window_size if wide else deliveries.prefetch_count
     consume.check_stream_consumer(queue, prefetch_count, command.no_ack, arguments, methods.BASIC_CONSUME)
     if deliveries.window_size > 0 and not wide and not KINDS[queue.kind].global_qos:
@@ -120,7 +119,7 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
         raise PreconditionFailed("reply consumer already set")
     if not command.no_ack:
         raise PreconditionFailed("reply consumer cannot acknowledge")
-    # A consumer belongs to a queue; this one's is in no vhost and holds nothing.
+    # A consumer needs a queue; this empty one is in no vhost.
     nowhere = QueueBase(REPLY_TO, session.vhost.name)
     reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, NO_ARGUMENTS))
     channel.reply_consumer = reply
@@ -134,7 +133,7 @@ def basic_cancel(channel: Channel, command: BasicCancel) -> None:
     consumer = channel.deliveries.consumers.get(command.consumer_tag)
     if consumer is not None:
         if consumer.queue.pump_wanted:
-            # rabbit: what acks just before have made room for still goes to it
+            # rabbit: the consumer still gets the messages that preceding acks made room for
             consumer.queue.dispatch()
         remove_consumer(channel, consumer)
     elif channel.reply_consumer is not None and channel.reply_consumer.tag == command.consumer_tag:
@@ -145,7 +144,7 @@ def basic_cancel(channel: Channel, command: BasicCancel) -> None:
 
 
 def end_replies(channel: Channel) -> None:
-    """The channel's direct reply-to consumer goes, if there is one."""
+    """Remove the channel's direct reply-to consumer, if there is one."""
     reply = channel.reply_consumer
     if reply is not None:
         channel.session.vhost.reply_consumers.pop(reply.key, None)
@@ -155,10 +154,12 @@ def end_replies(channel: Channel) -> None:
 
 
 def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
-    """A consumer leaves by itself. Its unacked deliveries stay the channel's; an auto-delete queue may go."""
+    """Cancel a consumer at the client's request. The channel keeps its unacked deliveries; an auto-delete queue
+    may be deleted.
+    """
     channel.deliveries.consumers.pop(consumer.tag, None)
     queue = consumer.queue
-    assert isinstance(queue, Queue)  # who takes direct replies is no consumer of the channel's
+    assert isinstance(queue, Queue)  # a direct reply-to consumer is not in `consumers`
     consume.stop_consumer(channel.session, queue, consumer)
     channel.deliveries.on_consumer_ended(consumer)
     consumer_deleted(channel.session, channel.number, consumer)
@@ -180,7 +181,7 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
             channel.output.send(channel.number, BasicGetEmpty())
         return
     message = for_consumer(entry, queue.rules.counts_shown)
-    assert message is not None  # get() has read it
+    assert message is not None  # queue.get() loaded it
     tag = channel.deliveries.next_tag
     channel.deliveries.next_tag = tag + 1
     channel.deliveries.had().got(queue, command.no_ack, entry.redelivered)
@@ -200,17 +201,17 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
 
 
 def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
-    """The disk is asked for the message: the command is given once more when it has come, the channel's later ones wait
-    behind it, everybody else goes on.
+    """Repeat basic.get when the disk has delivered the message. The channel is busy meanwhile; other channels
+    continue.
     """
     channel.busy = True
     again = partial(channel.owner.retry_command, channel, encode(command))
-    # In a turn of the loop by itself: whoever calls the getters is in the midst of something.
+    # In a loop turn of its own: the caller of these callbacks is in the middle of a change.
     queue.when_ready(partial(channel.owner.call_soon, again))
 
 
 def basic_ack(channel: Channel, command: BasicAck) -> None:
-    """The slow path's ack: while another channel's content is on its way."""
+    """Handle an ack that the fast path did not take, because a content on another channel is incomplete."""
     channel.ack(_tag(command.delivery_tag), command.multiple)
     channel.session.turn.schedule()
 
@@ -227,7 +228,7 @@ def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method:
     unacked = channel.deliveries.unacked
     for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
         consume.reject_on_stream(entry.queue, "basic.nack and basic.reject", method)
-    # rabbit: from 4.3 on, a nack gives a message back, and a reject says that its consumer has failed
+    # rabbit: from 4.3 on, nack returns a message, and reject means that the consumer failed to process it
     failed = method == methods.BASIC_REJECT
     if channel.transaction is not None:
         back = REQUEUE if failed else GIVE_BACK
@@ -241,12 +242,12 @@ def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method:
 
 
 def _tag(tag: int) -> int:
-    """The tag as the list's arithmetic has it: signed. Above 2^63 it is negative there, and unknown."""
+    """Return the tag as a signed 64-bit number. A tag of 2^63 or more is then negative, and unknown."""
     return tag if tag < 2**63 else tag - 2**64
 
 
 def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
-    """Does what a transaction collected; the tag has been taken."""
+    """Settle an entry at the commit. Its tag is removed from the unacked list already."""
     if action == ACK:
         channel.deliveries.settle(entry)
     elif action == DISCARD:
@@ -258,13 +259,13 @@ def apply_tx_ack(channel: Channel, entry: QueueEntry, action: int) -> None:
 def reject_all(channel: Channel, entries: Sequence[QueueEntry]) -> None:
     for entry in entries:
         channel.deliveries.returned_credit(entry)
-        entry.give_back()  # as a dead letter it may wait for long
+        entry.give_back()  # a dead letter can keep the entry for long
         entry.queue.reject(entry)
     channel.session.turn.schedule()
 
 
 def requeue_all(channel: Channel, entries: Sequence[QueueEntry], failed: bool = True) -> None:
-    """Back to their places; whoever can take them gets them in the same turn. failed: as `QueueBase.requeue`."""
+    """Requeue entries. Consumers can get them in the same turn. For `failed` see `QueueBase.requeue`."""
     channel.deliveries.requeue(entries, failed)
 
 

@@ -1,26 +1,14 @@
-"""A channel: one conversation on a connection, and the hot half of basic.
+"""A channel, with its publisher confirms, its transaction and its statistics.
 
-Each of its parts is an object of its own: what it publishes (broker/publish/publisher.py), what is to be confirmed
-of that (`PublisherConfirms`), its open transaction (`Transaction`), and what it delivers (`ChannelConsumers`). The rest
-of each AMQP class lives in the `on_*` module named after it; those are handed a channel and a command.
+A channel owns a `Publisher`, a `PublisherConfirms` or a `Transaction`, and its `ChannelConsumers`. This module
+has the methods that run per message; handlers.py and basic.py have the others, as functions of a channel and a
+command.
 
-A publish: `publish` has the publisher find the message's route and count it, offers it to the queues and notes it for
-its confirm. It makes no task, decodes no table and formats no string.
+`Channel.publish` does all the work of a publish in one call: it finds the route, offers the message to the
+queues and records it for the confirm. It creates no task, decodes no table and formats no string.
 
-While a command waits for the disk (a declaration), the channel is `busy`: its owner keeps its later commands in
-order and hands them over afterwards.
-
-Confirm mode: basic.ack and basic.nack for what a channel has published.
-
-A publish is acked once every log that it has to be in is safe (broker/publish/confirms.py); one that a queue has
-refused is nacked at once, one whose log failed when that is known. An ack may stand for all before it, so it must not
-name one that was nacked.
-
-What channels count.
-
-An open transaction: the publishes and settlements of a channel that count together, at its commit.
-
-A publish was checked and routed when it was made. What is settled stays unacked, in its place, until then.
+While a command waits for the disk, for example a declaration, the channel is `busy`. The connection then queues
+the channel's later commands and runs them afterwards.
 """
 
 from __future__ import annotations
@@ -49,17 +37,23 @@ if TYPE_CHECKING:
 
 @final
 class PublisherConfirms(ConfirmTracker):
-    """Of one channel, from its confirm.select on. Its sequences are the client's: the first publish is 1."""
+    """The confirms of one channel in confirm mode.
+
+    The channel acks a publish when every log that must contain it is safe (broker/publish/confirms.py). It
+    nacks a publish at once if a queue refused it, and later if its log failed. One ack can cover all earlier
+    publishes, so an ack never names a nacked publish. Sequence numbers are the client's delivery tags: the
+    first publish is 1.
+    """
 
     def __init__(self, turn: LoopTurn, output: Output, number: i64) -> None:
         super().__init__(turn)
         self._output = output
         self._number = number
-        # Refused and not yet passed by a confirm.
+        # Sequences that a queue refused and that no later ack or nack covers yet.
         self._nacked: set[int] = set()
 
     def nack(self) -> None:
-        """A queue has refused the last publish. What comes before it may still wait for its log."""
+        """Send a nack for the last publish: a queue refused it. Earlier publishes may still wait for their logs."""
         self._nacked.add(self.sequence)
         self._output.send_nack(self._number, self.sequence, False)
 
@@ -71,12 +65,12 @@ class PublisherConfirms(ConfirmTracker):
 
     def refused(self, first: i64, last: i64) -> None:
         if self._nacked:
-            last = self._skip_nacked(last)  # it has been told of those
+            last = self._skip_nacked(last)  # the client has a nack for these already
         if last >= first:
             self._output.send_nack(self._number, last, last > first)
 
     def _skip_nacked(self, sequence: i64) -> i64:
-        """The last sequence up to this one that is to be acked."""
+        """Return the last sequence, up to this one, that has no nack yet."""
         last = sequence
         nacked = self._nacked
         while last in nacked:
@@ -92,7 +86,11 @@ CHANNEL_COUNTERS: Final = (
 
 
 def channel_counts(channel: Channel) -> tuple[int, ...]:
-    """In the order of CHANNEL_COUNTERS. Cost: its consumers."""
+    """Return the channel's counters in the order of CHANNEL_COUNTERS.
+
+    Cost:
+        linear in the channel's consumers.
+    """
     confirmed = channel.confirms.confirmed_sequence if channel.confirms is not None else 0
     deliveries = channel.deliveries
     had = QueueDeliveryStats()
@@ -100,7 +98,7 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
         had.add(deliveries.served.whole)
     for consumer in deliveries.consumers.values():
         had.add_consumer(consumer)
-    # Delivery tags begin with 1. Direct replies are in no consumer's count that could be found here.
+    # Delivery tags begin with 1. Deliveries of direct replies are not in `had`, so no_ack is computed from the tag.
     no_ack = deliveries.next_tag - 1 - had.deliver - had.get - had.get_no_ack
     return (
         channel.published_count,
@@ -111,7 +109,11 @@ def channel_counts(channel: Channel) -> tuple[int, ...]:
 
 
 def had_by_queue(deliveries: ChannelConsumers) -> dict[QueueBase, QueueDeliveryStats]:
-    """What a channel has had from each queue. Cost: its consumers and such queues."""
+    """Return the channel's delivery statistics for each queue that still exists.
+
+    Cost:
+        linear in the channel's consumers and the queues it received from.
+    """
     found: dict[QueueBase, QueueDeliveryStats] = {}
     served = deliveries.served
     if served is not None:
@@ -126,26 +128,36 @@ def had_by_queue(deliveries: ChannelConsumers) -> dict[QueueBase, QueueDeliveryS
 
 PUBLISHES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 * 1024 * 1024
-_RECORD_BYTES: Final[i64] = 24  # lengths in a record
+_RECORD_BYTES: Final[i64] = 24  # the length fields of a record
 
 
 @final
 class Transaction:
-    """Of one channel, from its tx.select on; after a commit or rollback the next one begins in it."""
+    """The open transaction of a channel in tx mode. After commit or rollback the same object holds the next
+    one.
+
+    A publish is checked and routed when the client sends it, not at the commit. An entry that the client
+    settles stays in the unacked list until the commit.
+
+    Attributes:
+        publishes: route and message of each publish.
+        settlements: delivery tag, entry and action: ACK, REQUEUE, DISCARD or GIVE_BACK (basic.py).
+        committing: a commit of several turns is running. It owns its settlements, even if the channel closes.
+    """
 
     def __init__(self) -> None:
         self.publishes: list[tuple[Route, Message]] = []
-        # Delivery tag, entry, and what is to be done: 0 ack, 1 requeue, 2 discard, 3 give
-        # back (basic.py).
         self.settlements: list[tuple[i64, QueueEntry, i64]] = []
         self._bytes: i64 = 0
-        self._replicated_bytes: i64 = 0  # of the records of those for queues that Kafka keeps
-        # A large commit is being worked off: what it settles is its own, whatever becomes of the channel.
+        self._replicated_bytes: i64 = 0  # record bytes of messages for queues that Kafka replicates
         self.committing = False
 
     def add_publish(self, route: Route, message: Message) -> None:
-        """Raises: PreconditionFailed where it is too much, or numbered by its producer
-        (broker/publish/idempotence.py).
+        """Add a publish, to be offered to its queues at the commit.
+
+        Raises:
+            PreconditionFailed: the transaction is too large, or the message has a producer id
+                (broker/publish/idempotence.py).
         """
         if message.info is not None and message.info.has_producer_id:
             raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
@@ -164,19 +176,19 @@ class Transaction:
             reserve(route.destinations)
 
     def add_ack(self, settled: list[tuple[i64, QueueEntry]], action: i64) -> None:
-        """Notes how these are settled at the commit."""
+        """Mark these entries, to be settled at the commit."""
         for tag, entry in settled:
             entry.in_transaction = True
             self.settlements.append((tag, entry, action))
 
     def refuse(self) -> None:
-        """What was published in it is not committed: what exchanges keep of it goes."""
+        """Undo the reservations that the publishes made in exchange state, for example in a deduplication table."""
         for route, _ in self.publishes:
             if route.kept:
                 refuse(route.destinations)
 
     def clear(self) -> None:
-        """The next one begins. Who commits has taken both lists before."""
+        """Begin the next transaction. A commit takes both lists before it calls this."""
         self.publishes = []
         self.settlements = []
         self._bytes = 0
@@ -185,7 +197,15 @@ class Transaction:
 
 @final
 class Channel(ChannelState):
-    """One open channel."""
+    """One open channel.
+
+    Attributes:
+        returned_count: unroutable messages sent back because they were mandatory.
+        dropped_count: unroutable messages dropped.
+        confirms: set by confirm.select. A channel never has both `confirms` and `transaction`.
+        transaction: set by tx.select.
+        last_queue: the queue declared last; an empty queue name in a command means this queue.
+    """
 
     def __init__(self, session: Session, output: Output, owner: ConnectionInterface, number: i64) -> None:
         super().__init__(number)
@@ -193,15 +213,12 @@ class Channel(ChannelState):
         self.output = output
         self.owner = owner
         self.publisher = Publisher(session)
-        # What reached no queue: sent back as mandatory, or dropped.
         self.returned_count: i64 = 0
         self.dropped_count: i64 = 0
-        # From confirm.select or tx.select on; never both.
         self.confirms: PublisherConfirms | None = None
         self.transaction: Transaction | None = None
         self.deliveries = ChannelConsumers(session, output, owner, number)
         self.reply_consumer: ReplyConsumer | None = None
-        # What an empty queue name means: the queue that was declared last.
         self.last_queue = ""
 
     def publish(
@@ -213,10 +230,17 @@ class Channel(ChannelState):
         frame_payload_max: i64,
         same_as_last: bool,
     ) -> None:
-        """A whole basic.publish. Of a large body `content` is the header frame, and the owner has its `parts`.
+        """Process one complete basic.publish.
 
-        same_as_last: as in FrameHandler.on_publish. Raises: as `Publisher.accept`; PreconditionFailed for a transaction
-        that is too large; NotOpenYet: nothing of it is done, and it is given again.
+        Args:
+            content: header and body frames. For a large body it is the header frame; `owner.parts` has the
+                body.
+            same_as_last: as in FrameHandler.on_publish.
+
+        Raises:
+            PreconditionFailed: the transaction is too large.
+            LogNotOpen: nothing was done; the connection retries the publish when the logs are open.
+            AmqpError: see `Publisher.accept`.
         """
         publisher = self.publisher
         message = publisher.accept(
@@ -228,13 +252,13 @@ class Channel(ChannelState):
         route = publisher.route
         transaction = self.transaction
         if transaction is not None:
-            if route.tap is not None:  # rabbit: a publish is traced when it is made, not when it is committed
+            if route.tap is not None:  # rabbit: the trace shows a publish when it is made, not at the commit
                 publisher.tapped(route.tap, route, message, self.number)
             transaction.add_publish(route, message)
             return
         only = route.only
         if only is not None:
-            accepted = only.enqueue(message)  # as `Publisher.offer`, and a call less
+            accepted = only.enqueue(message)  # the same as `Publisher.offer`, with one call less
         else:
             if route.tap is not None:
                 publisher.tapped(route.tap, route, message, self.number)
@@ -255,7 +279,7 @@ class Channel(ChannelState):
         return self.publisher.published_count
 
     def offered(self, route: Route, message: Message) -> None:
-        """A publish went to several queues, or to none: then it is returned if it must be."""
+        """Account for a publish that went to several queues or to none. Return an unroutable mandatory message."""
         count: i64 = len(route.destinations)
         self.owner.needs_output_check = True
         if count > 1 and route.routed:
@@ -265,14 +289,15 @@ class Channel(ChannelState):
         elif not route.routed:
             confirms = self.confirms
             if confirms is not None:
-                # What came before needs no disk either: its ack stands before the return, as its publish did.
+                # Earlier publishes wait for no log either. Their ack must precede the return, as they preceded this
+                # publish.
                 confirms.confirm_early()
             self.returned_count += 1
             self.session.vhost.counts.returned_count += 1
             self.output.send_return(self.number, message)
 
     def _spread_ended(self, accepted: bool) -> None:
-        """A publish to very many queues is in all of them, and on the disk where it has to be; or one refused it."""
+        """Confirm or nack a publish that was offered in slices. All its queues have it, synced where necessary."""
         confirms = self.confirms
         if confirms is not None and not self.closing:
             confirms.add_safe()
@@ -281,17 +306,28 @@ class Channel(ChannelState):
         self.owner.finish_waiting(self)
 
     def publish_error(self, method: bytes) -> AmqpError | None:
-        """Return the error that `publish` would raise for this method, or None: see Publisher.publish_error."""
+        """Return the error that `publish` would raise for this method, or None. See `Publisher.publish_error`."""
         return self.publisher.publish_error(method)
 
     def ack(self, tag: i64, multiple: bool) -> None:
-        """basic.ack. Raises: PreconditionFailed for a tag that is not outstanding."""
+        """Handle basic.ack.
+
+        Raises:
+            PreconditionFailed: the tag is not outstanding.
+        """
         if self.transaction is None:
             self.deliveries.ack(tag, multiple)
         else:
             self.collect(self.transaction, tag, multiple, 0)
 
     def collect(self, transaction: Transaction, tag: i64, multiple: bool, action: i64) -> None:
-        """Settles within the open transaction: noted, done at commit. Raises: as `ack`. action: see Transaction."""
+        """Add settlements to the open transaction.
+
+        Args:
+            action: ACK, REQUEUE, DISCARD or GIVE_BACK (basic.py).
+
+        Raises:
+            PreconditionFailed: the tag is not outstanding.
+        """
         unacked = self.deliveries.unacked
         transaction.add_ack(unacked.up_to(tag) if multiple else unacked.at(tag), action)

@@ -1,4 +1,4 @@
-"""What channels and their consumers tell of themselves: see broker/events.py. Each asks first whether anybody hears."""
+"""Events of channels and consumers (broker/events.py). An event is built only if it has a listener."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def channel_closed(session: Session, number: int) -> None:
 
 
 def refused(session: Session, error: AmqpError) -> None:
-    """For the audit log: the user may not do what his command asks for."""
+    """Record in the audit log that the user lacks a permission for the command."""
     if session.broker.catalogue.events.audit_hook is not None:
         session.broker.audit.refused(session.user.name, method_name(error.method), error.text, session.vhost.name)
 

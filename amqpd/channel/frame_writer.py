@@ -1,9 +1,4 @@
-"""What channels write into: the frames that gather in one turn of the loop.
-
-Small frames and bodies gather in one buffer (`out`), which is set aside in pieces of CUT_BYTES (`cuts`): one buffer
-that grows to a mebibyte would be two of them large. The parts of a large body go between them as they are. How all of
-it leaves is the connection's matter, which derives from this.
-"""
+"""Output buffer of a connection: the frames of one loop turn."""
 
 from __future__ import annotations
 
@@ -20,10 +15,10 @@ from amqpd.protocol import methods
 from amqpd.protocol.frame import LARGE_BODY_BYTES
 from amqpd.storage.log.record import RecordViews
 
-# Output is set aside in pieces of this size: what is copied into one, and out of it again, stays in the nearer caches.
+# A small piece stays in the nearer CPU caches while it is filled and sent.
 CUT_BYTES: Final = 64 * 1024
-# Consumers rest while so much output waits for the end of the turn: more than comes of what one turn takes in
-# (turn.TURN_BYTES_MAX), so that a consumer who reads is never passed over for what has just arrived.
+# Consumers pause when this much output waits for the end of the turn. More than the output of one turn's input
+# (loop_turn.TURN_BYTES_MAX), so that a client that reads is not paused by it.
 OUT_BYTES_MAX: Final = 1792 * 1024
 _ACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x50"
 _NACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x78"
@@ -31,34 +26,46 @@ _NACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x78"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Output:
-    """One connection's. Deliveries write into `out` themselves; everything else goes through the methods here."""
+    """The output of one connection. Deliveries write into `out` directly; all other frames go through the
+    methods.
+
+    Small frames and bodies collect in `out`. When it has CUT_BYTES, it moves to `cuts`: a buffer that grows to
+    a mebibyte needs the memory twice. The parts of a large body are added to `cuts` without a copy. The
+    connection derives from this class and sends the pieces.
+
+    Attributes:
+        cuts: pieces that wait for the end of the turn.
+        cut_bytes: bytes in `cuts`.
+        write_paused: the transport's buffer is full, because the client does not read.
+        starved: consumers that wait for room in the output.
+        frame_payload_max: payload bytes of the largest frame that the client accepts.
+        returned: a publish was returned, so the output grew by the client's own data.
+        closing: the connection ends. After the next flush only the reason is sent.
+    """
 
     def __init__(self) -> None:
         self.out = BytesWriter()
         self.cuts: list[bytes | memoryview] = []
         self.cut_bytes: i64 = 0
         self.flush_wanted = False
-        # The peer does not read: the transport holds as much as it may.
         self.write_paused = False
-        # Consumers that rest until there is room to write.
         self.starved: list[Consumer] = []
-        # Payload bytes of the largest frame that the peer takes.
         self.frame_payload_max: i64 = 0
         self.delivered_count: i64 = 0
-        # A publish came back: the output has grown by what the peer sent.
         self.returned = False
-        # The connection ends: all of it goes with the next flush, and nobody is told anything more but why.
         self.closing = False
 
     def want_flush(self) -> None:
-        """Sees to it that what has gathered leaves at the end of this turn. Sets `flush_wanted`."""
+        """Schedule the flush at the end of this turn and set `flush_wanted`."""
         raise NotImplementedError
 
     def write_out(self) -> None:
-        """What is set aside already may leave now, before the end of the turn: more comes, of other connections."""
+        """Send the finished pieces before the end of the turn, because other connections still produce output
+        in it.
+        """
 
     def write(self, data: bytes) -> None:
-        """Adds whole frames."""
+        """Add whole frames."""
         self.out.write(data)
         if not self.flush_wanted:
             self.want_flush()
@@ -67,12 +74,12 @@ class Output:
         self.write(methods.frame(number, command))
 
     def output_bytes(self) -> i64:
-        """What waits for the end of the turn."""
+        """Return the bytes that wait for the end of the turn."""
         size: i64 = len(self.out)
         return size + self.cut_bytes
 
     def take_output(self) -> bytes:
-        """The buffer's content, which is not in it any more."""
+        """Return the content of `out` and empty it."""
         out = self.out
         data = out.getvalue()
         if len(data) > 2 * CUT_BYTES:
@@ -82,12 +89,12 @@ class Output:
         return data
 
     def cut_output(self) -> None:
-        """Sets aside what is in the buffer."""
+        """Move the content of `out` to `cuts`."""
         self.cut_bytes += len(self.out)
         self.cuts.append(self.take_output())
 
     def write_content(self, number: i64, message: Message) -> None:
-        """Adds the message's header and body frames; a large body in parts that nobody joins."""
+        """Add the message's header and body frames. The parts of a large body are not joined."""
         if message.parts is None or message.body_size <= LARGE_BODY_BYTES:
             message.write_content(self.out, number, self.frame_payload_max)
         else:
@@ -109,10 +116,17 @@ class Output:
         begin: bytes,
         tag: i64,
     ) -> i64:
-        """Adds deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it
-        and have a body, of `size_max` bytes at most, until too much waits. Returns where it stopped.
+        """Add deliveries of a stream, and return the index of the first record that was not added.
 
-        begin: what stands before the delivery tag; tag: the first one. Cost: some 50 ns each, and two copies.
+        Adds the record at `start` and the following ones before `stop` with equal properties and a body of 1 to
+        `size_max` bytes, until OUT_BYTES_MAX waits.
+
+        Args:
+            begin: the bytes before the delivery tag.
+            tag: the first delivery tag.
+
+        Cost:
+            some 50 ns and two copies per record.
         """
         number = places.alike_number(start)
         data = places.alikes[number].data
@@ -159,7 +173,7 @@ class Output:
             self.want_flush()
 
     def send_return(self, number: i64, message: Message) -> None:
-        """basic.return: no queue took a mandatory message. It precedes the message's confirm."""
+        """Send basic.return for an unroutable mandatory message. It precedes the message's confirm."""
         envelope = message.envelope
         back = methods.BasicReturn(NO_ROUTE, "NO_ROUTE", envelope.exchange, envelope.routing_key)
         self.returned = True

@@ -1,24 +1,16 @@
-"""queue.*: declare, bind, unbind, purge, delete.
+"""Handlers of all methods except basic.*, and the dispatch of a method to its handler.
 
-A method on a channel to the handler of its class.
+A handler gets its channel and the decoded command. It raises errors and never sends them.
 
-channel.* and access.request. A handler gets its channel and a decoded command; it raises, it never sends an
-error.
+A transaction checks publishes and settlements when they arrive, and keeps them. tx.commit applies the
+publishes, then the settlements, and is answered when all of it is synced. After a crash before the answer, each
+queue has all of the transaction's publishes or none. Across queues there is one promise: a settlement is on the
+disk only if the persistent publishes are. Therefore they are synced first, and tx_commit.py runs each commit
+that has both.
 
-confirm.select.
-
-exchange.*: declare, delete, bind, unbind.
-
-tx.*: publishes and settlements that count together.
-
-Within a transaction publishes are checked and kept, settlements are checked and noted; `commit` does them, in the order
-publishes then settlements, and answers when all of it is synced. A crash before the answer leaves, per queue, all of a
-transaction's publishes or none. Across queues nothing is promised, but that no settlement is there without the
-persistent publishes: they are synced first. Where there are both, that is tx_commit.py's, however few they are.
-
-A queue whose log has failed refuses the commit, and nothing of it is done; where a log fails under it, or a queue is
-full (x-overflow=reject-publish), what other queues took is there and nothing is settled. Each is a 406 on the channel,
-which gives back what it had unacked; the connection lives on.
+If a log has failed before the commit, nothing is committed. If a log fails during the commit, or a queue
+refuses (x-overflow=reject-publish), other queues keep their messages and nothing is settled. In each case the
+channel is closed with 406, and its unacked entries return to their queues.
 """
 
 from __future__ import annotations
@@ -140,7 +132,7 @@ def queue_declare(channel: Channel, command: QueueDeclare) -> None:
 
 
 def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]) -> None:
-    """rabbit: whoever dead-letters must be able to read the queue and to write to the exchange."""
+    """Check the permissions for a dead-letter exchange. rabbit: read on the queue, write on the exchange."""
     target = arguments.get("x-dead-letter-exchange")
     if isinstance(target, str):
         session = channel.session
@@ -149,7 +141,9 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
-    """rabbit: the plain name is always there, a full key while its consumer is."""
+    """Handle a passive declare of direct reply-to. rabbit: the plain name always exists, a key while its
+    consumer does.
+    """
     session = channel.session
     if name != REPLY_TO and name not in session.vhost.reply_consumers:
         raise NotFound(f"no queue '{name}' in vhost '{session.vhost.name}'")
@@ -181,7 +175,7 @@ def queue_unbind(channel: Channel, command: QueueUnbind) -> None:
     if queue is not None:
         vhost.check_exclusive(queue, session)
     if queue is None or exchange is None:
-        # rabbit: unbinding what is not there succeeds
+        # rabbit: unbinding a missing binding succeeds
         answer.done(None)
     else:
         check_topic_keys(session, exchange, (key,), "read")
@@ -190,10 +184,15 @@ def queue_unbind(channel: Channel, command: QueueUnbind) -> None:
 
 
 def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
-    """Queue, exchange and routing key of a binding, which this user may make and take away. Raises: 403, 404."""
+    """Return queue, exchange and routing key of a binding that this user may change.
+
+    Raises:
+        AccessRefused: a permission is missing, or the exchange is the default one.
+        NotFound: the queue name is empty and the channel has declared no queue.
+    """
     session = channel.session
     name = queue_name(channel, command.queue)
-    # spec: 1.7.2.3 no queue name and no key: both are the queue last declared
+    # spec: 1.7.2.3 without queue name and key, both are the queue declared last
     key = name if not command.queue and not command.routing_key else command.routing_key
     exchange_name = normalize_name(command.exchange)
     session.vhost.check_not_default(exchange_name)
@@ -224,7 +223,7 @@ def queue_delete(channel: Channel, command: QueueDelete) -> None:
     check_permission(session, "configure", "queue", name)
     queue = vhost.find_queue(name)
     if queue is None:
-        # rabbit: deleting what is not there succeeds
+        # rabbit: deleting a missing queue succeeds
         if not command.no_wait:
             channel.output.send(channel.number, QueueDeleteOk(0))
         return
@@ -244,7 +243,7 @@ def queue_delete(channel: Channel, command: QueueDelete) -> None:
     finally:
         channel.deliveries.self_cancelled_tags = None
     reply = b"" if command.no_wait else methods.frame(channel.number, QueueDeleteOk(count))
-    # rabbit: a client that deletes what it consumes has its answer before the notification
+    # rabbit: a client that deletes a queue that it consumes gets delete-ok before basic.cancel
     reply += b"".join([channel.deliveries.cancel_frame(tag) for tag in tags])
     answer.reply(reply)
 
@@ -266,7 +265,7 @@ def channel_close(channel: Channel, _command: ChannelClose) -> None:
 
 
 def channel_close_ok(channel: Channel) -> None:
-    """Consumers go, what is unacked goes back to its place, an open transaction is forgotten."""
+    """Dispose of a closed channel: remove its consumers, requeue unacked entries, drop an open transaction."""
     broker = channel.session.broker
     channel.publisher.settle_counts()
     broker.channels.closed_count += 1
@@ -293,13 +292,13 @@ def channel_close_ok(channel: Channel) -> None:
 
 def channel_flow(channel: Channel, command: ChannelFlow) -> None:
     if not command.active:
-        # rabbit: stopping the flow of deliveries is not implemented; prefetch is the means
+        # rabbit: stopping deliveries is not implemented; clients use prefetch
         raise NotImplementedByBroker("active=false", methods.CHANNEL_FLOW)
     channel.output.send(channel.number, ChannelFlowOk(True))
 
 
 def access_request(channel: Channel, _command: methods.AccessRequest) -> None:
-    # rabbit: tickets are long gone; old clients get one all the same
+    # rabbit: access tickets have no meaning; old clients still get one
     channel.output.send(channel.number, AccessRequestOk(1))
 
 
@@ -335,7 +334,7 @@ def exchange_declare(channel: Channel, command: ExchangeDeclare) -> None:
     check_permission(session, "configure", "exchange", name)
     alternate = command.arguments.get("alternate-exchange")
     if isinstance(alternate, str):
-        # rabbit: whoever names an alternate must be able to read here and to write there
+        # rabbit: an alternate exchange needs read on this exchange and write on the alternate
         check_permission(session, "read", "exchange", name)
         check_permission(session, "write", "exchange", alternate)
     flags = (command.durable, command.auto_delete, command.internal)
@@ -355,7 +354,7 @@ def exchange_delete(channel: Channel, command: ExchangeDelete) -> None:
     exchange = vhost.find_exchange(name)
     answer = DeferredReply(channel, command, NOT_DELETED)
     if exchange is None:
-        # rabbit: deleting what is not there succeeds
+        # rabbit: deleting a missing exchange succeeds
         answer.done(None)
     else:
         declare.delete_exchange(vhost, exchange, command.if_unused, answer.done)
@@ -392,7 +391,7 @@ def exchange_unbind(channel: Channel, command: ExchangeUnbind) -> None:
     destination = vhost.find_exchange(destination_name)
     answer = DeferredReply(channel, command)
     if source is None or destination is None:
-        # rabbit: unbinding what is not there succeeds
+        # rabbit: unbinding a missing binding succeeds
         answer.done(None)
     else:
         check_topic_keys(session, source, (command.routing_key,), "read")
@@ -426,7 +425,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
         TransactionCommit(channel, transaction, kept, settlements).start()
         return
     publishes = [(route.still_there(), message) for route, message in kept]
-    whole: dict[Destination, QueueLog] = {}  # with a log that gets something persistent
+    whole: dict[Destination, QueueLog] = {}  # those with a log that gets a persistent message
     concerned: set[QueueLog] = set()
     for route, message in publishes:
         for destination in route.destinations:
@@ -465,7 +464,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
 
 
 def tx_rollback(channel: Channel, _command: TxRollback) -> None:
-    """Forgets the publishes; what was settled is unacked again."""
+    """Drop the publishes; settled entries are unacked again."""
     transaction = _open_transaction(channel)
     for _, entry, _ in transaction.settlements:
         entry.in_transaction = False
@@ -500,17 +499,26 @@ HANDLERS: dict[int, Handler] = {
 
 
 def dispatch(channel: Channel, method: int, payload: bytes) -> None:
-    """A method on an open channel: legal here, decoded, handled by the module of its class."""
+    """Check, decode and handle a method on an open channel.
+
+    A command that needs a name with a pending commit, or a log that is not open, is retried later.
+
+    Raises:
+        CommandInvalid: a client must not send this method.
+        NotImplementedByBroker: AMQP 0-9-1 has no such method.
+        FrameError: the method cannot be decoded.
+        AmqpError: any error of the handler, with the method set.
+    """
     handler = HANDLERS.get(method)
     if handler is None:
         check_known(method)
-        # Known, but not for a client to send.
+        # A method that only servers send.
         raise CommandInvalid("unimplemented method", method)
     try:
         command = methods.decode(payload)
     except methods.MethodSyntaxError as error:
         if "UTF-8" in error.reason:
-            # rabbit: a name that is not UTF-8 is told apart, and with no method
+            # rabbit: invalid UTF-8 in a name has a text of its own and no method
             raise FrameError("Malformed UTF-8 in shortstr") from None
         raise FrameError(error.text, method) from None
     session = channel.session
@@ -521,7 +529,7 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
         handler(channel, command)
     except DeclarationPending as name:
         retry_when_settled(channel, payload, name)
-    except LogNotOpen as logs:  # handlers look for their queue before they do anything
+    except LogNotOpen as logs:  # a handler looks its queues up before it changes anything
         channel.owner.retry_when_open(channel, logs.destinations, payload)
     except AmqpError as error:
         if not error.method:
@@ -536,6 +544,6 @@ def dispatch(channel: Channel, method: int, payload: bytes) -> None:
 
 
 def check_known(method: int) -> None:
-    """Raises: NotImplementedByBroker for ids that AMQP 0-9-1 does not have."""
+    """Raise NotImplementedByBroker for a method id that AMQP 0-9-1 does not have."""
     if methods.method_name(method)[0].isdigit():
         raise NotImplementedByBroker(f"unknown method {method >> 16}.{method & 0xFFFF}", method)

@@ -1,8 +1,8 @@
-"""What a channel asks of the connection that it is one of, besides its output.
+"""Interfaces between channels and their connection.
 
-A channel that waits (for a declaration's commit, a log that is being opened, a publish to very many queues) is `busy`:
-its owner keeps its later commands in their order, and is told when they may go on. Channels know this base class, the
-connection's side derives from it.
+The connection derives from these classes, so that channels need not import it. A channel that waits is `busy`:
+for a commit of metadata, for a log that is opened, or for a publish to many queues. The connection then queues
+the channel's later commands in order.
 """
 
 from __future__ import annotations
@@ -18,78 +18,85 @@ if TYPE_CHECKING:
 
 
 class ChannelState:
-    """A channel as its owner sees it."""
+    """The part of a channel that its connection uses.
+
+    Attributes:
+        closing: the broker sent channel.close and waits for close-ok.
+        crossed: the client's channel.close crossed ours on the way, and was answered.
+        busy: the channel waits; its later commands are queued.
+    """
 
     def __init__(self, number: i64) -> None:
         self.number = number
-        # Closed by the broker, waiting for the client's close-ok.
         self.closing = False
-        # The client closed it while our own close was on the way, and was answered.
         self.crossed = False
-        # It waits, and its later commands behind it.
         self.busy = False
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ConnectionInterface:
-    """Of all channels of one connection. Of a channel that has been closed meanwhile nothing is done any more."""
+    """The methods of a connection that its channels call. They ignore a channel that is closed meanwhile.
+
+    Attributes:
+        parts: the body of the large publish that is being processed.
+        fanout_count: queues reached beyond one per publish, since this connection's last turn began.
+        needs_output_check: a publish was returned or reached several queues. The connection then checks its
+            output and `fanout_count`.
+        channel_wide_qos: basic.qos with global=false sets one window per channel, as the specification says.
+    """
 
     def __init__(self) -> None:
-        # The body of the large publish that is being handed on.
         self.parts: list[bytes] | None = None
-        # Queues that publishes reached beyond one each since this connection last had the loop to itself.
         self.fanout_count: i64 = 0
-        # A publish came back or reached several queues: its connection looks at its output and at `offers` behind it.
         self.needs_output_check = False
-        # basic.qos global=false means one window per channel, as the specification has it.
         self.channel_wide_qos = False
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Calls it in the next turn of the loop."""
+        """Call `function` in the next loop turn."""
         raise NotImplementedError
 
     def yield_to_others(self) -> None:
-        """The others have their turn behind the publish at work."""
+        """Pause reading after the current publish, so that other connections get their turn."""
         raise NotImplementedError
 
     def begin_waiting(self, channel: ChannelState) -> None:
-        """The channel is busy until `finish_waiting`, and so long a client's connection.close waits too."""
+        """Make the channel busy until `finish_waiting`. A connection.close of the client waits too."""
         raise NotImplementedError
 
     def finish_waiting(self, channel: ChannelState) -> None:
-        """What it waited for is done; its later commands go on."""
+        """End `begin_waiting` and run the queued commands."""
         raise NotImplementedError
 
     def finish_busy(self, channel: ChannelState, reply: bytes) -> None:
-        """What the channel waited for is done: sends `reply`, then works off what came meanwhile."""
+        """Send `reply` for the command that made the channel busy, then run the queued commands."""
         raise NotImplementedError
 
     def retry_command(self, channel: ChannelState, payload: bytes) -> None:
-        """The command that made the channel busy is given once more, before those that came behind it."""
+        """Run the command that made the channel busy once more, before the queued commands."""
         raise NotImplementedError
 
     def retry_next_turn(self, channel: ChannelState, payload: bytes) -> None:
-        """The command is given once more in the next turn of the loop. Until then as `begin_waiting` has it."""
+        """Run the command once more in the next loop turn. Until then the channel waits as after `begin_waiting`."""
         raise NotImplementedError
 
     def retry_when_open(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
-        """The command needs queues whose logs are being opened: it is given once more when they are. Until then as
-        `begin_waiting` has it: what came before a close is done before it.
+        """Run the command once more when the logs of these queues are open. Until then the channel waits as
+        after `begin_waiting`, so commands before a close are done before it.
         """
         raise NotImplementedError
 
     def fail_channel(self, channel: ChannelState, error: SoftError) -> None:
-        """Closes the channel, which is busy no more."""
+        """Close the busy channel with an error."""
         raise NotImplementedError
 
     def fail_channel_number(self, number: i64, error: SoftError) -> None:
-        """Closes the channel of this number, out of the blue."""
+        """Close the channel with an error at any time, busy or not."""
         raise NotImplementedError
 
     def fail(self, error: HardError) -> None:
-        """Closes the connection."""
+        """Close the connection with an error."""
         raise NotImplementedError
 
     def forget(self, channel: ChannelState) -> None:
-        """The channel is closed on both sides: its number is free, what came for it before is thrown away."""
+        """Free the number of a channel that is closed on both sides, and drop its queued commands."""
         raise NotImplementedError

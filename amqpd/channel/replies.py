@@ -1,19 +1,10 @@
-"""Answers that wait for the disk.
+"""Replies that wait for a metadata commit; queue names; the per-turn budget for selectors.
 
-What is declared, bound or deleted is answered when its rows are committed (broker/vhost). Until then the channel is
-busy: its later commands keep their order, other channels go on. So it is while a name that the command asks for is on
-its way; then the command is given once more.
+A declaration, a binding or a deletion is answered when its rows are committed (broker/vhost). Until then the
+channel is busy. A command that uses a name with a pending commit is retried after that commit.
 
-A commit that fails closes the connection with 506: the client must not believe in what a restart would not show. A bug
-behind a commit closes it with 541.
-
-Names as they come from clients.
-
-Selectors that come with a command: what it takes to understand them, spread over turns.
-
-A new selector costs up to 5 ms (one that is among the last ones nothing), and a read may bring dozens of commands
-that have one. So many characters of new ones are taken in a turn; a command that brings more is given once more in
-the next one. Its channel is busy meanwhile, everybody else goes on.
+A failed commit closes the connection with 506, because a restart would not show what the client asked for. A
+bug in a commit callback closes it with 541.
 """
 
 from __future__ import annotations
@@ -34,9 +25,12 @@ NOT_DELETED: Final = "the deletion is not written yet and will be tried until it
 
 
 class DeferredReply:
-    """What a command is answered once it is done: `done` goes to the catalogue, `reply` ends the handler.
+    """The reply to a command that waits for a metadata commit.
 
-    failure: what a client is told when it could not be written.
+    The vhost calls `done`; the handler calls `reply` at its end. Either can be first.
+
+    Args:
+        failure: start of the error text if the commit fails.
     """
 
     def __init__(self, channel: Channel, command: Command, failure: str = COMMIT_FAILED) -> None:
@@ -48,13 +42,13 @@ class DeferredReply:
         self._error: BaseException | None = None
 
     def done(self, error: BaseException | None) -> None:
-        """The catalogue's answer; at once when nothing has to be written."""
+        """Record the outcome of the commit. The vhost calls this at once if there was nothing to write."""
         if self._reply is None:
             self._is_done, self._error = True, error
         elif error is None:
             self._channel.owner.finish_busy(self._channel, self._reply)
         elif isinstance(error, DeclarationPending):
-            # What it leads to has gone meanwhile: the command finds that out.
+            # An object that the command uses was deleted meanwhile. The retried command reports that.
             self._channel.owner.retry_command(self._channel, encode(self._command))
         elif isinstance(error, CallbackFailed):
             _fail(self._channel, InternalError(str(error)))
@@ -62,7 +56,11 @@ class DeferredReply:
             _fail(self._channel, ResourceError(f"{self._failure}: {error}"))
 
     def reply(self, reply: bytes) -> None:
-        """Sends it, now or when it is done; empty: nothing, no-wait. Raises: OnItsWay."""
+        """Send the reply now, or when the commit is done. Empty for no-wait.
+
+        Raises:
+            DeclarationPending: the command uses a name with a pending commit.
+        """
         if not self._is_done:
             self._reply = reply
             self._channel.busy = True
@@ -75,7 +73,7 @@ class DeferredReply:
 
 
 def retry_when_settled(channel: Channel, payload: bytes, name: DeclarationPending) -> None:
-    """The command of this payload is given once more when the name is there, or gone."""
+    """Retry the command when the commit of this name is done."""
     channel.busy = True
     name.wait(partial(_over, channel, payload))
 
@@ -93,7 +91,11 @@ def _fail(channel: Channel, error: HardError) -> None:
 
 
 def normalize_name(name: str) -> str:
-    """The name as it is used. rabbit: CR and LF are stripped. Raises: PreconditionFailed for a NUL."""
+    """Return the name without CR and LF, as RabbitMQ does.
+
+    Raises:
+        PreconditionFailed: the name has a NUL.
+    """
     if "\r" in name or "\n" in name:
         name = name.replace("\r", "").replace("\n", "")
     if "\0" in name:
@@ -103,7 +105,11 @@ def normalize_name(name: str) -> str:
 
 
 def queue_name(channel: Channel, name: str) -> str:
-    """An empty name means the queue last declared on this channel. Raises: NotFound when there is none."""
+    """Return the normalized name, or the queue declared last on this channel if it is empty.
+
+    Raises:
+        NotFound: the name is empty and the channel has declared no queue.
+    """
     name = normalize_name(name)
     if name:
         return name
@@ -116,7 +122,12 @@ ARGUMENTS: Final = ["x-filter", *TEXT_ARGUMENTS, ERLANG_ARGUMENT]
 
 
 def defer_for_selector_budget(channel: Channel, command: Command, arguments: Mapping[str, object]) -> bool:
-    """True: the command waits for the next turn, and is to do nothing now. For handlers, before they do anything."""
+    """Return True if the command must wait for the next turn, because its selectors exceed this turn's budget.
+
+    Parsing a new selector costs up to 5 ms; a cached one costs nothing. One read can bring dozens of commands
+    with selectors, so each turn parses a limited number of characters. Handlers call this first and return on
+    True; the channel is busy until the retry.
+    """
     size = 0
     for name in ARGUMENTS:
         text = arguments.get(name)

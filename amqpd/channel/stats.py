@@ -1,5 +1,7 @@
-"""What a channel has had from each queue, as far as no consumer of it counts that: by basic.get, and by consumers that
-are gone. Those that are there count for themselves: `add_consumer` takes in what one has had.
+"""Delivery statistics of a channel per queue.
+
+Open consumers count their own deliveries. `DeliveryStats` counts basic.get and the deliveries of closed
+consumers.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from mypy_extensions import i64
 from amqpd.broker.consumer import Consumer, QueueBase
 
 QUEUES_MAX: Final = 1024
-"""Queues that a channel counts apart. When there are more it begins anew with them; its sums stay."""
+"""Queues counted separately. Above this, the channel drops all per-queue counts; its totals stay."""
 
 QUEUES_KEPT: Final = 16
-"""So many are kept without a look at which of them are deleted."""
+"""Up to this many queues, the channel does not check for deleted ones."""
 
 
 @final
 class QueueDeliveryStats:
-    """From one queue, or from all of them: messages, but for get_empty, which counts asking in vain. ack: as far as a
-    consumer got them.
+    """Message counts of one queue, or totals of a channel.
+
+    Attributes:
+        get_empty: basic.gets that found no message.
+        ack: acked messages that a consumer received; messages of basic.get are not included.
     """
 
     def __init__(self) -> None:
@@ -33,7 +38,7 @@ class QueueDeliveryStats:
         self.ack: i64 = 0
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """What a consumer has had."""
+        """Add the deliveries of a consumer."""
         self.redeliver += consumer.redelivered_count
         if consumer.no_ack:
             self.deliver_no_ack += consumer.delivered_count
@@ -53,7 +58,12 @@ class QueueDeliveryStats:
 
 @final
 class DeliveryStats:
-    """Of one channel. whole: of all queues; queues: of each that is there."""
+    """The counts of one channel.
+
+    Attributes:
+        whole: totals over all queues.
+        queues: counts per queue.
+    """
 
     def __init__(self) -> None:
         self.whole = QueueDeliveryStats()
@@ -61,13 +71,13 @@ class DeliveryStats:
         self._look_at: i64 = QUEUES_KEPT
 
     def end(self, consumer: Consumer) -> None:
-        """A consumer takes nothing more. What it acks from now on stands in the channel's sum alone."""
+        """Add the counts of a closed consumer. Its later acks appear only in the channel's total."""
         self.whole.add_consumer(consumer)
         if not consumer.queue.deleted:
             self._of(consumer.queue).add_consumer(consumer)
 
     def got(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
-        """basic.get."""
+        """Count a message taken by basic.get."""
         for had in (self.whole, self._of(queue)):
             if no_ack:
                 had.get_no_ack += 1
@@ -89,7 +99,11 @@ class DeliveryStats:
         return had
 
     def _forget_deleted(self) -> None:
-        """Who makes a queue for each answer does not keep them all in memory. Cost: all; when they have doubled."""
+        """Remove deleted queues, so that a client with a queue per reply does not fill the memory.
+
+        Cost:
+            linear in the queues; runs when their number has doubled.
+        """
         for queue in list(self.queues):
             if queue.deleted:
                 del self.queues[queue]
@@ -100,11 +114,11 @@ class DeliveryStats:
 
 
 class DeliveryStatsMixin:
-    """What a channel counts of its deliveries."""
+    """Ack counter and delivery statistics of a channel."""
 
     def __init__(self) -> None:
         self.acked_count: i64 = 0
-        # Made when something has to be counted here.
+        # Created with the first count.
         self.served: DeliveryStats | None = None
 
     def had(self) -> DeliveryStats:

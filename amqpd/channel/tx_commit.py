@@ -1,22 +1,22 @@
-"""A tx.commit that takes several turns: a large one, in slices, so that others keep their place on the loop; and any
-that has both publishes for the disk and settlements.
+"""tx.commit over several loop turns.
 
-What it owns: the channel's publishes and settlements from tx.commit to its answer. The channel is busy so long; what
-its client says meanwhile waits. The stages, each over as many loop turns as it takes:
+handlers.py commits small transactions in one turn. `TransactionCommit` runs the large ones, in slices of
+SLICE_S, and all that have both persistent publishes and settlements. The channel is busy from tx.commit to the
+answer. The stages:
 
-    look      no log concerned has failed, or nothing is done at all
-    sort      messages to their queues: encoded for its log where a queue takes them at once (Queue.takes_prepared)
-    append    queue after queue, each log's part in one turn, as one transaction
-    sync      until all of it is on the disk
+    look      check that no log has failed; otherwise commit nothing
+    sort      group messages by queue; encode them if the queue has a log and no rules for single messages
+    append    queue by queue, each log's part in one turn as one log transaction
+    sync      wait until all publishes are on the disk
     settle    acks, rejects, requeues
     answer    tx.commit-ok when the settlements are on the disk too
 
-So a queue shows all of its publishes or none, after a crash too, and a settlement is on the disk only when the
-publishes are. A commit that was begun goes on when its channel or its connection ends: an end in the middle leaves
-nothing half done. Where a log fails, or a queue is full and refuses, nothing is settled and the channel is told (406).
+After a crash a queue has all of the publishes or none, and a settlement is on the disk only if the publishes
+are. A running commit continues if its channel or connection closes, so it is never left half done. If a log
+fails or a queue refuses, nothing is settled and the channel gets a 406.
 
-One turn's part is bounded by SLICE_S. A single queue's part is not cut where it must be offered message by message
-under one log transaction: a queue with a log and with limits or priorities.
+Exception to SLICE_S: a queue with a log and with limits or priorities takes its part message by message in one
+log transaction, and that part is not cut.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long one turn may be at it.
+# Time for the commit in one turn.
 SLICE_S: Final = 0.003
-# How much is done between two looks at the clock.
+# Operations between two checks of the clock.
 _STEP: Final[i64] = 64
-# What a commit does in one turn without being cut: offers to queues, and settlements.
+# Offers to queues plus settlements that one turn commits without slices.
 SMALL_COUNT: Final = 1000
 
 _LOOK: Final = 0
@@ -65,8 +65,10 @@ _OVER: Final = 5
 
 
 def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[QueueLog]) -> None:
-    """Sends tx.commit-ok once what these logs have taken, and all that was settled, is safe. settled: the logs of what
-    was settled, where that has not failed either.
+    """Send tx.commit-ok when the appends to `logs` and the settlements are safe, or fail the channel.
+
+    Args:
+        settled: the logs of the settled entries.
     """
     turn = channel.session.turn
     turn.urgent = True
@@ -88,7 +90,7 @@ def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
 
 @final
 class RemoteLogWait:
-    """Waits until settlements are safe that are not written on this node's disk: `count` logs have to say so."""
+    """Waits for settlements in logs of other nodes (Kafka)."""
 
     def __init__(self, channel: Channel, count: i64) -> None:
         self.channel = channel
@@ -115,7 +117,7 @@ def _say(channel: Channel, safe: bool) -> None:
 
 
 def needs_slices() -> PreconditionFailed:
-    """A log failed under a transaction, or a queue refused: nothing of it is promised. rabbit: 406, in these words."""
+    """Return the error of a commit during which a log failed or a queue refused. rabbit: 406 with this text."""
     return PreconditionFailed("partial tx completion", methods.TX_COMMIT)
 
 
@@ -125,7 +127,13 @@ def fail(channel: Channel) -> None:
 
 @final
 class QueuePart:
-    """What one queue gets. messages: all of them, or the first of those that are prepared."""
+    """The messages that one queue gets.
+
+    Attributes:
+        prepared: the encoded records, if the queue takes them at once.
+        messages: all messages, or the first HOT_COUNT_MAX if there is `prepared`.
+        persistent: the part must be on the disk before the answer.
+    """
 
     def __init__(
         self, destination: Destination, prepared: PreparedTransaction | None, synced_log: QueueLog | None
@@ -168,7 +176,7 @@ def _prepare(prepared: PreparedTransaction, message: Message) -> None:
 
 @final
 class TransactionCommit:
-    """One tx.commit on its way through the stages. `start` begins it; the rest calls itself."""
+    """A tx.commit that runs through the stages. `start` begins it; each turn schedules the next."""
 
     def __init__(
         self,
@@ -180,7 +188,7 @@ class TransactionCommit:
         self.channel = channel
         self.transaction = transaction
         self._stage = _LOOK
-        # Both are taken from their ends, so that what is done with is freed slice by slice.
+        # Both lists are consumed from their ends, so that each slice frees memory.
         publishes.reverse()
         settlements.reverse()
         self._publishes = publishes
@@ -189,12 +197,12 @@ class TransactionCommit:
         self._waiting: list[QueuePart] = []
         self._logs: set[QueueLog] = set()
         self._settled_logs: set[QueueLog] = set()
-        # What exchanges keep of its messages.
+        # Destinations that are exchange state, not queues.
         self._kept: list[Destination] = []
         self._looked: i64 = 0
         self._syncs: i64 = 0
         self._failed = False
-        self._refused = False  # by a queue that is full; the others have it
+        self._refused = False  # by a full queue; other queues have their messages
 
     def start(self) -> None:
         self.channel.busy = True
@@ -202,7 +210,7 @@ class TransactionCommit:
         self.channel.owner.call_soon(self.step)
 
     def settle_behind(self, logs: Collection[QueueLog]) -> None:
-        """The publishes are few and have been offered, to these logs, in this turn: the rest when they are safe."""
+        """Begin at the sync stage: the handler has offered the few publishes to these logs in this turn."""
         self._stage = _SYNC
         self._look(math.inf)
         self.channel.busy = True
@@ -211,7 +219,7 @@ class TransactionCommit:
         when_safe(self.channel.session.turn, logs, self._synced)
 
     def step(self) -> None:
-        """One turn's share."""
+        """Run the commit for one turn's share."""
         try:
             self._work(time.monotonic() + SLICE_S)
         except (OSError, LogFailed) as error:
@@ -237,7 +245,7 @@ class TransactionCommit:
             return
         if self._stage == _SYNC:
             if self._syncs > 0:
-                return  # `_synced` goes on
+                return  # `_synced` continues
             if self._refused:
                 self._fail()
                 return
@@ -248,7 +256,7 @@ class TransactionCommit:
         self.channel.owner.call_soon(self.step)
 
     def _look(self, deadline: float) -> bool:
-        """Whether it is through."""
+        """Collect the logs of the settlements and check them. Return whether all are checked."""
         settlements = self._settlements
         count: i64 = len(settlements)
         while self._looked < count:
@@ -321,13 +329,13 @@ class TransactionCommit:
             if time.monotonic() >= deadline:
                 break
         if wrote:
-            # In the turn of the append: whether it got to the disk is told to those who wait for this very group.
+            # In the turn of the append: `when_safe` reports on the commit group of the turn in which it is called.
             self._syncs += 1
             when_safe(self.channel.session.turn, self._logs, self._synced)
         return not self._waiting
 
     def _append_part(self, part: QueuePart, deadline: float) -> bool:
-        """Whether it is all there."""
+        """Return whether the queue has all of its part."""
         destination = part.destination
         prepared = part.prepared
         messages = part.messages
@@ -377,7 +385,7 @@ class TransactionCommit:
             apply_tx_ack(channel, entry, action)
             count += 1
             if count % _STEP == 0 and time.monotonic() >= deadline:
-                # Written now and then: one turn's worth of them is not the whole transaction's.
+                # Write the settlements of each turn: a turn's share is not the whole transaction.
                 channel.session.turn.schedule()
                 return False
         return True
@@ -388,7 +396,9 @@ class TransactionCommit:
         answer(self.channel, (), self._settled_logs)
 
     def _fail(self) -> None:
-        """A log failed, or a queue refused: what is not settled goes back, with all that the channel has unacked."""
+        """End without settling: a log failed or a queue refused. Entries return to their queues with the
+        channel's others.
+        """
         channel = self.channel
         self.transaction.committing = False
         self._stage = _OVER
@@ -397,7 +407,7 @@ class TransactionCommit:
         refuse(self._kept)
         self._parts.clear()
         if channel.closing:
-            # The channel has ended and left these to the commit.
+            # The closed channel left these entries to the commit.
             entries = [entry for _, entry, _ in reversed(self._settlements)]
             for entry in entries:
                 entry.in_transaction = False

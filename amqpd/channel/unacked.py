@@ -1,11 +1,4 @@
-"""What a channel has delivered and its client has not settled yet, by delivery tag.
-
-A list whose index is the tag less `_base_tag`; None marks what is settled or needs no answer. So an ack in order, out
-of order, or multiple costs O(1) per message. What a transaction has settled stays in its place until the commit.
-What a consumer's timeout has taken is noted as late: its answer, which may still come, means nothing and is no error.
-
-Invariant: nothing but None stands before `_head`.
-"""
+"""Unacked deliveries of a channel, by delivery tag."""
 
 from __future__ import annotations
 
@@ -19,33 +12,45 @@ from amqpd.errors import PreconditionFailed
 if TYPE_CHECKING:
     from amqpd.broker.consumer import Consumer, QueueBase
 
-# Settled places at the front that may stand before the list is moved up.
+# Settled places allowed at the front before the list is cut.
 _SETTLED_MAX: Final = 1024
-# Late tags that are known; beyond, the oldest are unknown again, as whatever is settled is.
+# Late tags remembered. An older one is unknown again, like any settled tag.
 LATE_MAX: Final = 100_000
 
 
 @final
 class Unacked:
-    """One channel's. Who raises PreconditionFailed here does so for a tag that is not outstanding."""
+    """The unacked list of one channel.
+
+    A list with one place per delivery: index = tag - `_base_tag`. None marks deliveries that are settled or
+    need no ack. An ack costs O(1) per message in any order, also with multiple. Entries settled in a
+    transaction keep their places until the commit. Deliveries that a consumer timeout requeued are remembered
+    as late: one later ack of each is ignored.
+
+    Invariant: all places before `_head` are None.
+
+    Methods that take a tag raise PreconditionFailed if it is not outstanding.
+
+    Attributes:
+        repeats: an entry has several places, because a stream entry can have many deliveries.
+    """
 
     def __init__(self) -> None:
         self._entries: list[QueueEntry | None] = []
         self._head: i64 = 0
         self._base_tag: i64 = 1
         self._late: dict[i64, None] = {}
-        # An entry has come several times: of a stream one stands for many deliveries.
         self.repeats = False
 
     def add(self, tag: i64, entry: QueueEntry) -> None:
-        """The delivery of this tag, the highest so far, waits for its answer."""
+        """Add a delivery. Its tag must be the highest so far."""
         entries = self._entries
         if not entries:
             self._base_tag = tag
         entries.append(entry)
 
     def add_times(self, tag: i64, entry: QueueEntry, count: i64) -> None:
-        """As `add`, for so many deliveries from this tag on."""
+        """Add `count` deliveries of the same entry, from this tag on."""
         if not self._entries:
             self._base_tag = tag
         if count == 1:
@@ -56,14 +61,12 @@ class Unacked:
             self._entries += [entry] * times
 
     def skip(self) -> None:
-        """A delivery that needs no answer: its tag keeps the list in step."""
+        """Add a place for a delivery that needs no ack, so that tags and places agree."""
         if self._entries:
             self._entries.append(None)
 
     def split_shared(self) -> None:
-        """Each delivery has an entry of its own from here on, also where one stood for many of a stream. Cost: all of
-        them.
-        """
+        """Give each delivery of a shared stream entry its own entry. Cost: linear in the list."""
         entries = self._entries
         seen: dict[QueueEntry, None] = {}
         for position in range(len(entries)):
@@ -78,11 +81,11 @@ class Unacked:
                 seen[entry] = None
 
     def entries(self) -> list[QueueEntry]:
-        """All of them, in the order of delivery."""
+        """Return all entries in delivery order."""
         return [entry for entry in self._entries if entry is not None]
 
     def count(self) -> int:
-        """Cost: all of them."""
+        """Return the number of entries. Cost: linear."""
         return len(self.entries())
 
     def clear(self) -> None:
@@ -91,14 +94,19 @@ class Unacked:
         self._late.clear()
 
     def end(self) -> i64:
-        """Above every tag that is outstanding now, and not above one that comes."""
+        """Return the tag after the last one in the list."""
         count: i64 = len(self._entries)
         return self._base_tag + count
 
     def first_of(self, tag: i64, queue: QueueBase, consumer: Consumer | None, in_transaction: bool) -> i64:
-        """The first tag, from this one on, of what this consumer has of the queue, or basic.get (None); -1: none.
+        """Return the first tag, from `tag` on, that this consumer has unacked from the queue, or -1.
 
-        in_transaction: what an open transaction has settled counts, too. Cost: the places passed.
+        Args:
+            consumer: None for basic.get.
+            in_transaction: include entries that an open transaction has settled.
+
+        Cost:
+            linear in the places passed.
         """
         entries = self._entries
         size: i64 = len(entries)
@@ -118,13 +126,15 @@ class Unacked:
         return -1
 
     def take_late(self, queue: QueueBase, consumer: Consumer | None) -> list[QueueEntry]:
-        """Removes what `first_of` counts but for what a transaction has settled; answers to it are late from now on."""
+        """Remove and return the consumer's entries, except those settled in a transaction. Their tags are late
+        from now on.
+        """
         taken: list[QueueEntry] = []
         late = self._late
         tag = self.first_of(0, queue, consumer, False)
         while tag >= 0:
             entry = self._entries[tag - self._base_tag]
-            assert entry is not None  # first_of has looked
+            assert entry is not None  # first_of returned its tag
             taken.append(entry)
             self._entries[tag - self._base_tag] = None
             late[tag] = None
@@ -135,44 +145,43 @@ class Unacked:
         return taken
 
     def timed_out(self, tag: i64) -> bool:
-        """Whether this is the answer to what a timeout has taken. It is said once: a second answer is one too many."""
+        """Return whether the tag is late, and forget it: only one ack of it is ignored."""
         if tag not in self._late:
             return False
         del self._late[tag]
         return True
 
     def at(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
-        """The entry of this tag, with the tag. It stays; none if it is late. Raises: PreconditionFailed."""
+        """Return the entry of this tag, with the tag. It stays in the list. A late tag returns nothing."""
         if tag in self._late:
             return []
         index = self._index(tag)
         return self._between(index, index)
 
     def up_to(self, tag: i64) -> list[tuple[i64, QueueEntry]]:
-        """Those up to this tag (0: all) that no transaction has settled, with their tags. They stay.
-
-        Raises: PreconditionFailed.
+        """Return the entries up to this tag (0: all), with their tags, except those settled in a transaction.
+        They stay.
         """
         return self._between(self._head, self._last_index(tag))
 
     def take(self, tag: i64, multiple: bool) -> list[QueueEntry]:
-        """Removes one (none if it is late), or all up to the tag (0: all). Raises: PreconditionFailed."""
+        """Remove and return one entry, or all up to the tag (0: all). A late tag returns nothing."""
         if multiple:
             return self.take_multiple(tag)
         return [] if self.timed_out(tag) else [self.take_one(tag)]
 
     def take_one(self, tag: i64) -> QueueEntry:
-        """Raises: PreconditionFailed."""
+        """Remove and return the entry of this tag."""
         index = self._index(tag)
         entry = self._entries[index]
-        assert entry is not None  # _index has looked
+        assert entry is not None  # _index checked it
         self._entries[index] = None
         if index == self._head:
             self._advance(index + 1)
         return entry
 
     def take_multiple(self, tag: i64) -> list[QueueEntry]:
-        """Removes all up to the tag (0: all). Raises: PreconditionFailed."""
+        """Remove and return all entries up to the tag (0: all)."""
         index = self._last_index(tag)
         entries = self._entries
         taken: list[QueueEntry] = []
@@ -187,9 +196,11 @@ class Unacked:
         return taken
 
     def take_runs(self, tag: i64) -> list[tuple[QueueEntry, i64]]:
-        """As `take_multiple`: each entry with how many deliveries of it stood behind each other. Cost: some 5 ns each.
+        """Remove all up to the tag, as `take_multiple`. Return each entry with its number of consecutive
+        deliveries.
 
-        Raises: PreconditionFailed.
+        Cost:
+            some 5 ns per delivery.
         """
         index = self._last_index(tag)
         entries = self._entries
@@ -212,7 +223,7 @@ class Unacked:
         return taken
 
     def take_outstanding(self) -> list[QueueEntry]:
-        """Removes what no open transaction has settled, in the order of delivery: for basic.recover."""
+        """Remove and return, for basic.recover, all entries that no open transaction has settled."""
         taken: list[QueueEntry] = []
         entries = self._entries
         size: i64 = len(entries)
@@ -246,7 +257,7 @@ class Unacked:
 
     def _last_index(self, tag: i64) -> i64:
         if tag == 0:
-            # spec: 1.8.3.13 tag zero with multiple means all outstanding, none included
+            # spec: 1.8.3.13 tag zero with multiple means all outstanding; there may be none
             count: i64 = len(self._entries)
             return count - 1
         if tag in self._late:
@@ -272,7 +283,7 @@ class Unacked:
 
 
 def shared_entry(consumer: Consumer, source: QueueBase) -> QueueEntry:
-    """The entry for all that a consumer has of a stream whose reader keeps no account of offsets."""
+    """Return the entry for all deliveries of a stream to this consumer: its reader does not track single offsets."""
     entry = consumer.entry_for_all
     if entry is None or entry.queue is not source:
         entry = consumer.entry_for_all = QueueEntry(source, -1, None, False)
