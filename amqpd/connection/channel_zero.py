@@ -1,17 +1,15 @@
-"""Channel 0 of a connection: the handshake, then close, update-secret, blocked; and how a connection ends.
+"""Channel 0 of a connection: handshake, close, update-secret, blocked.
 
     client                    broker
     protocol header           connection.start
-    start-ok                  (password check, off the loop)  tune
+    start-ok                  (password check on a thread)  tune
     tune-ok, open             open-ok
 
-Before the connection is open a fault gets no answer but a closed socket, after a while (a guesser waits); two
-exceptions tell: 403 to a client that announced `authentication_failure_close`, and what tune-ok and open ask for in
-vain (530, 504). The whole handshake has one deadline, whatever the pace of its bytes.
+Before the connection is open, an error closes the socket without an answer, after a delay that slows down password
+guessing. Two errors are answered: 403 to a client that announced `authentication_failure_close`, and those of
+tune-ok and open (530, 504). One deadline applies to the whole handshake.
 
-Source: AMQP 0-9-1 section 2.2.4; RabbitMQ 3.10.8 for codes and silences.
-
-What a client logs in with, as the SASL mechanisms of AMQP carry it: PLAIN, AMQPLAIN, EXTERNAL.
+Source: AMQP 0-9-1 section 2.2.4; RabbitMQ 3.10.8 for codes and for errors without an answer.
 """
 
 from __future__ import annotations
@@ -65,9 +63,13 @@ if TYPE_CHECKING:
 
 
 def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
-    """Name and password; None where the certificate stands for both. rabbit: its response may be anything.
+    """Return user name and password from a SASL response. The password is None for EXTERNAL.
 
-    Raises: FrameError for a response that is none of the mechanism's, CommandInvalid for another mechanism.
+    rabbit: the response of EXTERNAL can be anything.
+
+    Raises:
+        FrameError: the response does not fit the mechanism.
+        CommandInvalid: the mechanism is unknown.
     """
     if mechanism == "EXTERNAL":
         return "", None
@@ -92,7 +94,7 @@ def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
 log = logging.getLogger(__name__)
 
 HEADER: Final = b"AMQP\x00\x00\x09\x01"
-# rabbit: clients of AMQP 0-8 and 0-9 send these and speak 0-9-1 all the same
+# rabbit: clients of AMQP 0-8 and 0-9 send these headers but speak 0-9-1
 OLD_HEADERS: Final = (b"AMQP\x01\x01\x00\x09", b"AMQP\x01\x01\x08\x00")
 CAPABILITIES: Final = (
     "publisher_confirms",
@@ -106,19 +108,20 @@ CAPABILITIES: Final = (
     "direct_reply_to",
 )
 FRAME_MIN: Final = 4096
-# Kept as long as the connection is. The frame may be twice as long (transport.HANDSHAKE_FRAME_MAX), so that a long
-# secret fits. rabbit: 3.10 takes no frame above 4096 there, which the Java client's tests see by its properties.
+# The connection keeps the client properties. The frame can be twice as long (transport.HANDSHAKE_FRAME_MAX), so
+# that a long password fits. rabbit: 3.10 accepts frames of 4096 bytes here; the Java client's tests check it with
+# long properties.
 CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
 PENALTY_S: Final = 3.0
 CLOSE_WAIT_S: Final = 3.0
 _TOLD: Final = (NotAllowed, ChannelError, CommandInvalid, ConnectionForced)
-"""What a client is told from tune-ok on, before its connection is open."""
+"""Errors that are sent to a client between tune-ok and open-ok."""
 
 WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN, GONE = range(7)
 
 
 def server_properties(broker: Broker) -> dict[str, object]:
-    """What connection.start announces; clients switch features on by it."""
+    """Return the properties for connection.start. Clients enable features by them."""
     product, version = broker.settings.product
     return {
         "product": product,
@@ -132,14 +135,14 @@ def server_properties(broker: Broker) -> dict[str, object]:
 
 
 class ChannelZero(ChannelZeroBase):
-    """One per connection, for all of its life. Everything here is off the message path."""
+    """Channel 0 of one connection, from the protocol header to the closed socket. Not on the message path."""
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry, wire: TransportBase) -> None:
         super().__init__()
         self.broker = broker
         self.connections = connections
         self.wire = wire
-        self.connection: Connection = None  # type: ignore[assignment]  # begin() brings it
+        self.connection: Connection = None  # type: ignore[assignment]  # set by begin()
         self.step = WANT_HEADER
         self.connected_at = broker.wall_time()
         self._header = b""
@@ -149,7 +152,7 @@ class ChannelZero(ChannelZeroBase):
         self._channel_max = 0
 
     def begin(self, connection: Connection) -> None:
-        """The socket is there: over TLS that is when TLS has shaken hands, which has a deadline of its own."""
+        """Start the handshake deadline. With TLS, its handshake is over and had its own deadline."""
         self.connection = connection
         self.connections.give_back.came()
         self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._too_late)
@@ -157,7 +160,9 @@ class ChannelZero(ChannelZeroBase):
     # -- the protocol header -----------------------------------------------------------------------------------------
 
     def on_header(self, data: bytes) -> bytes:
-        """Takes the eight bytes; returns what follows them. Empty until they are complete, or when they are refused."""
+        """Consume the protocol header and return the bytes behind it. Empty while it is incomplete, or if it is
+        refused.
+        """
         self._header += data
         header = self._header
         if len(header) < len(HEADER):
@@ -176,7 +181,7 @@ class ChannelZero(ChannelZeroBase):
         return rest
 
     def _refuse_header(self) -> None:
-        # spec: 4.2.2 answer with the header that would do, then close
+        # spec: 4.2.2 answer with the supported header, then close
         log.warning("a client was refused that does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
         self.wire.write(HEADER)
         self.finished()
@@ -184,7 +189,7 @@ class ChannelZero(ChannelZeroBase):
     # -- methods -----------------------------------------------------------------------------------------------------
 
     def on_method(self, number: int, method: int, payload: bytes) -> None:
-        """A method on channel 0, or any before the connection is open."""
+        """Handle a method on channel 0, or any method before the connection is open."""
         if number != 0:
             raise FrameError("no channel before connection.open")
         try:
@@ -215,7 +220,7 @@ class ChannelZero(ChannelZeroBase):
             else:
                 self.closed_by_client()
         elif isinstance(command, ConnectionUpdateSecret):
-            # rabbit: a backend without expiring secrets has nothing to do
+            # rabbit: nothing to do for a backend without expiring secrets
             self.connection.output.send(0, ConnectionUpdateSecretOk())
         else:
             raise ChannelError("unexpected method in connection state running", method)
@@ -234,7 +239,7 @@ class ChannelZero(ChannelZeroBase):
         raise ProcessingPaused
 
     def _mechanisms(self) -> list[str]:
-        """What this connection may log in with: EXTERNAL where its certificate, if it shows one, has been looked at."""
+        """Return the SASL mechanisms of this connection. EXTERNAL requires a listener that verifies certificates."""
         settings = self.broker.settings
         looked_at = self.wire.tls and settings.amqp.tls.verify_peer
         return [each for each in settings.auth.mechanisms if each != "EXTERNAL" or looked_at]
@@ -254,7 +259,7 @@ class ChannelZero(ChannelZeroBase):
             self._refuse_login(connection)
             return
         except Exception:
-            # Whatever it was that could not be asked: nobody gets in by it, and nobody waits for an answer.
+            # A failed check must neither accept the login nor leave the client without an answer.
             log.exception("login refused, it could not be checked: a bug of the broker", extra=self._about())
             self._refuse_login(connection)
             return
@@ -311,7 +316,7 @@ class ChannelZero(ChannelZeroBase):
         broker = self.broker
         connection = self.connection
         user = self._user
-        assert user is not None  # the step says so
+        assert user is not None  # the step guarantees it
         elsewhere = self.connections.elsewhere
         if elsewhere is not None and elsewhere.closed:
             raise ConnectionForced(elsewhere.closed)
@@ -339,7 +344,7 @@ class ChannelZero(ChannelZeroBase):
     # -- another node ------------------------------------------------------------------------------------------------
 
     def take_over(self, login: NegotiatedLogin) -> None:
-        """Another node has come as far as tune-ok: connection.open is next."""
+        """Continue after the handshake that another node did, up to tune-ok. connection.open is next."""
         connection = self.connection
         connection.client_properties = dict(login.client_properties)
         capabilities = login.client_properties.get("capabilities")
@@ -351,13 +356,17 @@ class ChannelZero(ChannelZeroBase):
         self.step = WANT_OPEN
 
     def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
-        """Returns where there is no such vhost. Raises: InputWaits where another node runs it: it is asked."""
+        """Hand the connection over if another node serves the vhost. Return if there is no such vhost.
+
+        Raises:
+            ProcessingPaused: the handover began.
+        """
         connections, connection = self.connections, self.connection
         elsewhere = connections.elsewhere
         if elsewhere is None or not elsewhere.runs(command.virtual_host):
             return
         if self._timer is not None:
-            self._timer.cancel()  # what comes has a deadline of its own
+            self._timer.cancel()  # the handover has its own deadline
             self._timer = None
         self.wire.pause_reading()
         channel_max, frame_max = connection.channels.count_max, connection.output.frame_payload_max + 8
@@ -392,7 +401,7 @@ class ChannelZero(ChannelZeroBase):
         try:
             self._open(command)
         except ProcessingPaused:
-            return  # it went elsewhere once more
+            return  # another handover began
         except AmqpError as error:
             connection.ending.close_for(error, 0)
         connection.resume_input()
@@ -407,25 +416,25 @@ class ChannelZero(ChannelZeroBase):
         connection.ending.enter(CLOSING)
         connection.output.send(0, ConnectionCloseOk())
         connection.output.flush()
-        # rabbit: the client ends the stream. One that reads its end before its own threads have seen close-ok takes it
-        # for a failure (amqp091-go).
+        # rabbit: the client ends the stream. amqp091-go treats our end of stream as a failure if it comes before
+        # its threads have seen close-ok.
         connection.gate.disable()
         self._set_timer(CLOSE_WAIT_S, self.finished)
 
     def fail(self, error: AmqpError) -> None:
-        """A hard error. In the handshake most are answered by silence."""
+        """Handle a hard error. Most errors in the handshake close the socket without an answer."""
         connection = self.connection
         tells = self.step >= WANT_TUNE_OK and isinstance(error, _TOLD)
         if connection.ending.state == HANDSHAKE and not tells:
             log.warning("a handshake failed: %s", error.reply_text, extra=self._about())
             self._penalty()
             return
-        assert isinstance(error, HardError)  # the connection passes no other
+        assert isinstance(error, HardError)  # the caller passes no other error here
         connection.ending.shut(error)
         self._wait_for_close_ok()
 
     def force(self, reason: str) -> None:
-        """Closes from outside: the CLI, the admin API, a vhost that goes, a stop. 320."""
+        """Close with 320 at the request of amqpctl, the HTTP API, a vhost deletion or a stop."""
         if self.step == GONE:
             return
         if self.connection.ending.state == RUNNING:
@@ -442,7 +451,7 @@ class ChannelZero(ChannelZeroBase):
         self._set_timer(CLOSE_WAIT_S, self._unanswered)
 
     def _unanswered(self) -> None:
-        """What the peer has sent behind our close was not heard, and it is to know that."""
+        """Reset the socket: the client must learn that what it sent after our close was ignored."""
         self._timer = None
         log.warning("connection.close was not answered in %d s, reset", CLOSE_WAIT_S, extra=self._about())
         self.connection.output.flush()
@@ -459,7 +468,7 @@ class ChannelZero(ChannelZeroBase):
         self.finished()
 
     def finished(self) -> None:
-        """Writes what is left and closes the socket; it goes to no other node any more."""
+        """Write the remaining output and close the socket. Cancel a login check or handover."""
         self._stop_waiting()
         if self.connection.ending.state != CLOSED:
             self.connection.output.flush()
@@ -467,11 +476,11 @@ class ChannelZero(ChannelZeroBase):
 
     def _stop_waiting(self) -> None:
         if self._task is not None:
-            self._task.cancel()  # a password check that nobody waits for costs nothing
+            self._task.cancel()  # cancels the password check
             self._task = None
 
     def _about(self) -> dict[str, object]:
-        """Fields of a log record."""
+        """Return the fields of a log record."""
         about: dict[str, object] = {"connection": self.connection.name}
         session = self.connection.opened
         if session is not None:
@@ -479,11 +488,11 @@ class ChannelZero(ChannelZeroBase):
         return about
 
     def release(self) -> None:
-        """What the connection holds goes back."""
+        """Release the resources of the connection."""
         self.connections.release(self.connection)
 
     def lost(self) -> None:
-        """The socket is gone, for whatever reason."""
+        """Dispose of the connection: the socket is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -507,7 +516,7 @@ class ChannelZero(ChannelZeroBase):
     # -- alarms ------------------------------------------------------------------------------------------------------
 
     def hold_for_alarm(self) -> None:
-        """A publish while an alarm lasts: this connection is not read until it is over, and is told why."""
+        """Stop reading a client that published during an alarm, and send connection.blocked."""
         connection = self.connection
         if connection.gate.holds(ALARM):
             return

@@ -1,12 +1,14 @@
-"""A connection's state, and the one place where an error becomes a close.
+"""Closing of channels and connections, and the table of a connection's channels.
 
-SoftError closes the channel, HardError the connection; an OSError, which is a disk's, closes it with 506; anything else
-is a bug of the broker (541, traceback in the log).
+`CloseHandler.close_for` is the one place where an exception becomes a close:
 
-States: handshake (until connection.open-ok), running, closing (connection.close is sent or answered: everything but
-close-ok is discarded), closed (the socket is gone).
+- SoftError: channel.close.
+- HardError: connection.close.
+- OSError of the disk: connection.close with 506.
+- Any other exception is a bug: connection.close with 541, and a traceback in the log.
 
-A connection's channels by their numbers.
+States of a connection: HANDSHAKE until connection.open-ok, RUNNING, CLOSING after connection.close in either
+direction (everything except close-ok is ignored), CLOSED without a socket.
 """
 
 from __future__ import annotations
@@ -28,12 +30,16 @@ from amqpd.protocol.frame_parser import FrameParser
 
 @final
 class ChannelTable:
-    """count_max: as negotiated; 0: no limit. A channel stays until both sides have closed it."""
+    """The channels of a connection by number. A channel stays until both sides have closed it.
+
+    Attributes:
+        count_max: the negotiated channel_max; 0 for no limit.
+    """
 
     def __init__(self) -> None:
         self.by_number: dict[int, Channel] = {}
         self.count_max: i64 = 0
-        # The one asked for last: most often it is asked for again.
+        # The last channel looked up, which is usually the next one too.
         self._last_number: i64 = -1
         self._last: Channel | None = None
 
@@ -47,7 +53,7 @@ class ChannelTable:
         return channel
 
     def check_count(self) -> None:
-        """Raises: NotAllowed where there is no room for another."""
+        """Raise NotAllowed if the table is full."""
         if self.count_max > 0 and len(self.by_number) >= self.count_max:
             raise NotAllowed(
                 f"number of channels opened ({len(self.by_number)}) has reached the negotiated channel_max "
@@ -63,7 +69,7 @@ class ChannelTable:
         self._last = None
 
     def all(self) -> list[Channel]:
-        """A snapshot: they may end while one goes through them."""
+        """Return a snapshot, because channels can close during a loop over them."""
         return list(self.by_number.values())
 
 
@@ -79,7 +85,7 @@ CLOSED: Final = 3
 
 @final
 class CloseHandler:
-    """Of one connection, whose name it has for the log."""
+    """State of one connection, and its closes."""
 
     def __init__(
         self,
@@ -99,14 +105,14 @@ class CloseHandler:
         self._channels = channels
 
     def enter(self, state: i64) -> None:
-        """The connection's next state: each is entered by this call alone."""
+        """Set the state. No other code does."""
         self.state = state
         if state >= CLOSING:
             self._output.closing = True
             self._gate.closing = True
 
     def close_for(self, error: Exception, number: i64) -> None:
-        """What a command of that channel has raised closes the channel, or the connection."""
+        """Close the channel or the connection because of an exception."""
         if isinstance(error, SoftError):
             self.fail_channel(number, error)
         elif isinstance(error, HardError):
@@ -119,7 +125,7 @@ class CloseHandler:
             self.fail(InternalError(type(error).__name__))
 
     def fail_channel(self, number: i64, error: SoftError) -> None:
-        """channel.close, and the channel is left to its client's close-ok."""
+        """Send channel.close. The channel then waits for the client's close-ok."""
         if self.state != RUNNING:
             return
         channel = self._channels.get(number)
@@ -138,18 +144,20 @@ class CloseHandler:
         self._output.write(methods.frame(number, close))
 
     def fail(self, error: HardError) -> None:
-        """connection.close; in the handshake only for those who asked for it, otherwise the socket just closes."""
+        """Close the connection with an error. In the handshake most errors only close the socket: see
+        `ChannelZero.fail`.
+        """
         if self.state < CLOSING:
             self._control.fail(error)
 
     def shut(self, error: HardError) -> None:
-        """Sends connection.close and waits for its answer; the control's timer bounds the wait."""
+        """Send connection.close and wait for close-ok. `ChannelZero` limits the wait."""
         self.enter(CLOSING)
         log.warning("a connection is closed: %s", error.reply_text, extra={"connection": self.name})
         self._control.release()
         close = methods.ConnectionClose(error.code, error.reply_text, error.method >> 16, error.method & 0xFFFF)
         self._output.write(methods.frame(0, close))
-        # The answer has to be heard, whatever the publisher was held for.
+        # The client's close-ok must be read, even if the connection was paused.
         self._gate.disable()
         rest = self._parser.take_unparsed()
         if not isinstance(error, FrameError) and CLOSE_OK_FRAME in rest:

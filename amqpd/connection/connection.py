@@ -1,11 +1,9 @@
-"""A connection: what is read from one socket goes to its channels.
+"""A client connection: it passes received commands to its channels.
 
-The connection is the parser's sink. Publishes and acks go straight to their channel; channel 0 and everything
-before connection.open-ok to channel_zero.py; every other method to the handlers of its class. `run` catches their
-exceptions, as do pending commands, and only `close_handler.py` turns an exception into a close.
+The frame parser calls the `Connection`. Publishes and acks go straight to their channel. channel_zero.py handles
+channel 0 and everything before connection.open-ok. channel/handlers.py handles all other methods.
 
-Its parts have an idea each: `output` (what waits to be written), `gate` (why it is not read), `channels` (by number),
-`backlog` (commands behind busy channels), `ending` (its state, and how it closes).
+Exceptions are caught in `Connection.run` and in pending_commands.py. `CloseHandler` alone turns them into closes.
 """
 
 from __future__ import annotations
@@ -51,15 +49,29 @@ if TYPE_CHECKING:
     from amqpd.broker.broker import Broker
     from amqpd.broker.vhost.vhost import VHost
 
-# Answers that gather in one turn before the peer's further questions wait.
+# A client with this much output in one turn must wait until it is sent.
 OUTPUT_BYTES_MAX: Final = 2 * 1024 * 1024
-# What a peer may send before it has logged in.
+# Bytes accepted before the login.
 LOGIN_BYTES_MAX: Final = 16 * 1024
 
 
 @final
 class Connection(FrameHandler):
-    """One client. name: peer and own address, for logs and lists. sink_frame_max: bytes of a frame, until tuned."""
+    """One client connection.
+
+    Attributes:
+        name: addresses of peer and broker, for logs and lists.
+        gate: reasons for which the socket is not read.
+        output: bytes that wait to be written.
+        channels: channels by number.
+        ending: state of the connection, and how it closes.
+        backlog: commands that wait for busy channels.
+        opened: the session, from connection.open on.
+        received: bytes arrived since the last heartbeat tick.
+
+    Args:
+        sink_frame_max: maximum frame size in bytes before tune-ok.
+    """
 
     def __init__(
         self, broker: Broker, wire: TransportBase, control: ChannelZeroBase, name: str, sink_frame_max: int
@@ -79,22 +91,20 @@ class Connection(FrameHandler):
             self, turn, control, self.gate, self.output, self.parser, self.channels, self.ending
         )
         self.gate.on_resume = self.resume_input
-        # From connection.open on.
         self.opened: Session | None = None
         self.client_properties: dict[str, object] = {}
         self.capabilities: dict[str, object] = {}
         self.heartbeat_s: i64 = 0
-        # Something came since the heartbeats looked.
         self.received = False
         self.received_bytes: i64 = 0
         self.publishes = False
         self.published_count: i64 = 0
-        # What it sent since the turn with that number began.
+        # Number of the last turn in which data arrived, and the bytes received in it.
         self._turn_number: i64 = 0
         self._turn_bytes: i64 = 0
-        # What comes while nothing is worked off.
+        # Data received while processing is paused.
         self._input: list[bytes] = []
-        # Of unfinished bodies, as the broker knows it.
+        # Bytes of incomplete message bodies, as last reported to `PartialBodyMemory`.
         self._kept_bytes: i64 = 0
 
     @property
@@ -108,19 +118,24 @@ class Connection(FrameHandler):
         self.ending.enter(RUNNING)
 
     def set_frame_max(self, frame_max: int) -> None:
-        """After tune-ok. frame_max: bytes of a whole frame; the peer may send eight more, as RabbitMQ lets it."""
+        """Apply tune-ok.
+
+        Args:
+            frame_max: size of a whole frame in bytes. The client may send 8 more, as with RabbitMQ.
+        """
         self.output.frame_payload_max = frame_max - FRAME_OVERHEAD_BYTES
         self.parser.frame_payload_max = frame_max
 
     def forget_routes(self) -> None:
-        """Permissions have changed."""
+        """Drop cached routes, because permissions changed."""
         for channel in self.channels.all():
             channel.publisher.forget_routes()
 
     def let_go(self) -> None:
-        """The socket is gone. Every circle of references through the connection is opened here or by its control's and
-        its transport's `let_go`, so that it goes with the last that still names it (a turn, a commit under way), and
-        needs no collector.
+        """Break all reference cycles after the socket is closed.
+
+        Together with `ChannelZero.lost` and `Transport.connection_lost`. Reference counting then frees the
+        connection when the last turn or commit that refers to it ends; no garbage collection is needed.
         """
         self.ending.enter(CLOSED)
         self.parser.dispose()
@@ -132,7 +147,7 @@ class Connection(FrameHandler):
     # -- bytes -------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Bytes from the socket. Raises nothing."""
+        """Process bytes from the socket. Raises nothing."""
         self.received = True
         self.received_bytes += len(data)
         ending = self.ending
@@ -156,11 +171,11 @@ class Connection(FrameHandler):
             if turn.account_read(len(data), self._turn_bytes) and ending.state == RUNNING:
                 self.gate.pause_for_turn()
         finally:
-            if alone:  # whatever happens here: nobody else works this turn off
+            if alone:  # no other call ends this turn
                 turn.end_read()
 
     def run(self) -> None:
-        """Works off what was received."""
+        """Parse and process the received bytes."""
         parser = self.parser
         while True:
             try:
@@ -169,7 +184,7 @@ class Connection(FrameHandler):
             except ProcessingPaused:
                 self.backlog.input_waits = True
                 break
-            except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
+            except Exception as error:  # noqa: BLE001  # close_for logs unknown exceptions
                 self.ending.close_for(error, parser.channel)
                 if not isinstance(error, SoftError):
                     break
@@ -180,22 +195,22 @@ class Connection(FrameHandler):
             self._keep_account()
 
     def _receive_closing(self, data: bytes) -> None:
-        """connection.close is out: only its answer is of interest, wherever it stands among pipelined frames."""
+        """Look for close-ok after our connection.close. All other bytes are ignored."""
         self._input.clear()
         if CLOSE_OK_FRAME in data or (len(data) < 12 and CLOSE_OK_FRAME.endswith(data)):
             self.control.finished()
 
     def resume_input(self) -> None:
-        """Works off what came meanwhile: a client may send its whole handshake at once, or a thousand basic.get."""
+        """Process the data that arrived during a pause, unless another reason still applies."""
         backlog = self.backlog
         gate = self.gate
         output = self.output
         if not backlog.input_waits:
             return
         if gate.holds(ALARM):
-            return  # `release_from_alarm` comes here again
+            return  # the end of the alarm calls this again
         if gate.holds(OUTPUT) and (output.write_paused or output.output_bytes() >= OUTPUT_BYTES_MAX):
-            return  # `flush` comes here again
+            return  # `flush` calls this again
         gate.resume(OUTPUT | SHARING)
         backlog.input_waits = False
         backlog.release_stalled()
@@ -208,15 +223,16 @@ class Connection(FrameHandler):
             self.run()
 
     def take_input(self) -> bytes:
-        """What came and is not worked off yet: whoever takes it does that."""
+        """Return and remove the unprocessed data. The caller must process it."""
         rest = self.parser.take_unparsed() + b"".join(self._input)
         self._input.clear()
         return rest
 
     def _share_loop(self) -> None:
-        """A read of small publishes to a thousand queues each is seconds of work; it is done in slices.
+        """Let other connections run: publishes to thousands of queues each can take seconds.
 
-        Raises: InputWaits.
+        Raises:
+            ProcessingPaused: always.
         """
         self.backlog.fanout_count = 0
         self.gate.pause(SHARING)
@@ -224,7 +240,11 @@ class Connection(FrameHandler):
         raise ProcessingPaused
 
     def _check_output(self) -> None:
-        """A peer that asks and does not read is not listened to until it does. Raises: InputWaits."""
+        """Pause processing if the client does not read its replies.
+
+        Raises:
+            ProcessingPaused: OUTPUT_BYTES_MAX bytes wait.
+        """
         if self.output.output_bytes() >= OUTPUT_BYTES_MAX and self.ending.state == RUNNING:
             self.gate.pause(OUTPUT)
             raise ProcessingPaused
@@ -232,15 +252,16 @@ class Connection(FrameHandler):
     # -- unfinished bodies -------------------------------------------------------------------------------------------
 
     def _keep_account(self) -> None:
-        """What is kept of unfinished bodies has become more or less."""
+        """Report the bytes of incomplete bodies to `PartialBodyMemory`."""
         parser = self.parser
         bodies = self.broker.unfinished_bodies
         while parser.buffered_bytes > bodies.limit_bytes and parser.newest_channel() > 0:
-            # One connection alone, by bodies on several channels: their frames are mixed, so none can wait for another.
+            # A single connection exceeds the limit with bodies on several channels. Their frames are interleaved,
+            # so none can wait for another.
             text = f"more than {bodies.limit_bytes} bytes of messages that are not complete"
             number = parser.newest_channel()
             self.ending.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
-            parser.ignore_channel(number)  # whatever state it was in
+            parser.ignore_channel(number)  # also if the channel was not open
         kept = parser.buffered_bytes
         self._kept_bytes = kept
         bodies.changed(self.gate, kept, parser.oldest_serial() if kept > 0 else 0)
@@ -248,7 +269,7 @@ class Connection(FrameHandler):
             self.control.hold_for_alarm()
 
     def drop_bodies(self) -> None:
-        """The connection ends: nothing that was begun will be complete."""
+        """Drop incomplete bodies, because the connection ends."""
         self.parser.drop_partial_contents()
         if self._kept_bytes > 0:
             self._keep_account()
@@ -256,7 +277,8 @@ class Connection(FrameHandler):
     # -- commands ----------------------------------------------------------------------------------------------------
 
     def on_large_publish(self, number: i64, method: bytes, header: bytes, parts: list[bytes], body_size: i64) -> None:
-        # Beside the arguments: one more of them would cost every publish a call, as it is not the sink's.
+        # `parts` is no argument of on_publish: mypyc calls a method slower if its signature differs from the base
+        # class.
         self.backlog.parts = parts
         try:
             self.on_publish(number, method, header, len(header), body_size, 0, False)
@@ -285,8 +307,8 @@ class Connection(FrameHandler):
         self.publishes = True
         if self.turn.alarmed:
             self.control.hold_for_alarm()
-            if body_size > 0:  # rabbit: a message without a body needs no memory to speak of
-                # First of what waits on its channel; all that came behind it waits as bytes.
+            if body_size > 0:  # rabbit: publishes without a body are not blocked
+                # The first pending command of its channel. Data behind it waits unparsed.
                 item = PendingCommand(1, method, content, header_size, body_size, frame_payload_max, self.backlog.parts)
                 self.backlog.block(channel, item)
                 raise ProcessingPaused
@@ -305,7 +327,11 @@ class Connection(FrameHandler):
             self._look_behind()
 
     def _look_behind(self) -> None:
-        """A publish has come back, or reached several queues. Raises: InputWaits."""
+        """Check output and fan-out after a publish that was returned or reached several queues.
+
+        Raises:
+            ProcessingPaused: too much output waits, or too many queues were reached.
+        """
         if self.output.returned:
             self.output.returned = False
             self._check_output()
@@ -351,14 +377,19 @@ class Connection(FrameHandler):
         self._check_output()
 
     def _open_channel(self, channel: Channel | None, number: i64) -> None:
-        """channel.open. Raises: ChannelError when it is open, NotAllowed when there are too many."""
+        """Handle channel.open.
+
+        Raises:
+            ChannelError: the channel is open.
+            NotAllowed: channel_max channels are open.
+        """
         if channel is not None:
             if not channel.closing:
                 raise ChannelError("second 'channel.open' seen", methods.CHANNEL_OPEN)
             if not channel.crossed:
-                # The client has not answered our close yet: it must not use the number before.
+                # The client has not answered our channel.close yet, so it must not reuse the number.
                 return
-            # Its own close was answered, and it leaves ours unanswered.
+            # The client's own close was answered; it does not answer ours.
             self.backlog.forget(channel)
         self.channels.check_count()
         self.broker.admission.open_channel(self.session.user.name)
@@ -368,11 +399,11 @@ class Connection(FrameHandler):
         self.output.send(number, methods.ChannelOpenOk())
 
     def _closing_channel(self, channel: Channel, method: i64) -> None:
-        """We have closed it, and wait for the client's answer."""
+        """Handle a method on a channel that the broker closed and whose close-ok is due."""
         if method == methods.CHANNEL_CLOSE_OK:
             self.backlog.forget(channel)
         elif method == methods.CHANNEL_CLOSE:
-            # Both closes have crossed: a client that sent its own still answers ours (spec: 1.5.2.5).
+            # Both closes crossed. A client that sent its own still answers ours (spec: 1.5.2.5).
             self.output.send(channel.number, methods.ChannelCloseOk())
             channel.crossed = True
 
@@ -383,7 +414,7 @@ class Connection(FrameHandler):
     def publish_error(self, number: i64, method: bytes) -> AmqpError | None:
         channel = self.channels.get(number)
         if channel is None or channel.busy or channel.closing:
-            return None  # what a busy channel waits for may be the exchange itself
+            return None  # the channel may wait for the exchange itself
         error = channel.publish_error(method)
         if error is not None:
             error.method = BASIC_PUBLISH

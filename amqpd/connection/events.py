@@ -1,4 +1,4 @@
-"""What connections tell of themselves: see broker/events.py. Each asks first whether anybody hears."""
+"""Events of connections (broker/events.py). An event is built only if it has a listener."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 
 
 def logged_in(broker: Broker, connection: Connection, name: str, error: str) -> None:
-    """error: why not; "" for a success. rabbit: nobody is told who did it."""
+    """Emit the event of a login.
+
+    Args:
+        error: reason of a refusal; "" for success.
+
+    rabbit: the event has no acting user.
+    """
     events = broker.catalogue.events
     if events.has_listeners:
         outcome = {"error": error} if error else {}
@@ -55,7 +61,7 @@ def connection_created(broker: Broker, connection: Connection) -> None:
 
 
 def connection_closed(broker: Broker, connection: Connection) -> None:
-    """rabbit: also of one that was never opened, whose number is 0 here; and nobody is told who did it."""
+    """Emit connection.closed. rabbit: also for connections never opened (number 0 here), and without an acting user."""
     events = broker.catalogue.events
     if events.exchange_bound:
         serial = 0 if connection.opened is None else connection.session.serial

@@ -1,9 +1,8 @@
-"""Connections whose vhost another node runs, and how one changes hands.
+"""Handover of a connection to the node of a cluster that serves its vhost.
 
-Behind connection.open nothing of a connection is this node's but its socket, where another node runs the vhost: login
-and tuning go there as a `NegotiatedLogin`, the socket goes to whoever carries bytes to and fro (`Handover.take`), and
-the other node goes on with a handshake that expects connection.open (`ChannelZero.take_over`). Who does that is an
-`Elsewhere`; a node by itself has none, and pays one look at an attribute where a vhost is not found.
+After connection.open this node keeps only the socket. Login and tuning go to the other node as a `NegotiatedLogin`;
+a proxy takes the socket (`Handover.take`) and forwards bytes. The other node continues the handshake before
+connection.open (`ChannelZero.take_over`).
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ if TYPE_CHECKING:
 
 
 class NegotiatedLogin(NamedTuple):
-    """What a client and this broker have agreed on before connection.open.
+    """Result of login and tuning, before connection.open.
 
-    frame_max: bytes of a whole frame. heartbeat_s: 0 is none. connected_at: seconds since 1970.
+    Attributes:
+        frame_max: size of a whole frame in bytes.
+        heartbeat_s: 0 for none.
+        connected_at: seconds since 1970.
     """
 
     user: User
@@ -38,10 +40,13 @@ class NegotiatedLogin(NamedTuple):
 
 
 class Handover:
-    """A connection that waits behind connection.open and is not read.
+    """A connection that waits after connection.open and is not read. One of `take`, `refuse` and `stay` ends the
+    wait.
 
-    left: tells channel 0 that the connection is somebody else's. refuse: connection.close with this error. stay: it is
-    opened here after all.
+    Args:
+        left: notifies channel 0 that the proxy has the socket.
+        refuse: sends connection.close with this error.
+        stay: opens the connection on this node after all.
     """
 
     def __init__(
@@ -63,15 +68,17 @@ class Handover:
         self.stay = stay
         self._unopened, self._give_back = shared
         self._left = left
-        self._unopened.opened(self.wire)  # it has logged in: it is not closed for others any more
+        self._unopened.opened(self.wire)  # logged in: it is not closed to make room for others
 
     def alive(self) -> None:
-        """A heartbeat goes to the client."""
+        """Send a heartbeat to the client."""
         self.connection.output.write(HEARTBEAT_FRAME)
 
     def take(self, protocol: asyncio.Protocol) -> tuple[asyncio.Transport, bytes]:
-        """The socket is the protocol's from here on, and is not read; with what the client has sent behind
-        connection.open. The connection is no more.
+        """Give the socket, not read, to `protocol` and dispose of the connection.
+
+        Returns:
+            the transport, and the bytes that the client sent behind connection.open.
         """
         connection = self.connection
         connection.output.flush()
@@ -83,28 +90,32 @@ class Handover:
         return transport, rest
 
     def gone(self, size: int) -> None:
-        """That socket is closed; `size` bytes have passed."""
+        """Account for the closed socket, through which `size` bytes passed."""
         self._unopened.left(self.wire)
         self._give_back.gone(size)
 
 
 class VhostRouter:
-    """The vhosts that other nodes run. closed: why this node opens no vhost just now, wherever it runs; "": it does."""
+    """The interface to vhosts on other nodes. A single node has none.
+
+    Attributes:
+        closed: why this node opens no vhost at present; "" if it does.
+    """
 
     closed = ""
 
     def runs(self, vhost: str) -> bool:
-        """Whether there is such a vhost, though not here; perhaps nobody runs it just now."""
+        """Return whether the vhost exists in the cluster but not on this node. It can be without a node at present."""
         raise NotImplementedError
 
     async def carry(self, handover: Handover) -> None:
-        """Takes the connection to whoever runs its vhost, or refuses it. Raises: nothing but a cancellation."""
+        """Hand the connection over to the vhost's node, or refuse it. Raises nothing except a cancellation."""
         raise NotImplementedError
 
     def count(self) -> int:
-        """Clients of this node that other nodes serve."""
+        """Return the number of this node's clients that other nodes serve."""
         raise NotImplementedError
 
     def force_all(self, reason: str) -> int:
-        """Closes the connections of them all: 320. Returns how many there were."""
+        """Close these connections with 320 and return their number."""
         raise NotImplementedError

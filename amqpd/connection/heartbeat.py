@@ -1,11 +1,12 @@
-"""Heartbeats, and everything else that asks how long a peer has been silent: one ticking timer for all connections.
+"""Heartbeats and timeouts of incomplete data, with one timer for all connections.
 
-A connection that sent nothing for half its interval gets a heartbeat; one that received nothing for two intervals is
-dropped. A frame that is begun and goes no further for a minute ends the connection too, heartbeats or not; a message of
-which nothing comes for a minute closes it with 320, for others may be waiting until its body is complete. While the
-read gate is closed, for whatever reason, no time counts against it.
+- A connection that sent nothing for half its interval gets a heartbeat (as in RabbitMQ).
+- A connection that received nothing for two intervals is reset (as in RabbitMQ).
+- A frame without progress for MID_FRAME_S ends the connection, even without heartbeats.
+- A message without progress for MID_FRAME_S closes it with 320, because other connections may wait for the memory of
+  its body.
 
-rabbit: interval/2 to send, two intervals to drop.
+No time counts while the broker itself does not read the connection (read_pause.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MID_FRAME_S: Final = 60.0
 
 
 class PeerActivity:
-    """When a connection was last heard and last spoke, in loop time."""
+    """Times of the last data received and sent, in loop time."""
 
     __slots__ = ("began_frame", "progress", "received", "sent")
 
@@ -40,7 +41,9 @@ class PeerActivity:
 
 
 class Heartbeats:
-    """Ticks four times a second while there are connections. Cost: 0.3 us per connection and tick."""
+    """The heartbeat timer. Ticks four times a second while there are connections. Cost: 0.3 us per connection and
+    tick.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -59,7 +62,7 @@ class Heartbeats:
         return len(self._clocks)
 
     def finish_unopened(self) -> None:
-        """Ends those in their handshake, and those closed already that wait for their client's end of the stream."""
+        """Close the connections in a handshake, and those that wait for the client's end of stream."""
         for connection in list(self._clocks):
             if connection.ending.state != RUNNING:
                 connection.control.finished()
@@ -92,7 +95,7 @@ class Heartbeats:
             return
         reasons = connection.gate.reasons
         if reasons:
-            # It is we who do not read: nothing can come, neither a heartbeat nor the rest of a frame.
+            # The broker does not read, so neither a heartbeat nor the rest of a frame can arrive.
             clock.received = now
         if reasons and not (reasons == OUTPUT and connection.broker.unfinished_bodies.full):
             clock.began_frame = 0.0
@@ -102,7 +105,8 @@ class Heartbeats:
                 clock.began_frame = now
                 clock.progress = progress
             elif now - clock.began_frame > MID_FRAME_S and connection.parser.has_partial_content():
-                # Also where it is its own reading that is waited for: others wait for the end of its message.
+                # Also if the client itself does not read its output: other connections wait for the end of its
+                # message.
                 connection.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
                 return
             elif now - clock.began_frame > MID_FRAME_S and not reasons:

@@ -1,6 +1,7 @@
-"""What a connection asks of those around it: its socket, and channel 0. Both are interpreted, and above it.
+"""Interfaces of a connection to its socket and to channel 0.
 
-`transport.Transport` is the socket, `handshake.Handshake` follows channel 0 from the protocol header to the end.
+`transport.Transport` and `channel_zero.ChannelZero` implement them. They are interpreted and import the compiled
+connection, so it knows only these base classes.
 """
 
 from __future__ import annotations
@@ -15,46 +16,49 @@ from amqpd.errors import AmqpError
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TransportBase:
-    """A socket. What is written after it is gone is dropped."""
+    """A socket. Writes after it is closed are dropped.
+
+    Attributes:
+        node: the node that has the socket, if not this one.
+    """
 
     def __init__(self) -> None:
         self.peer: tuple[str, int] = ("", 0)
         self.local: tuple[str, int] = ("", 0)
         self.peer_is_loopback = False
         self.tls = False
-        # The node whose socket it is, where that is not this one.
         self.node = ""
 
     def peer_certificate(self) -> dict[str, Any]:
-        """What a TLS client has shown, and `amqp.tls.ca` has signed, as the module ssl has it; else empty."""
+        """Return the verified client certificate in the form of the ssl module, or an empty dict."""
         return {}
 
     def cipher(self) -> tuple[str, str]:
-        """Version of TLS and cipher suite, as OpenSSL names them; empty without TLS."""
+        """Return TLS version and cipher suite by OpenSSL's names; empty without TLS."""
         return "", ""
 
     def write(self, data: bytes) -> None:
-        """Hands it to the kernel, or keeps what that does not take."""
+        """Write the bytes; the transport buffers what the kernel does not take."""
         raise NotImplementedError
 
     def writelines(self, pieces: list[bytes | memoryview]) -> None:
-        """The same for all of them, in one call."""
+        """Write all pieces in one call."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the stream when what was written has gone out."""
+        """End the stream after the written data."""
         raise NotImplementedError
 
     def abort(self) -> None:
-        """Resets the socket; what was written may be lost."""
+        """Reset the socket. Written data can be lost."""
         raise NotImplementedError
 
     def hand_over(self, protocol: Any) -> Any:
-        """The socket is another protocol's from here on; returns asyncio's transport. The connection has ended."""
+        """Give the socket to another protocol and return asyncio's transport. The connection has ended."""
         raise NotImplementedError
 
     def pause_reading(self) -> None:
-        """Nothing is read until `resume_reading`. Twice is as once."""
+        """Stop reading until `resume_reading`. Does nothing if reading is paused."""
         raise NotImplementedError
 
     def resume_reading(self) -> None:
@@ -63,45 +67,49 @@ class TransportBase:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ChannelZeroBase:
-    """Channel 0 of a connection: its handshake, its close, and what it is told of alarms."""
+    """Channel 0 of a connection.
+
+    Attributes:
+        mechanism: SASL mechanism of the login.
+        connected_at: seconds since 1970.
+    """
 
     def __init__(self) -> None:
-        # Of the login, for those who list connections: SASL mechanism; seconds since 1970.
         self.mechanism = ""
         self.connected_at = 0.0
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Calls it in the next turn of the loop."""
+        """Call the function in the next loop turn."""
         raise NotImplementedError
 
     def on_method(self, number: i64, method: i64, payload: bytes) -> None:
-        """A method on channel 0, or any before the connection is open. Raises: AmqpError."""
+        """Handle a method on channel 0, or any method before the connection is open. Raises: AmqpError."""
         raise NotImplementedError
 
     def fail(self, error: AmqpError) -> None:
-        """A hard error: closes the connection, in the handshake most often without a word."""
+        """Handle a hard error. Most errors in the handshake close the socket without an answer."""
         raise NotImplementedError
 
     def force(self, reason: str) -> None:
-        """Closes from outside: the CLI, the admin API, a vhost that goes, a stop. 320."""
+        """Close with 320 at the request of amqpctl, the HTTP API, a vhost deletion or a stop."""
         raise NotImplementedError
 
     def closed_by_client(self) -> None:
-        """A connection.close that waited for what came before it is answered now."""
+        """Answer the client's connection.close, after the commands before it are done."""
         raise NotImplementedError
 
     def finished(self) -> None:
-        """Writes what is left and closes the socket."""
+        """Write the remaining output and close the socket."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """What the connection holds goes back: consumers, unacked messages, exclusive queues."""
+        """Release the connection's consumers, unacked messages and exclusive queues."""
         raise NotImplementedError
 
     def hold_for_alarm(self) -> None:
-        """A publish while an alarm lasts: this connection is not read until it is over, and is told why."""
+        """Stop reading a client that published during an alarm, and send connection.blocked."""
         raise NotImplementedError
 
     def release_from_alarm(self) -> None:
-        """The alarm is over."""
+        """Read the client again: the alarm is over."""
         raise NotImplementedError

@@ -1,14 +1,12 @@
-"""Memory of connections that are gone goes back to the system, and does not wait in malloc for the next ones.
+"""Return of memory to the operating system after connections have closed.
 
-What a connection had is freed with it, but glibc keeps the free tail of its heap (it takes the largest block it ever
-freed for usual), and free pages in the middle: after a few clients with large messages tens of megabytes. `malloc_trim`
-gives both back. It is called a while after enough has passed through connections that are gone, for all of them
-together; where there is no such call (musl), nothing happens.
+glibc keeps freed memory at the end and in the middle of its heap: tens of megabytes after a few clients with large
+messages. `malloc_trim` returns it. `MallocTrimmer` calls it some seconds after enough bytes passed through closed
+connections. Without glibc (musl) nothing happens.
 
-Small objects lie in the interpreter's own arenas of 1 MiB, and one object keeps a whole arena. What keeps them when
-thousands went together are the interpreter's free lists (2,000 tuples of each length, lists, dicts, floats, contexts),
-which take what is freed first, from wherever it lies. Only a full collection empties them; it is done without its walk
-over everything that lives (`empty_free_lists`).
+Small objects are in the interpreter's arenas of 1 MiB, and one live object keeps an arena. After thousands of closed
+connections these are objects in the interpreter's free lists (tuples, lists, dicts, floats, contexts). Only a full
+collection empties the lists: see `empty_free_lists`.
 """
 
 from __future__ import annotations
@@ -19,18 +17,18 @@ import gc
 from collections.abc import Callable
 from typing import Final
 
-# Bytes that connections which are gone had received and sent: below, there is not enough to look for.
+# Bytes through closed connections that make a trim worthwhile.
 GONE_BYTES_MIN: Final = 8_000_000
-# What a connection comes to that has hardly sent anything.
+# Added for each closed connection, so that idle ones count too.
 CONNECTION_BYTES: Final = 16 * 1024
-# From the first that went until the heap is looked through; at most that often.
+# Delay of a trim, and the shortest time between two.
 WAIT_S: Final = 2.0
-# Connections fewer than at the peak before the free lists are emptied: whose connections come and go never pays for it.
+# Connections below the peak that make a full collection worthwhile. Clients that only reconnect never cause one.
 FEWER_MIN: Final = 1000
 
 
 def malloc_trim() -> Callable[[int], int] | None:
-    """glibc's call; None where the C library has none."""
+    """Return glibc's malloc_trim, or None if the C library has none."""
     try:
         found = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError):
@@ -41,10 +39,13 @@ def malloc_trim() -> Callable[[int], int] | None:
 
 
 def empty_free_lists() -> None:
-    """What a full collection does besides collecting. Cost: a walk over the youngest objects, 50,000 at most, whatever
-    else lives: all the others are first put where the collector never looks. Circles among them that are garbage one
-    day stay; there are hardly any, as what ends here ends by reference counting, and this is done once per thousands of
-    connections.
+    """Run a full collection for its side effect: it empties the free lists.
+
+    All older objects are frozen first, so that the collection does not visit them. Garbage cycles among them are
+    never freed; few exist, because connections are freed by reference counting.
+
+    Cost:
+        a walk over the youngest objects, 50,000 at most.
     """
     gc.collect(0)
     gc.freeze()
@@ -52,10 +53,14 @@ def empty_free_lists() -> None:
 
 
 class MallocTrimmer:
-    """One per broker. trim: `malloc_trim`'s; None does nothing. collect: `empty_free_lists`.
+    """Schedules trims. One per broker.
 
-    Cost: some ms per 100 MB of heap, on nobody's way; free lists at most once for FEWER_MIN connections that the
-    broker has fewer.
+    Cost:
+        some ms per 100 MB of heap, not on the message path.
+
+    Args:
+        trim: glibc's malloc_trim; None disables it.
+        collect: empties the free lists. Called at most once per FEWER_MIN closed connections.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class MallocTrimmer:
         self._trim = trim
         self._collect = collect
         self._there = 0
-        # The most that were there since the last collection, or are left of them.
+        # Most connections at the same time since the last collection.
         self._peak = 0
         self._gone_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -78,7 +83,7 @@ class MallocTrimmer:
         self._peak = max(self._peak, self._there)
 
     def gone(self, size: int) -> None:
-        """A connection that came is gone; `size` bytes have passed through it."""
+        """Account for a closed connection through which `size` bytes passed."""
         self._there -= 1
         self._gone_bytes += size + CONNECTION_BYTES
         if self._gone_bytes >= GONE_BYTES_MIN and self._timer is None and self._trim is not None:

@@ -1,10 +1,10 @@
-"""TLS in the words of RabbitMQ's lists and events: what a connection speaks, and the certificate its client has shown.
+"""TLS details of a connection in RabbitMQ's terms: cipher, client certificate, user name from a certificate.
 
-Only a certificate that `amqp.tls.ca` (`http.tls.ca`) has signed counts, and a listener asks for one with `verify_peer`:
-what nobody has looked at is not told, and lets nobody in.
+A listener asks for a certificate with `verify_peer`. Only certificates signed by `amqp.tls.ca` (`http.tls.ca`) are
+shown, or accepted for a login.
 
-Its names are what the authority has put there. Nothing in them is trusted to be short, printable or one: a name is
-compared whole, its NUL bytes included, and what cannot be read ends in a refusal by TLS itself.
+Names in a certificate are not trusted to be short, printable or single. They are compared as a whole, NUL bytes
+included; TLS itself refuses a certificate that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KEYS: Final = ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
 CIPHER_KEYS: Final = ("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash")
 
-# rabbit: the others stand as numbers.
+# rabbit: other attribute types are shown as numbers
 _SHORT: Final = {
     "commonName": "CN",
     "countryName": "C",
@@ -44,7 +44,7 @@ _SHORT: Final = {
     "userId": "UID",
 }
 _ESCAPED: Final = {ord(character): f"\\{character}" for character in ',+"\\<>;'}
-# rabbit: what does not print, and of UTF-8 every byte that is not ASCII's.
+# rabbit: escapes control characters and every byte of UTF-8 sequences
 _ESCAPED_BYTES: Final = {code: f"\\{code:02X}" for code in (*range(32), *range(126, 256))}
 _SAN_TYPES: Final = {"dns": "DNS", "ip": "IP Address", "email": "email", "uri": "URI"}
 _SUITE: Final = re.compile(r"(?:((?:EC)?DHE?-(?:ECDSA|RSA|DSS))-)?(.+)")
@@ -52,7 +52,11 @@ _AEAD: Final = ("gcm", "ccm", "ccm_8", "poly1305")
 
 
 def tls_info(certificate: Mapping[str, Any]) -> dict[str, object]:
-    """By KEYS; nothing where there is none. certificate: as `ssl.SSLSocket.getpeercert` has it."""
+    """Return the certificate's values by KEYS; empty without a certificate.
+
+    Args:
+        certificate: in the form of `ssl.SSLSocket.getpeercert`.
+    """
     if not certificate:
         return {}
     begin, end = (_time(certificate[name]) for name in ("notBefore", "notAfter"))
@@ -61,9 +65,12 @@ def tls_info(certificate: Mapping[str, Any]) -> dict[str, object]:
 
 
 def external_user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> str:
-    """The user that a client's certificate names, by `auth.ssl_cert_login_from`.
+    """Return the user name in a client certificate, selected by `auth.ssl_cert_login_from`.
 
-    Raises: Refused. rabbit: its words; several common names stand in a row, with commas.
+    rabbit: the texts; several common names are joined with commas.
+
+    Raises:
+        AuthenticationRefused: there is no certificate or no usable name.
     """
     if not certificate:
         raise AuthenticationRefused("connection peer presented no TLS (x.509) certificate")
@@ -79,7 +86,7 @@ def external_user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> st
         if kind == "IP Address" and name:
             try:
                 name = str(ipaddress.ip_address(name.strip()))
-            except ValueError:  # of neither 4 nor 16 bytes: OpenSSL tells `<invalid>`
+            except ValueError:  # neither 4 nor 16 bytes: OpenSSL shows `<invalid>`
                 raise AuthenticationRefused(f"the certificate's address is none: {name!r}") from None
     if not name:
         raise AuthenticationRefused("no name found")
@@ -89,14 +96,17 @@ def external_user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> st
 
 
 def ciphers(version: str, suite: str) -> dict[str, object]:
-    """By CIPHER_KEYS; nothing without TLS. Of suites with certificates, which are those a listener has.
+    """Return cipher details by CIPHER_KEYS; empty without TLS. Only for suites with certificates, which all
+    listeners use.
 
-    version, suite: as OpenSSL names them: `TLSv1.2`, `ECDHE-RSA-AES128-SHA`.
+    Args:
+        version: by OpenSSL's name, for example `TLSv1.2`.
+        suite: by OpenSSL's name, for example `ECDHE-RSA-AES128-SHA`.
     """
     if not version:
         return {}
     if suite.startswith("TLS_"):
-        # TLS 1.3: the suite says nothing of the keys, and its hash is not what guards a record.
+        # TLS 1.3: the suite does not name the key exchange, and its hash is not the MAC of records.
         values = (version.lower(), "any", suite[4:].rpartition("_")[0].lower(), "aead")
         return dict(zip(CIPHER_KEYS, values, strict=True))
     match = _SUITE.fullmatch(suite)
@@ -113,12 +123,12 @@ def ciphers(version: str, suite: str) -> dict[str, object]:
 
 
 def _name(parts: tuple[tuple[tuple[str, str], ...], ...]) -> str:
-    """As RFC 4514 writes it: the last part first."""
+    """Return a distinguished name in the form of RFC 4514, last part first."""
     return ",".join("+".join(f"{_kind(kind)}={_escaped(value)}" for kind, value in part) for part in reversed(parts))
 
 
 def _kind(name: str) -> str:
-    """rabbit: `2.5.4.9` for what it has no short name for."""
+    """Return the short name of an attribute type, or as RabbitMQ its number, for example `2.5.4.9`."""
     if name in _SHORT or not name[:1].isalpha():
         return _SHORT.get(name, name)
     return ssl._ASN1Object.fromname(name).oid

@@ -1,8 +1,8 @@
-"""Commands that wait behind busy channels, in their order, and go on when what the channel waits for is done.
+"""Commands that wait for busy channels, in order.
 
-Kept is at most DEFERRED_BYTES_MAX and what was in one read: then the connection is not read (`read_gate.BACKLOG`).
-Commands continue through the calls of the sink that they arrived by; an exception becomes a close (close_handler.py). A
-command may make its channel busy again, or meet a reason to work off nothing more for now (`ProcessingPaused`).
+A connection keeps DEFERRED_BYTES_MAX plus one read at most; then it stops reading (`read_pause.BACKLOG`). Commands
+continue through the same `FrameHandler` methods by which they arrived, and `CloseHandler` handles their exceptions.
+A command can make its channel busy again, or raise `ProcessingPaused`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ from amqpd.errors import HardError, SoftError
 from amqpd.protocol.frame import FrameHandler
 from amqpd.protocol.frame_parser import FrameParser
 
-# Commands kept for a busy channel before reading stops.
+# Bytes of waiting commands above which the connection stops reading.
 DEFERRED_BYTES_MAX: Final = 1024 * 1024
-# Queues that one connection's publishes may reach before the others have their turn: some milliseconds.
+# Queues that a connection's publishes may reach before other connections run: some milliseconds of work.
 OFFERS_MAX: Final = 8192
 _NO_SINK: Final = FrameHandler()
 
 
 class ProcessingPaused(Exception):
-    """Nothing more is worked off for now; what comes is kept as bytes. `Connection.resume_input` goes on.
+    """Raised to stop processing; data that arrives meanwhile is kept unparsed. `Connection.resume_input` continues.
 
-    Behind start-ok until the password is checked, while the peer does not read what it has asked for, behind a publish
-    that met an alarm, and while other connections have their turn.
+    Raised after start-ok until the password is checked, when the client does not read its replies, when a publish
+    meets an alarm, and when other connections must run.
     """
 
 
 @final
 class PendingCommand:
-    """A command that came while its channel was busy."""
+    """A command that arrived while its channel was busy.
+
+    Args:
+        kind: 0 for a method, 1 for a publish.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,17 @@ def deferred_ack(tag: i64, multiple: bool) -> PendingCommand:
 
 @final
 class PendingCommands(ConnectionInterface):
-    """Of one connection. sink: takes the commands as if they had just come."""
+    """The waiting commands of one connection.
+
+    Attributes:
+        deferred: waiting commands by channel number.
+        unfinished_count: commands that wait for a log to open or are processed in slices.
+        close_waits: the client's connection.close waits for those commands.
+        input_waits: processing is paused (`ProcessingPaused`).
+
+    Args:
+        sink: handles the commands as if they had just arrived.
+    """
 
     def __init__(
         self,
@@ -107,17 +121,16 @@ class PendingCommands(ConnectionInterface):
         self._ending = ending
         self.deferred: dict[int, list[PendingCommand]] = {}
         self.deferred_bytes: i64 = 0
-        # Commands that wait for a log to be opened, or reach very many; whether the client's close waits for them.
         self.unfinished_count: i64 = 0
         self.close_waits = False
-        # Nothing is worked off for now (InputWaits), and the channels whose waiting commands wait for that alone.
+        # Channels that are busy only because processing is paused.
         self.input_waits = False
         self._stalled: list[Channel] = []
 
     # -- what waits --------------------------------------------------------------------------------------------------
 
     def enqueue(self, number: i64, item: PendingCommand) -> None:
-        """Behind all that waits on its channel."""
+        """Add a command behind those that wait on its channel."""
         waiting = self.deferred.get(number)
         if waiting is None:
             waiting = []
@@ -128,14 +141,14 @@ class PendingCommands(ConnectionInterface):
             self._gate.pause(BACKLOG)
 
     def block(self, channel: Channel, item: PendingCommand | None) -> None:
-        """The channel waits until input goes on, and `item` is the first that does then."""
+        """Make the channel busy until processing resumes. `item` is then its first command."""
         if item is not None:
             self.enqueue(channel.number, item)
         channel.busy = True
         self._stalled.append(channel)
 
     def drop(self, number: i64) -> None:
-        """The channel of this number is gone, and what waits behind it."""
+        """Remove the channel and its waiting commands."""
         self._channels.forget(number)
         deferred = self.deferred.pop(number, None)
         if deferred is not None:
@@ -148,7 +161,7 @@ class PendingCommands(ConnectionInterface):
             self._gate.release_in_turn(BACKLOG)
 
     def _first(self, channel: ChannelState, item: PendingCommand) -> None:
-        """The item goes before all that waits on the channel, and the channel goes on."""
+        """Put the command before all that wait on the channel, and continue the channel."""
         if self._is_open(channel):
             waiting = self.deferred.get(channel.number)
             if waiting is None:
@@ -159,13 +172,13 @@ class PendingCommands(ConnectionInterface):
         self.finish_busy(channel, b"")
 
     def _is_open(self, channel: ChannelState) -> bool:
-        """False: closed on both sides meanwhile; the number may be another channel's by now."""
+        """Return False if the channel closed meanwhile. Another channel can have its number by now."""
         return self._ending.state == RUNNING and self._channels.get(channel.number) is channel
 
-    # -- what goes on ------------------------------------------------------------------------------------------------
+    # -- what resumes ------------------------------------------------------------------------------------------------
 
     def release_stalled(self) -> None:
-        """Input goes on: first with what waits on channels for that."""
+        """Run the commands of channels that waited only for processing to resume."""
         if self._stalled:
             stalled = self._stalled
             self._stalled = []
@@ -179,7 +192,8 @@ class PendingCommands(ConnectionInterface):
             return
         index = 0
         while index < len(waiting) and self._ending.state == RUNNING:
-            # A client may send close, open and more behind what the channel waited for: the number is what counts.
+            # The waiting commands can include channel.close and channel.open, so look the channel up by number each
+            # time.
             current = self._channels.get(number)
             if current is not None and current.busy:
                 break
@@ -191,13 +205,13 @@ class PendingCommands(ConnectionInterface):
             except ProcessingPaused:
                 self.input_waits = True
                 current = self._channels.get(number)
-                # One that the command itself has made busy is released by `finish_busy`.
+                # If the command itself made the channel busy, `finish_busy` releases it.
                 if current is not None and not current.busy:
                     self.block(current, None)
-            except Exception as error:  # noqa: BLE001  # what nobody expects is logged there
+            except Exception as error:  # noqa: BLE001  # close_for logs unknown exceptions
                 self._ending.close_for(error, number)
         if index < len(waiting):
-            # Behind one that an alarm has sent back. Of a connection that is closing nothing more is asked.
+            # These stay behind a command that an alarm put back. A closing connection drops them.
             self.deferred[number] = self.deferred.pop(number, []) + waiting[index:]
         self._shorten()
 
@@ -220,7 +234,7 @@ class PendingCommands(ConnectionInterface):
     def yield_to_others(self) -> None:
         self.fanout_count = OFFERS_MAX + 1
         self.needs_output_check = True
-        self._control.soon(self._turn.run)  # at once, also where it was put off
+        self._control.soon(self._turn.run)  # run the turn now, even if it was postponed
 
     def finish_busy(self, channel: ChannelState, reply: bytes) -> None:
         channel.busy = False
@@ -247,9 +261,9 @@ class PendingCommands(ConnectionInterface):
         self.wait_with(channel, destinations, deferred_method(payload))
 
     def wait_with(self, channel: ChannelState, destinations: Sequence[Destination], item: PendingCommand) -> None:
-        """As `wait_for_logs`: `item` needs these queues."""
+        """Process `item` when the logs of these queues are open; as `retry_when_open`."""
         self.begin_waiting(channel)
-        # In a turn of the loop by itself: whoever opens is in the midst of something.
+        # In a loop turn of its own: the caller of these callbacks is in the middle of a change.
         when_open(destinations, partial(self._control.soon, partial(self._finish_waiting, channel, item)))
 
     def _finish_waiting(self, channel: ChannelState, item: PendingCommand | None) -> None:
@@ -281,6 +295,6 @@ class PendingCommands(ConnectionInterface):
         self._parser.accept_channel(channel.number)
 
     def let_go(self) -> None:
-        """The socket is gone: see Connection.let_go."""
+        """Break reference cycles after the socket is closed: see Connection.let_go."""
         self._stalled.clear()
         self._sink = _NO_SINK

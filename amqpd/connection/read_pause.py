@@ -1,15 +1,17 @@
-"""Why a connection is not read: a set of reasons, each with one that adds it and one that takes it away.
+"""Pausing and resuming reads from one client socket.
 
-The gate alone pauses the socket (with the first reason) and resumes it (with the last). Who asks whether silence is
-the peer's own, as heartbeats do, asks here: while there is a reason, it is we who do not listen.
+A connection can have several reasons not to read. `ReadPause` pauses the socket when the first reason is added, and
+resumes it when the last one is removed. The heartbeat monitor ignores the silence of a paused connection.
 
-    SYNC     more is unsynced, or waits to be published again, than may be; until there is less
-    BACKLOG  commands wait behind busy channels; until few enough do
-    ALARM    a publish met a resource alarm; until it is over
-    OUTPUT   the peer does not read its answers; until it does
-    SHARING  a read of publishes to a thousand queues each goes in slices; until the others had their turn
-    PACED    it sent its share of the turn; until one of the next turns
-    BODIES   others' unfinished message bodies are older, and as much of them is kept as may be; until there is room
+The reasons:
+
+    SYNC     too many bytes are unsynced, or too many messages wait to be republished
+    BACKLOG  too many commands wait for busy channels
+    ALARM    a publish met a resource alarm
+    OUTPUT   the client does not read its replies
+    SHARING  a read of publishes to thousands of queues is processed in slices
+    PACED    the connection used its share of this turn
+    BODIES   incomplete message bodies use their memory budget, and other connections have older ones
 """
 
 from __future__ import annotations
@@ -32,29 +34,32 @@ BODIES: Final = 64
 
 
 def _nobody() -> None:
-    """Nobody waits for the gate."""
+    """Do nothing: the connection has ended."""
 
 
 @final
 class ReadPause:
-    """Of one connection. No reasons: it is read."""
+    """The set of reasons for which one connection is not read.
+
+    Attributes:
+        on_resume: called to process data that arrived during the pause. It checks the other reasons again.
+        closing: the connection ends and gets no more turns.
+    """
 
     def __init__(self, wire: TransportBase, turn: LoopTurn) -> None:
         self.reasons: i64 = 0
-        # Works off what came meanwhile; its owner brings it, and asks again what it may.
         self.on_resume: Callable[[], None] = _nobody
-        # The connection ends, and takes no turns any more.
         self.closing = False
         self._wire = wire
         self._turn = turn
         self._open_for_good = False
 
     def holds(self, reason: i64) -> bool:
-        """Whether this is one of the reasons."""
+        """Return whether the reason is set."""
         return self.reasons & reason != 0
 
     def pause(self, reason: i64) -> None:
-        """The connection is not read from here on, until `release` takes the last reason away."""
+        """Stop reading until `resume` has removed every reason."""
         if self._open_for_good:
             return
         if self.reasons == 0:
@@ -62,7 +67,7 @@ class ReadPause:
         self.reasons |= reason
 
     def resume(self, reason: i64) -> None:
-        """Nothing happens where it was none of the reasons."""
+        """Remove a reason. Does nothing if it was not set."""
         if self.reasons & reason == 0:
             return
         self.reasons &= ~reason
@@ -70,7 +75,7 @@ class ReadPause:
             self._wire.resume_reading()
 
     def disable(self) -> None:
-        """The connection is ending: only the peer's own end is still of interest, and nothing may keep us from it."""
+        """Read again and ignore later `pause` calls: the connection is closing and waits for the client's end."""
         self._open_for_good = True
         if self.reasons != 0:
             self.reasons = 0
@@ -79,39 +84,41 @@ class ReadPause:
     # -- in its turn -------------------------------------------------------------------------------------------------
 
     def pause_for_turn(self) -> None:
-        """It has had its share: it is read on in one of the next turns."""
+        """Pause because the connection used its share of this turn."""
         if not self.closing and not self.holds(PACED):
             self.pause(PACED)
             self._turn.pause_until_next_turn(self)
 
     def release_in_turn(self, reason: i64) -> None:
-        """With all the others that were held for this reason: each in its turn."""
+        """Remove a reason shared by many connections, and resume in a later turn so that they do not all read at
+        once.
+        """
         self.pause_for_turn()
         self.resume(reason)
 
     def hold_for_sync(self) -> None:
-        """Until what is unsynced is on disk, and what waits to be published again does not fill memory."""
+        """Pause until fewer bytes are unsynced and fewer messages wait to be republished."""
         if not self.holds(SYNC):
             self.pause(SYNC)
             self._turn.pause_until_synced(self)
 
     def synced(self) -> None:
-        """What was unsynced is on disk."""
+        """Remove SYNC: the data is on the disk."""
         self.release_in_turn(SYNC)
 
     def read_bodies(self, on: bool) -> None:
-        """Whether there is room for more of an unfinished body."""
+        """Allow or stop reading, as far as memory for incomplete bodies is concerned."""
         if not on:
             self.pause(BODIES)
         elif self.holds(BODIES):
             self.release_in_turn(BODIES)
 
     def read_on(self) -> None:
-        """Another turn has come."""
+        """Remove PACED: another turn has begun."""
         self.resume(PACED)
         if not self.holds(SHARING):
             self.on_resume()
 
     def let_go(self) -> None:
-        """The socket is gone."""
+        """Drop the callback: the socket is closed."""
         self.on_resume = _nobody

@@ -1,4 +1,4 @@
-"""Every open connection, and what all of them have to hear from the broker."""
+"""Registry of the open AMQP connections of a broker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 class ConnectionRegistry(BrokerListener):
-    """By name. opened_count, closed_count: since the start. ended_received_bytes, ended_sent_bytes: of the closed."""
+    """The open connections by name, and the listener for broker events that concern them.
+
+    Attributes:
+        opened_count, closed_count: since the start.
+        ended_received_bytes, ended_sent_bytes: totals of the closed connections.
+        elsewhere: the router to other nodes of a cluster.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self.by_name: dict[str, Connection] = {}
@@ -34,13 +40,12 @@ class ConnectionRegistry(BrokerListener):
         self.unopened = UnauthenticatedSockets(
             broker.loop.call_soon, limits.unopened_share, limits.reserved_descriptors
         )
-        # Of a node in a cluster.
         self.elsewhere: VhostRouter | None = None
         self.give_back = MallocTrimmer(broker.loop, malloc_trim())
         broker.clients.append(self)
 
     def __iter__(self) -> Iterator[Connection]:
-        """A snapshot: they may end while one goes through them."""
+        """Iterate over a snapshot, because connections can end during the loop."""
         return iter(list(self.by_name.values()))
 
     def add(self, connection: Connection) -> None:
@@ -50,7 +55,7 @@ class ConnectionRegistry(BrokerListener):
         self.opened_count += 1
 
     def release(self, connection: Connection) -> None:
-        """Everything a connection held, when it ends: by close, by error, by a lost socket. May be called twice."""
+        """Release all resources of an ending connection. Can be called twice."""
         self.by_name.pop(connection.name, None)
         connection.drop_bodies()
         for channel in connection.channels.all():
@@ -68,7 +73,7 @@ class ConnectionRegistry(BrokerListener):
     # -- what the broker tells ---------------------------------------------------------------------------------------
 
     def on_user_changed(self, change: AuthChange) -> None:
-        """Routes are checked anew; whoever may not be here any more goes."""
+        """Drop cached routes of all connections. Close those of a user without access."""
         for connection in self:
             connection.forget_routes()
             if why := connection.session.revocation_reason(change):

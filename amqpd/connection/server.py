@@ -1,7 +1,7 @@
-"""AMQP as a front end: its ports, plain and TLS, and all who came in through them.
+"""AMQP server: the plain and TLS listeners and their connections.
 
-The ports are told apart in `listeners` only; whoever is connected is one of `connections`. Ports stay the same through
-a stop and a start, also where the settings asked for any free one.
+`listeners` distinguishes the ports; all clients are in one `connections`. A restart of the listeners keeps the
+ports, even if the settings asked for any free port.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHUTDOWN: Final = "broker forced connection closure with reason 'shutdown'"
 
 
 class AmqpFrontEnd(FrontEnd):
-    """Its listeners are `amqp` unless that port is off, `amqps` if `amqp.tls.port` is set; one each per address."""
+    """The AMQP front end. It listens as `amqp` unless that port is off, and as `amqps` if `amqp.tls.port` is set."""
 
     def __init__(self, broker: Broker) -> None:
         super().__init__()
@@ -41,17 +41,21 @@ class AmqpFrontEnd(FrontEnd):
         self._suspended = False
 
     async def start(self) -> None:
-        """Raises: OSError when a port is taken or the certificate cannot be read (ssl.SSLError is one)."""
+        """Start listening.
+
+        Raises:
+            OSError: a port is in use, or a certificate cannot be read (ssl.SSLError).
+        """
         amqp = self._broker.settings.amqp
         if amqp.port is not None:
             await self._listen("amqp", amqp.port, None)
         if amqp.tls.port is not None:
-            if self._tls is None:  # else it has what a SIGHUP brought since
+            if self._tls is None:  # otherwise keep the context that a SIGHUP may have renewed
                 self._tls = tls.server_context(amqp.tls, SECTION)
             await self._listen("amqps", amqp.tls.port, self._tls)
 
     async def _listen(self, protocol: str, port: int, context: ssl.SSLContext | None) -> None:
-        """On one port, which every socket of the protocol has. Raises: OSError."""
+        """Listen on one port at each address. Raises: OSError."""
         host = self._broker.settings.amqp.host
         for sock in bound_sockets(host, self._ports.get(protocol, port)):
             self._ports[protocol] = sock.getsockname()[1]
@@ -90,7 +94,7 @@ class AmqpFrontEnd(FrontEnd):
         self._servers.clear()
 
     async def stop(self) -> None:
-        """connection.close 320 to everybody; returns when they are gone, or after STOP_WAIT_S."""
+        """Close all connections with 320. Return when they have closed, or after STOP_WAIT_S."""
         self._close_servers()
         self._suspended = False
         self.listeners.clear()
@@ -108,7 +112,7 @@ class AmqpFrontEnd(FrontEnd):
         self.heartbeats.abort_all()
 
     def _served(self) -> int:
-        """Clients, those among them that other nodes serve."""
+        """Return the number of clients, including those that other nodes serve."""
         elsewhere = self.connections.elsewhere
         return self.heartbeats.open_count() + (0 if elsewhere is None else elsewhere.count())
 
@@ -117,7 +121,7 @@ class AmqpFrontEnd(FrontEnd):
             tls.server_context(settings.amqp.tls, SECTION)
 
     def renew(self, settings: Settings) -> None:
-        """Certificate and key of `settings` for the TLS connections to come. Raises: OSError, and keeps the former."""
+        """Load certificate and key for new TLS connections. Raises OSError and keeps the old ones."""
         if self._tls is not None:
             tls.renew(self._tls, settings.amqp.tls, SECTION)
 

@@ -1,12 +1,12 @@
-"""A connection's output: one write per turn of the loop, and not more of it than the socket takes.
+"""Output of a connection to its socket: one write per loop turn.
 
-What channels have gathered (amqpd/channel/frame_writer.py) goes to the socket in `flush`, which the turn calls. Of
-large bodies a turn writes WRITE_BYTES_MAX; the rest goes with later turns, or when the socket has taken that. A peer
-that does not read holds what the transport may keep and some OUT_BYTES_MAX here: then its consumers rest.
+The turn calls `flush`, which writes the frames that the channels collected (channel/frame_writer.py), at most
+WRITE_BYTES_MAX of them. The rest follows in later turns, or when the transport has sent enough. For a client that
+does not read, the output holds at most the transport's buffer and some OUT_BYTES_MAX; then its consumers pause.
 
-A reader's share of a stream leaves before the next one gets his (`write_out`), while its bytes are in the processor's
-caches: at the end of the turn those of the first would have been pushed out by those of the last. Where the turn still
-has a log to write, all waits for its end: what else stands in the output may depend on it.
+Deliveries of a stream are written before the next consumer gets its share (`write_out`), while the bytes are in the
+CPU caches. If the turn must still write a log, they wait for the end of the turn like all other output, because
+other frames in it may depend on that log.
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from amqpd.channel.frame_writer import Output
 from amqpd.connection.interfaces import ChannelZeroBase, TransportBase
 from amqpd.connection.read_pause import OUTPUT, ReadPause
 
-# What one write hands to the kernel, which takes a millisecond for it; the rest of large bodies goes with later turns.
+# The kernel needs a millisecond for a write of this size.
 WRITE_BYTES_MAX: Final = 1024 * 1024
 
 
 @final
 class SocketWriter(Output):
-    """Of one connection."""
+    """The output of one connection.
+
+    Attributes:
+        sent: bytes were written since the last heartbeat tick.
+    """
 
     def __init__(self, wire: TransportBase, turn: LoopTurn, gate: ReadPause, control: ChannelZeroBase) -> None:
         super().__init__()
@@ -34,7 +38,6 @@ class SocketWriter(Output):
         self._turn = turn
         self._gate = gate
         self._control = control
-        # Something was written since the heartbeats looked.
         self.sent = False
         self.sent_bytes: i64 = 0
 
@@ -43,7 +46,7 @@ class SocketWriter(Output):
         self._turn.flush_later(self)
 
     def flush(self) -> None:
-        """The end of the turn: writes what has gathered."""
+        """Write the collected output. The turn calls this at its end."""
         self.flush_wanted = False
         if self.cuts or len(self.out) > 0:
             self.sent = True
@@ -64,16 +67,16 @@ class SocketWriter(Output):
         if self.starved and not self.write_paused:
             self._resume_consumers()
         if self._gate.holds(OUTPUT):
-            # When the transport has taken it, or says that it cannot.
+            # Deferred: the transport may first report that it cannot take more.
             self._control.soon(self._gate.on_resume)
 
     def write_out(self) -> None:
-        # Of a work queue's deliveries no byte goes before the turn has written their marks.
+        # A delivery from a work queue must not be sent before the turn has written its delivery mark.
         if self.cuts and not self.closing and not self._turn.stores.dirty:
             self.flush()
 
     def _write_slice(self) -> None:
-        """The first of what was set aside. The rest follows in the next turn, or when the socket has taken this."""
+        """Write the first pieces. The rest follows in the next turn, or when the transport has sent these."""
         cuts = self.cuts
         size: i64 = 0
         count: i64 = 0
@@ -88,7 +91,7 @@ class SocketWriter(Output):
             self.want_flush()
 
     def _resume_consumers(self) -> None:
-        """There is room to write again."""
+        """Activate the consumers that waited for room in the output."""
         starved = self.starved
         if starved:
             self.starved = []
@@ -107,7 +110,7 @@ class SocketWriter(Output):
             self._gate.on_resume()
 
     def dispose(self) -> None:
-        """The socket is gone, and what was for it."""
+        """Drop all output: the socket is closed."""
         self.starved.clear()
         self.cuts.clear()
         self.cut_bytes = 0

@@ -1,8 +1,7 @@
-"""The only sockets that speak AMQP: asyncio's view of a connection.
+"""Asyncio protocol of an AMQP socket.
 
-A plain `asyncio.Protocol` (a native class cannot be one); it hands bytes down and carries bytes out, and it alone
-pauses and resumes reading. A write after the socket is gone is dropped here: uvloop raises for it, which would end a
-turn half way.
+A native class cannot be an `asyncio.Protocol`, so this class is interpreted. It alone pauses and resumes reading. It
+drops writes after the socket closed: uvloop raises an exception for them, which would stop a turn half way.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Bytes the transport may hold before deliveries rest, and where they go on.
+# Limits of the transport's write buffer: deliveries pause above the first and resume below the second.
 WRITE_HIGH_BYTES: Final = 256 * 1024
 WRITE_LOW_BYTES: Final = 64 * 1024
-# How long a connection that is finished is read on for the peer's own end.
+# Time to wait for the client's end of stream after ours.
 LINGER_S: Final = 1.0
-# SO_LINGER on, for 0 s: a close sends a reset.
+# SO_LINGER with 0 seconds: closing the socket sends a reset.
 RESET: Final = struct.pack("ii", 1, 0)
 # rabbit: frames before the login are small
 HANDSHAKE_FRAME_MAX: Final = 8192
 
 
 class Transport(TransportBase, asyncio.Protocol):
-    """One socket."""
+    """One AMQP socket."""
 
     handshake: ClassVar[type[ChannelZero]] = ChannelZero
 
@@ -65,11 +64,11 @@ class Transport(TransportBase, asyncio.Protocol):
         self.control.connections.unopened.entered(self)
 
     def name(self) -> str:
-        """Of the connection, for logs and lists. rabbit: in this form."""
+        """Return the connection's name for logs and lists, in RabbitMQ's form."""
         return f"{_shown(self.peer)} -> {_shown(self.local)}"
 
     def begin(self) -> None:
-        """The addresses are known."""
+        """Create the connection; peer and local address are known."""
         self.connection = Connection(self.broker, self, self.control, self.name(), HANDSHAKE_FRAME_MAX)
         self.control.begin(self.connection)
         self.heartbeats.add(self.connection)
@@ -91,11 +90,11 @@ class Transport(TransportBase, asyncio.Protocol):
         self.heartbeats.remove(self.connection)
         self.control.connections.unopened.left(self)
         self.control.lost()
-        # The connection and its control know this transport; see Connection.let_go.
+        # Break the cycle: the connection and its channel 0 refer to this transport. See Connection.let_go.
         del self.connection, self.control
 
     def hand_over(self, protocol: asyncio.Protocol) -> asyncio.Transport:
-        # Paused as it is. Its place among the descriptors is kept until `unopened.left` is told.
+        # Reading stays paused. The socket counts as a used descriptor until `unopened.left`.
         transport = self._transport
         assert transport is not None  # the connection waits behind connection.open
         self._transport = None
@@ -132,10 +131,10 @@ class Transport(TransportBase, asyncio.Protocol):
             transport.writelines(pieces)
 
     def close(self) -> None:
-        """Ends the stream when what was written has gone out, and closes when the peer has ended its own.
+        """End the stream after the written data, and close when the client ends its stream.
 
-        Until then, and at most LINGER_S, what still comes is thrown away: a socket closed over unread bytes resets, and
-        a peer that sent something behind its connection.close would lose the close-ok before it.
+        Until then, and for LINGER_S at most, received bytes are dropped. Closing a socket with unread bytes sends a
+        reset, which could destroy the close-ok before the client reads it.
         """
         transport = self._transport
         if transport is None or self._finished or transport.is_closing():
@@ -150,10 +149,10 @@ class Transport(TransportBase, asyncio.Protocol):
         self._linger = self.broker.loop.call_later(LINGER_S, transport.close)
 
     def abort(self) -> None:
-        """Resets the socket: the peer has not answered for too long.
+        """Reset the socket, because the client did not answer for too long.
 
-        After a mere end of the stream its kernel would take one more publish and say nothing; a reset is an error for
-        whatever it does next.
+        After a normal end of stream the client's kernel would accept one more publish without an error. After a
+        reset, its next call fails.
         """
         transport = self._transport
         if transport is None:
@@ -188,7 +187,7 @@ def _shown(address: tuple[str, int]) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Judged by the peer's own address, never by the listener's."""
+    """Return whether the peer's address is a loopback address. The listener's address does not count."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

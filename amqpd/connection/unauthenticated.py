@@ -1,11 +1,10 @@
-"""Sockets that have not logged in: they cost a descriptor each, and anybody may open them.
+"""Limit on sockets that have not logged in. Any client can open them, and each uses a descriptor.
 
-Nobody is refused by a count. With more than a share of the process's descriptors taken by AMQP sockets, those that have
-not logged in go, the oldest first, of the address that has most of them: who connects and says nothing makes room for
-who logs in. Some may always be on their way, so that a broker with many clients goes on to take new ones. A last part
-of the descriptors is for files and the admin API: no socket gets those, logged in or not.
+Above a share of the process's descriptors, the broker closes sockets without a login: the oldest ones of the address
+that has most. A small number always remains, so that a broker with many clients accepts new ones. The last
+descriptors are reserved for files and the HTTP API.
 
-The limit is asked for with each socket: it may be changed while the broker runs (prlimit).
+The process limit is read for each socket, because prlimit can change it at run time.
 """
 
 from __future__ import annotations
@@ -24,18 +23,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of the descriptors: what is left to sockets on their way to a login however many others there are, and how many more
-# than needed are closed at once, so that the addresses are not counted for each.
+# Shares of the descriptors. KEPT_SHARE: sockets without a login that always remain. SLACK_SHARE: sockets closed at
+# once beyond the need, so that addresses are not counted for each new socket.
 KEPT_SHARE: Final = 32
 SLACK_SHARE: Final = 64
-# For files and the admin API at most this part of the descriptors.
+# The largest share that can be reserved for files and the HTTP API.
 RESERVED_SHARE_MAX: Final = 4
 LOG_S: Final = 1.0
 
 
 class UnauthenticatedSockets:
-    """Of one broker. soon: calls a function in the next turn of the loop. share: of the descriptors;
-    reserved: descriptors that are for others than AMQP sockets.
+    """The AMQP sockets of a broker, and those without a login by address.
+
+    Args:
+        soon: calls a function in the next loop turn.
+        share: share of the descriptors for AMQP sockets.
+        reserved: descriptors for other uses.
     """
 
     def __init__(self, soon: Callable[[Callable[[], None]], object], share: float, reserved: int) -> None:
@@ -44,13 +47,13 @@ class UnauthenticatedSockets:
         self.reserved = reserved
         self.closed_count = 0
         self._sockets: set[TransportBase] = set()
-        # By address, the oldest first.
+        # By address, oldest first.
         self._waiting: dict[str, dict[TransportBase, None]] = {}
         self._waiting_count = 0
         self._log_at = 0.0
 
     def entered(self, wire: TransportBase) -> None:
-        """A socket is there. Cost: 2 us, and what is closed for it."""
+        """Add a new socket and close others if necessary. Cost: 2 us, and the closes."""
         self._sockets.add(wire)
         self._waiting.setdefault(_network(wire.peer[0]), {})[wire] = None
         self._waiting_count += 1
@@ -63,7 +66,7 @@ class UnauthenticatedSockets:
             self._tell(f"no descriptor is left for it but the reserved ones of {limit}", wire.peer[0])
 
     def opened(self, wire: TransportBase) -> None:
-        """It has logged in and is not closed for others any more."""
+        """Mark the socket as logged in. It is not closed to make room."""
         address = _network(wire.peer[0])
         waiting = self._waiting.get(address)
         if waiting is not None and wire in waiting:
@@ -73,7 +76,7 @@ class UnauthenticatedSockets:
                 del self._waiting[address]
 
     def left(self, wire: TransportBase) -> None:
-        """It is gone. May be called of one that was closed here."""
+        """Remove a closed socket. Can be called for one that this class closed."""
         self.opened(wire)
         self._sockets.discard(wire)
 
@@ -94,7 +97,7 @@ class UnauthenticatedSockets:
     def _close(self, wire: TransportBase) -> None:
         self.left(wire)
         self.closed_count += 1
-        # Not in the midst of its own connection_made.
+        # Deferred: `wire` may be in its own connection_made.
         self._soon(wire.abort)
 
     def _tell(self, why: str, address: str) -> None:
@@ -110,7 +113,9 @@ class UnauthenticatedSockets:
 
 
 def _network(host: str) -> str:
-    """What counts as one address: of IPv6 the network, as one host may take any address in it."""
+    """Return the key under which an address is counted: for IPv6 its /64 network, in which one host can use any
+    address.
+    """
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])

@@ -1,22 +1,4 @@
-"""Resource alarms: when memory or disk run low, publishers are not read until there is room again.
-
-A look each second: resident memory against a share of what the machine (or the cgroup) has, free space of the data
-directory's file system against a limit. While an alarm lasts, a connection that publishes is paused at its next
-publish, which waits with all behind it unless it has no body, and is told by connection.blocked, if it can take that;
-consumers go on. With both alarms raised, both have to end.
-
-Limits may be changed, and alarms raised by hand (for tests, and for operators who want publishers to stop), until the
-next start. One that was raised by hand lasts until it is cleared by hand; one that has a cause goes on behind that.
-
-rabbit: the reasons `low on memory` and `low on disk`, the defaults 0.4 and 50 MB, blocked at the first publish.
-
-Message bodies on their way: how much of them the broker keeps in memory, all connections together.
-
-A body is kept until its last octet is there. While more than the budget is kept, the connection whose body has been on
-its way longest is read to that body's end, and the others with unfinished bodies are not read; when there is room again
-they go on, the oldest first. So one message always comes through, and what is kept is at most twice the budget and one
-read of each connection: what waits, and what the oldest adds to it.
-"""
+"""Resource alarms, and the memory budget for incomplete message bodies. Both stop reading publishers."""
 
 from __future__ import annotations
 
@@ -44,7 +26,25 @@ _CGROUP_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/mem
 
 
 class Alarms:
-    """changed: called with the reason when the first alarm is raised, with '' when the last one ends."""
+    """Memory and disk alarms.
+
+    Each second, `Alarms` compares resident memory with a share of the memory of the machine or cgroup, and free disk
+    space with a limit. During an alarm, a connection is paused at its next publish with a body; that publish and all
+    data behind it wait. A client that supports it gets connection.blocked. Consumers continue. With two alarms, both
+    must end.
+
+    amqpctl can change the limits and raise alarms until the next start. An alarm raised by hand ends only by hand.
+
+    rabbit: the reasons `low on memory` and `low on disk`, the defaults 0.4 and 50 MB, blocking at the first publish.
+
+    Attributes:
+        `told`: called with kind and state when an alarm of one kind begins or ends.
+        heard: called after each change of `raised`.
+        store_waits: in a cluster, whether publishes wait too long for Kafka.
+
+    Args:
+        changed: called with the reason when the first alarm begins, and with '' when the last one ends.
+    """
 
     def __init__(
         self,
@@ -61,26 +61,26 @@ class Alarms:
         self.disk_free_bytes = 0
         self.raised: dict[str, str] = {}
         self.by_hand: set[str] = set()
-        self._low = dict.fromkeys(REASONS, False)  # at the last look that succeeded
+        self._low = dict.fromkeys(REASONS, False)  # at the last successful check
         self._data_dir = data_dir
         self._filesystem = FileSystem()
         self._changed = changed
-        # Told of each kind of alarm that comes or goes.
         self.told: Callable[[str, bool], object] = _unheard
-        # Called behind each change of `raised`.
         self.heard: list[Callable[[], None]] = []
-        # In a cluster: whether what publishers have sent waits for Kafka for too long.
         self.store_waits: Callable[[], bool] | None = None
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
     def limit_memory_share(self, share: float) -> None:
-        """share: of what there is, 0 to 1. It counts from the next look."""
+        """Set the memory limit as a share of the total, 0 to 1. Applies from the next check."""
         self.memory_limit_bytes = int(self.memory_total_bytes * share)
 
     def obey(self, limits: LimitSettings, former: LimitSettings | None = None) -> None:
-        """The settings' limits, from the next look. former: those obeyed so far; what they said as well stays as it is,
-        which amqpctl may have changed since.
+        """Apply the limits of the settings, from the next check.
+
+        Args:
+            former: the settings applied before. Values that did not change are left alone, because amqpctl may have
+                changed the limits since.
         """
         memory = (limits.memory_high_watermark, limits.memory_bytes)
         if former is None or memory != (former.memory_high_watermark, former.memory_bytes):
@@ -94,16 +94,16 @@ class Alarms:
                 self.disk_free_limit_bytes = int(self.memory_total_bytes * limits.disk_free_memory_multiple)
 
     def limit_memory_bytes(self, limit_bytes: int) -> None:
-        """Likewise. rabbit: more than there is counts as all of it."""
+        """Set the memory limit in bytes. rabbit: at most the total memory."""
         self.memory_limit_bytes = min(limit_bytes, self.memory_total_bytes)
 
     def raise_by_hand(self, kind: str) -> None:
-        """kind: memory or disk. At once, until `clear_by_hand`."""
+        """Raise an alarm now, until `clear_by_hand`. The kind is memory or disk."""
         self.by_hand.add(kind)
         self.look()
 
     def clear_by_hand(self, kind: str) -> None:
-        """Over at once, unless it has a cause."""
+        """Clear an alarm raised by hand. It continues if it also has a cause."""
         self.by_hand.discard(kind)
         self.look()
 
@@ -120,11 +120,11 @@ class Alarms:
         self.look()
 
     def look(self) -> None:
-        """Compares now. Cost: 20 us."""
+        """Check memory and disk now. Cost: 20 us."""
         try:
             self.memory_used_bytes = resident_bytes()
             self.disk_free_bytes = self._filesystem.free_bytes(str(self._data_dir))
-        except OSError as error:  # no descriptor is left, say: what was known stands until the next look
+        except OSError as error:  # for example no free descriptor; keep the last result
             log.warning("memory and disk cannot be looked at: %s", error)
         else:
             self._low["memory"] = self.memory_used_bytes > self.memory_limit_bytes
@@ -132,12 +132,12 @@ class Alarms:
         found = {kind: low or kind in self.by_hand for kind, low in self._low.items()}
         if self.store_waits is not None:
             found[STORE] = self.store_waits()
-        # Raised before ended: when one follows on the other at once, publishers stay held.
+        # New alarms first: if one follows another directly, publishers stay paused.
         for kind, on in sorted(found.items(), key=lambda item: not item[1]):
             self.set(kind, on)
 
     def set(self, kind: str, on: bool) -> None:
-        """kind: memory, disk or store."""
+        """Begin or end the alarm of a kind: memory, disk or store."""
         if on == (kind in self.raised):
             return
         self.told(kind, on)
@@ -156,23 +156,23 @@ class Alarms:
 
 
 def _unheard(_kind: str, _on: bool) -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
 @cache
 def _statm() -> int:
-    """Open for good: a look at the memory must not need a descriptor when there is none left."""
+    """Return a descriptor that stays open, so that the check works without free descriptors."""
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def resident_bytes() -> int:
-    """The process's resident memory, file mappings left out."""
+    """Return the resident memory of the process without file mappings."""
     _, resident, shared, *_ = os.pread(_statm(), 256, 0).split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def total_memory_bytes() -> int:
-    """The machine's memory, or the cgroup's limit when that is lower."""
+    """Return the memory of the machine, or the cgroup's limit if it is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _CGROUP_LIMITS:
         try:
@@ -184,41 +184,54 @@ def total_memory_bytes() -> int:
     return total
 
 
-# What may come of a connection before it is looked at again.
+# Bytes that a connection can send before it is checked again.
 READ_BYTES: Final = 256 * 1024
 
 
 class BodyReader(Protocol):
-    """A connection that is in the midst of a body."""
+    """A connection that receives a message body."""
 
     def read_bodies(self, on: bool) -> None:
-        """Whether it may be read, as far as bodies are concerned. Told more than once, too."""
+        """Allow or stop reading, as far as bodies are concerned. Can be called repeatedly with the same value."""
 
 
 class PartialBodyMemory:
-    """One per broker. limit_bytes: the budget."""
+    """The memory of incomplete message bodies of all connections. One per broker.
+
+    Above the budget, only the connection with the oldest incomplete body is read; the others with incomplete bodies
+    are paused. When there is room again, they continue, oldest first. So one message can always complete. Memory use
+    is at most twice the budget plus one read per connection.
+
+    Attributes:
+        limit_bytes: the budget.
+        full: a connection is paused.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.kept_bytes = 0
-        # By the age of its oldest body: bytes kept of a connection, and that body's serial there.
+        # Oldest body first. Value: bytes of the connection's bodies, serial number of its oldest body.
         self._readers: dict[BodyReader, tuple[int, int]] = {}
-        # Somebody is held.
         self.full = False
 
     def __len__(self) -> int:
-        """Connections with unfinished bodies."""
+        """Return the number of connections with incomplete bodies."""
         return len(self._readers)
 
     def changed(self, reader: BodyReader, kept_bytes: int, oldest: int) -> None:
-        """A connection was read. kept_bytes: of its unfinished bodies; oldest: serial of the oldest, 0 without one.
+        """Update a connection after a read.
 
-        Cost: a dict look-up; while some are held and there is room again, a look at all of them.
+        Args:
+            kept_bytes: bytes of its incomplete bodies.
+            oldest: serial number of the oldest one; 0 if there is none.
+
+        Cost:
+            a dict look-up; linear in the connections with bodies while some are paused.
         """
         before, serial = self._readers.get(reader, (0, 0))
         self.kept_bytes += kept_bytes - before
         if serial and serial != oldest:
-            # The others of the connection are not as old as that.
+            # The connection's other bodies are newer, so it moves to the end.
             del self._readers[reader]
             if self.full:
                 reader.read_bodies(True)

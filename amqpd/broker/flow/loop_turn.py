@@ -1,18 +1,8 @@
-"""The end of a loop turn, and what holds publishers back.
+"""The end of a loop turn, and the time budget for message filters.
 
-Everything that one turn of the event loop gathered is worked off once, in this order: queues that have more to
-deliver, logs (one write each), confirms, sockets (one write each). So a delivery mark is in the file before the
-delivery is on the wire, and a thousand publishes cost one system call.
-
-`LoopTurn` is called by the loop through `call_soon`, and only when somebody asked for it. Where reads come one at a
-time, with nothing beside them to gather, each is worked off before the loop goes on: `begin_read`.
-
-How much of a turn goes to looking for what consumers' filters want, and whose turn that is.
-
-A queue looks at what has just come in at once. Where a slice is not enough, as when a filter goes over a backlog, the
-queue stands in a line and goes on with the next turns: all of them together take SLICE_MS of a turn, each SHARE_MS at a
-time, so however many filters have however long a way to go, the loop is held no longer than that, and none of them
-waits for another one's end.
+At the end of each turn of the event loop, `LoopTurn` processes what the turn collected, in this order: queues that
+have more to deliver, logs (one write each), confirms, sockets (one write each). So a delivery mark is in the file
+before the delivery is sent, and a thousand publishes cost one system call.
 """
 
 from __future__ import annotations
@@ -30,40 +20,50 @@ from amqpd.storage.loop_log import LogContext
 from amqpd.storage.queue_log import QueueLog
 from amqpd.storage.storage import Storage
 
-# Of one turn; of one queue at a time. In the clock's whole milliseconds, looked at every LOOK_COUNT messages.
+# SLICE_MS: for all queues in one turn. SHARE_MS: for one queue at a time. Whole milliseconds; the clock is read
+# every LOOK_COUNT messages.
 SLICE_MS: Final = 5
 SHARE_MS: Final = 1
 LOOK_COUNT: Final = 32
-# A message counts once more for as many bytes of properties: large ones cost a millisecond.
+# A message counts once more for each so many bytes of properties: large properties cost a millisecond.
 DEAR_PROPERTIES_BYTES: Final = 512
-# Of new selectors in one turn.
+# Characters of new selectors parsed in one turn.
 PARSE_CHARACTERS_MAX: Final = 1500
-# A clock that stands still ends no slice.
+# Ends a slice if the clock does not advance.
 SLICE_COUNT_MAX: Final = 8192
 
 
 @final
 class ScanBudget:
-    """One per broker."""
+    """The time per turn in which queues search for messages that match consumer filters. One per broker.
+
+    A queue checks new messages at once. If a search needs more than a slice, for example over a backlog, the queue
+    waits in `line` and continues in later turns. All queues together use SLICE_MS of a turn, each SHARE_MS at a
+    time. So the number of filters does not delay the loop, and no search waits for the end of another.
+
+    Attributes:
+        over: the current search must stop.
+    """
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self.line: deque[QueueBase] = deque()
-        # Whether who looks now has to stop.
         self.over = False
         self._turn: i64 = -1
         self._turn_until_ms: i64 = 0
         self._until_ms: i64 = 0
         self._count: i64 = 0
-        # Since the clock was looked at.
+        # Weighted messages since the clock was read.
         self._unlooked: i64 = 0
         self._granted: QueueBase | None = None
         self._parse_turn: i64 = -1
         self._parse_size: i64 = 0
 
     def begin(self, queue: QueueBase, turn: i64) -> bool:
-        """The queue is pumped in this turn: `over` says whether it may look at anything. One that stands in the line
-        may not before it is its turn; the answer is whether that is now.
+        """Begin the dispatch of a queue in this turn. `over` then tells whether the queue may search.
+
+        Returns:
+            True if the queue waited in `line` and has its share now.
         """
         now_ms = self._timers.now_ms()
         if turn != self._turn:
@@ -81,14 +81,14 @@ class ScanBudget:
         return False
 
     def begin_alone(self, slice_ms: i64) -> None:
-        """A slice of one's own, of no turn: of who has a `ScanBudget` for itself."""
+        """Begin a slice outside of turns, for the owner of a separate `ScanBudget`."""
         self._until_ms = self._timers.now_ms() + slice_ms
         self._count = 0
         self._unlooked = 0
         self.over = False
 
     def step(self, size: i64) -> None:
-        """One more message is looked at, whose properties have so many bytes."""
+        """Count one checked message, with `size` bytes of properties."""
         self._count += 1
         self._unlooked += 1 + size // DEAR_PROPERTIES_BYTES
         if self._unlooked >= LOOK_COUNT:
@@ -96,13 +96,14 @@ class ScanBudget:
             self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
 
     def looked_at(self, count: i64) -> None:
-        """So many more messages were looked at."""
+        """Count `count` more checked messages."""
         self._count += count
         self.over = self._count >= SLICE_COUNT_MAX or self._timers.now_ms() >= self._until_ms
 
     def may_parse(self, turn: i64, size: i64) -> bool:
-        """Whether a new selector of so many characters may be parsed in this turn: some 5 ms of them in all, one in any
-        case.
+        """Return whether a new selector of `size` characters may be parsed in this turn.
+
+        A turn parses some 5 ms of new selectors, and at least one.
         """
         if turn != self._parse_turn:
             self._parse_turn = turn
@@ -113,13 +114,13 @@ class ScanBudget:
         return True
 
     def wait(self, queue: QueueBase) -> None:
-        """The queue is not done: it is pumped again when it is its turn."""
+        """Put the queue in line: its search is not finished."""
         if not queue.scan_wanted:
             queue.scan_wanted = True
             self.line.append(queue)
 
     def go_on(self, turn: i64) -> bool:
-        """Pumps those in line, as long as the turn's slice lasts; one in any case. Whether some still wait."""
+        """Dispatch the queues in line, at least one, until the slice is used up. Return whether queues still wait."""
         timers = self._timers
         until_ms = timers.now_ms() + SLICE_MS
         if turn == self._turn:
@@ -132,7 +133,7 @@ class ScanBudget:
             self._granted = queue
             try:
                 queue.dispatch()
-            except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
+            except Exception as error:  # noqa: BLE001  # pump_failed logs it; other queues continue
                 queue.pump_failed(error)
             self._granted = None
             if timers.now_ms() >= until_ms:
@@ -140,80 +141,95 @@ class ScanBudget:
         return len(self.line) > 0
 
 
-# What one turn takes in from clients that send without a bound, all of them together: a few milliseconds of work.
+# Bytes that one turn accepts from all clients that send without a pause: a few milliseconds of work.
 TURN_BYTES_MAX: Final = 1_000_000
-# How many of them have their share of it in one turn; the others wait for theirs, first come, first served.
+# How many of these clients are read in one turn. The others wait in order of arrival.
 PACED_COUNT_MAX: Final = 4
-# While dead letters wait, so many turns pass before those that send without a bound are read on: they fill memory or
-# the log they came from, and go in slices beside everything else.
+# While dead letters wait, these clients are read only every so many turns. Dead letters fill memory or their source
+# log, and are processed in slices.
 OVERDUE_TURNS: Final = 16
-# A read as large as this comes from a client that sends faster than it is read.
+# A read of this size comes from a client that sends faster than the broker reads.
 LARGE_READ_BYTES: Final = 64 * 1024
-# And one up to this from a client that may wait for the answer.
+# A read up to this size comes from a client that may wait for the reply.
 SMALL_READ_BYTES: Final = 4096
-# So many small reads of a turn pass between two looks at whether acks have waited too long to be written: a power of 2.
+# Small reads of a turn between two checks for overdue writes of acks. A power of 2.
 LOOK_READS: Final = 16
 
 
 class Flushable(Protocol):
-    """A socket's output. Called once per connection and turn, so a Protocol's 40 ns do not matter."""
+    """The output of a socket. A Protocol costs 40 ns per call, which is little for one call per connection and turn."""
 
     def flush(self) -> None:
-        """Writes what has gathered."""
+        """Write the collected output."""
 
 
 class PausedReader(Protocol):
-    """A socket's input."""
+    """The input of a socket."""
 
     def synced(self) -> None:
-        """Reading may go on: what was unsynced is on disk."""
+        """Continue reading: the unsynced bytes are on the disk."""
 
     def read_on(self) -> None:
-        """Reading may go on: another turn has come."""
+        """Continue reading: another turn has begun."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class CommitListener:
-    """Who has published in a turn, or settled, and waits until that is safe (broker/publish/confirms.py)."""
+    """Base class for objects that wait until publishes or settlements are safe (broker/publish/confirms.py)."""
 
     def on_turn_end(self, generation: i64, safe: bool) -> bool:
-        """The turn's publishes are in commit group `generation`; safe: it is synced already. True: something waits."""
+        """Record that this turn's publishes are in commit group `generation`. Return whether the listener waits for
+        it.
+
+        Args:
+            safe: the group is already synced.
+        """
         raise NotImplementedError
 
     def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
-        """Every group up to `generation` is synced but for these logs. True: something still waits."""
+        """Handle the sync of every group up to `generation`, except the failed logs. Return whether the listener
+        still waits.
+        """
         raise NotImplementedError
 
 
 class LoopTurn:
-    """One per broker. Owns the lists of what a turn has touched."""
+    """The work that one turn of the event loop collected. One per broker.
+
+    The loop calls `run` through `call_soon`, and only if something was scheduled. A single small read is processed
+    without that: see `begin_read`.
+
+    Attributes:
+        stores: the logs that this turn writes to.
+        crowded: messages that wait to be republished fill the memory; publishers are paused.
+        alarmed: a resource alarm; publishers are paused at their next publish.
+        urgent: a tx.commit waits for settlements; they are synced with this turn instead of within 50 ms.
+        log_failed: called with each failed log, before its publishers are nacked.
+        number: increases with each turn.
+        taken_bytes: bytes read in this turn.
+        share_bytes: bytes of one connection after which it is paused until a later turn.
+        dead_letters_pending: dead letters wait to be published.
+    """
 
     def __init__(self, storage: Storage, call_soon: Callable[[Callable[[], None]], object], timers: Timers) -> None:
         self.commits: GroupCommit = storage.commits
-        # Knows which logs this turn writes to, and how many are enough.
         self.stores: LogContext = storage.context
         self.unsynced_bytes_max: i64 = 64 * 1024 * 1024
-        # What waits to be published again fills memory: publishers are held until there is less of it.
         self.crowded = False
-        # A resource alarm lasts: publishers are held at their next publish.
         self.alarmed = False
-        # Somebody waits for settlements alone (tx.commit): they are synced with this turn, not 50 ms later.
         self.urgent = False
-        # Called with each log that failed, before its publishers are nacked.
         self.log_failed: Callable[[QueueLog], None] | None = None
-        # Goes up with each turn; what was read in it, of all connections and at most of one.
         self.number: i64 = 0
         self.taken_bytes: i64 = 0
         self.share_bytes: i64 = TURN_BYTES_MAX
-        # Reads in this turn of the loop; whether there was at most one in the last.
+        # Reads in this turn; whether the last turn had at most one.
         self._reads: i64 = 0
         self._lone = False
         self._call_soon = call_soon
         self._timers = timers
-        # What `now_ms` has read; -1: it is to look at the clock.
+        # Cached by `now_ms`; -1 to read the clock again.
         self._now_ms: i64 = -1
         self._scheduled = False
-        # Queues that look for what consumers' filters want.
         self.scans = ScanBudget(timers)
         self._dirty: list[Flushable] = []
         self._pumps: list[QueueBase] = []
@@ -222,7 +238,6 @@ class LoopTurn:
         self._held: list[PausedReader] = []
         self._wanting_room: list[Callable[[], None]] = []
         self._paced: deque[PausedReader] = deque()
-        # Dead letters wait; turns that they did so far.
         self.dead_letters_pending = False
         self._overdue_turns: i64 = 0
 
@@ -232,24 +247,24 @@ class LoopTurn:
             self._call_soon(self.run)
 
     def now_ms(self) -> i64:
-        """Monotonic milliseconds, looked up once per read and not per message: what came together has one age."""
+        """Return monotonic milliseconds, read once per socket read: messages that came together have the same age."""
         if self._now_ms < 0:
             self._now_ms = self._timers.now_ms()
-            self.schedule()  # which forgets it
+            self.schedule()  # the turn clears the cache
         return self._now_ms
 
     def begin_read(self, size: i64) -> bool:
-        """A read of `size` bytes is about to be worked off. True: the caller calls `finish_read` then.
+        """Begin to process a read of `size` bytes. If the result is True, the caller must call `end_read`.
 
-        That saves the answer the way through the loop. Only the first read since the loop's own call gets it: of many
-        at once one is answered by itself, the others together.
+        That sends the reply without another pass through the event loop. It applies to the first read of a turn, if
+        the last turn had one read at most.
         """
         self._reads += 1
         self._now_ms = -1
         if size > SMALL_READ_BYTES or self._reads & (LOOK_READS - 1) == 0:
             self.commits.look()
         if self._lone and self._reads == 1 and size <= SMALL_READ_BYTES and not self._scheduled and not self._paced:
-            self._scheduled = True  # what it asks for is done by `finish_read`
+            self._scheduled = True  # `end_read` does what is scheduled
             return True
         self.schedule()
         return False
@@ -275,30 +290,35 @@ class LoopTurn:
         self.schedule()
 
     def pause_until_synced(self, connection: PausedReader) -> None:
-        """A publisher that sent enough for now; `room` releases it when the reason is over."""
+        """Add a paused publisher. `room` resumes it."""
         self._held.append(connection)
 
     def call_when_below_limit(self, call: Callable[[], None]) -> None:
-        """Calls it once fewer bytes are unsynced than may be; there are too many now."""
+        """Call the function when fewer than `unsynced_bytes_max` bytes are unsynced. Now there are more."""
         self._wanting_room.append(call)
 
     def account_read(self, size: i64, of_connection: i64) -> bool:
-        """Notes a read of `size` bytes, the connection's `of_connection`th in this turn. True: that is its share."""
+        """Account for a read. Return True if the connection has used up its share of this turn.
+
+        Args:
+            of_connection: bytes that the connection sent in this turn.
+        """
         self.taken_bytes += size
         if of_connection >= self.share_bytes:
             return True
         return size >= LARGE_READ_BYTES and self.taken_bytes >= TURN_BYTES_MAX
 
     def pause_until_next_turn(self, connection: PausedReader) -> None:
-        """A connection that sent its share; it reads on in one of the next turns, when others had theirs.
+        """Add a connection that used up its share. It continues in a later turn, after the others.
 
-        However many clients send however fast, a turn's work stays bounded; who sends little never gets here.
+        So a turn's work is bounded, however many clients send and however fast. A client that sends little is never
+        paused.
         """
         self._paced.append(connection)
         self.schedule()
 
     def run(self) -> None:
-        """The end of the loop's turn. Cost: what was touched, nothing for what was not."""
+        """Process the end of a turn. Cost: proportional to what the turn touched."""
         if self.commits.postpone(self.run):
             return
         self._lone = self._reads <= 1
@@ -306,7 +326,7 @@ class LoopTurn:
         self._run_phases()
 
     def finish(self) -> None:
-        """The broker stops: as `run`, and nothing postpones it."""
+        """Process a turn without postponing it: the broker stops."""
         self._run_phases()
 
     def _run_phases(self) -> None:
@@ -318,7 +338,7 @@ class LoopTurn:
                 queue.pump_wanted = False
                 try:
                     queue.dispatch()
-                except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
+                except Exception as error:  # noqa: BLE001  # pump_failed logs it; other queues continue
                     queue.pump_failed(error)
         if self.scans.line and self.scans.go_on(self.number):
             self.schedule()
@@ -358,7 +378,7 @@ class LoopTurn:
         count: i64 = len(paced)
         if count > PACED_COUNT_MAX:
             count = PACED_COUNT_MAX
-            # Whoever has its turn now may have nothing more to say: the others must not depend on it.
+            # Schedule a turn: the connections read now may send nothing more, and the others must still continue.
             self.schedule()
         self.share_bytes = TURN_BYTES_MAX // count
         while count > 0:
@@ -366,7 +386,7 @@ class LoopTurn:
             paced.popleft().read_on()
 
     def committed(self, generation: int, failed: list[QueueLog]) -> None:
-        """Called on the loop when the committer has synced every group up to `generation`."""
+        """Process the sync of every group up to `generation`. Called on the loop after the fsync thread."""
         if failed and self.log_failed is not None:
             for store in failed:
                 self.log_failed(store)
@@ -379,7 +399,7 @@ class LoopTurn:
         self.room()
 
     def room(self) -> None:
-        """Fewer bytes are unsynced, or fewer wait to be published again: held publishers continue if that is enough."""
+        """Resume paused publishers if few enough bytes are unsynced and few enough messages wait to be republished."""
         if self._wanting_room and self.commits.unsynced_bytes < self.unsynced_bytes_max:
             wanting = self._wanting_room
             self._wanting_room = []

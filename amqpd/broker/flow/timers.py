@@ -1,13 +1,12 @@
-"""Everything that is due later: one wheel of buckets per broker.
+"""Timers of the broker: one wheel of buckets.
 
-A timer stands in the bucket of its tick; the event loop is asked for the next tick in use and for nothing else, so ten
-thousand sleeping queues cost one `call_later`. Arming and cancelling cost a dict entry, the first timer of a tick a
-heap push. Timers fire at their time or up to one tick later, in the order in which they were armed for a tick; after
-RUN_MS_MAX of firing the loop gets its turn, the rest follows at once.
+A timer is in the bucket of its tick, and the event loop wakes only for the next used tick: ten thousand idle queues
+cost one `call_later`. Arming and cancelling cost a dict entry, and a heap push for the first timer of a tick. A
+timer fires at its time or up to one tick later. After RUN_MS_MAX other events get the loop, then firing continues.
 
-Times are milliseconds of the monotonic clock: a step of the wall clock moves nothing. `from_wall` places what a log
-remembers by wall clock; what seems to lie in the future counts as now. A jump of the wall clock is held back from
-`from_wall`, `agreed_ms` and `steady_ms` as storage/clock_watch.py says.
+Times are milliseconds of the monotonic clock, so changes of the wall clock do not matter. `from_wall` converts
+wall-clock times from logs; a future time counts as now. storage/clock_watch.py holds back sudden jumps of the wall
+clock from `from_wall`, `agreed_ms` and `steady_ms`.
 """
 
 from __future__ import annotations
@@ -27,22 +26,27 @@ RUN_MS_MAX: Final = 5
 
 
 class Timer:
-    """Something that comes due. Derive and override `fire`."""
+    """Base class of timers. Override `fire`.
+
+    Attributes:
+        tick: the bucket; -1 if not armed.
+    """
 
     def __init__(self) -> None:
-        # The bucket it stands in; -1: it is not armed.
         self.tick: i64 = -1
 
     def fire(self) -> None:
-        """Its time has come; it is not armed any more."""
+        """Do the work that is due. The timer is not armed any more."""
         raise NotImplementedError
 
 
 @final
 class Timers:
-    """The wheel of everything that is due later.
+    """The timer wheel.
 
-    call_later: (seconds, function), of the event loop. watch: of the storage, with the clock of both.
+    Args:
+        call_later: the event loop's, with seconds and function.
+        watch: the clock, shared with the storage.
     """
 
     def __init__(self, call_later: Callable[[float, Callable[[], None]], object], watch: ClockWatch) -> None:
@@ -51,12 +55,12 @@ class Timers:
         self._clock: Clock = watch.clock
         self._buckets: dict[int, dict[Timer, None]] = {}
         self._ticks: list[int] = []
-        # The tick the loop was last asked for; -1: none.
+        # The next tick requested from the loop; -1 for none.
         self._wake: i64 = -1
         self._stopped = False
 
     def stop(self) -> None:
-        """The broker stops: nothing fires any more, nothing can be armed."""
+        """Cancel all timers and ignore later ones: the broker stops."""
         self._stopped = True
         for bucket in self._buckets.values():
             for timer in bucket:
@@ -65,25 +69,26 @@ class Timers:
         self._ticks.clear()
 
     def now_ms(self) -> i64:
-        """Monotonic milliseconds."""
+        """Return monotonic milliseconds."""
         return int(self._clock.monotonic() * 1000)
 
     def wall_ms(self) -> i64:
-        """Milliseconds since 1970, as the wall clock shows it: for stamps."""
+        """Return milliseconds since 1970 by the wall clock, for timestamps."""
         return self._clock.time_ms()
 
     def steady_ms(self) -> i64:
-        """Milliseconds since 1970, without a jump that is held: for what is due later."""
+        """Return milliseconds since 1970 without a jump that is held back, for deadlines."""
         return self._watch.steady_ms()
 
     def agreed_ms(self) -> i64:
-        """Milliseconds since 1970, less while a jump ahead is held: for how old a stamp is."""
+        """Return milliseconds since 1970, lower while a jump ahead is held back, for the age of timestamps."""
         return self._watch.agreed_ms()
 
     def from_wall(self, wall_ms: i64) -> i64:
-        """Return the monotonic time of a moment in the past that is known by wall clock.
+        """Return the monotonic time of a past wall-clock time.
 
-        A stamp that is later than the wall clock was made before the clock was set back: its age is by the steady time.
+        A timestamp ahead of the clock was made before the clock was set back; its age is then computed by
+        `steady_ms`.
         """
         age_ms = self.agreed_ms() - wall_ms
         if age_ms < 0:
@@ -91,7 +96,7 @@ class Timers:
         return self.now_ms() - (age_ms if age_ms > 0 else 0)
 
     def arm(self, timer: Timer, due_ms: i64) -> None:
-        """Fires it at `due_ms`, at the earliest with the next tick; not at the time it was armed for before."""
+        """Fire the timer at `due_ms`, at the next tick at the earliest. Replaces its earlier time."""
         if self._stopped:
             return
         tick: i64 = (due_ms + TICK_MS - 1) // TICK_MS
@@ -111,12 +116,12 @@ class Timers:
         self._ask(tick)
 
     def arm_sooner(self, timer: Timer, due_ms: i64) -> None:
-        """As `arm`, but a timer that is due earlier already stays as it is."""
+        """Arm the timer unless it is due earlier already."""
         if timer.tick < 0 or due_ms < (timer.tick - 1) * TICK_MS:
             self.arm(timer, due_ms)
 
     def cancel(self, timer: Timer) -> None:
-        """It will not fire."""
+        """Cancel the timer."""
         if timer.tick >= 0:
             bucket = self._buckets.get(timer.tick)
             if bucket is not None:
@@ -127,7 +132,7 @@ class Timers:
         return sum([len(bucket) for bucket in self._buckets.values()])
 
     def run(self) -> None:
-        """Fires what is due. Called by the loop."""
+        """Fire what is due. The event loop calls this."""
         self._wake = -1
         try:
             self._run()
@@ -143,7 +148,7 @@ class Timers:
             bucket = self._buckets[tick]
             for timer in list(bucket):
                 if timer not in bucket:
-                    continue  # one that fired before it has cancelled it
+                    continue  # cancelled by a timer that fired before
                 del bucket[timer]
                 timer.tick = -1
                 timer.fire()
