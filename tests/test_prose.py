@@ -19,7 +19,6 @@ FINDINGS_MAX: dict[str, int] = {
     "amqpd.cluster": 362,
     "amqpd.config": 35,
     "amqpd.kafka": 150,
-    "amqpd.management": 0,
     "amqpd.storage": 178,
     "amqpd.storage.acks": 66,
     "amqpd.storage.log": 189,
