@@ -59,7 +59,7 @@ def test_a_first_start_has_what_the_file_says_and_nothing_else(tmp_path):
     with BrokerProcess(tmp_path / "data", settings={"load_definitions": str(only)}) as broker:
         assert broker.ctl("-q", "list_users").stdout.split() == ["user", "tags", "boss", "[administrator]"]
         assert broker.ctl("-q", "list_queues", "name").stdout.split() == ["name", "orders"]
-        assert broker.says("passed over what is not known: new-in-5")
+        assert broker.says("ignored unknown keys: new-in-5")
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_what_cannot_be_kept_is_left_out_when_that_is_asked_for(tmp_path):
     settings = {"load_definitions": str(file), "definitions.skip_unsupported": True}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
         assert broker.ctl("-q", "--no-table-headers", "list_queues", "name").stdout.split() == ["orders"]
-        assert broker.says("left out what cannot be kept: parameters[0]: ")
+        assert broker.says("skipped what cannot be imported: parameters[0]: ")
 
 
 @pytest.mark.slow

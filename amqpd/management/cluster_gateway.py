@@ -67,7 +67,7 @@ def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest
         said = json.loads(headers.get(CALLER, ""))
         name, operator, host, port = said["user"], said["operator"], said["peer"][0], said["peer"][1]
     except (ValueError, KeyError, TypeError, IndexError):
-        raise BadRequest("a request by the inner port does not say who asks") from None
+        raise BadRequest("a request over the inner port does not name its caller") from None
     if operator is True:
         caller = Principal(User(str(name), ("administrator",)), True)
     elif not name:
@@ -78,7 +78,7 @@ def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest
                 auth.authenticate_external(str(name), True), False
             )  # the other node has checked the client's address
         except AuthenticationRefused as refused:
-            raise NotAuthorised(f"this node does not know him: {refused.reason}") from None
+            raise NotAuthorised(f"this node refuses the user: {refused.reason}") from None
     return ForwardedRequest(caller, (str(host), int(port)), True, PART in headers)
 
 

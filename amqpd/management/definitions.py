@@ -305,13 +305,13 @@ def check_user(item: Item) -> None:
     clean_name(item["name"], "a user")
     if item[ARGON2ID_KEY]:
         if item["password_hash"]:
-            raise BadRequest(f"{ARGON2ID_KEY} goes with an empty password_hash")
+            raise BadRequest(f"{ARGON2ID_KEY} needs an empty password_hash")
         item["password_hash"], item["hashing_algorithm"], item[ARGON2ID_KEY] = item[ARGON2ID_KEY], ARGON2ID, ""
     if item["password_hash"]:
         check_hash(item["password_hash"], item["hashing_algorithm"])
     tags = tags_of(item["tags"])
     if len(tags) > TAGS_MAX or not all(0 < len(tag) < 256 and tag.isprintable() and " " not in tag for tag in tags):
-        raise BadRequest(f"tags are words, at most {TAGS_MAX}")
+        raise BadRequest(f"tags: expected at most {TAGS_MAX} words")
 
 
 def check_vhost(item: Item) -> None:
@@ -332,7 +332,7 @@ def check_vhost(item: Item) -> None:
     if item["default_queue_type"] in ("", "undefined"):
         item["default_queue_type"] = "classic"
     if item["default_queue_type"] not in KINDS:
-        raise BadRequest(f"default_queue_type is {', '.join(KINDS)}")
+        raise BadRequest(f"default_queue_type: expected one of {', '.join(KINDS)}")
 
 
 Shown: TypeAlias = dict[str, Any] | None

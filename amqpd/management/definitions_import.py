@@ -145,7 +145,7 @@ class Import:
         unknown = unknown_keys(definition, operator)
         if len(unknown) < len(definition):
             for key in unknown:
-                self.report.fault(f"{path}.{key}", "not a key of policies here")
+                self.report.fault(f"{path}.{key}", "unknown policy key")
             value["definition"] = {key: each for key, each in definition.items() if key not in unknown}
 
     def kept(self) -> Iterator[tuple[str, int, Item]]:
@@ -344,7 +344,7 @@ class Declarations:
 
     def _check_once(self, *key: str) -> None:
         if key in self._set:
-            raise BadRequest("stands twice in the document")
+            raise BadRequest("appears twice in the document")
         self._set.add(key)
 
     def global_parameter(self, item: Item) -> None:
@@ -422,9 +422,9 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
     told = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nothing"
     log.info("%s: imported %s", name, told, extra={"vhost": vhost})
     if report.unknown_count:
-        log.warning("%s: passed over what is not known: %s", name, report.unknown_text())
+        log.warning("%s: ignored unknown keys: %s", name, report.unknown_text())
     if report.fault_count:
-        log.warning("%s: left out what cannot be kept: %s", name, report.faults_text())
+        log.warning("%s: skipped what cannot be imported: %s", name, report.faults_text())
     return report
 
 

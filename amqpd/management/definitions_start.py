@@ -48,7 +48,7 @@ async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings
     if settings.skip_if_unchanged and not known:
         known = str(broker.global_parameters.get(IMPORTED_HASH))
     if found == known:
-        log.info("%s: unchanged since it was imported", path)
+        log.info("%s: not imported: unchanged since the last import", path)
         return found
     for name, text in files:
         await _import(broker, name, text, settings.skip_unsupported)

@@ -116,7 +116,7 @@ async def resolve(call: ApiRequest) -> ApiResponse:
     """Resolve the name `host` on this machine, in `family` (ipv4, ipv6, any)."""
     host, family = call.query.get("host", ""), call.query.get("family", "ipv4").lower()
     if not host or family not in FAMILIES:
-        raise BadRequest(f"host is needed, and a family of {', '.join(FAMILIES)}")
+        raise BadRequest(f"expected host, and family: one of {', '.join(FAMILIES)}")
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_S):
@@ -331,7 +331,7 @@ async def set_level(call: ApiRequest) -> ApiResponse:
     if level not in LEVELS:
         raise BadRequest(f"level {level} is not supported. Try one of {', '.join(LEVELS)}")
     logging.getLogger().setLevel(LEVELS[level])
-    log.info("the log level is %s", level)
+    log.info("the log level is now %s", level)
     return NO_CONTENT
 
 
@@ -346,7 +346,7 @@ async def rotate(call: ApiRequest) -> ApiResponse:
             try:
                 handler.reopen()
             except OSError as error:
-                raise CannotOpen(f"{error}; the log goes on where it was") from error
+                raise CannotOpen(f"{error}; the log continues in the old file") from error
     return reply({"file": str(path) if path is not None else None})
 
 
@@ -364,7 +364,7 @@ async def tail(call: ApiRequest) -> ApiResponse:
     """
     path = log_file()
     if path is None:
-        raise ResourceNotFound("the log goes to standard error, not to a file (log.file)")
+        raise ResourceNotFound("the log is written to standard error, not to a file (log.file)")
     lines = number("lines", call.query.get("lines", "0"), 0, LINES_MAX)
     position = number("position", call.query.get("position", "0"), 0, 1 << 62)
     try:

@@ -174,7 +174,7 @@ async def publish(call: ApiRequest) -> ApiResponse:
     publisher = Publisher(session)
     message = publisher.compose(exchange.name, key, properties, body)
     if call.broker.alarm_reason:
-        raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
+        raise Unavailable(f"publishers are blocked: {call.broker.alarm_reason}")
     await _offer(call, publisher, message)
     publisher.settle_counts()
     return reply({"routed": publisher.route.routed})
@@ -207,7 +207,7 @@ async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> No
     try:
         safe = await asyncio.wait_for(future, COMMIT_WAIT_S)
     except TimeoutError:
-        raise Unavailable("the disk does not answer; the message may or may not be kept") from None
+        raise Unavailable("the disk does not respond; the message may or may not be stored") from None
     if not safe:
         raise Unavailable(failed)
 
@@ -218,7 +218,7 @@ def _body(call: ApiRequest) -> bytes:
     if encoding == "string":
         return payload.encode()
     if encoding != "base64":
-        raise BadRequest("payload_encoding is string or base64")
+        raise BadRequest("payload_encoding: expected string or base64")
     try:
         return b64decode(payload, validate=True)
     except (Base64Error, ValueError):
@@ -243,7 +243,7 @@ def _properties(call: ApiRequest) -> Properties:
             raise BadRequest(f"property {name} must be {'a number' if number else 'text'}")
     properties = Properties(**given)
     if properties.delivery_mode not in (None, 1, 2):
-        raise BadRequest("delivery_mode is 1 or 2")
+        raise BadRequest("delivery_mode: expected 1 or 2")
     return properties
 
 

@@ -103,14 +103,14 @@ class LogFileResponse(web.StreamResponse):
                 size = min(count, TLS_PIECE_BYTES)
                 piece = await loop.run_in_executor(_threads, os.pread, fd, size, position)
                 if not piece:
-                    raise OSError("the file ends before the range does")
+                    raise OSError("the file is shorter than the range")
                 async with asyncio.timeout(WAIT_S):
                     await self.write(piece)
                 position += len(piece)
                 count -= len(piece)
         except OSError as error:  # TimeoutError is one
             transport.abort()
-            raise ConnectionResetError(str(error) or "the peer takes nothing") from error
+            raise ConnectionResetError(str(error) or "the client does not read") from error
 
 
 def _open(path: str) -> int:
@@ -133,10 +133,10 @@ def _send_range(target: int, source: int, position: int, count: int, cancelled: 
                 sent = os.sendfile(target, source, position, min(count, PIECE_BYTES))
             except BlockingIOError:
                 if not poll.poll(WAIT_S * 1000):
-                    raise TimeoutError("the peer takes nothing") from None
+                    raise TimeoutError("the client does not read") from None
                 continue
             if sent == 0:
-                raise OSError("the file ends before the range does")
+                raise OSError("the file is shorter than the range")
             position += sent
             count -= sent
     finally:

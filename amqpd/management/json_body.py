@@ -59,7 +59,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
     except TimeoutError:
         raise TooLate("the body did not arrive in time") from None
     except web.RequestPayloadError:
-        raise BadRequest("the body is not sent as HTTP has it") from None
+        raise BadRequest("the body is not valid HTTP") from None
     return b"".join(parts)
 
 
@@ -68,7 +68,7 @@ def form(body: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=64, errors="strict"))
     except ValueError:
-        raise BadRequest("the body is no form") from None
+        raise BadRequest("the body is not a form") from None
 
 
 async def parsed(request: web.BaseRequest, body: bytes, definitions: bool) -> object:
@@ -156,7 +156,7 @@ class SlicedJsonParser:
     async def document(self) -> object:
         value = await self.value(0)
         if self.peek():
-            raise ValueError("more behind the end")
+            raise ValueError("unexpected text after the value")
         return value
 
     async def value(self, depth: int) -> Any:
@@ -181,7 +181,7 @@ class SlicedJsonParser:
             return await self.list(depth + 1)
         if char == '"':
             return await self.string()
-        raise ValueError("no value")
+        raise ValueError("expected a value")
 
     def small(self, depth: int) -> tuple[bool, object]:
         """Parse a value of at most PIECE characters. Return (False, None) if the value is longer or is not JSON."""
@@ -213,7 +213,7 @@ class SlicedJsonParser:
     def expect(self, chars: str) -> str:
         char = self.peek()
         if not char or char not in chars:
-            raise ValueError(f"one of {chars} is missing")
+            raise ValueError(f"expected one of {chars}")
         self.pass_over(1)
         return char
 
@@ -236,7 +236,7 @@ class SlicedJsonParser:
             return found
         while True:
             if self.peek() != '"':
-                raise ValueError("a name is missing")
+                raise ValueError("expected a name")
             name = await self.value(depth)
             self.expect(":")
             found[name] = await self.value(depth)
@@ -256,7 +256,7 @@ class SlicedJsonParser:
                 parts[-1] = parts[-1][:-1]
                 piece = pair.encode("utf-16", "surrogatepass").decode("utf-16") + piece[1:]
             if found.end() == self.at and self.text[self.at : self.at + 1] != '"':
-                raise ValueError("a string without its end")
+                raise ValueError("a string without an end")
             self.at = found.end()
             if piece:
                 parts.append(piece)
@@ -276,7 +276,7 @@ def _too_deep() -> BadRequest:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:

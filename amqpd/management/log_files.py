@@ -118,11 +118,11 @@ async def commit_export(call: ApiRequest) -> ApiResponse:
     """
     store = _store(call, "read")
     if call.text("id", store.queue_id) != store.queue_id:
-        raise ResourceNotFound("the queue was deleted and declared anew")
+        raise ResourceNotFound("the queue was deleted and declared again")
     name, offset = call.text("name"), number("offset", call.given("offset"), 0, OFFSET_MAX)
     hold = call.broker.storage.find_hold(store)
     if hold is None or not hold.commit(name, offset):
-        raise ResourceNotFound(f"the queue keeps nothing for an export '{name}'")
+        raise ResourceNotFound(f"the queue has no export '{name}'")
     call.broker.storage.hold_changed(store)
     return NO_CONTENT
 
@@ -135,7 +135,7 @@ async def delete_export(call: ApiRequest) -> ApiResponse:
     if hold is not None and hold.declared == name:
         raise BadRequest(f"the queue is declared with x-export '{name}'")
     if hold is None or not hold.clear(name):
-        raise ResourceNotFound(f"the queue keeps nothing for an export '{name}'")
+        raise ResourceNotFound(f"the queue has no export '{name}'")
     call.broker.storage.hold_changed(store)
     return NO_CONTENT
 
@@ -146,7 +146,7 @@ def _store(call: ApiRequest, kind: Kind) -> QueueLog:
     queue = call.queue()
     vhost.check_exclusive(queue, None)
     if not queue.durable or queue.store is None:
-        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
+        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' has no log: it is not durable")
     if not queue.store.local:
         raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' is in a cluster: its log is in Kafka")
     queue.prepare()
@@ -206,7 +206,7 @@ async def get_log_file(call: ApiRequest) -> ApiResponse:
     store = _readable(call)
     wanted = call.headers.get("If-Match")
     if wanted is not None and wanted.strip('"') != store.queue_id:
-        raise QueueChanged("the queue was deleted and declared anew")
+        raise QueueChanged("the queue was deleted and declared again")
     name = call.params["file"]
     if FILE.fullmatch(name) is None:
         raise ResourceNotFound(f"no file '{name}' in a log")
@@ -220,7 +220,7 @@ def _readable(call: ApiRequest) -> QueueLog:
     vhost.check_exclusive(queue, None)
     store = _queue_log(queue)
     if store is None:
-        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' keeps no log: it is not durable")
+        raise ResourceNotFound(f"queue '{queue.name}' in vhost '{vhost.name}' has no log: it is not durable")
     return store
 
 

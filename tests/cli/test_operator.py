@@ -117,7 +117,7 @@ def test_the_log(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
     assert path.stat().st_size == before
     assert "Log level: error" in ctl("status").out
     assert ctl("set_log_level", "info").code == 0
-    assert path.read_text("utf-8")[before:].splitlines()[0].endswith("the log level is info")
+    assert path.read_text("utf-8")[before:].splitlines()[0].endswith("the log level is now info")
     path.rename(tmp_path / "log.1")
     assert ctl("rotate_logs").code == 0
     for _ in range(3):
