@@ -61,7 +61,7 @@ def tls_listeners(call: ApiRequest) -> list[tuple[Listener, TlsSettings | HttpTl
 def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
     """Read each certificate file once, as a reload would. Raises: ResourceNotFound for an unreadable file."""
     found = {tls.certificate: None for _, tls in tls_listeners(call)}
-    return [_readable(path, item) for path in found if path is not None]
+    return [_read_or_404(path, item) for path in found if path is not None]
 
 
 def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
     for one, tls in tls_listeners(call):
         assert tls.certificate is not None  # a TLS listener has one
         files = {"cacertfile": tls.ca, "certfile": tls.certificate}
-        ends = {name: _readable(path, _ends) if path is not None else [] for name, path in files.items()}
+        ends = {name: _read_or_404(path, _expiry_times) if path is not None else [] for name, path in files.items()}
         if any(end < until_s for times in ends.values() for end in times):
             about: dict[str, Any] = {
                 "node": call.node,
@@ -86,12 +86,12 @@ def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
             }
             for name, path in files.items():
                 about[name] = str(path or "")
-                about[f"{name}_expires_on"] = [_shown(end) for end in ends[name]]
+                about[f"{name}_expires_on"] = [_format_time(end) for end in ends[name]]
             found.append(about)
     return found
 
 
-def _ends(path: Path) -> list[int]:
+def _expiry_times(path: Path) -> list[int]:
     """Return the expiry times of all certificates in a file. Raises: OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_verify_locations(path)
@@ -100,12 +100,12 @@ def _ends(path: Path) -> list[int]:
     return sorted({ssl.cert_time_to_seconds(str(end)) for end in ends})
 
 
-def _shown(end_s: int) -> str:
+def _format_time(end_s: int) -> str:
     end = datetime.fromtimestamp(end_s, UTC)
     return f"{end:%Y-%m-%d} {end.hour}:{end:%M:%S}"
 
 
-def _readable(path: Path, read: Callable[[Path], _T]) -> _T:
+def _read_or_404(path: Path, read: Callable[[Path], _T]) -> _T:
     try:
         return read(path)
     except OSError as error:

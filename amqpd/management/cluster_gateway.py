@@ -64,8 +64,8 @@ def asked(headers: Mapping[str, str], auth: InternalBackend) -> ForwardedRequest
     Raises: NotAuthorised, BadRequest.
     """
     try:
-        said = json.loads(headers.get(CALLER, ""))
-        name, operator, host, port = said["user"], said["operator"], said["peer"][0], said["peer"][1]
+        fields = json.loads(headers.get(CALLER, ""))
+        name, operator, host, port = fields["user"], fields["operator"], fields["peer"][0], fields["peer"][1]
     except (ValueError, KeyError, TypeError, IndexError):
         raise BadRequest("a request over the inner port does not name its caller") from None
     if operator is True:

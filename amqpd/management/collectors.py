@@ -131,7 +131,7 @@ def export_lags(call: ApiRequest, queue: Queue) -> dict[str, int]:
     return {name: max(0, end - offset) for name, offset in sorted(hold.exported.items())}
 
 
-def hindmost_export(call: ApiRequest, queue: Queue) -> int:
+def max_export_lag(call: ApiRequest, queue: Queue) -> int:
     return max(export_lags(call, queue).values(), default=0)
 
 
@@ -177,9 +177,9 @@ class ObjectCollector:
             if not self._wanted.isdisjoint(_BY_EXCHANGE):
                 await self._read_exchanges(vhost, slices)
 
-    def _put(self, group: Mapping[str, Family], values: Mapping[str, float], given: str) -> None:
+    def _put(self, group: Mapping[str, Family], values: Mapping[str, float], label_set: str) -> None:
         for name, value in values.items():
-            self._sheet.add(group[name], value, given)
+            self._sheet.add(group[name], value, label_set)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -191,26 +191,26 @@ class ObjectCollector:
                     continue
                 if not await self._openings.has_opened(queue):
                     continue
-                given = labels(vhost=queue.vhost_name, queue=queue.name)
+                label_set = labels(vhost=queue.vhost_name, queue=queue.name)
                 for reader in readers:
-                    reader(self, queue, given)
+                    reader(self, queue, label_set)
                 if slices.expired:
                     await slices.yield_loop()
 
-    def coarse(self, queue: Queue, given: str) -> None:
+    def coarse(self, queue: Queue, label_set: str) -> None:
         messages, ready, unacked = lengths(queue)
         values = {"queue_messages_ready": ready, "queue_messages_unacked": unacked, "queue_messages": messages}
-        self._put(prometheus.QUEUE_COARSE, values, given)
+        self._put(prometheus.QUEUE_COARSE, values, label_set)
 
-    def consumers(self, queue: Queue, given: str) -> None:
-        self._put(prometheus.QUEUE_CONSUMERS, {"queue_consumers": len(queue.consumers)}, given)
+    def consumers(self, queue: Queue, label_set: str) -> None:
+        self._put(prometheus.QUEUE_CONSUMERS, {"queue_consumers": len(queue.consumers)}, label_set)
 
-    def queue(self, queue: Queue, given: str) -> None:
+    def queue(self, queue: Queue, label_set: str) -> None:
         """Write `queue_metrics`. rabbit: includes the number of consumers, unless `queue_consumer_count` is wanted
         too.
         """
         if "queue_consumer_count" not in self._wanted:
-            self.consumers(queue, given)
+            self.consumers(queue, label_set)
         utilisation = self._call.rates.utilisation(queue)
         values: dict[str, float] = {
             "queue_consumer_capacity": utilisation,
@@ -220,40 +220,40 @@ class ObjectCollector:
             "queue_messages_unacked_bytes": unacked_bytes(queue),
             "queue_messages_delayed_retry": int(queue.delayed_count),
         }
-        self._put(prometheus.QUEUE, values, given)
+        self._put(prometheus.QUEUE, values, label_set)
 
-    def published(self, queue: Queue, _given: str) -> None:
+    def published(self, queue: Queue, _label_set: str) -> None:
         """Write the publishes to the queue. rabbit: with the label `queue_vhost` instead of `vhost`."""
-        given = labels(queue_vhost=queue.vhost_name, queue=queue.name)
-        self._put(prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": int(queue.published_count)}, given)
+        label_set = labels(queue_vhost=queue.vhost_name, queue=queue.name)
+        self._put(prometheus.QUEUE_PUBLISHED, {"queue_messages_published_total": int(queue.published_count)}, label_set)
 
-    def deliveries(self, queue: Queue, given: str) -> None:
+    def deliveries(self, queue: Queue, label_set: str) -> None:
         counts = dict(zip(prometheus.QUEUE_DELIVERY, queue_counts(queue)[1:], strict=True))
-        self._put(prometheus.QUEUE_DELIVERY, counts, given)
+        self._put(prometheus.QUEUE_DELIVERY, counts, label_set)
 
-    def own_deliveries(self, queue: Queue, given: str) -> None:
+    def own_deliveries(self, queue: Queue, label_set: str) -> None:
         counts = dict(zip(prometheus.QUEUE_DELIVERY_OWN, queue_counts(queue)[1:], strict=True))
-        self._put(prometheus.QUEUE_DELIVERY_OWN, counts, given)
+        self._put(prometheus.QUEUE_DELIVERY_OWN, counts, label_set)
 
-    def log(self, queue: Queue, given: str) -> None:
+    def log(self, queue: Queue, label_set: str) -> None:
         if not isinstance(queue.store, LocalLog) or not queue.store.ready:
             return
         span = LogTotals()
         span.add(queue)
         for name in ("first_offset", "end_offset", "records", "bytes", "segments"):
-            self._sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(span, name), given)
+            self._sheet.add(prometheus.LOG[f"amqpd_log_{name}"], getattr(span, name), label_set)
 
-    def exports(self, queue: Queue, _given: str) -> None:
+    def exports(self, queue: Queue, _label_set: str) -> None:
         for name, lag in export_lags(self._call, queue).items():
-            given = labels(vhost=queue.vhost_name, queue=queue.name, exporter=name)
-            self._sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], lag, given)
+            label_set = labels(vhost=queue.vhost_name, queue=queue.name, exporter=name)
+            self._sheet.add(prometheus.EXPORT["amqpd_export_lag_records"], lag, label_set)
 
-    def stream_lag(self, queue: Queue, given: str) -> None:
+    def stream_lag(self, queue: Queue, label_set: str) -> None:
         readers = [each.reader for each in queue.consumers if isinstance(each.reader, StreamReader)]
         begun = [reader for reader in readers if reader.offset >= 0]
         if begun and queue.store is not None:
             lag = max(int(queue.store.next_offset - reader.offset) for reader in begun)
-            self._put(prometheus.STREAM_LAG, {"stream_consumer_max_offset_lag": max(0, lag)}, given)
+            self._put(prometheus.STREAM_LAG, {"stream_consumer_max_offset_lag": max(0, lag)}, label_set)
 
     # -- connections, channels ---------------------------------------------------------------------------------------
 
@@ -270,45 +270,47 @@ class ObjectCollector:
                 await slices.yield_loop()
 
     def _connection(self, connection: Connection) -> None:
-        given = labels(channel=pid(self._call, connection.session))  # rabbit: the label of connections is `channel`
+        label_set = labels(channel=pid(self._call, connection.session))  # rabbit: the label of connections is `channel`
         if "connection_coarse_metrics" in self._wanted:
             values = (int(connection.received_bytes), int(connection.output.sent_bytes))
-            self._put(prometheus.CONNECTION_COARSE, dict(zip(prometheus.CONNECTION_COARSE, values, strict=True)), given)
+            self._put(
+                prometheus.CONNECTION_COARSE, dict(zip(prometheus.CONNECTION_COARSE, values, strict=True)), label_set
+            )
         if "connection_metrics" in self._wanted:
             count = len(connection.channels.by_number)
-            self._put(prometheus.CONNECTION, {"connection_channels": count}, given)
+            self._put(prometheus.CONNECTION, {"connection_channels": count}, label_set)
 
     def _channel(self, channel: Channel) -> None:
         name = pid(self._call, channel.session, channel.number)
         if "channel_metrics" in self._wanted:
             self._put(prometheus.CHANNEL, channel_gauges(channel), labels(channel=name))
         if "channel_exchange_metrics" in self._wanted:
-            given = labels(channel=name, vhost=channel.session.vhost.name)
+            label_set = labels(channel=name, vhost=channel.session.vhost.name)
             counts = channel_counts(channel)
             self._put(
-                prometheus.CHANNEL_PUBLISHED, dict(zip(prometheus.CHANNEL_PUBLISHED, counts, strict=False)), given
+                prometheus.CHANNEL_PUBLISHED, dict(zip(prometheus.CHANNEL_PUBLISHED, counts, strict=False)), label_set
             )
 
     # -- vhosts, exchanges -------------------------------------------------------------------------------------------
 
     def _read_vhost(self, vhost: VHost) -> None:
-        given = labels(vhost=vhost.name)
+        label_set = labels(vhost=vhost.name)
         if "channel_exchange_metrics" in self._wanted:
             returned = vhost.counts.returned_count
             values = (returned, max(0, vhost.unroutable_count - returned))
-            self._put(prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, values, strict=True)), given)
+            self._put(prometheus.UNROUTABLE, dict(zip(prometheus.UNROUTABLE, values, strict=True)), label_set)
         if "vhost_status" in self._wanted:
-            self._sheet.add(prometheus.CLUSTER["cluster_vhost_status"], 1, given)
+            self._sheet.add(prometheus.CLUSTER["cluster_vhost_status"], 1, label_set)
 
     async def _read_exchanges(self, vhost: VHost, slices: TimeSlice) -> None:
         for exchange in list(vhost.exchanges.values()):
             if exchange.name == "":
                 continue  # rabbit
-            given = labels(vhost=vhost.name, exchange=exchange.name, type=exchange.kind)
+            label_set = labels(vhost=vhost.name, exchange=exchange.name, type=exchange.kind)
             if "exchange_names" in self._wanted:
-                self._sheet.add(prometheus.CLUSTER["cluster_exchange_name"], 1, given)
+                self._sheet.add(prometheus.CLUSTER["cluster_exchange_name"], 1, label_set)
             if "exchange_bindings" in self._wanted:
-                self._sheet.add(prometheus.CLUSTER["cluster_exchange_bindings"], len(exchange.bindings), given)
+                self._sheet.add(prometheus.CLUSTER["cluster_exchange_bindings"], len(exchange.bindings), label_set)
             if slices.expired:
                 await slices.yield_loop()
 
@@ -367,12 +369,12 @@ def identity(sheet: MetricsWriter, call: ApiRequest) -> None:
     )
     sheet.add(prometheus.IDENTITY["build_info"], 1, build)
     # rabbit: an id that stays when the cluster's name changes; the node's name stays.
-    who = labels(
+    names = labels(
         rabbitmq_node=broker.node_name,
         rabbitmq_cluster=broker.cluster_name,
         rabbitmq_cluster_permanent_id=broker.node_name,
     )
-    sheet.add(prometheus.IDENTITY["identity_info"], 1, who)
+    sheet.add(prometheus.IDENTITY["identity_info"], 1, names)
 
 
 def churn(sheet: MetricsWriter, call: ApiRequest) -> None:
@@ -391,12 +393,12 @@ def _churn_counts(call: ApiRequest) -> tuple[int, ...]:
 
 
 def node_coarse(sheet: MetricsWriter, call: ApiRequest) -> None:
-    here = process()
+    stats = process()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     values = {
-        "process_open_fds": here.fd_count,
+        "process_open_fds": stats.fd_count,
         "process_open_tcp_sockets": len(call.server.connections.by_name),
-        "process_resident_memory_bytes": here.rss_bytes,
+        "process_resident_memory_bytes": stats.rss_bytes,
         "disk_space_available_bytes": disk_free_bytes(call.broker.settings.data_dir),
         "erlang_processes_used": threading.active_count(),
         "erlang_gc_runs_total": sum(each["collections"] for each in gc.get_stats()),
@@ -454,14 +456,14 @@ def auth_detailed(sheet: MetricsWriter, call: ApiRequest) -> None:
     for family in prometheus.AUTH_DETAILED.values():
         sheet.begin(family)
     for source, counts in list(call.broker.auth.attempts.by_source.items()):
-        given = labels(remote_address=source.address, username=source.user, protocol=source.protocol)
-        _attempts(sheet, prometheus.AUTH_DETAILED, counts, given)
+        label_set = labels(remote_address=source.address, username=source.user, protocol=source.protocol)
+        _attempts(sheet, prometheus.AUTH_DETAILED, counts, label_set)
 
 
-def _attempts(sheet: MetricsWriter, group: Mapping[str, Family], counts: list[int], given: str) -> None:
+def _attempts(sheet: MetricsWriter, group: Mapping[str, Family], counts: list[int], label_set: str) -> None:
     right, wrong = counts
     for family, count in zip(group.values(), (right + wrong, right, wrong), strict=True):
-        sheet.add(family, count, given)
+        sheet.add(family, count, label_set)
 
 
 def own(sheet: MetricsWriter, call: ApiRequest, span_records: int, unread_count: int) -> None:
@@ -570,7 +572,7 @@ class AggregateCollector:
             self._utilised += call.rates.utilisation(queue)
             self._consumed += 1
         self.logs.add(queue)
-        self.export_lag += hindmost_export(call, queue)
+        self.export_lag += max_export_lag(call, queue)
 
     def _add_channel(self, channel: Channel) -> None:
         for index, count in enumerate(channel_counts(channel)):
@@ -630,7 +632,7 @@ class AggregateCollector:
 
     def put_global(self, sheet: MetricsWriter) -> None:
         """Write RabbitMQ's global metrics, by protocol and by kind of queue."""
-        group, given = prometheus.GLOBAL, labels(protocol=PROTOCOL)
+        group, label_set = prometheus.GLOBAL, labels(protocol=PROTOCOL)
         returned, dropped = self._unroutable()
         published, confirmed = self.channel_counts[0], self.channel_counts[1]
         values: dict[str, float] = {
@@ -644,7 +646,7 @@ class AggregateCollector:
             "global_messages_unroutable_returned_total": returned,
         }
         for name, value in values.items():
-            sheet.add(group[name], value, given)
+            sheet.add(group[name], value, label_set)
         for kind, counts in self.by_kind.items():
             of_kind = labels(protocol=PROTOCOL, queue_type=KINDS[kind].module)
             by_name = {
@@ -669,9 +671,9 @@ class AggregateCollector:
         for reason in _DEATHS:
             for kind in ("classic", "quorum"):
                 counted = went.get((kind, reason))
-                given = labels(queue_type=KINDS[kind].module, dead_letter_strategy="at_least_once")
+                label_set = labels(queue_type=KINDS[kind].module, dead_letter_strategy="at_least_once")
                 family = prometheus.DEAD_LETTERED[f"global_messages_dead_lettered_{reason}_total"]
-                sheet.add(family, int(counted.count) if counted is not None else 0, given)
+                sheet.add(family, int(counted.count) if counted is not None else 0, label_set)
 
 
 _NODE_GROUPS: Final[dict[str, Callable[[MetricsWriter, ApiRequest], None]]] = {
@@ -689,20 +691,20 @@ DETAILED_GROUPS: Final = frozenset({*_NODE_GROUPS, *OBJECT_GROUPS})
 
 async def metrics(call: ApiRequest) -> ApiResponse:
     """Return all metrics, as sums over all objects. Cost: about 10 us a queue."""
-    return await _all(call, False)
+    return await _collect(call, False)
 
 
 async def open_metrics(call: ApiRequest) -> ApiResponse:
     """Return `/metrics` on the metrics listener. rabbit: per object with `prometheus.return_per_object_metrics`."""
-    return await _all(call, call.broker.settings.metrics.return_per_object_metrics)
+    return await _collect(call, call.broker.settings.metrics.return_per_object_metrics)
 
 
 async def per_object(call: ApiRequest) -> ApiResponse:
     """Return all metrics, for each object"""
-    return await _all(call, True)
+    return await _collect(call, True)
 
 
-async def _all(call: ApiRequest, one_by_one: bool) -> ApiResponse:
+async def _collect(call: ApiRequest, one_by_one: bool) -> ApiResponse:
     slices, sheet, openings = TimeSlice(), MetricsWriter(), LogOpeningBudget()
     identity(sheet, call)
     for name, put in _NODE_GROUPS.items():

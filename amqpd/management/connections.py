@@ -104,9 +104,9 @@ def connection_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
         **nodes(call, connection),
         **call.rates.details(connection, CONNECTION, spans(call.query)),
     }
-    given = connection.client_properties.get("connection_name")
-    if isinstance(given, str):
-        item["user_provided_name"] = given
+    connection_name = connection.client_properties.get("connection_name")
+    if isinstance(connection_name, str):
+        item["user_provided_name"] = connection_name
     return item
 
 
@@ -291,7 +291,7 @@ async def delete_connection(call: ApiRequest) -> ApiResponse:
     return NO_CONTENT
 
 
-def _of_user(call: ApiRequest) -> list[Connection]:
+def _connections_of_user(call: ApiRequest) -> list[Connection]:
     found = connections(call, Role.ADMINISTRATOR if call.method == "DELETE" else Role.MONITORING)
     return [each for each in found if each.session.user.name == call.params["user"]]
 
@@ -305,7 +305,7 @@ def _short_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
 
 async def get_user_connections(call: ApiRequest) -> ApiResponse:
     """List the connections of the user."""
-    return await listing(call, _of_user(call), lambda each: _short_item(call, each), _name)
+    return await listing(call, _connections_of_user(call), lambda each: _short_item(call, each), _name)
 
 
 async def delete_user_connections(call: ApiRequest) -> ApiResponse:
@@ -315,7 +315,7 @@ async def delete_user_connections(call: ApiRequest) -> ApiResponse:
     """
     why = reason(call.headers.get("X-Reason", ""))
     slices = TimeSlice()
-    for connection in _of_user(call):
+    for connection in _connections_of_user(call):
         tell_forced(call, connection, why)
         connection.control.force(why)
         if slices.expired:

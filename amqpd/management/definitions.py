@@ -75,13 +75,13 @@ class ImportReport:
         self.faults: list[Fault] = []
         self.fault_count = 0
 
-    def pass_over(self, path: str) -> None:
+    def add_unknown_key(self, path: str) -> None:
         """Add an unknown key."""
         self.unknown_count += 1
         if len(self.unknown) < REPORTED_MAX:
             self.unknown.append(path)
 
-    def fault(self, path: str, reason: str) -> None:
+    def add_fault(self, path: str, reason: str) -> None:
         """Add an item, or a key of a policy, that cannot be imported."""
         self.fault_count += 1
         if len(self.faults) < REPORTED_MAX:
@@ -210,7 +210,7 @@ async def read(document: Item, report: ImportReport, vhost: str | None = None) -
             found["parameters"] += _limits_of_vhost(vhost, document)
             continue
         if key not in SCHEMA or (vhost is not None and key in WHOLE_ONLY):
-            report.pass_over(key)
+            report.add_unknown_key(key)
             continue
         if not isinstance(value, list):
             raise BadRequest(f"{key}: must be a list")
@@ -238,19 +238,17 @@ def _is_of_limits(item: object) -> bool:
     return isinstance(item, dict) and item.get("component") == COMPONENT
 
 
-def _item(
-    path: str, schema: dict[str, tuple[Any, Any]], given: object, vhost: str | None, report: ImportReport
-) -> Item:
-    if not isinstance(given, dict):
+def _item(path: str, schema: dict[str, tuple[Any, Any]], raw: object, vhost: str | None, report: ImportReport) -> Item:
+    if not isinstance(raw, dict):
         raise BadRequest(f"{path}: must be an object")
     if vhost is not None:
-        given = {**given, "vhost": vhost}
-    for key in given:
+        raw = {**raw, "vhost": vhost}
+    for key in raw:
         if key not in schema:
-            report.pass_over(f"{path}.{key}")
+            report.add_unknown_key(f"{path}.{key}")
     item: Item = {}
     for key, (kind, default) in schema.items():
-        value = given.get(key, default)
+        value = raw.get(key, default)
         if value is None and kind is not _ANY:
             value = default
         if value is _MISSING:
@@ -268,10 +266,10 @@ def with_limits_of_vhosts(items: dict[str, list[Item]]) -> None:
 
     rabbit: 4.x has limits at the vhost and as a parameter. The parameter has priority.
     """
-    there = {item["vhost"] for item in items["parameters"] if item["component"] == COMPONENT}
+    with_limits = {item["vhost"] for item in items["parameters"] if item["component"] == COMPONENT}
     for item in items["vhosts"]:
-        if item["limits"] and item["name"] not in there:
-            there.add(item["name"])
+        if item["limits"] and item["name"] not in with_limits:
+            with_limits.add(item["name"])
             items["parameters"].append(
                 {"vhost": item["name"], "component": COMPONENT, "name": PARAMETER, "value": item["limits"]}
             )
@@ -323,10 +321,10 @@ def check_vhost(item: Item) -> None:
     if item["limits"]:
         checked(item["limits"], OF_VHOSTS, PARAMETER)
     for key, kind in (("description", str), ("tags", (str, list)), ("default_queue_type", str)):
-        there = item["metadata"].get(key, item[key])
-        if not isinstance(there, kind):
+        value = item["metadata"].get(key, item[key])
+        if not isinstance(value, kind):
             raise BadRequest(f"metadata.{key}: wrong type")
-        item[key] = item[key] or there
+        item[key] = item[key] or value
     tags_of(item["tags"])
     parse_bool("metadata.protected_from_deletion", item["metadata"].get("protected_from_deletion", False))
     if item["default_queue_type"] in ("", "undefined"):
@@ -335,7 +333,7 @@ def check_vhost(item: Item) -> None:
         raise BadRequest(f"default_queue_type: expected one of {', '.join(KINDS)}")
 
 
-Shown: TypeAlias = dict[str, Any] | None
+ExportedItem: TypeAlias = dict[str, Any] | None
 
 
 async def get_definitions(call: ApiRequest) -> ApiResponse:
@@ -406,13 +404,13 @@ def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
 # exported, because skipping many takes time too. They use snapshots, because clients declare and delete meanwhile.
 
 
-def _of_all(vhosts: list[VHost], items: Callable[[VHost], Iterator[Shown]]) -> Iterator[Shown]:
+def _of_all(vhosts: list[VHost], items: Callable[[VHost], Iterator[ExportedItem]]) -> Iterator[ExportedItem]:
     for vhost in vhosts:
         for item in items(vhost):
             yield item and {"vhost": vhost.name, **item}
 
 
-def _queues(vhost: VHost) -> Iterator[Shown]:
+def _queues(vhost: VHost) -> Iterator[ExportedItem]:
     for queue in list(vhost.queues.values()):
         if queue.exclusive_owner is not None:
             yield None
@@ -426,7 +424,7 @@ def _queues(vhost: VHost) -> Iterator[Shown]:
         }
 
 
-def _exchanges(vhost: VHost) -> Iterator[Shown]:
+def _exchanges(vhost: VHost) -> Iterator[ExportedItem]:
     for exchange in list(vhost.exchanges.values()):
         if not exchange.name or exchange.name.startswith("amq."):
             yield None
@@ -441,7 +439,7 @@ def _exchanges(vhost: VHost) -> Iterator[Shown]:
         }
 
 
-def _bindings(vhost: VHost) -> Iterator[Shown]:
+def _bindings(vhost: VHost) -> Iterator[ExportedItem]:
     for exchange in list(vhost.exchanges.values()):
         for binding in list(exchange.bindings.values()):
             if not exchange.name or _is_exclusive(binding.destination):

@@ -110,9 +110,9 @@ class Import:
         await self._hash_passwords()
         if self.skip:
             await self._drop_unknown_policy_keys()
-        given = Declarations(self.broker, dry=True)
-        await self._declare(given)
-        await self._let_go(given)
+        declarations = Declarations(self.broker, dry=True)
+        await self._declare(declarations)
+        await self._release(declarations)
         if self.report.fault_count and not self.skip:
             raise BadRequest(self.report.faults_text())
 
@@ -145,7 +145,7 @@ class Import:
         unknown = unknown_keys(definition, operator)
         if len(unknown) < len(definition):
             for key in unknown:
-                self.report.fault(f"{path}.{key}", "unknown policy key")
+                self.report.add_fault(f"{path}.{key}", "unknown policy key")
             value["definition"] = {key: each for key, each in definition.items() if key not in unknown}
 
     def kept(self) -> Iterator[tuple[str, int, Item]]:
@@ -166,68 +166,68 @@ class Import:
         then.
         """
         # The task continues if the client disconnects: committed rows must also be applied in memory.
-        await asyncio.shield(asyncio.create_task(self._made()))
+        await asyncio.shield(asyncio.create_task(self._run()))
 
     async def drop(self) -> None:
         """Free the items in slices."""
         for items in self.items.values():
             await release(items)
 
-    async def _made(self) -> None:
+    async def _run(self) -> None:
         try:
-            given = Declarations(self.broker, dry=False)
+            declarations = Declarations(self.broker, dry=False)
             async with self.broker.auth.changing:
-                await self._make(given)
-            await self._let_go(given)
+                await self._declare_and_commit(declarations)
+            await self._release(declarations)
         finally:
             await self.drop()
 
-    async def _let_go(self, given: Declarations) -> None:
-        for _ in given.transaction.let_go():
+    async def _release(self, declarations: Declarations) -> None:
+        for _ in declarations.transaction.let_go():
             if self.slices.expired:
                 await self.slices.yield_loop()
 
-    async def _make(self, given: Declarations) -> None:
+    async def _declare_and_commit(self, declarations: Declarations) -> None:
         try:
-            await self._declare(given)
+            await self._declare(declarations)
             # No yield from here to the commit.
-            gone = given.transaction.gone()
+            gone = declarations.transaction.gone()
             if isinstance(gone, VHost):
                 raise BadRequest(f"vhost '{gone.name}': unknown")
             if gone is not None:
                 kind = "exchange" if isinstance(gone, Exchange) else "queue"
                 raise BadRequest(f"bindings.{kind} '{gone.name}': unknown")
-            await wait_done(given.transaction.commit)
+            await wait_done(declarations.transaction.commit)
         except BaseException:
-            given.transaction.abandon()
+            declarations.transaction.abandon()
             raise
-        self.broker.auth.save_all(given.users, given.permissions)
-        for name, limits in given.user_limits.items():
+        self.broker.auth.save_all(declarations.users, declarations.permissions)
+        for name, limits in declarations.user_limits.items():
             self.broker.user_limits.keep(name, limits)
-        for _ in given.transaction.make_all():
+        for _ in declarations.transaction.make_all():
             if self.slices.expired:
                 await self.slices.yield_loop()
-        for name in given.traced:
+        for name in declarations.traced:
             if name in self.broker.vhosts:
                 await wait_done(partial(trace, self.broker.vhosts[name], self.broker.node_name, True))
-        for vhost in given.changed:
-            obeyed, done = done_future()
+        for vhost in declarations.changed:
+            walked, done = done_future()
             vhost.policy_walk.when_done(partial(done, None))
-            await obeyed
+            await walked
 
-    async def _declare(self, given: Declarations) -> None:
+    async def _declare(self, declarations: Declarations) -> None:
         """Make the calls for all items. The order of the kinds follows their dependencies."""
         calls: dict[str, Callable[[Item], None]] = {
-            "users": given.user,
-            "vhosts": given.vhost,
-            "permissions": given.permission,
-            "topic_permissions": given.permission,
-            "policies": given.policy,
-            "parameters": given.parameter,
-            "global_parameters": given.global_parameter,
-            "exchanges": given.exchange,
-            "queues": given.queue,
-            "bindings": given.binding,
+            "users": declarations.user,
+            "vhosts": declarations.vhost,
+            "permissions": declarations.permission,
+            "topic_permissions": declarations.permission,
+            "policies": declarations.policy,
+            "parameters": declarations.parameter,
+            "global_parameters": declarations.global_parameter,
+            "exchanges": declarations.exchange,
+            "queues": declarations.queue,
+            "bindings": declarations.binding,
         }
         for kind, call in calls.items():
             for index, item in enumerate(self.items[kind]):
@@ -236,17 +236,17 @@ class Import:
                         call(item)
                 except REFUSALS as error:
                     refused = _refused(f"{kind}[{index}]", error)
-                    if not given.transaction.dry:
+                    if not declarations.transaction.dry:
                         raise BadRequest(str(refused)) from None
                     self._skipped.add((kind, index))
-                    self.report.fault(*refused)
+                    self.report.add_fault(*refused)
                 if self.slices.expired:
                     await self.slices.yield_loop()
 
 
 def _refused(path: str, error: Exception) -> Fault:
     """Return the fault of the item at `path`."""
-    if isinstance(error, _Unknown):
+    if isinstance(error, _UnknownReference):
         return Fault(f"{path}.{error.reason}", "unknown")
     if isinstance(error, ApiError):
         return Fault(path, error.reason)
@@ -255,13 +255,13 @@ def _refused(path: str, error: Exception) -> Fault:
     return Fault(path, str(error))
 
 
-class _Unknown(BadRequest):
+class _UnknownReference(BadRequest):
     """An item refers to an object that does not exist. The reason is the key with the reference."""
 
 
-def _known(key: str, known: bool) -> None:
-    if not known:
-        raise _Unknown(key)
+def _require(key: str, exists: bool) -> None:
+    if not exists:
+        raise _UnknownReference(key)
 
 
 class Declarations:
@@ -284,7 +284,7 @@ class Declarations:
         self._vhosts: set[str] = set()  # vhosts seen in the document
         self.changed: dict[VHost, None] = {}
         self.traced: list[str] = []
-        self._set: set[tuple[str, ...]] = set()  # policies and parameters seen in the document
+        self._seen: set[tuple[str, ...]] = set()  # policies and parameters seen in the document
         self._globals = broker.global_parameters
 
     def user(self, item: Item) -> None:
@@ -306,26 +306,26 @@ class Declarations:
         self._vhosts.add(name)
         if item["tracing"]:
             self.traced.append(name)
-        there = self.transaction.find_vhost(name)
-        if there is None:
+        existing = self.transaction.find_vhost(name)
+        if existing is None:
             vhosts.declare(self.transaction, name, item["description"], tags_of(item["tags"]), kind)
             if item["metadata"].get("protected_from_deletion") in (True, "true"):
                 draft = self.transaction.draft(name)
                 assert draft is not None  # declared above
                 vhosts.protect(draft, True)
         else:
-            vhosts.change(self.transaction, there, there.description, there.tags, kind)
+            vhosts.change(self.transaction, existing, existing.description, existing.tags, kind)
 
     def permission(self, item: Item) -> None:
-        _known("user", item["user"] in self._user_names)
-        self._of(item)
+        _require("user", item["user"] in self._user_names)
+        self._draft_of(item)
         check_permission(item)
         row = permission_row(item)
         self.permissions.append(row)
         self.transaction.put(row)
 
     def policy(self, item: Item) -> None:
-        vhost = self._once(item, "policy")
+        vhost = self._draft_once(item, "policy")
         value = {key: item[key] for key in policies.FIELDS}
         policies.declare(vhost, clean_name(item["name"], "a policy"), value)
 
@@ -333,19 +333,19 @@ class Declarations:
         component = component_of(item["component"])
         if not component.listed:
             raise BadRequest(f"{component.name}: not a parameter")
-        vhost = self._once(item, component.name)
+        vhost = self._draft_once(item, component.name)
         component.declare(vhost, clean_name(item["name"], "a parameter"), item["value"], ignore_result)
 
-    def _once(self, item: Item, kind: str) -> Namespace:
-        vhost = self._of(item)
+    def _draft_once(self, item: Item, kind: str) -> Namespace:
+        vhost = self._draft_of(item)
         self._check_once(kind, item["vhost"], item["name"])
         self.changed[vhost.vhost] = None
         return vhost
 
     def _check_once(self, *key: str) -> None:
-        if key in self._set:
+        if key in self._seen:
             raise BadRequest("appears twice in the document")
-        self._set.add(key)
+        self._seen.add(key)
 
     def global_parameter(self, item: Item) -> None:
         self._check_once("global", item["name"])
@@ -354,48 +354,48 @@ class Declarations:
         )
 
     def exchange(self, item: Item) -> None:
-        vhost = self._of(item)
+        vhost = self._draft_of(item)
         clean_name(item["name"], "an exchange")
         flags = (item["durable"], item["auto_delete"], item["internal"])
-        asked = ExchangeDeclaration(item["name"], item["type"], *flags, item["arguments"])
-        if vhost.find_exchange(asked.name) is None:
-            declare.declare_exchange(vhost, asked)
+        declaration = ExchangeDeclaration(item["name"], item["type"], *flags, item["arguments"])
+        if vhost.find_exchange(declaration.name) is None:
+            declare.declare_exchange(vhost, declaration)
         else:
-            declare.check_exchange_declaration(vhost.vhost.name, asked)
+            declare.check_exchange_declaration(vhost.vhost.name, declaration)
 
     def queue(self, item: Item) -> None:
-        vhost = self._of(item)
+        vhost = self._draft_of(item)
         clean_name(item["name"], "a queue")
         flags = (item["durable"], False, item["auto_delete"])
-        asked = QueueDeclaration(item["name"], *flags, queue_arguments(item))
-        if vhost.find_queue(asked.name) is None:
-            declare.declare_queue(vhost, asked)
+        declaration = QueueDeclaration(item["name"], *flags, queue_arguments(item))
+        if vhost.find_queue(declaration.name) is None:
+            declare.declare_queue(vhost, declaration)
         else:
-            declare.check_queue_declaration(vhost.vhost.name, asked)
+            declare.check_queue_declaration(vhost.vhost.name, declaration)
 
     def binding(self, item: Item) -> None:
-        vhost = self._of(item)
+        vhost = self._draft_of(item)
         source = vhost.find_exchange(item["source"]) if item["source"] else None
-        _known("source", source is not None)
+        _require("source", source is not None)
         end, kind = item["destination"], item["destination_type"]
-        _known("destination_type", kind in ("queue", "exchange"))
+        _require("destination_type", kind in ("queue", "exchange"))
         destination: Queue | NewQueue | Exchange | None = None
         if kind == "queue":
             destination = vhost.find_queue(end)
         elif end:
             destination = vhost.find_exchange(end)
-        _known("destination", destination is not None)
+        _require("destination", destination is not None)
         assert source is not None  # for mypy: checked above
         assert destination is not None
         if len(item["routing_key"].encode()) > 255:
             raise BadRequest("a routing key has at most 255 bytes")
         declare.bind(vhost, source, destination, item["routing_key"], item["arguments"])
 
-    def _of(self, item: Item) -> Namespace:
+    def _draft_of(self, item: Item) -> Namespace:
         """Return the draft of the item's vhost, which exists or is in the document. Raises: BadRequest."""
         draft = self.transaction.draft(item["vhost"])
         if draft is None:
-            raise _Unknown("vhost")
+            raise _UnknownReference("vhost")
         return draft
 
 
@@ -419,8 +419,8 @@ async def import_document(broker: Broker, document: Item, name: str, vhost: str 
     counts = work.counts()
     await work.make()
     broker.catalogue.events.record("definitions.imported", {"vhost": vhost or "", "name": name, "items": counts})
-    told = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nothing"
-    log.info("%s: imported %s", name, told, extra={"vhost": vhost})
+    summary = ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "nothing"
+    log.info("%s: imported %s", name, summary, extra={"vhost": vhost})
     if report.unknown_count:
         log.warning("%s: ignored unknown keys: %s", name, report.unknown_text())
     if report.fault_count:
@@ -434,9 +434,9 @@ async def post_definitions(call: ApiRequest) -> ApiResponse:
     With `report` or `skip_unsupported` the answer is 200 with the unknown keys and the skipped items.
     """
     vhost = call.vhost().name if "vhost" in call.params else None
-    skip, told = call.query_flag("skip_unsupported"), call.query_flag("report")
+    skip, with_report = call.query_flag("skip_unsupported"), call.query_flag("report")
     report = await import_document(call.broker, call.fields(), "definitions", vhost, skip)
-    return reply(report.fields()) if skip or told else NO_CONTENT
+    return reply(report.fields()) if skip or with_report else NO_CONTENT
 
 
 ROUTES: Final = (
@@ -458,13 +458,13 @@ class Comparison(NamedTuple):
     Attributes:
         before: the values of the existing object, None if there is none.
         after: the values in the document.
-        obeyed: an import would change the existing object.
+        is_applied: an import would change the existing object.
     """
 
     name: str
     before: Values | None
     after: Values
-    obeyed: bool = True
+    is_applied: bool = True
 
 
 class DefinitionsDiff:
@@ -485,11 +485,11 @@ class DefinitionsDiff:
         self._permissions: dict[tuple[str, ...], PermissionRow | TopicPermissionRow] = {}
         rows: list[PermissionRow | TopicPermissionRow] = [*broker.auth.permissions(), *broker.auth.topic_permissions()]
         for row in rows:
-            self._permissions[_whose(row)] = row
+            self._permissions[_permission_key(row)] = row
 
     async def find(self) -> None:
         """Compare all items, in slices. Cost: some us an item."""
-        beside: dict[str, Callable[[Item], Comparison]] = {
+        comparers: dict[str, Callable[[Item], Comparison]] = {
             "users": self._user,
             "vhosts": self._vhost,
             "permissions": self._permission,
@@ -503,13 +503,13 @@ class DefinitionsDiff:
         }
         slices = TimeSlice()
         for kind, index, item in self._work.kept():
-            self._note(kind, f"{kind}[{index}]", item.get("vhost", ""), beside[kind](item))
+            self._add(kind, f"{kind}[{index}]", item.get("vhost", ""), comparers[kind](item))
             if slices.expired:
                 await slices.yield_loop()
 
-    def _note(self, kind: str, path: str, vhost: str, found: Comparison) -> None:
+    def _add(self, kind: str, path: str, vhost: str, found: Comparison) -> None:
         before, after = found.before, found.after
-        what = NEW if before is None else SAME if before == after else CHANGED if found.obeyed else KEPT
+        what = NEW if before is None else SAME if before == after else CHANGED if found.is_applied else KEPT
         counts = self.counts.setdefault(kind, {NEW: 0, CHANGED: 0, SAME: 0, KEPT: 0})
         counts[what] += 1
         if what == SAME:
@@ -520,52 +520,52 @@ class DefinitionsDiff:
         if before is not None:
             differ = [key for key in after if before.get(key) != after[key]]
             before, after = {key: before.get(key) for key in differ}, {key: after[key] for key in differ}
-        told = {"path": path, "kind": kind, "vhost": vhost, "name": found.name, "what": what}
-        self.changes.append({**told, "before": before, "after": after})
+        change = {"path": path, "kind": kind, "vhost": vhost, "name": found.name, "what": what}
+        self.changes.append({**change, "before": before, "after": after})
 
     # -- by kind -----------------------------------------------------------------------------------------------------
 
     def _user(self, item: Item) -> Comparison:
-        there = self._users.get(item["name"])
+        existing = self._users.get(item["name"])
         row = user_row(item["name"], tags_of(item["tags"]), item["password_hash"], item["hashing_algorithm"])
         limits = self._broker.user_limits.get(row.name)
         after = {"tags": list(row.tags), "limits": limits if item["limits"] is None else item["limits"]}
-        after["password"] = _password(row, there)
-        if there is None:
+        after["password"] = _password(row, existing)
+        if existing is None:
             return Comparison(row.name, None, after)
-        return Comparison(row.name, {"tags": list(there.tags), "limits": limits, "password": _AS_IT_IS}, after)
+        return Comparison(row.name, {"tags": list(existing.tags), "limits": limits, "password": _AS_IT_IS}, after)
 
     def _vhost(self, item: Item) -> Comparison:
         """Compare a vhost. An import only changes the default queue type of an existing one."""
-        there = self._broker.vhosts.get(item["name"])
+        existing = self._broker.vhosts.get(item["name"])
         kind: Values = {"default_queue_type": item["default_queue_type"]}
         after = {"description": item["description"], "tags": tags_of(item["tags"]), **kind}
-        if there is None:
+        if existing is None:
             return Comparison(item["name"], None, after)
-        before: Values = {"default_queue_type": there.default_queue_type}
+        before: Values = {"default_queue_type": existing.default_queue_type}
         if before != kind:
             return Comparison(item["name"], before, kind)
-        before |= {"description": there.description, "tags": list(there.tags)}
+        before |= {"description": existing.description, "tags": list(existing.tags)}
         return Comparison(item["name"], before, after, False)
 
     def _permission(self, item: Item) -> Comparison:
         row = permission_row(item)
-        there = self._permissions.get(_whose(row))
+        existing = self._permissions.get(_permission_key(row))
         name = f"{row.user} on {row.exchange}" if isinstance(row, TopicPermissionRow) else row.user
-        return Comparison(name, None if there is None else _patterns(there), _patterns(row))
+        return Comparison(name, None if existing is None else _patterns(existing), _patterns(row))
 
     def _policy(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
-        there = None if vhost is None else vhost.policies.get(item["name"])
-        return Comparison(item["name"], None if there is None else there.value, _policy_value(item))
+        existing = None if vhost is None else vhost.policies.get(item["name"])
+        return Comparison(item["name"], None if existing is None else existing.value, _policy_value(item))
 
     def _parameter(self, item: Item) -> Comparison:
         vhost, component = self._broker.vhosts.get(item["vhost"]), item["component"]
-        there = None if vhost is None else find(vhost, component, item["name"])
+        existing = None if vhost is None else find(vhost, component, item["name"])
         name = f"{component} {item['name']}"
         if component == OPERATOR_POLICY:
-            return Comparison(name, None if there is None else dict(there.value), _policy_value(item["value"]))
-        return Comparison(name, None if there is None else {"value": there.value}, {"value": item["value"]})
+            return Comparison(name, None if existing is None else dict(existing.value), _policy_value(item["value"]))
+        return Comparison(name, None if existing is None else {"value": existing.value}, {"value": item["value"]})
 
     def _global(self, item: Item) -> Comparison:
         name, shown = item["name"], self._broker.global_parameters
@@ -575,25 +575,25 @@ class DefinitionsDiff:
 
     def _exchange(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
-        there = None if vhost is None else vhost.exchanges.get(item["name"])
+        existing = None if vhost is None else vhost.exchanges.get(item["name"])
         after = {key: item[key] for key in ("type", "durable", "auto_delete", "internal", "arguments")}
-        if there is None:
+        if existing is None:
             return Comparison(item["name"], None, after)
-        flags = {"durable": there.durable, "auto_delete": there.auto_delete, "internal": there.internal}
-        before = {"type": there.kind, **flags, "arguments": plain(there.arguments)}
+        flags = {"durable": existing.durable, "auto_delete": existing.auto_delete, "internal": existing.internal}
+        before = {"type": existing.kind, **flags, "arguments": plain(existing.arguments)}
         return Comparison(item["name"], before, {**after, "arguments": plain(item["arguments"])}, False)
 
     def _queue(self, item: Item) -> Comparison:
         vhost = self._broker.vhosts.get(item["vhost"])
-        there = None if vhost is None else vhost.queues.get(item["name"])
+        existing = None if vhost is None else vhost.queues.get(item["name"])
         default = "classic" if vhost is None else vhost.default_queue_type
         kind = item["type"] or item["arguments"].get("x-queue-type") or default
         after = {"type": kind, "durable": item["durable"], "auto_delete": item["auto_delete"]}
         after["arguments"] = _without_type(item["arguments"])
-        if there is None:
+        if existing is None:
             return Comparison(item["name"], None, after)
-        before = {"type": there.kind, "durable": there.durable, "auto_delete": there.auto_delete}
-        return Comparison(item["name"], {**before, "arguments": _without_type(there.arguments)}, after, False)
+        before = {"type": existing.kind, "durable": existing.durable, "auto_delete": existing.auto_delete}
+        return Comparison(item["name"], {**before, "arguments": _without_type(existing.arguments)}, after, False)
 
     def _binding(self, item: Item) -> Comparison:
         source, kind, end = item["source"], item["destination_type"], item["destination"]
@@ -601,20 +601,20 @@ class DefinitionsDiff:
         exchange = None if vhost is None else vhost.exchanges.get(source)
         after = {key: item[key] for key in ("routing_key", "arguments")}
         key = BindingKey(source, kind, end, item["routing_key"], binding_table(item["arguments"]))
-        there = exchange is not None and key in exchange.bindings
-        return Comparison(f"{source} to {kind} {end}", after if there else None, after)
+        existing = exchange is not None and key in exchange.bindings
+        return Comparison(f"{source} to {kind} {end}", after if existing else None, after)
 
 
 _AS_IT_IS: Final = "as it is"
 
 
-def _password(row: UserRow, there: UserRow | None) -> str:
-    if there is not None and row._replace(tags=there.tags) == there:
+def _password(row: UserRow, existing: UserRow | None) -> str:
+    if existing is not None and row._replace(tags=existing.tags) == existing:
         return _AS_IT_IS
     return "another" if row.password_hash else "none"
 
 
-def _whose(row: PermissionRow | TopicPermissionRow) -> tuple[str, ...]:
+def _permission_key(row: PermissionRow | TopicPermissionRow) -> tuple[str, ...]:
     return (row.user, row.vhost, *((row.exchange,) if isinstance(row, TopicPermissionRow) else ()))
 
 

@@ -44,17 +44,17 @@ async def import_files(broker: Broker, path: Path, settings: DefinitionsSettings
     Raises: DefinitionsError, MetadataError.
     """
     # In a thread: during a reload, a slow disk must not block clients.
-    files, found = await asyncio.to_thread(_read, path)
+    files, files_hash = await asyncio.to_thread(_read, path)
     if settings.skip_if_unchanged and not known:
         known = str(broker.global_parameters.get(IMPORTED_HASH))
-    if found == known:
+    if files_hash == known:
         log.info("%s: not imported: unchanged since the last import", path)
-        return found
+        return files_hash
     for name, text in files:
         await _import(broker, name, text, settings.skip_unsupported)
     if settings.skip_if_unchanged:
-        await wait_done(partial(_remember, broker, found))
-    return found
+        await wait_done(partial(_store_hash, broker, files_hash))
+    return files_hash
 
 
 async def import_first(broker: Broker, first: DefaultSettings) -> None:
@@ -71,8 +71,8 @@ async def import_first(broker: Broker, first: DefaultSettings) -> None:
         raise DefinitionsError(f"default.*: {error.reason}") from None
 
 
-def _remember(broker: Broker, found: str, done: Done) -> None:
-    broker.global_parameters.declare(IMPORTED_HASH, found, done)
+def _store_hash(broker: Broker, files_hash: str, done: Done) -> None:
+    broker.global_parameters.declare(IMPORTED_HASH, files_hash, done)
 
 
 def _read(path: Path) -> tuple[list[tuple[str, str | None]], str]:
@@ -95,10 +95,10 @@ def _read(path: Path) -> tuple[list[tuple[str, str | None]], str]:
     for name, content in contents:
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
-    return [(name, _decoded(content)) for name, content in contents], digest.hexdigest()
+    return [(name, _decode(content)) for name, content in contents], digest.hexdigest()
 
 
-def _decoded(content: bytes) -> str | None:
+def _decode(content: bytes) -> str | None:
     decoder = getincrementaldecoder("utf-8-sig")()
     try:
         pieces = [decoder.decode(content[at : at + PIECE_BYTES]) for at in range(0, len(content), PIECE_BYTES)]
@@ -122,7 +122,7 @@ async def _import(broker: Broker, name: str, text: str | None, skip: bool) -> No
         try:
             await import_document(broker, document, name, None, skip)
             return
-        except DeclarationPending as held:
-            await held.over()  # an object with that name is still being deleted after a crash
+        except DeclarationPending as pending:
+            await pending.over()  # an object with that name is still being deleted after a crash
         except ApiError as error:
             raise DefinitionsError(f"{name}: {error.reason}") from None

@@ -153,9 +153,9 @@ def _read(path: Path) -> str:
 def _addresses(name: str) -> list[str]:
     """Return the addresses of an interface: IPv4 by SIOCGIFADDR, IPv6 from /proc/net/if_inet6."""
     addresses = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             addresses.append(socket.inet_ntoa(answer[20:24]))
         except OSError:  # no IPv4 address
             pass
@@ -175,8 +175,8 @@ async def tls(call: ApiRequest) -> ApiResponse:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     choose_ciphers(context, call.broker.settings.amqp.tls.ciphers, "amqp.tls.ciphers")
     newest, oldest = context.maximum_version, context.minimum_version
-    spoken = (("tlsv1.3", newest != ssl.TLSVersion.TLSv1_2), ("tlsv1.2", oldest != ssl.TLSVersion.TLSv1_3))
-    versions = [name for name, there in spoken if there]
+    enabled = (("tlsv1.3", newest != ssl.TLSVersion.TLSv1_2), ("tlsv1.2", oldest != ssl.TLSVersion.TLSv1_3))
+    versions = [name for name, is_enabled in enabled if is_enabled]
     # OpenSSL also lists suites of disabled versions. Suites older than 1.3 have the names of older protocols.
     version_of = {True: "tlsv1.3", False: "tlsv1.2"}
     suites = [_suite(each) for each in context.get_ciphers() if version_of[each["protocol"] == "TLSv1.3"] in versions]
@@ -284,8 +284,8 @@ async def get_events(call: ApiRequest) -> ApiResponse:
     position = number("position", call.query.get("position", str(watch.end)), 0, 1 << 62)
     lost = max(0, watch.end - COUNT_MAX - position)
     position, found = watch.since(min(position, watch.end))
-    told: list[dict[str, Any]] = [{"event": each.key, **plain(each.headers)} for each in found]
-    return reply({"position": position, "lost": lost, "events": told})
+    items: list[dict[str, Any]] = [{"event": each.key, **plain(each.headers)} for each in found]
+    return reply({"position": position, "lost": lost, "events": items})
 
 
 EVENT_ROUTES: Final = (ApiRoute("GET", "api/amqpd/events", Role.ADMINISTRATOR, get_events),)
@@ -432,8 +432,8 @@ async def status(call: ApiRequest) -> ApiResponse:
     """Return listeners, memory, disk, totals and alarms. `totals=false` omits the totals, which cost a
     step per queue.
     """
-    here = process()
-    found = {**_ours(call, here), **_rabbits(call, here)}
+    stats = process()
+    found = {**_own_status(call, stats), **_rabbitmq_status(call, stats)}
     if call.query.get("totals") != "false":
         found["totals"] = await _totals(call)
     return reply(found)
@@ -451,7 +451,7 @@ async def _totals(call: ApiRequest) -> dict[str, int]:
     return totals
 
 
-def _ours(call: ApiRequest, here: ProcessStats) -> dict[str, Any]:
+def _own_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
     broker = call.broker
     path = log_file()
     return {
@@ -485,7 +485,7 @@ def _ours(call: ApiRequest, here: ProcessStats) -> dict[str, Any]:
     }
 
 
-def _rabbits(call: ApiRequest, here: ProcessStats) -> dict[str, Any]:
+def _rabbitmq_status(call: ApiRequest, stats: ProcessStats) -> dict[str, Any]:
     broker = call.broker
     settings = broker.settings
     sockets = len(call.server.connections.by_name)
@@ -505,22 +505,22 @@ def _rabbits(call: ApiRequest, here: ProcessStats) -> dict[str, Any]:
         "vm_memory_high_watermark_setting": _memory_setting(call.server.latest.limits),
         "vm_memory_high_watermark_limit": broker.alarms.memory_limit_bytes,
         "memory": {
-            "rss_bytes": here.rss_bytes,
+            "rss_bytes": stats.rss_bytes,
             "limit_bytes": broker.alarms.memory_limit_bytes,
             **dict.fromkeys(_CATEGORIES, 0),
             **memory_by_use(call),
             "strategy": "rss",
-            "total": {"allocated": here.rss_bytes, "erlang": 0, "rss": here.rss_bytes},
+            "total": {"allocated": stats.rss_bytes, "erlang": 0, "rss": stats.rss_bytes},
         },
         "disk_free": disk_free_bytes(settings.data_dir),
         "disk_free_limit": broker.alarms.disk_free_limit_bytes,
         "file_descriptors": {
-            "used": here.fd_count,
-            "limit": here.fd_limit,
-            "total_used": here.fd_count,
-            "total_limit": here.fd_limit,
+            "used": stats.fd_count,
+            "limit": stats.fd_limit,
+            "total_used": stats.fd_count,
+            "total_limit": stats.fd_limit,
             "sockets_used": sockets,
-            "sockets_limit": here.fd_limit,
+            "sockets_limit": stats.fd_limit,
         },
         "config_files": [],
         "data_directory": str(settings.data_dir),

@@ -48,7 +48,7 @@ COMMIT_WAIT_S: Final = 30.0
 
 def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[str, Any]:
     """Return one exchange. Its counters are as new as the last `flush_counters`."""
-    followed = vhost.policies.obeyed_by(exchange)
+    policy = vhost.policies.obeyed_by(exchange)
     return {
         "name": exchange.name,
         "vhost": vhost.name,
@@ -57,19 +57,19 @@ def exchange_item(call: ApiRequest, vhost: VHost, exchange: Exchange) -> dict[st
         "auto_delete": exchange.auto_delete,
         "internal": exchange.internal,
         "arguments": plain(exchange.arguments),
-        "policy": followed.policy or None,
-        "operator_policy": followed.operator_policy or None,
-        "effective_policy_definition": dict(followed.definition),
+        "policy": policy.policy or None,
+        "operator_policy": policy.operator_policy or None,
+        "effective_policy_definition": dict(policy.definition),
         "messages_delayed": 0 if exchange.wheel is None else int(exchange.wheel.count()),
         "state": "unavailable" if exchange.unavailable else "running",
-        **_kept(exchange),
+        **_memory_counts(exchange),
         "message_stats": call.rates.details(exchange, EXCHANGE, spans(call.query)),
         # rabbit: the broker's own exchanges belong to its internal user
         "user_who_performed_action": "rmq-internal" if exchange.name.startswith("amq.") or not exchange.name else "",
     }
 
 
-def _kept(exchange: Exchange) -> dict[str, Any]:
+def _memory_counts(exchange: Exchange) -> dict[str, Any]:
     """Return counts of the messages that the exchange remembers. rabbit: `cache_info`, as its plugin."""
     matcher = exchange.matcher
     if isinstance(matcher, Deduplication) and isinstance(matcher.memory, DeduplicationCache):
@@ -129,7 +129,7 @@ async def put_exchange(call: ApiRequest) -> ApiResponse:
         # rabbit: an alternate exchange needs read permission on this exchange and write permission on the alternate
         call.check(vhost.name, "read", "exchange", name)
         call.check(vhost.name, "write", "exchange", alternate)
-    asked = ExchangeDeclaration(
+    declaration = ExchangeDeclaration(
         name,
         call.text("type", "direct"),
         call.flag("durable", True),
@@ -137,7 +137,7 @@ async def put_exchange(call: ApiRequest) -> ApiResponse:
         call.flag("internal"),
         arguments,
     )
-    return CREATED if await wait_done(partial(declare.declare_exchange, vhost, asked)) else NO_CONTENT
+    return CREATED if await wait_done(partial(declare.declare_exchange, vhost, declaration)) else NO_CONTENT
 
 
 async def delete_exchange(call: ApiRequest) -> ApiResponse:
@@ -226,22 +226,22 @@ def _body(call: ApiRequest) -> bytes:
 
 
 def _properties(call: ApiRequest) -> Properties:
-    given = call.fields().get("properties", {})
-    if given == []:  # rabbit: an empty list counts as an empty object
-        given = {}
-    if not isinstance(given, dict):
+    fields = call.fields().get("properties", {})
+    if fields == []:  # rabbit: an empty list counts as an empty object
+        fields = {}
+    if not isinstance(fields, dict):
         raise BadRequest("properties must be an object")
-    unknown = set(given) - set(Properties._fields)
+    unknown = set(fields) - set(Properties._fields)
     if unknown:
         raise BadRequest(f"unknown properties: {', '.join(sorted(unknown))}")
-    for name, value in given.items():
+    for name, value in fields.items():
         number = name in ("delivery_mode", "priority", "timestamp")
         right = isinstance(value, int) and not isinstance(value, bool) if number else isinstance(value, str)
         if name == "headers":
             right = isinstance(value, dict)
         if not right:
             raise BadRequest(f"property {name} must be {'a number' if number else 'text'}")
-    properties = Properties(**given)
+    properties = Properties(**fields)
     if properties.delivery_mode not in (None, 1, 2):
         raise BadRequest("delivery_mode: expected 1 or 2")
     return properties

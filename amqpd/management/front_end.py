@@ -60,12 +60,12 @@ class AdminFrontEnd(FrontEnd):
         """Bind all sockets and start the HTTP server in the background. Raises: OSError."""
         settings = self._broker.settings
         http = settings.http
-        doors: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        tcp_sockets: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         if http.port is not None:
-            doors.append((self._bound("http", http.host, http.port), None))
+            tcp_sockets.append((self._bound("http", http.host, http.port), None))
         if http.tls.port is not None:
             self._tls = tls.server_context(http.tls, SECTION)
-            doors.append((self._bound("https", http.tls.host or http.host, http.tls.port), self._tls))
+            tcp_sockets.append((self._bound("https", http.tls.host or http.host, http.tls.port), self._tls))
         path = settings.data_dir / NAME
         amqpctl_socket = unix_socket(path)
         self.listeners.append(Listener("unix", str(path), 0))
@@ -73,7 +73,7 @@ class AdminFrontEnd(FrontEnd):
         metrics_socket = None
         if metrics.port is not None:
             metrics_socket = self._bound("prometheus", metrics.host, metrics.port)
-        self._starting = self._broker.loop.create_task(self._serve(doors, amqpctl_socket, metrics_socket))
+        self._starting = self._broker.loop.create_task(self._serve(tcp_sockets, amqpctl_socket, metrics_socket))
         self._starting.add_done_callback(_report)
 
     def _bound(self, protocol: str, host: str, port: int) -> socket.socket:
@@ -84,7 +84,7 @@ class AdminFrontEnd(FrontEnd):
 
     async def _serve(
         self,
-        doors: list[tuple[socket.socket, ssl.SSLContext | None]],
+        tcp_sockets: list[tuple[socket.socket, ssl.SSLContext | None]],
         amqpctl_socket: socket.socket,
         metrics_socket: socket.socket | None,
     ) -> None:
@@ -94,7 +94,7 @@ class AdminFrontEnd(FrontEnd):
         self._imported()
         whole = None if self.whole is None else self.whole()
         self._admin = AdminServer(self._broker, self._server, whole)
-        await self._admin.start(doors, amqpctl_socket, metrics_socket)
+        await self._admin.start(tcp_sockets, amqpctl_socket, metrics_socket)
 
     def inner_connection(self) -> asyncio.Protocol | None:
         """Return the protocol for a connection from another node. None if the HTTP server has not started yet."""

@@ -115,7 +115,9 @@ async def check_quorum(call: ApiRequest) -> ApiResponse:
     Always ok: Kafka keeps the majorities in a cluster. rabbit: its text for a single node.
     """
     if call.cluster is not None:
-        return reply({"status": "ok", "reason": "Kafka keeps the majorities: other nodes take over the vhosts of this one"})
+        return reply(
+            {"status": "ok", "reason": "Kafka keeps the majorities: other nodes take over the vhosts of this one"}
+        )
     return reply({"status": "ok", "reason": "single node cluster"})
 
 

@@ -248,7 +248,7 @@ async def _part(
     body.add(f'{{"total":{total},"filtered":{filtered}}}\n')
     for each in objects[:wanted]:
         item = render(each)
-        key = to_json(_sort_key(_dig(item, path))) if path else ""
+        key = to_json(_sort_key(_value_at(item, path))) if path else ""
         body.add(f"{key}\t{to_json(_cut(item, keep) if keep else item)}\n")
         if slices.expired:
             await slices.yield_loop()
@@ -290,7 +290,7 @@ async def document(item: Item) -> ApiResponse:
 
 def _column(render: Callable[[T], Item], column: str) -> Callable[[T], object]:
     path = column.split(".")
-    return lambda each: _dig(render(each), path)
+    return lambda each: _value_at(render(each), path)
 
 
 async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, slices: TimeSlice) -> list[T]:
@@ -309,11 +309,11 @@ async def _sorted(objects: Sequence[T], key: Callable[[T], object], query: Any, 
                 await slices.yield_loop()
         run.sort(reverse=not reverse)
         runs.append(run)
-    merged = heapq.merge(*map(_drained, runs), reverse=reverse)
+    merged = heapq.merge(*map(_pop_all, runs), reverse=reverse)
     return await collected((objects[index] for _, index in merged), slices)
 
 
-def _drained(run: list[T]) -> Iterator[T]:
+def _pop_all(run: list[T]) -> Iterator[T]:
     """Yield the elements from the end and remove each. Freeing a hundred thousand keys at once would block the loop
     too.
     """
@@ -358,7 +358,7 @@ def columns(text: str) -> list[list[str]]:
     return [name.split(".")[:8] for name in names]
 
 
-def _dig(item: Any, path: list[str]) -> Any:
+def _value_at(item: Any, path: list[str]) -> Any:
     for name in path:
         if not isinstance(item, dict):
             return None

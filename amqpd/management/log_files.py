@@ -196,14 +196,14 @@ async def get_logs(call: ApiRequest) -> ApiResponse:
 
 async def get_log(call: ApiRequest) -> ApiResponse:
     """Return the queue's id, and name and size of each file of its log."""
-    store = _readable(call)
+    store = _readable_log(call)
     files = await asyncio.get_running_loop().run_in_executor(None, _files, store.directory)
     return reply({"id": store.queue_id, "files": files})
 
 
 async def get_log_file(call: ApiRequest) -> ApiResponse:
     """Return the bytes of one file, or a range of them."""
-    store = _readable(call)
+    store = _readable_log(call)
     wanted = call.headers.get("If-Match")
     if wanted is not None and wanted.strip('"') != store.queue_id:
         raise QueueChanged("the queue was deleted and declared again")
@@ -213,7 +213,7 @@ async def get_log_file(call: ApiRequest) -> ApiResponse:
     return ApiResponse(200, None, "application/octet-stream", file=f"{store.directory}/{name}")
 
 
-def _readable(call: ApiRequest) -> QueueLog:
+def _readable_log(call: ApiRequest) -> QueueLog:
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()

@@ -31,9 +31,9 @@ class LoopLag:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measure until `stop`."""
         self._due_at = loop.time() + INTERVAL_S
-        self._timer = loop.call_at(self._due_at, self._look, loop)
+        self._timer = loop.call_at(self._due_at, self._measure, loop)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
         self.add(max(0.0, loop.time() - self._due_at))
         self.start(loop)
 
