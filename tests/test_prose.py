@@ -18,7 +18,6 @@ FINDINGS_MAX: dict[str, int] = {
     "amqpd.cli": 83,
     "amqpd.cluster": 362,
     "amqpd.config": 35,
-    "amqpd.kafka": 150,
     "amqpd.storage": 178,
     "amqpd.storage.acks": 66,
     "amqpd.storage.log": 189,

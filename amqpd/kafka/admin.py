@@ -1,24 +1,23 @@
-"""The cluster's topics in Kafka: made with the settings that safety asks for, and read back before they are used.
+"""Administration of the cluster's Kafka topics, and the options of a cluster node.
 
 | topic | partitions | settings |
 |---|---|---|
-| `amqpd.<cluster>.meta`, `.settled` | one a slot | compacted, in small segments: an active one is never compacted |
-| `amqpd.<cluster>.<vhost id>` | one a queue | nothing is deleted but by us (DeleteRecords) |
+| `amqpd.<cluster>.meta`, `.settled` | one a slot | compacted, in small segments: Kafka never compacts an active one |
+| `amqpd.<cluster>.<vhost id>` | one a queue | only amqpd deletes records (DeleteRecords) |
 
-All of them: `cluster.replication_factor` copies, `min.insync.replicas` from `cluster.required_insync`, no unclean
-election, `max.message.bytes` for a batch of `cluster.max_message_bytes`. What was made by somebody else, or changed
-since, is held against that: where it is weaker than what a confirm promises, or would lose messages, `UnsafeTopic`
-names it and the command that puts it right; what only costs time or space is a warning.
+All topics have `cluster.replication_factor` copies, `min.insync.replicas` from `cluster.required_insync`, no
+unclean election, and `max.message.bytes` for a batch of `cluster.max_message_bytes`. `TopicAdmin` creates missing
+topics and checks the settings of existing ones. A setting that is weaker than the promise of a confirm, or may lose
+messages, raises `UnsafeTopic` with the command that corrects it. A setting that only costs time or space is a
+warning.
 
-No topic is made by being asked for: a request that does not say so makes one, where brokers have
-`auto.create.topics.enable`, with one partition and whatever they make of it (`_listed`).
+Questions about topics forbid automatic creation (`_listed`). Otherwise a broker with `auto.create.topics.enable`
+creates a topic with one partition and default settings.
 
-aiokafka is imported when the first client is opened: all that is here is rare.
+aiokafka is imported when the first client is opened, because administration is rare.
 
-What a node of a cluster is told by its settings: who it is, where it listens, and how Kafka is reached.
-
-`options_of` reads the files that hold secrets, once, at the start; that the settings go together is looked at before
-(`amqpd.config.loader`).
+`options_of` reads the files with secrets once, at the start. `amqpd.config.loader` has checked before that the
+settings fit together.
 """
 
 from __future__ import annotations
@@ -43,10 +42,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """cluster: its name. node: ours. secret: of all nodes. listen: host ("": every interface) and port (0: any free
-    one) for other nodes. address: host and port that they are told; the port is 0 where it is that of `listen`.
-    slots: of the cluster. max_message_bytes: of a body in a replicated queue. kafka_topics: which topics
-    queues may have for themselves, a pattern. Times are seconds.
+    """Options of a cluster node. Times are in seconds.
+
+    Attributes:
+        cluster: Name of the cluster.
+        node: Name of this node.
+        secret: Secret that all nodes share.
+        listen: Host ("": all interfaces) and port (0: any free one) for other nodes.
+        address: Host and port for other nodes to connect to; port 0: that of `listen`.
+        slots: Number of slots in the cluster.
+        max_message_bytes: Largest body in a replicated queue.
+        kafka_topics: Pattern of topics that queues may have for themselves.
     """
 
     access: KafkaAccess
@@ -66,30 +72,38 @@ class ClusterOptions:
 
     @property
     def group(self) -> str:
-        """Kafka's consumer group whose members are the nodes."""
+        """Return the Kafka consumer group of the nodes."""
         return f"amqpd.{self.cluster}"
 
     @property
     def meta_topic(self) -> str:
-        """Where the metadata is, a partition for each slot."""
+        """Return the topic of the metadata, a partition for each slot."""
         return f"amqpd.{self.cluster}.meta"
 
     @property
     def settled_topic(self) -> str:
-        """Where the settlements are, a partition for each slot."""
+        """Return the topic of the settlements, a partition for each slot."""
         return f"amqpd.{self.cluster}.settled"
 
     def queues_topic(self, vhost_id: str) -> str:
-        """Where the logs of a vhost's durable queues are, a partition for each. vhost_id: its directory's name."""
+        """Return the topic of a vhost's durable queues, a partition for each log.
+
+        Args:
+            vhost_id: The name of the vhost's directory.
+        """
         return f"amqpd.{self.cluster}.{vhost_id}"
 
     def transactional_id(self, slot: int) -> str:
-        """Whose producer id a slot's owner has."""
+        """Return the transactional id for the owner of a slot."""
         return f"amqpd.{self.cluster}.slot{slot}"
 
 
 def options_of(cluster: ClusterSettings) -> ClusterOptions:
-    """Of settings that go together. Raises: OSError, ValueError for a file that has gone since they were read."""
+    """Return the options for checked settings.
+
+    Raises:
+        OSError, ValueError: A file has changed or vanished since the check.
+    """
     here = os.uname().nodename
     node = cluster.node or f"amqpd@{here}"
     host, _, port = cluster.listen.rpartition(":")
@@ -112,7 +126,7 @@ def options_of(cluster: ClusterSettings) -> ClusterOptions:
 
 
 def access_of(cluster: ClusterSettings, client_id: str) -> KafkaAccess:
-    """How Kafka is reached: the same for connections of our own and for aiokafka's. Raises: as `options_of`."""
+    """Return the access to Kafka for our connections and for aiokafka's. Raises as `options_of`."""
     tls, sasl = cluster.tls, cluster.sasl
     return KafkaAccess(
         kafka=cluster.kafka,
@@ -132,13 +146,13 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 BATCH_OVERHEAD: Final = 1 << 20
-"""Bytes that a batch may have besides the body of its only message: headers, properties, routing key, framing."""
+"""Bytes of a batch besides the body of its only message: headers, properties, routing key, framing."""
 PATIENCE_S: Final = 60.0
-"""How long something is asked for again that Kafka cannot do just now."""
+"""Time limit for repeated tries while Kafka cannot do a request."""
 _PAUSE_S: Final = 0.02
 _PAUSE_S_MAX: Final = 2.0
 _REQUEST_TIMEOUT_MS: Final = 15_000
-_DELETED_AT_ONCE: Final = 500  # partitions of one DeleteRecords
+_DELETED_AT_ONCE: Final = 500  # partitions of one DeleteRecords request
 
 _TOPIC_EXISTS: Final = 36
 _UNKNOWN_TOPIC: Final = 3
@@ -149,18 +163,24 @@ _KNOWN_LATER: Final = frozenset({*ASK_AGAIN, _UNKNOWN_TOPIC, _NOT_CONTROLLER})
 
 
 MARK: Final = "delete.retention.ms"
-"""A topic's setting in which a queue's own topic has its mark: it means something for compacted topics alone, and Kafka
-keeps nothing else for us that says who has made a topic."""
+"""Topic setting that keeps the mark of a queue's own topic. It has a meaning only for compacted topics. Kafka has
+no other field that tells which program created a topic.
+"""
 LOST_TRIES: Final = 3
 LOST_PAUSE_S: Final = 0.5
 
 
 class UnsafeTopic(Exception):
-    """A topic that cannot be used as it is: the text says which, why, and what puts it right."""
+    """A topic that cannot be used; the text says which one, why, and how to correct it."""
 
 
 class KafkaTopic(NamedTuple):
-    """What Kafka says of one. replicas: copies of the partition that has the fewest. settings: names and values."""
+    """Kafka's description of a topic.
+
+    Attributes:
+        replicas: Number of copies, of the partition with the fewest.
+        settings: Setting name -> value.
+    """
 
     name: str
     partitions: int
@@ -169,8 +189,12 @@ class KafkaTopic(NamedTuple):
 
 
 class TopicRule(NamedTuple):
-    """One setting of a topic. safety: a topic without it is refused; else a warning is logged. at_least: a larger
-    number is as good."""
+    """The required value of one topic setting.
+
+    Attributes:
+        safety: A topic without this value is refused; otherwise a warning is logged.
+        at_least: A larger number is accepted, too.
+    """
 
     name: str
     value: str
@@ -178,13 +202,13 @@ class TopicRule(NamedTuple):
     at_least: bool = False
 
     def holds(self, value: str) -> bool:
-        if self.name == "cleanup.policy":  # a list: `compact,delete` would delete
+        if self.name == "cleanup.policy":  # a list: `compact,delete` deletes, too
             return set(value.split(",")) == {self.value}
         return value == self.value or (self.at_least and value.isdigit() and int(value) >= int(self.value))
 
 
 def compacted_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
-    """Of `meta` and `settled`."""
+    """Return the rules for `meta` and `settled`."""
     return (
         TopicRule("cleanup.policy", "compact"),
         TopicRule("segment.bytes", str(16 << 20), safety=False),
@@ -195,7 +219,7 @@ def compacted_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
 
 
 def queue_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
-    """Of a vhost's topic."""
+    """Return the rules for a vhost's topic."""
     return (
         TopicRule("cleanup.policy", "delete"),
         TopicRule("retention.ms", "-1"),
@@ -214,7 +238,7 @@ def _common(options: ClusterOptions) -> tuple[TopicRule, ...]:
 
 
 class TopicAdmin:
-    """Kafka's administration, for one cluster of nodes. Use it as `async with`; opened by the first that is asked."""
+    """Kafka's administration for one cluster of nodes. Use it as `async with`; the first request opens the client."""
 
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
@@ -228,16 +252,20 @@ class TopicAdmin:
         await self.close()
 
     async def close(self) -> None:
-        """Ends its connections."""
+        """Close the connections."""
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
 
-    # -- what a node needs
+    # -- requests of a node
 
     async def prepare(self) -> None:
-        """`meta` and `settled`: made where they are missing, and fit to be used. Raises: TopicUnfit; KafkaLost where
-        Kafka is away for longer than PATIENCE_S; KafkaRefused.
+        """Create `meta` and `settled` if they are missing, else check them.
+
+        Raises:
+            UnsafeTopic: A topic cannot be used.
+            KafkaDisconnected: Kafka was away for longer than PATIENCE_S.
+            KafkaRefused: Kafka refuses the request.
         """
         options = self.options
         names = (options.meta_topic, options.settled_topic)
@@ -251,7 +279,7 @@ class TopicAdmin:
             self.check_slots(topic)
 
     def check_slots(self, topic: KafkaTopic) -> None:
-        """Check `meta` or `settled`. Raises: TopicUnfit."""
+        """Check `meta` or `settled`. Raises UnsafeTopic."""
         slots = self.options.slots
         if topic.partitions != slots:
             raise UnsafeTopic(
@@ -261,7 +289,9 @@ class TopicAdmin:
         self.check(topic, compacted_rules(self.options))
 
     async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
-        """A vhost's topic, with that many partitions or more: how many it has. Raises: as `prepare`."""
+        """Create or check a vhost's topic. Return its number of partitions, at least `partitions`. Raises as
+        `prepare`.
+        """
         name = self.options.queues_topic(vhost_id)
         rules = queue_rules(self.options)
         found = await self.describe([name])
@@ -275,15 +305,22 @@ class TopicAdmin:
         return max(topic.partitions, partitions)
 
     async def make_own(self, name: str, mark: int) -> None:
-        """A topic that one queue has for itself, of one partition. mark: by which it is known to be that one later.
-        Raises: KafkaRefused, it exists; as `prepare`.
+        """Create a queue's own topic, with one partition.
+
+        Args:
+            mark: A number that later identifies this topic.
+
+        Raises:
+            KafkaRefused: The topic exists. Else as `prepare`.
         """
         rules = (*queue_rules(self.options), TopicRule(MARK, str(mark), safety=False))
         await self._create(name, 1, rules, exists_ok=False)
 
     async def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
-        """Of topics that were made with these marks those that are gone or are others now, and why. Raises: as
-        `prepare`.
+        """Return the topics that are gone or were created again, and why. Raises as `prepare`.
+
+        Args:
+            marks: Topic -> the mark with which it was created.
         """
         found = await self._looked_for(marks)
         lost: dict[str, str] = {}
@@ -296,9 +333,7 @@ class TopicAdmin:
         return lost
 
     async def delete_own(self, name: str, mark: int) -> None:
-        """The topic that was made with that mark goes, if it is there; another one of its name stays. Raises: as
-        `prepare`.
-        """
+        """Delete the topic with this mark, if it exists. Another topic of that name stays. Raises as `prepare`."""
         topic = (await self._looked_for([name])).get(name)
         if topic is None:
             return
@@ -308,7 +343,7 @@ class TopicAdmin:
             logger.warning("topic %s, which a queue had for itself or was to have, is another one: it stays", name)
 
     async def _looked_for(self, names: Collection[str]) -> dict[str, KafkaTopic]:
-        """Those of them that there are, also where a broker that is asked does not know it at once."""
+        """Return the topics that exist. Ask again for missing ones, because some brokers learn of a topic late."""
         found = await self.describe(names)
         for _ in range(LOST_TRIES):
             if len(found) == len(names):
@@ -318,7 +353,9 @@ class TopicAdmin:
         return found
 
     def check(self, topic: KafkaTopic, rules: Iterable[TopicRule]) -> None:
-        """Raises: TopicUnfit, with all that is weaker than it must be; what only costs time or space is logged."""
+        """Check a topic: log a warning for what only costs time or space. Raises UnsafeTopic with all weaker
+        settings.
+        """
         options = self.options
         weak: list[str] = []
         change: list[str] = []
@@ -343,14 +380,14 @@ class TopicAdmin:
                 text += f". kafka-configs.sh --alter --topic {topic.name} --add-config {','.join(change)}"
             raise UnsafeTopic(text)
 
-    # -- what Kafka can do
+    # -- requests to Kafka
 
     async def describe(self, names: Iterable[str]) -> dict[str, KafkaTopic]:
-        """Those of them that there are. Cost: that of their partitions."""
+        """Return the topics that exist. Cost: that of their partitions."""
         return await self._patiently("the topics", lambda: self._describe(set(names)))
 
     async def _described(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
-        """Each of them, which have just been made: not every broker knows them at once. Raises: as `prepare`."""
+        """Describe topics that were created just now: wait until the broker knows them. Raises as `prepare`."""
 
         async def ask() -> dict[str, KafkaTopic]:
             found = await self._describe(set(names))
@@ -375,14 +412,16 @@ class TopicAdmin:
         }
 
     async def _listed(self, names: Iterable[str]) -> list[Mapping[str, Any]]:
-        """What Kafka says of those of them that there are. aiokafka's `describe_topics` asks for all there are, which
-        takes longer with each vhost that has come before, or for names, which would make them.
+        """Return Kafka's answer about the topics that exist.
+
+        aiokafka's `describe_topics` lists all topics, which takes longer with each vhost, or creates the named
+        ones.
         """
         from aiokafka.protocol.metadata import MetadataRequest
 
         asked = sorted(set(names))
         if not asked:
-            return []  # "none" would be all
+            return []  # an empty list asks for all topics
         admin = await self._client()
         answer = await admin._send_request(MetadataRequest(asked, allow_auto_topic_creation=False))
         found: list[Mapping[str, Any]] = answer.to_object()["topics"]
@@ -401,7 +440,7 @@ class TopicAdmin:
         found: dict[str, dict[str, str]] = {}
         for answer in await admin.describe_configs(resources):
             for code, text, _, name, entries in answer.resources:
-                if code and code != _UNKNOWN_TOPIC:  # it has gone meanwhile
+                if code and code != _UNKNOWN_TOPIC:  # it was deleted meanwhile
                     raise _failed(code, f"the settings of topic {name} {text or ''}".rstrip())
                 if not code:
                     found[name] = {entry[0]: entry[1] or "" for entry in entries}
@@ -422,7 +461,7 @@ class TopicAdmin:
                     raise UnsafeTopic(
                         f"topic {name} cannot have the {copies} copies of cluster.replication_factor: {text}"
                     )
-                if code and not (exists_ok and code == _TOPIC_EXISTS):  # another node was quicker
+                if code and not (exists_ok and code == _TOPIC_EXISTS):  # another node was faster
                     raise _failed(code, f"topic {name} cannot be made: {text or ''}".rstrip(" :"))
 
         await self._patiently(f"topic {name}", ask)
@@ -430,14 +469,14 @@ class TopicAdmin:
         logger.info("topic %s is made: %d partitions, %d copies", name, partitions, copies)
 
     async def _known(self, name: str, partitions: int) -> None:
-        """Raises: KafkaLost while a broker that is asked does not know all of it."""
+        """Check that the broker knows all partitions. Raises KafkaDisconnected if not."""
         for each in await self._listed([name]):
             if len([part for part in each["partitions"] if part["leader"] >= 0]) >= partitions:
                 return
         raise KafkaDisconnected(f"topic {name} is not known everywhere yet")
 
     async def grow(self, name: str, partitions: int) -> None:
-        """That topic has so many partitions at least. Raises: KafkaRefused; KafkaLost."""
+        """Grow a topic to at least `partitions`. Raises KafkaRefused, KafkaDisconnected."""
         from aiokafka.admin import NewPartitions
         from aiokafka.errors import InvalidPartitionsError
 
@@ -446,7 +485,7 @@ class TopicAdmin:
             try:
                 await admin.create_partitions({name: NewPartitions(partitions)}, timeout_ms=_REQUEST_TIMEOUT_MS)
             except InvalidPartitionsError:
-                # It has as many already, by a try before that was not answered; or never can.
+                # An earlier try without an answer has grown it, or it can never grow.
                 if not any(len(each["partitions"]) >= partitions for each in await self._listed([name])):
                     raise
 
@@ -454,8 +493,17 @@ class TopicAdmin:
         await self._patiently(f"topic {name}", lambda: self._known(name, partitions))
 
     async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Frees what stands before those offsets. before: partition -> offset, -1: its end. Returns the first offset
-        that each still has. Raises: KafkaRefused; KafkaLost.
+        """Delete the records below these offsets.
+
+        Args:
+            before: Partition -> offset; -1: the end of the partition.
+
+        Returns:
+            Partition -> first offset that still exists.
+
+        Raises:
+            KafkaRefused: Kafka refuses the request.
+            KafkaDisconnected: Kafka was away for too long.
         """
         freed: dict[int, int] = {}
         left = sorted(before.items())
@@ -469,7 +517,7 @@ class TopicAdmin:
         return freed
 
     async def _delete_records(self, name: str, before: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """aiokafka's own `delete_records` lists all of Kafka's partitions first, to find who leads these."""
+        """Delete records by our own request: aiokafka's `delete_records` lists all of Kafka's partitions first."""
         from aiokafka.protocol.admin import DeleteRecordsRequest
 
         leaders = {
@@ -493,7 +541,7 @@ class TopicAdmin:
         return freed
 
     async def delete(self, name: str) -> None:
-        """That topic goes, where there is one. Raises: KafkaRefused; KafkaLost."""
+        """Delete a topic, if it exists. Raises KafkaRefused, KafkaDisconnected."""
 
         async def ask() -> None:
             admin = await self._client()
@@ -505,7 +553,9 @@ class TopicAdmin:
         await self._patiently(f"topic {name}", ask)
 
     async def ask_coordinator(self, group: str, request: Any) -> int:
-        """Ask the coordinator of that group. Return the code of its answer. Raises: KafkaRefused; KafkaLost."""
+        """Send a request to the coordinator of a group. Return the code of its answer. Raises KafkaRefused,
+        KafkaDisconnected.
+        """
         from aiokafka.client import ConnectionGroup, CoordinationType
 
         async def ask() -> int:
@@ -515,7 +565,7 @@ class TopicAdmin:
 
         return await self._patiently(f"group {group}", ask)
 
-    # -- the client
+    # -- client
 
     async def _client(self) -> AIOKafkaAdminClient:
         from aiokafka.admin import AIOKafkaAdminClient
@@ -534,8 +584,9 @@ class TopicAdmin:
             return self._admin
 
     async def _look(self) -> None:
-        """One of the named brokers answers, by a connection of our own: it says why it cannot be used, where aiokafka
-        says that there is none. Raises: KafkaUnfit; OSError.
+        """Connect once to one of the named brokers, to get the reason of a failure: aiokafka gives none.
+
+        Raises: KafkaIncompatible, OSError.
         """
         last: OSError = KafkaDisconnected("no broker is named")
         for host, port in self.options.access.addresses:
@@ -549,7 +600,9 @@ class TopicAdmin:
         raise last
 
     async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` answers, which is asked again while Kafka is away. Raises: KafkaLost; KafkaRefused; KafkaUnfit."""
+        """Call `ask`, again and again while Kafka is away. Raises KafkaDisconnected, KafkaRefused,
+        KafkaIncompatible.
+        """
         from aiokafka.errors import BrokerResponseError, KafkaError
 
         pause = _PAUSE_S
@@ -563,10 +616,10 @@ class TopicAdmin:
                         if error.errno not in _KNOWN_LATER:
                             raise KafkaRefused(f"{what}: {code_of(error.errno).name} {error}") from error
                         last = error
-                    except (KafkaError, OSError) as error:  # TimeoutError is one
+                    except (KafkaError, OSError) as error:  # TimeoutError is an OSError
                         last = error
                         if not isinstance(error, KafkaDisconnected):
-                            await self.close()  # a new client asks the named brokers anew
+                            await self.close()  # a new client asks the named brokers again
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _PAUSE_S_MAX)
         except TimeoutError:
@@ -576,6 +629,6 @@ class TopicAdmin:
 
 
 def _failed(code: int, what: str) -> Exception:
-    """What an answer with that code is: asked again, or the end of it."""
+    """Return the exception for an error code: KafkaDisconnected if a retry may help, else KafkaRefused."""
     name = code_of(code).name
     return KafkaDisconnected(f"{what}: {name}") if code in _KNOWN_LATER else KafkaRefused(f"{what}: {name}")

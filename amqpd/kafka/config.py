@@ -1,6 +1,6 @@
-"""How Kafka is reached: addresses, TLS and SASL, once, for connections of our own and for aiokafka's.
+"""Access to Kafka: addresses, TLS and SASL, for our connections and for aiokafka's clients.
 
-Nothing here imports aiokafka: `aiokafka_options` is what its clients are made with.
+This module does not import aiokafka.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ if TYPE_CHECKING:
 
 
 class InvalidKafkaConfig(ValueError):
-    """The settings do not go together; the text says which and why."""
+    """The settings do not fit together; the text says which and why."""
 
 
 @dataclass(frozen=True)
 class KafkaAccess:
-    """kafka: `host:port` of some brokers, from which the others are learnt. tls: inside TLS; ca_file: whose
-    certificates are believed, "": the machine's; cert_file, key_file: of ours, where the brokers ask for one.
-    sasl_mechanism: "" for none. outages: where each connection reports that it failed, or answers.
+    """Access to one Kafka cluster.
+
+    Attributes:
+        kafka: `host:port` of some brokers; they name the other ones.
+        ca_file: CA certificates to trust; "": those of the machine.
+        cert_file: Our certificate, if the brokers ask for one.
+        key_file: The key of our certificate.
+        sasl_mechanism: "" for none.
+        outages: Each connection reports its failures and recoveries here.
     """
 
     kafka: tuple[str, ...]
@@ -54,12 +60,13 @@ class KafkaAccess:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Host and port of each."""
+        """Return host and port of each named broker."""
         return [split(address) for address in self.kafka]
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For a connection to a broker, whose name is checked; None: without TLS. Reads files: a loop has it done by a
-        thread. Raises: BadAccess.
+        """Return the TLS context, which checks the broker's name; None without TLS.
+
+        It reads files: call it in a thread. Raises InvalidKafkaConfig.
         """
         if not self.tls:
             return None
@@ -69,8 +76,9 @@ class KafkaAccess:
             raise InvalidKafkaConfig(str(error)) from error
 
     def aiokafka_options(self) -> dict[str, Any]:
-        """What aiokafka's clients (admin, consumer) take to reach the same brokers in the same way. Reads files, as
-        `ssl_context`. Raises: BadAccess.
+        """Return the options of aiokafka's clients (admin, consumer) for this access. Reads files as `ssl_context`.
+
+        Raises: InvalidKafkaConfig.
         """
         options: dict[str, Any] = {
             "bootstrap_servers": list(self.kafka),
@@ -86,7 +94,7 @@ class KafkaAccess:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[host]:port`. Raises: BadAccess."""
+    """Return host and port of `host:port` or `[host]:port`. Raises InvalidKafkaConfig."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:

@@ -1,16 +1,16 @@
-"""A connection to one broker of Kafka: opened, agreed on, then requests out and answers in, without waiting between.
+"""Connections to Kafka brokers: requests out, answers in, without waiting in between.
 
-`open_connection` does all that comes first: TCP, TLS, ApiVersions (a broker that lacks what is spoken here is refused
-with the list), SASL. Behind that `send` writes a request and names who is told its answer; `ask` waits for it. Answers
-come in order (peer_link.py). Whoever waits when the connection ends is told None: what was asked may have been done or
-not.
+`open_connection` makes a connection ready: TCP, TLS, ApiVersions, SASL. A broker that lacks a needed version is
+refused with a list of what it lacks. Then `send` writes a request and calls back with its answer; `ask` waits for
+the answer. Answers arrive in order (correlation.py). When the connection ends, each unanswered request gets None:
+its outcome is unknown.
 
-A connection ends at the first thing that is wrong with it: an answer that is none, one that does not come within
-`answer_timeout_s`, an error of the socket. It is not opened again: that is for who uses it.
+A connection ends at the first error: a wrong answer, no answer within `answer_timeout_s`, or an error of the
+socket. Its user opens a new one.
 
-A broker that hangs (a stopped process, a dead disk) keeps its connections open. Kafka elects other leaders after some
-10 s, long before `answer_timeout_s`. So `on_silent` is called when an answer is SILENT_S late, and each SILENT_AGAIN_S
-from then on: the user of the connection asks other brokers, and aborts it where leadership has moved.
+A broker that hangs (a stopped process, a dead disk) keeps its connections open, and Kafka elects other leaders
+after some 10 s. So `on_silent` is called when an answer is SILENT_S late, then each SILENT_AGAIN_S. The user of the
+connection asks other brokers for the leaders, and aborts it if they have moved.
 """
 
 from __future__ import annotations
@@ -41,30 +41,38 @@ ANSWER_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
 SILENT_S: Final = 3.0
 SILENT_AGAIN_S: Final = 1.0
-"""See above. A healthy broker answers a Fetch within the 500 ms that it may wait; a Produce request may take longer
-while a replica hangs.
+"""Intervals of `on_silent`. A healthy broker answers a Fetch within 500 ms, its longest wait. A Produce request may
+take longer while a replica hangs.
 """
 ANSWER_SIZE_MAX: Final = 64 << 20
-"""Bytes of an answer. A Fetch names less; no other comes near it."""
+"""Largest answer in bytes. A Fetch asks for less; all other answers are much smaller."""
 
 _SOFTWARE: Final = b"amqpd"
 _SASL_STEPS_MAX: Final = 5
-_LIFETIME_SHARE: Final = 0.85  # of what a login is good for (`connections.max.reauth.ms`): then a new connection
+# share of a login's lifetime (`connections.max.reauth.ms`) after which the connection ends
+_LIFETIME_SHARE: Final = 0.85
 
 Done = Callable[[bytes | None], None]
 OnSilent = Callable[["KafkaConnection"], None]
 
 
 class KafkaDisconnected(ConnectionError):
-    """The connection ended before the answer came: what was asked may have been done or not."""
+    """The connection ended before the answer arrived: the outcome of the request is unknown."""
 
 
 class KafkaIncompatible(Exception):
-    """The broker cannot be used, and trying again does not help: the text says why."""
+    """The broker cannot be used, and a retry does not help; the text says why."""
 
 
 class KafkaConnection(asyncio.Protocol):
-    """One open connection. lost: it ended. blocked: the socket takes nothing more just now."""
+    """One open connection to a broker.
+
+    Attributes:
+        lost: The connection has ended.
+        blocked: The socket takes no more data at the moment.
+        on_lost: Called when the connection ends.
+        on_writable: Called when the socket takes data again.
+    """
 
     def __init__(
         self, access: KafkaAccess, name: str, answer_timeout_s: float, on_silent: OnSilent | None = None
@@ -88,13 +96,18 @@ class KafkaConnection(asyncio.Protocol):
 
     @property
     def unanswered(self) -> int:
-        """Requests that wait for an answer."""
+        """Return the number of requests without an answer."""
         return len(self._waiting)
 
     # -- requests
 
     def send(self, make: Callable[[int], list[bytes]], done: Done) -> None:
-        """Writes a request. make: its parts, from a correlation id. done: called once, with the answer or None."""
+        """Write a request.
+
+        Args:
+            make: Returns the parts of the request for a correlation id.
+            done: Called once, with the answer, or with None when the connection has ended.
+        """
         if self.lost or self._transport is None:
             done(None)
             return
@@ -105,7 +118,7 @@ class KafkaConnection(asyncio.Protocol):
         self._transport.writelines(parts)
 
     async def ask(self, make: Callable[[int], bytes]) -> bytes:
-        """One request, and its answer. Raises: KafkaLost."""
+        """Send a request and return its answer. Raises KafkaDisconnected."""
         answered: asyncio.Future[bytes | None] = self._loop.create_future()
 
         def done(data: bytes | None) -> None:
@@ -119,7 +132,7 @@ class KafkaConnection(asyncio.Protocol):
         return data
 
     def _look(self) -> None:
-        """End the connection when the oldest request waits too long, report a silent broker, or look again later."""
+        """Check the oldest request: end the connection, report a silent broker, or check again later."""
         self._watch = None
         if not self._waiting:
             return
@@ -137,13 +150,13 @@ class KafkaConnection(asyncio.Protocol):
     # -- its end
 
     def abort(self, why: str) -> None:
-        """Ends it now."""
+        """End the connection now and report the failure."""
         if not self.lost:
             self._outages.failed(self.name, why)
             self._end()
 
     def ends_in(self, seconds: float) -> None:
-        """Ends it then, before the broker does: its login is over."""
+        """End the connection after some seconds, before the broker does because the login has expired."""
         self._life = self._loop.call_later(seconds, self._end_login)
 
     def _end_login(self) -> None:
@@ -151,7 +164,7 @@ class KafkaConnection(asyncio.Protocol):
         self._end()
 
     async def close(self) -> None:
-        """Ends it, and waits until the socket is closed."""
+        """End the connection and wait until the socket is closed."""
         self._end()
         await self._closed
 
@@ -177,7 +190,7 @@ class KafkaConnection(asyncio.Protocol):
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass of asyncio's
         if self.lost:
             self._transport.abort()
 
@@ -190,7 +203,7 @@ class KafkaConnection(asyncio.Protocol):
             self.abort(str(error))
             return
         for answer in answers:
-            if not self._waiting:  # an answer before has ended the connection
+            if not self._waiting:  # an earlier answer has ended the connection
                 return
             done, _ = self._waiting.popleft()
             try:
@@ -221,10 +234,14 @@ async def open_connection(
     answer_timeout_s: float = ANSWER_TIMEOUT_S,
     on_silent: OnSilent | None = None,
 ) -> KafkaConnection:
-    """A connection to the broker at that address, ready for requests. Failures are reported to `access.outages`.
+    """Open a connection to a broker and make it ready for requests. Failures are reported to `access.outages`.
 
-    on_silent: called while an answer is late, also before the connection is ready; it may abort the connection.
-    Raises: OSError when it does not answer (KafkaLost: it left in the middle); KafkaUnfit.
+    Args:
+        on_silent: Called while an answer is late, also before the connection is ready. It may abort the connection.
+
+    Raises:
+        OSError: The broker does not answer; KafkaDisconnected if it closed the connection.
+        KafkaIncompatible: The broker cannot be used.
     """
     name = f"{host}:{port}"
     try:
@@ -239,12 +256,12 @@ async def open_connection(
 async def _open(
     access: KafkaAccess, host: str, port: int, name: str, answer_timeout_s: float, on_silent: OnSilent | None
 ) -> KafkaConnection:
-    """Raises: as `open_connection`."""
+    """Open the connection without reporting. Raises as `open_connection`."""
     loop = asyncio.get_running_loop()
     try:
-        # Files are read off the loop; without TLS there is no thread.
+        # Files are read in a thread; without TLS there is none.
         context = await asyncio.to_thread(access.ssl_context) if access.tls else None
-    except InvalidKafkaConfig as error:  # files that were there at the start
+    except InvalidKafkaConfig as error:  # the files were right at the start
         raise KafkaIncompatible(f"{name}: {error}") from error
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -270,7 +287,7 @@ async def _open(
 
 
 async def _agree(connection: KafkaConnection, access: KafkaAccess) -> None:
-    """ApiVersions and SASL. Raises: KafkaLost, KafkaUnfit, BadAnswer."""
+    """Exchange ApiVersions, then log in. Raises KafkaDisconnected, KafkaIncompatible or BadAnswer."""
     client_id = connection.client_id
     data = await connection.ask(lambda number: encode_api_versions(number, client_id, _SOFTWARE, b"0"))
     code, versions = decode_api_versions(data)
@@ -300,7 +317,7 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
         if answer.code:
             raise KafkaIncompatible(f"{connection.name}: {code_of(answer.code).name}: {answer.text}")
         try:
-            message = await asyncio.to_thread(talk.reply, answer.message)  # SCRAM's key: milliseconds of a processor
+            message = await asyncio.to_thread(talk.reply, answer.message)  # SCRAM's key costs milliseconds of CPU
         except NotProved as error:
             raise KafkaIncompatible(f"{connection.name}: {error}") from error
     if not talk.done:

@@ -1,17 +1,17 @@
-"""Record batches out of Kafka: a part of a partition from its start to its end, or a partition as it grows.
+"""Readers of Kafka's record batches: a range of offsets of a partition, or partitions as they grow.
 
-    reader.read(topic, number, start, end)    whole batches, their checksums right, in order, until `end` is reached
-    follower.follow(topic, number, start)     the same without end: a callback gets each batch
+    reader.read(topic, number, start, end)    whole, checked batches in order, until `end`
+    follower.follow(topic, number, start)     the same without end; a callback gets each batch
 
-Both go on over whatever passes: connections that end, other leaders, brokers that are away. Each batch comes once, and
-a batch's offsets are never below those of the one before; between batches offsets may be missing (compaction takes
-records, `DeleteRecords` whole ones). The first batch may begin below `start`, the last one may end behind `end`: a
-batch is not cut. One of which compaction has left nothing but the header is passed over.
+Both survive lost connections, changes of leaders, and brokers that are away. Each batch is returned once, in the
+order of offsets. Offsets may be missing: compaction deletes records, `DeleteRecords` deletes batches. Batches are
+not cut, so the first may begin below `start` and the last may end behind `end`. Batches that compaction left
+without records are skipped.
 
-`read` gives up: nothing new for `timeout_s` is KafkaLost, and a partition that may not be read is KafkaRefused. A
-follower goes on for ever, and says what is in its way in the log.
+`read` raises KafkaDisconnected after `timeout_s` without anything new, and KafkaRefused if the partition may not be
+read. A follower never ends by itself and logs its errors.
 
-Nobody holds the loop: behind SLICE_S of work, the caller's own between two batches included, the loop has its turn.
+Both yield to the event loop after SLICE_S of work, the caller's work between two batches included.
 """
 
 from __future__ import annotations
@@ -45,24 +45,29 @@ from amqpd.storage.log.batch import BatchHeader
 logger = logging.getLogger(__name__)
 
 READ_SIZE_MAX: Final = 4 << 20
-"""Bytes of one answer to `read`; one batch comes in any case."""
+"""Size of one answer to `read`. Kafka sends one batch even if it is larger."""
 FOLLOW_SIZE_MAX: Final = 8 << 20
 FOLLOW_PARTITION_SIZE_MAX: Final = 1 << 20
-"""Bytes of one answer to a follower, and of one partition in it."""
+"""Size of one answer to a follower, and of one partition in it."""
 FOLLOW_WAIT_MS: Final = 500
-"""For how long Kafka holds a follower's request that has nothing to bring."""
+"""Time that Kafka waits for new records before it answers a follower."""
 TIMEOUT_S: Final = 30.0
 SLICE_S: Final = 0.003
 _OUT_OF_RANGE: Final = 1
 
 
 class KafkaReader:
-    """Reads partitions, one request at a time each. Loop thread only; `close` it."""
+    """Reads ranges of offsets, with one request at a time for each. Used on the event loop. Call `close` at the end."""
 
     def __init__(
         self, access: KafkaAccess, timeout_s: float = TIMEOUT_S, brokers: PartitionLeaders | None = None
     ) -> None:
-        """timeout_s: for how long nothing may come. brokers: shared with others, who close it."""
+        """Create a reader.
+
+        Args:
+            timeout_s: Time without anything new after which a read fails.
+            brokers: Shared with other readers; their owner closes it.
+        """
         self._own = brokers is None
         self.brokers = brokers if brokers is not None else PartitionLeaders(access)
         self._timeout_s = timeout_s
@@ -70,11 +75,14 @@ class KafkaReader:
         self._loop = asyncio.get_running_loop()
 
     async def read(self, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
-        """The batches that hold offsets from `start` to before `end`, which are or will be in Kafka. Where the log has
-        lost its front, from there.
+        """Yield the batches with offsets from `start` to before `end`. If the log's front was deleted, begin behind
+        it.
 
-        Cost: a request for each READ_SIZE_MAX bytes. Raises: KafkaLost, nothing came for `timeout_s`, though the end is
-        not reached; KafkaRefused, the partition may not be read.
+        Cost: a request for each READ_SIZE_MAX bytes.
+
+        Raises:
+            KafkaDisconnected: Nothing new for `timeout_s`, and `end` is not reached.
+            KafkaRefused: The partition may not be read.
         """
         offset = start
         patience = Backoff(self._timeout_s)
@@ -106,9 +114,10 @@ class KafkaReader:
                     await slices.rest()
 
     async def offsets(self, topic: str, numbers: Iterable[int], when: int = LATEST) -> dict[int, int]:
-        """Where these partitions end (below that all in-sync replicas have everything), or begin (EARLIEST).
+        """Return the high watermark of each partition, or its first offset (EARLIEST).
 
-        Cost: a request for each broker that leads one. Raises: KafkaLost, KafkaRefused.
+        Cost: a request for each broker that leads one.
+        Raises: KafkaDisconnected, KafkaRefused.
         """
         left = set(numbers)
         found: dict[int, int] = {}
@@ -138,14 +147,14 @@ class KafkaReader:
         return found
 
     async def _offsets(self, topic: str, leader: int, numbers: list[int], when: int) -> list[tuple[int, int, int]]:
-        """(number, code, offset) of each. Raises: OSError, KafkaUnfit, BadAnswer."""
+        """Ask one broker. Return (partition, code, offset) of each. Raises OSError, KafkaIncompatible, BadAnswer."""
         connection = await self.brokers.connection(leader)
         name = topic.encode()
         data = await connection.ask(lambda n: encode_list_offsets(n, connection.client_id, name, numbers, when))
         return [(int(each.partition), int(each.code), int(each.offset)) for each in decode_list_offsets(data)]
 
     async def _fetch(self, topic: str, number: int, offset: int) -> Fetched:
-        """One answer. Raises: OSError, KafkaUnfit, BadAnswer; KafkaRefused."""
+        """Fetch once. Raises OSError, KafkaIncompatible, BadAnswer, KafkaRefused."""
         leader = await self.brokers.leader(topic, number)
         place = FetchPlace(topic.encode(), number, offset, READ_SIZE_MAX)
         try:
@@ -161,7 +170,7 @@ class KafkaReader:
             raise
 
     async def _refused(self, found: Fetched, offset: int, patience: Backoff) -> int:
-        """An answer without records: where to go on. Raises: KafkaLost, KafkaRefused."""
+        """Handle an error code and return the offset to continue from. Raises KafkaDisconnected, KafkaRefused."""
         topic, number = found.topic.decode(), int(found.partition)
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
@@ -176,13 +185,13 @@ class KafkaReader:
         return offset
 
     async def close(self) -> None:
-        """Ends it: whoever still reads gets KafkaLost."""
+        """Close the connections; running reads raise KafkaDisconnected."""
         if self._own:
             await self.brokers.close()
 
 
 async def read(access: KafkaAccess, topic: str, number: int, start: int, end: int) -> AsyncIterator[bytes]:
-    """As `KafkaReader.read`, with a reader for this alone."""
+    """Yield batches as `KafkaReader.read`, with a new reader."""
     reader = KafkaReader(access)
     try:
         async for batch in reader.read(topic, number, start, end):
@@ -192,7 +201,11 @@ async def read(access: KafkaAccess, topic: str, number: int, start: int, end: in
 
 
 class FollowedPartition:
-    """A partition that is followed; its `TopicFollower` alone writes here. next_offset: all below it has been taken."""
+    """A partition that a `TopicFollower` follows.
+
+    Attributes:
+        next_offset: The callback has got all lower offsets.
+    """
 
     def __init__(self, topic: str, number: int, start: int) -> None:
         self.topic = topic
@@ -202,7 +215,7 @@ class FollowedPartition:
         self.waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def advance(self, offset: int) -> None:
-        """Everything below has been taken."""
+        """Set `next_offset` and wake the tasks that wait for it."""
         self.next_offset = max(self.next_offset, offset)
         for each in self.waiting[:]:
             if each[0] <= self.next_offset:
@@ -215,11 +228,16 @@ Take = Callable[[FollowedPartition, bytes], Awaitable[None]]
 
 
 class TopicFollower:
-    """Follows partitions as they grow: a request to each broker that leads some, which Kafka holds until there is
-    something. Cost: two requests a second and broker where nothing happens.
+    """Follows partitions as they grow, with a request at a time to each broker that leads some of them.
 
-    take: gets each batch, in the order of its partition, and is awaited. Raising ends the follower: `failed` has it,
-    and on_failed is told: who follows knows nothing new from there on. Loop thread only; `close` it.
+    Kafka answers when there is something new. Cost: two requests a second and broker if nothing happens.
+
+    Used on the event loop. Call `close` at the end.
+
+    Args:
+        take: Gets each batch in the order of its partition, and is awaited. An exception ends the follower and is
+            kept in `failed`.
+        on_failed: Called with that exception.
     """
 
     def __init__(
@@ -231,7 +249,7 @@ class TopicFollower:
         self._reader = KafkaReader(access, brokers=self._brokers)
         self._followed: list[FollowedPartition] = []
         self._serving: dict[int, asyncio.Task[None]] = {}
-        self._pauses: dict[int, float] = {}  # of brokers that could not be asked, before the next try
+        self._pauses: dict[int, float] = {}  # pause before the next try, by broker
         self._arranging: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._slices = _TimeSlice()
@@ -241,19 +259,19 @@ class TopicFollower:
         self._name = "the topics that are followed"
 
     def follow(self, topic: str, number: int, start: int = 0) -> FollowedPartition:
-        """From that offset on; a log that has lost its front from where it begins."""
+        """Follow a partition from `start`. If the log's front was deleted, begin behind it."""
         followed = FollowedPartition(topic, number, start)
         self._followed.append(followed)
         self._arrange()
         return followed
 
     def leave(self, followed: FollowedPartition) -> None:
-        """Nothing of it is taken any more, but for a batch that is being taken now."""
+        """Stop following. A batch that the callback is processing now is completed."""
         self._followed.remove(followed)
         self._end([followed], KafkaDisconnected("not followed any more"))
 
     async def reached(self, followed: FollowedPartition, offset: int) -> None:
-        """Waits until everything below `offset` has been taken. Raises: KafkaLost when it never will be."""
+        """Wait until the callback has got all offsets below `offset`. Raises KafkaDisconnected if it never will."""
         if self._closed:
             raise KafkaDisconnected("not followed any more") from self.failed
         if followed.next_offset < offset:
@@ -262,7 +280,7 @@ class TopicFollower:
             await future
 
     async def caught_up(self, followed: Iterable[FollowedPartition]) -> None:
-        """Waits until all that Kafka has now has been taken. Raises: KafkaLost, KafkaRefused."""
+        """Wait until the callback has got everything that Kafka has now. Raises KafkaDisconnected, KafkaRefused."""
         by_topic: dict[str, list[FollowedPartition]] = {}
         for each in followed:
             by_topic.setdefault(each.topic, []).append(each)
@@ -272,7 +290,7 @@ class TopicFollower:
                 await self.reached(each, ends[each.number])
 
     async def close(self) -> None:
-        """Ends it; whoever waits gets KafkaLost."""
+        """Stop; waiting tasks get KafkaDisconnected."""
         self._closed = True
         self._end(self._followed, KafkaDisconnected("not followed any more"))
         tasks = [*self._serving.values(), *([self._arranging] if self._arranging is not None else [])]
@@ -290,19 +308,19 @@ class TopicFollower:
                 if not future.done():
                     future.set_exception(error)
 
-    # -- who leads what
+    # -- leaders
 
     def _arrange(self) -> None:
         if self._arranging is None and not self._closed:
             self._arranging = self._loop.create_task(self._lead())
 
     async def _lead(self) -> None:
-        """Finds a leader for each that has none, and somebody who serves each leader."""
+        """Find a leader for each partition that has none, and start a task for each leader."""
         pause = PAUSE_S
         try:
             while True:
                 left = [each for each in self._followed if each.leader < 0]
-                asked = (self._brokers.leader(each.topic, each.number) for each in left)  # by one request
+                asked = (self._brokers.leader(each.topic, each.number) for each in left)  # all with one request
                 why: object = ""
                 for each, leader in zip(left, await asyncio.gather(*asked, return_exceptions=True), strict=True):
                     if isinstance(leader, int):
@@ -331,7 +349,7 @@ class TopicFollower:
     # -- one broker
 
     async def _serve(self, leader: int) -> None:
-        """Reads what that broker leads, until it leads nothing of it or the connection ends."""
+        """Read the partitions that this broker leads, until it leads none or the connection ends."""
         connection: KafkaConnection | None = None
         try:
             connection = await self._brokers.open(leader)
@@ -356,13 +374,13 @@ class TopicFollower:
             self._arrange()
 
     async def _pause(self, leader: int) -> None:
-        """Before it is asked again."""
+        """Wait before the next try; the pause doubles each time."""
         pause = self._pauses.get(leader, PAUSE_S)
         self._pauses[leader] = min(2 * pause, PAUSE_S_MAX)
         await asyncio.sleep(pause)
 
     def _fail(self, error: BaseException) -> None:
-        """A batch was not taken: what comes behind it must not be, either."""
+        """End the follower because the callback has failed: later batches must not be processed."""
         if self._closed:
             return
         self.failed = error
@@ -372,7 +390,7 @@ class TopicFollower:
         self._on_failed(error)
 
     async def _round(self, leader: int, connection: KafkaConnection) -> bool:
-        """One request, and what it brings is taken. Returns whether that broker leads anything."""
+        """Send one request and process its answer. Return whether the broker leads any partition."""
         led = sorted((each for each in self._followed if each.leader == leader), key=lambda each: each.topic)
         if not led:
             return False
@@ -391,7 +409,8 @@ class TopicFollower:
             if found.code:
                 await self._stray(followed, found)
             elif found.end > found.start:
-                # Those that had something go behind the others, of whom a full answer may have nothing.
+                # Partitions with records move to the end of the next request: a full answer may leave out the last
+                # ones.
                 self._followed.remove(followed)
                 self._followed.append(followed)
                 await self._give(followed, found.batches())
@@ -414,7 +433,7 @@ class TopicFollower:
                 return
 
     async def _stray(self, followed: FollowedPartition, found: Fetched) -> None:
-        """An answer without records."""
+        """Handle an error code of one partition."""
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
             first = (await self._reader.offsets(followed.topic, [followed.number], EARLIEST))[followed.number]
@@ -436,23 +455,23 @@ class TopicFollower:
 
 
 class _NotTaken(Exception):
-    """The callback has failed."""
+    """The callback has raised an exception."""
 
 
 class Backoff:
-    """How long nothing may come."""
+    """Growing pauses between tries, with a time limit."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self.renew()
 
     def renew(self) -> None:
-        """Something has come."""
+        """Start again: something new has arrived."""
         self._until = time.monotonic() + self._timeout_s
         self._pause = PAUSE_S / 8
 
     async def rest(self, why: str) -> None:
-        """Before another try. Raises: KafkaLost when there is to be none."""
+        """Wait before another try. Raises KafkaDisconnected if the time is up."""
         if time.monotonic() + self._pause > self._until:
             raise KafkaDisconnected(f"{why} (for {self._timeout_s:g} s)")
         await asyncio.sleep(self._pause)
@@ -460,7 +479,7 @@ class Backoff:
 
 
 class _TimeSlice:
-    """Lets the loop have its turn."""
+    """The time after which a reader yields to the event loop."""
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + SLICE_S
@@ -485,7 +504,7 @@ def _encode(
 
 
 def _only(data: bytes) -> Fetched:
-    """The one partition of an answer. Raises: BadAnswer."""
+    """Return the only partition of an answer. Raises BadAnswer."""
     code, found = decode_fetch(data)
     if code:
         raise BadAnswer(f"Fetch is answered with {code_of(code).name}")

@@ -1,8 +1,8 @@
-"""One connection to a Kafka broker, without the socket: bytes to answers, each held against what was asked.
+"""Requests and answers of one connection to a Kafka broker, without the socket.
 
-A broker answers in the order in which it was asked, and repeats the correlation id. Anything else (an answer nobody
-asked for, another id, a length below that of an id or above `answer_size_max`) is BadAnswer, and ends the connection:
-what was asked then has no known outcome.
+A broker answers in the order of the requests and repeats their correlation ids. Any deviation raises BadAnswer: an
+answer without a request, another id, a length below that of an id or above `answer_size_max`. The connection must
+end then, and the outcome of its unanswered requests is unknown.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from amqpd.kafka.requests import CORRELATION_MAX
 from amqpd.kafka.wire import BadAnswer
 
 _LENGTH_SIZE: Final[i64] = 4
-_LEAST: Final[i64] = 4  # a correlation id
+_LEAST: Final[i64] = 4  # the length of a correlation id
 
 
 @final
 class Correlator:
-    """What one connection waits for. answer_size_max: bytes of an answer; the connection ends at a larger one."""
+    """The unanswered requests of one connection, and its partial answer.
+
+    Args:
+        answer_size_max: The largest answer in bytes; a larger one raises BadAnswer.
+    """
 
     def __init__(self, answer_size_max: i64) -> None:
         self.answer_size_max: i64 = answer_size_max
@@ -30,22 +34,26 @@ class Correlator:
         self._next_id: i64 = 0
         self._parts: list[bytes] = []
         self._held: i64 = 0  # bytes in `_parts`
-        self._wanted: i64 = _LENGTH_SIZE  # bytes until there is something to look at
+        self._wanted: i64 = _LENGTH_SIZE  # bytes that complete the length, or the next answer
 
     @property
     def unanswered(self) -> i64:
-        """Requests that wait for an answer."""
+        """Return the number of requests without an answer."""
         return len(self._asked)
 
     def ask(self) -> i64:
-        """The correlation id of a request that goes out now."""
+        """Return the correlation id for the next request, which is sent now."""
         number: i64 = self._next_id
         self._next_id = 0 if number == CORRELATION_MAX else number + 1
         self._asked.append(number)
         return number
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The answers that end in `data`, in order, without their lengths. Cost: one copy. Raises: BadAnswer."""
+        """Add received bytes; return the answers that are now complete, in order, without their lengths.
+
+        Cost: one copy.
+        Raises: BadAnswer.
+        """
         self._parts.append(data)
         self._held += len(data)
         answers: list[bytes] = []

@@ -1,27 +1,25 @@
-"""Who is there, and which slots this node is to have: Kafka's consumer group protocol, by aiokafka's coordinator.
+"""Membership of this node in the cluster's consumer group, and the assignment of slots to nodes.
 
-The group is `amqpd.<cluster>` over the partitions of `settled`; nothing is consumed. Each member says at every joining
-what it has (`assignment.Member`, as JSON in the user data), the leader assigns by `assignment.assign`, and everybody is
-told through `assigned`. Rebalances are eager, and what is being served goes on being served meanwhile: only an
-assignment that leaves a slot out ends that.
+Membership: the group is `amqpd.<cluster>` over the partitions of `settled`; no records are consumed. At each join a
+node sends a `Member` (JSON in the user data of the protocol). The group's leader assigns slots with `assign`, and
+`GroupMembership.assigned` is called with the result. Rebalances are eager, but a node serves its slots meanwhile;
+it stops only if the new assignment leaves a slot out.
 
-A node that leaves says so (`leave`), and the others have its slots within a second; one that is killed is missed after
-the session time-out. aiokafka lets a member go that is not polled for `max_poll_interval_ms`: `_each_second` polls.
+A node that leaves says so (`leave`), and other nodes get its slots within a second. Kafka removes a killed node
+after the session time-out. aiokafka removes a member that is not polled for `max_poll_interval_ms`; `_each_second`
+polls. An assignment is only a hint: before a node takes a slot, it asks the group whether it is still a member
+(`known`).
 
-An assignment is a hint. Before a slot is taken the member makes sure that the group still knows it (`known`).
+Assignment: `assign` is a pure function of the members, their slots and the wishes. A wrong assignment only costs
+time, because Kafka's epochs keep two nodes from writing to one slot. It moves few slots:
 
-Which node has which slot: a pure function of who is there, what they have, and what was wished.
+- A slot with connections stays, unless its node drains or a wish moves it (`amqpctl move_vhost`, `rebalance`).
+  Other slots move freely, but only as many as an even distribution needs.
+- A slot that a node has is never given to another one directly. It is left out, so its node gives it up and asks
+  for another rebalance. There the slot is free and is given out.
 
-The leader of the group asks it at each rebalance (group.py). A wrong answer costs time only: what keeps two nodes
-from writing to one slot is Kafka's epochs. So it is made to move little:
-
-- A slot with connections stays where it is, unless its node drains or a wish (`amqpctl move_vhost`, `rebalance`) says
-  so. The others move freely, and no more of them than it takes to even the nodes out.
-- A slot that somebody has is never given to another: it is left out, its node gives it up and asks for another round,
-  in which nobody has it. What nobody has is given out at once.
-
-A node that does not belong to the cluster gets no slot and is told why (`refusals`): its cluster.secret is another, or
-its name is that of a node which is in the group already.
+A node that does not belong to the cluster gets no slot and a reason (`refusals`): its `cluster.secret` differs, or
+another node in the group has its name.
 """
 
 from __future__ import annotations
@@ -47,11 +45,17 @@ from amqpd.kafka.outages import THE_GROUP
 
 
 class Member(NamedTuple):
-    """What a node says of itself as it joins. held: the slots that it has or is about to take -> the epoch, 0 where it
-    has none yet. busy: those of them that somebody is connected to. draining: it is to have none. address: of its inner
-    port, host:port. fingerprint: of the certificate there, SHA-256 in hex. asked: for how many rounds it has asked;
-    nobody reads it. secret: by which nodes with the same cluster.secret know each other (`preamble.secret_mark`).
-    run: of its process, another one after each start. Nodes of a version before have neither: "".
+    """A node's description of itself, sent at each join.
+
+    Attributes:
+        held: Slots that the node has or is about to take -> epoch; 0 if it has none yet.
+        busy: Those of them with client connections.
+        draining: The node must get no slots.
+        address: `host:port` for other nodes.
+        fingerprint: SHA-256 of the certificate there, in hex.
+        asked: Number of rebalances that the node has asked for. Receivers ignore it.
+        secret: Equal for nodes with the same `cluster.secret` (`preamble.secret_mark`); "" from older versions.
+        run: Id of the process, new at each start; "" from older versions.
     """
 
     node: str
@@ -66,7 +70,7 @@ class Member(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What every node knows of each that is in the group. Fields as above."""
+    """A group member as all nodes know it. The fields are those of `Member`."""
 
     node: str
     address: str
@@ -75,13 +79,13 @@ class Peer(NamedTuple):
 
 
 def encode_member(member: Member) -> bytes:
-    """What a member says of itself."""
+    """Encode a member as JSON."""
     held = {str(slot): epoch for slot, epoch in sorted(member.held.items())}
     return _json({**member._asdict(), "held": held, "busy": sorted(member.busy)})
 
 
 def decode_member(data: bytes) -> Member:
-    """Raises: ValueError where it is none."""
+    """Decode a member. Raises ValueError."""
     said = json.loads(data)
     try:
         held = {int(slot): int(epoch) for slot, epoch in said["held"].items()}
@@ -94,13 +98,13 @@ def decode_member(data: bytes) -> Member:
 
 
 def encode_peers(members: Iterable[Member]) -> bytes:
-    """What the leader tells everybody with an assignment: who is there."""
+    """Encode the list of members that the leader sends with an assignment."""
     peers = [Peer(each.node, each.address, each.fingerprint, each.draining)._asdict() for each in members]
     return _json(sorted(peers, key=lambda each: str(each["node"])))
 
 
 def decode_peers(data: bytes) -> list[Peer]:
-    """Raises: ValueError where it is none."""
+    """Decode the list of members. Raises ValueError."""
     try:
         return [
             Peer(str(each["node"]), str(each["address"]), str(each["fingerprint"]), bool(each["draining"]))
@@ -111,12 +115,12 @@ def decode_peers(data: bytes) -> list[Peer]:
 
 
 def encode_refusal(why: str) -> bytes:
-    """Return what the leader tells a node that does not belong to the cluster, instead of the peers."""
+    """Encode the reason why a node does not belong to the cluster; it is sent instead of the members."""
     return _json({"refused": why})
 
 
 def decode_refusal(data: bytes) -> str:
-    """Return why this node is refused; "" if it is not. Raises: ValueError where it is none of the two."""
+    """Return the reason why this node is refused, or "". Raises ValueError for other data."""
     said = json.loads(data)
     return str(said.get("refused", "")) if isinstance(said, dict) else ""
 
@@ -126,13 +130,14 @@ def _json(value: object) -> bytes:
 
 
 def refusals(slots: int, members: Mapping[str, Member], leader_run: str) -> dict[str, str]:
-    """Return the members that do not belong to the cluster, and the sentence that says why.
+    """Return the members that do not belong to the cluster, each with a reason.
 
-    Of nodes with different secrets those belong to it that serve most slots, else those that are most, else those with
-    the secret of the group's leader. Of two processes with one name the one that serves slots stays.
+    If nodes have different secrets, the group that serves most slots belongs to the cluster. Ties are decided by
+    the number of nodes, then by the secret of the group's leader. If two processes have one name, the one that
+    serves slots stays.
 
     Args:
-        leader_run: the process that assigns.
+        leader_run: The process that assigns.
     """
     holders = _holders(slots, members)
     serving = dict.fromkeys(members, 0)
@@ -175,8 +180,11 @@ def _other_secrets(members: Mapping[str, Member], serving: Mapping[str, int], le
 def assign(
     slots: int, members: Mapping[str, Member], wishes: Mapping[int, str], balance_busy: bool = False
 ) -> dict[str, list[int]]:
-    """Slots by member. wishes: slot -> name of a node; one that is not there, or drains, is passed over.
-    balance_busy: connections do not keep a slot where it is.
+    """Assign slots to members. Return member -> slots.
+
+    Args:
+        wishes: Slot -> name of a node. Wishes for absent or draining nodes are ignored.
+        balance_busy: Slots with connections move, too.
 
     Cost: slots x members; a millisecond for 64 x 10.
     """
@@ -195,7 +203,7 @@ def assign(
 
 
 def _holders(slots: int, members: Mapping[str, Member]) -> dict[int, str]:
-    """Who has each slot; of two who say so, the one with the later epoch."""
+    """Return the holder of each slot. If two members claim a slot, the later epoch wins."""
     found: dict[int, tuple[int, str]] = {}
     for member, said in sorted(members.items()):
         for slot, epoch in said.held.items():
@@ -212,7 +220,7 @@ def _fixed(
     wishes: Mapping[int, str],
     balance_busy: bool,
 ) -> dict[int, str]:
-    """What is wished, and what stays because somebody is connected to it."""
+    """Return the slots with a wish, and those that stay because of their connections."""
     targets: dict[int, str] = {}
     for slot in range(slots):
         wished = by_node.get(wishes.get(slot, ""))
@@ -225,7 +233,7 @@ def _fixed(
 
 
 def _even_out(slots: int, able: list[str], holders: Mapping[int, str], targets: dict[int, str]) -> None:
-    """The other slots, so that the nodes have as many as each other as far as `targets` leaves it open."""
+    """Add the other slots to `targets`, so that the nodes have numbers of slots that are as equal as possible."""
     free = [slot for slot in range(slots) if slot not in targets]
     shares = dict.fromkeys(able, 0)
     for member in targets.values():
@@ -236,7 +244,7 @@ def _even_out(slots: int, able: list[str], holders: Mapping[int, str], targets: 
             had[holders[slot]] += 1
     room = dict.fromkeys(able, 0)
     for _ in free:
-        # Of those with as few as each other, the one that would have to give up more.
+        # Among members with the fewest slots, prefer the one that would give up most.
         least = min(able, key=lambda each: (shares[each], room[each] - had[each], each))
         shares[least] += 1
         room[least] += 1
@@ -257,19 +265,26 @@ def _even_out(slots: int, able: list[str], holders: Mapping[int, str], targets: 
 logger = logging.getLogger(__name__)
 
 NAME: Final = "amqpd-slots"
-"""Of the assignor, in the group protocol: nodes that know different ones do not get into one group."""
+"""Name of the assignor in the group protocol. Nodes with different assignors cannot be in one group."""
 VERSION: Final = 1
 MAX_POLL_INTERVAL_S: Final = 60.0
 BEGIN_AGAIN_S: Final = 1.0
 AVOIDED_S: Final = 30.0
-"""For how long a broker that did not answer is not asked who keeps the group."""
+"""Time for which a silent broker is not asked for the group's coordinator."""
 JOIN_MARGIN_MS: Final = 2000
 
 
 class Assignor:
-    """As aiokafka's coordinator calls it. topic: whose partitions are the slots. peers: who was in the group when it
-    assigned last, by name. refusal: why the group's leader gives this node nothing, "" where it belongs to the cluster.
-    asked: how many rounds this member has asked for; heard: of those, what the group was told as it joined last.
+    """The assignor that aiokafka's coordinator calls.
+
+    Args:
+        topic: The topic whose partitions are the slots.
+
+    Attributes:
+        peers: Members at the last assignment, ordered by name.
+        refusal: The reason why the group's leader gives this node no slots, or "".
+        asked: Number of rebalances that this node has asked for.
+        heard: The value of `asked` that was sent with the last join.
     """
 
     name = NAME
@@ -292,8 +307,10 @@ class Assignor:
         self.asked = self.heard = 0
 
     def metadata(self, topics: Iterable[str]) -> Any:
-        """What goes out with a JoinGroup. It is another one for each round that was asked for: Kafka answers a member
-        that is not the leader, and says what it said before, with the round that is over.
+        """Return this node's data for a JoinGroup request.
+
+        The data changes with `asked`: if a member that is not the leader joins with unchanged data, Kafka answers
+        with the old generation.
         """
         self.heard = self.asked
         said = self._said()._replace(asked=self.asked)
@@ -322,7 +339,7 @@ class Assignor:
         return found
 
     def on_assignment(self, assignment: Any) -> None:
-        """What the leader has told beside the slots, of which the listener hears."""
+        """Read the leader's user data. The slots go to the rebalance listener."""
         try:
             about = assignment.user_data or b"[]"
             self.refusal = decode_refusal(about)
@@ -333,10 +350,10 @@ class Assignor:
 
 
 class _Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
-    """Connections that are given up after SILENT_S without an answer.
+    """aiokafka client that drops a connection after SILENT_S without an answer.
 
-    aiokafka waits for the whole request time-out, which is longer than a session, and asks the same broker again. Only
-    a joining may take so long: Kafka answers it when the other members have joined.
+    aiokafka waits for the whole request time-out, which is longer than a session, and asks the same broker again.
+    Only join and sync may take so long: Kafka answers them when the other members have joined.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -367,7 +384,7 @@ class _Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
         self._silent_until[node_id] = asyncio.get_running_loop().time() + AVOIDED_S
 
     def get_random_node(self) -> Any:
-        """Return the number of a broker that has answered recently, if there is one."""
+        """Return the id of a broker that has answered recently, if there is one."""
         now = asyncio.get_running_loop().time()
         brokers = (broker.nodeId for broker in self.cluster.brokers())
         answering = [each for each in brokers if self._silent_until.get(each, 0.0) < now]
@@ -376,7 +393,7 @@ class _Client(AIOKafkaClient):  # type: ignore[misc]  # aiokafka has no types
 
 
 class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no types
-    """heard: told when a heartbeat was sent that the group has answered, and knows this member by."""
+    """aiokafka's coordinator; calls `heard` with the send time of each heartbeat that the group has accepted."""
 
     heard: Callable[[float], None]
 
@@ -389,7 +406,14 @@ class _Coordinator(GroupCoordinator):  # type: ignore[misc]  # aiokafka has no t
 
 
 class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
-    """This node's membership. assigned: told the generation and its slots at each assignment, on the loop."""
+    """This node's membership.
+
+    Args:
+        assigned: Called with the generation and the slots at each assignment, on the event loop.
+
+    Attributes:
+        problem: The reason why the node is not a member; "" if it is.
+    """
 
     def __init__(
         self,
@@ -412,18 +436,18 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         self._subscription: Any = None
         self._coordinator: Any = None
         self._task: asyncio.Task[None] | None = None
-        self.problem = "not joined yet"  # "": it is a member
+        self.problem = "not joined yet"
         self.heard_s = 0.0
-        """When the last sign of life was sent that the group has answered, by the loop's clock."""
+        """Send time (loop clock) of the last heartbeat or join that the group has answered."""
 
-    # -- its life
+    # -- start and end
 
     def start(self) -> None:
-        """Joins, as soon as Kafka answers."""
+        """Join the group as soon as Kafka answers."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def leave(self) -> None:
-        """Says so: the others have its slots at once. Whoever calls has given them up."""
+        """Leave the group, so that other nodes get the slots at once. The caller has given them up before."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -431,23 +455,21 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         await self._close()
 
     def rejoin(self) -> None:
-        """What it says of itself has changed in a way that is to be heard, or a wish has: another round, which begins
-        after this call.
-        """
+        """Ask for another rebalance, which begins after this call: this node's data or a wish has changed."""
         self._assignor.asked += 1
         if self._coordinator is not None:
             self._coordinator.request_rejoin()
 
     @property
     def generation(self) -> int:
-        """Of the group, as last joined; -1: it is no member."""
+        """Return the generation of the last join; -1 if the node is no member."""
         return -1 if self._coordinator is None else int(self._coordinator.generation)
 
     async def known(self, generation: int) -> bool:
-        """Whether the group, asked now, knows this member in that generation, and no other is on its way.
+        """Ask the group whether this node is a member in that generation, and no rebalance has begun.
 
-        Nothing is asked while this member joins: the question would wait behind the joining, and be answered with an
-        error that has aiokafka join once more, for ever.
+        It does not ask while the node joins. The question would wait behind the join and get an error. Because of
+        that error aiokafka would join again, without end.
         """
         coordinator = self._coordinator
         if coordinator is None or coordinator.generation != generation or coordinator._rejoin_needed_fut.done():
@@ -460,7 +482,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         still = coordinator is self._coordinator and coordinator.generation == generation
         return bool(heard) and still and not coordinator._rejoin_needed_fut.done()
 
-    # -- at work
+    # -- running
 
     async def _run(self) -> None:
         while True:
@@ -479,7 +501,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
     async def _open(self) -> None:
         self._client = _Client(
             **self._access.aiokafka_options(),
-            # A joining is answered when the others have joined as well, or are missed.
+            # Kafka answers a join when the other members have joined or timed out.
             request_timeout_ms=self._session_timeout_ms + JOIN_MARGIN_MS,
         )
         await self._client.bootstrap()
@@ -504,7 +526,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         self._access.outages.answered(THE_GROUP)
 
     async def _each_second(self) -> None:
-        """Polls; raises what the coordinator cannot see to by itself."""
+        """Poll each second. Raises the errors that the coordinator cannot handle itself."""
         while True:
             with self._subscription.fetch_context():
                 self._coordinator.check_errors()
@@ -522,17 +544,17 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
             if client is not None:
                 await client.close()
 
-    # -- what aiokafka tells
+    # -- calls by aiokafka
 
     def on_partitions_revoked(self, revoked: object) -> None:
-        """A rebalance begins: what is served goes on being served until an assignment leaves it out."""
+        """Do nothing: the node serves its slots until an assignment leaves them out."""
 
     def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
         if self._coordinator is None:
-            return  # it joined while it was being closed: what it was given goes to the others as it leaves
+            return  # it joined while it was closing; its slots are assigned again when it leaves
         self.problem = ""
         self._heard(asyncio.get_running_loop().time())
         slots = frozenset(each.partition for each in assigned if each.topic == self._topic)
         self._assigned(self.generation, slots)
         if self._assignor.heard != self._assignor.asked:
-            self._coordinator.request_rejoin()  # it was asked for while this node joined, which aiokafka forgets
+            self._coordinator.request_rejoin()  # the request came while this node joined, and aiokafka forgets it then

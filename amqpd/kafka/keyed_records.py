@@ -1,15 +1,11 @@
-"""Records with a key and a value in a record batch: what compacted topics hold. Of equal keys the last one counts, and
-a null value (a *tombstone*) ends its key.
+"""Records with a key and a value in record batches: the content of compacted topics.
 
-`keyed_batch` makes one batch of them, with Kafka's attributes (none) and the writer's numbers; `read_keyed` has them
-back from a batch as it stands in a partition, whoever wrote it. A record's own headers are passed over.
+The last record of a key counts. A null value (a *tombstone*) deletes its key. A key is never null.
+
+`keyed_batch` makes one batch, with no attributes and the writer's numbers. `read_keyed` reads a batch from a
+partition, of any writer; `keyed_records` does so in parts. Headers of records are ignored.
 
 Compiled by mypyc.
-
-Records with a key and a value as they come out of `meta`, in parts; amqpd/kafka/keyed_records.py makes batches.
-
-key      bytes, never null: compaction keeps the last record of each
-value    bytes; null takes the key away
 """
 
 from __future__ import annotations
@@ -37,14 +33,14 @@ _NULL: Final[i64] = -1
 
 @final
 class KeyedRecord:
-    """One record. value: None is a tombstone."""
+    """One record. Value None is a tombstone."""
 
     def __init__(self, key: bytes, value: bytes | None) -> None:
         self.key: bytes = key
         self.value: bytes | None = value
 
     def size(self) -> i64:
-        """Bytes that it takes in a batch, at most."""
+        """Return the largest possible size in a batch, in bytes."""
         value = self.value
         return len(self.key) + (len(value) if value is not None else 0) + 24
 
@@ -52,7 +48,10 @@ class KeyedRecord:
 def keyed_batch(
     records: list[KeyedRecord], base_offset: i64, timestamp_ms: i64, producer_id: i64, epoch: i64, sequence: i64
 ) -> ClosedBatch:
-    """The batch of `records`, of which there is one at least, all of the time `timestamp_ms` (since 1970).
+    """Return the batch of at least one record.
+
+    Args:
+        timestamp_ms: Time of all records, since 1970.
 
     Cost: some 0.3 us a record, and the CRC.
     """
@@ -93,7 +92,7 @@ def keyed_batch(
 
 
 def read_keyed(batch: bytes) -> list[KeyedRecord]:
-    """The records of a whole batch whose checksum is right, in order; those of a control batch are none.
+    """Return the records of a whole batch with a right checksum; none of a control batch.
 
     Raises: BadRecord.
     """
@@ -131,11 +130,11 @@ def read_keyed(batch: bytes) -> list[KeyedRecord]:
 
 
 READ_PART: Final = 256 * 1024
-"""Bytes of values that are decoded at a time, so that a large batch does not hold the loop."""
+"""Bytes of values that are decoded at a time, so that a large batch does not block the event loop."""
 
 
 class StoredRecord(NamedTuple):
-    """One record. value: None, a tombstone."""
+    """One record of a partition. Value None is a tombstone."""
 
     offset: int
     key: bytes
@@ -143,13 +142,14 @@ class StoredRecord(NamedTuple):
 
 
 def record_size(key: bytes, value: bytes | None) -> int:
-    """Bytes that it takes in a batch, at most."""
+    """Return the largest possible size in a batch, in bytes."""
     return 24 + len(key) + (0 if value is None else len(value))
 
 
 def keyed_records(batch: bytes) -> Iterator[list[StoredRecord]]:
-    """The records of a batch that Kafka gave, in parts of some READ_PART bytes; of a control batch none. Raises:
-    BadRecord, in a batch whose checksum is right: a program wrote it that is none of ours.
+    """Yield the records of a batch in parts of some READ_PART bytes; none of a control batch.
+
+    Raises: BadRecord if another program wrote the batch in another format.
     """
     data, at, header = plain(batch, 0, BatchHeader(batch, 0))
     cursor = BatchCursor(data, at, header)

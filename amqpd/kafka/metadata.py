@@ -1,11 +1,12 @@
-"""Who leads which partition, and a connection to each broker that is asked for something: for readers.
+"""Leaders of partitions, and shared connections to brokers, for readers.
 
-`leader` looks it up once and remembers it, many that ask at the same time by one request; `forget` when an answer says
-that another leads it now. `connection` is one for all who read from that broker: requests go out one behind the other,
-so nobody may ask it to wait; who does has one of his own (`open`). A connection whose answer is late is ended as soon
-as another broker says that leadership has moved: its requests then fail, and are asked of the new leader.
+`leader` looks a leader up once, with one request for all concurrent callers. `forget` drops it when an answer names
+another leader. `connection` is shared by all readers of a broker. Its requests are answered one after the other, so
+no reader may send one for which Kafka waits; such a reader opens its own (`open`). If an answer is late,
+`PartitionLeaders` asks other brokers. If a leader has moved, it ends the connection, and its readers ask the new
+leader.
 
-Writers have theirs (producer.py): what they send has an order, and may not be asked twice.
+Writers have their own connections (producer.py): their requests have an order and may not be sent twice.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ logger = logging.getLogger(__name__)
 _UNKNOWN_TOPIC: Final = 3
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 2.0
-"""Between tries: from the one to the other, doubled each time."""
+"""Shortest and longest pause between tries; it doubles each time."""
 
 Place = tuple[str, int]
 """Topic and number of a partition."""
 
 
 class PartitionLeaders:
-    """Of one Kafka cluster. Loop thread only; `close` it."""
+    """The leaders of one Kafka cluster. Used on the event loop. Call `close` at the end."""
 
     def __init__(self, access: KafkaAccess, answer_timeout_s: float = ANSWER_TIMEOUT_S) -> None:
         self.access = access
@@ -45,11 +46,16 @@ class PartitionLeaders:
         self._looking: asyncio.Task[bool] | None = None
         self._connections: dict[int, KafkaConnection] = {}
         self._opening: dict[int, asyncio.Task[KafkaConnection]] = {}
-        self._doubts: dict[int, asyncio.Task[None]] = {}  # about brokers whose answer is late
+        self._doubts: dict[int, asyncio.Task[None]] = {}  # one task for each broker whose answer is late
         self._closed = False
 
     async def leader(self, topic: str, number: int) -> int:
-        """The broker that leads it. Raises: KafkaLost, none does just now; KafkaRefused, it may not be read."""
+        """Return the broker that leads a partition.
+
+        Raises:
+            KafkaDisconnected: No broker leads it at the moment.
+            KafkaRefused: It may not be read.
+        """
         place = topic, number
         leader = self._leaders.get(place)
         if leader is None:
@@ -64,7 +70,7 @@ class PartitionLeaders:
         return leader
 
     async def partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each of them has that there is; none is made by being asked for. Raises: KafkaLost."""
+        """Return the number of partitions of the topics that exist. It creates no topic. Raises KafkaDisconnected."""
         wanted = sorted(set(topics))
         if not wanted:
             return {}
@@ -82,11 +88,11 @@ class PartitionLeaders:
         return found
 
     def forget(self, topic: str, number: int) -> None:
-        """Another leads it now, perhaps."""
+        """Look up the leader again at the next request."""
         self._leaders.pop((topic, number), None)
 
     async def connection(self, leader: int) -> KafkaConnection:
-        """The one for all. Raises: OSError (KafkaLost), KafkaUnfit."""
+        """Return the shared connection to a broker. Raises OSError (KafkaDisconnected), KafkaIncompatible."""
         connection = self._connections.get(leader)
         if connection is not None and not connection.lost:
             return connection
@@ -103,14 +109,14 @@ class PartitionLeaders:
             del self._opening[leader]
 
     async def open(self, leader: int) -> KafkaConnection:
-        """Another connection to that broker, which is the caller's. Raises: OSError (KafkaLost), KafkaUnfit."""
+        """Open a connection for the caller alone. Raises OSError (KafkaDisconnected), KafkaIncompatible."""
         address = self._addresses.get(leader)
         if address is None:
             raise KafkaDisconnected(f"broker {leader} has no address")
         return await open_connection(self.access, *address, self._answer_timeout_s, partial(self._doubt, leader))
 
     def _doubt(self, leader: int, connection: KafkaConnection) -> None:
-        """Have other brokers asked whether this one, whose answer is late, still leads what is read from it."""
+        """Ask other brokers whether this one, whose answer is late, still leads its partitions."""
         if leader not in self._doubts and not self._closed:
             self._doubts[leader] = asyncio.get_running_loop().create_task(self._ask_others(leader, connection))
 
@@ -129,13 +135,13 @@ class PartitionLeaders:
                 moved = [place for place in led if metadata.leaders.get((place[0].encode(), place[1])) != leader]
                 for place in moved:
                     self.forget(*place)
-            if moved or not led:  # where it leads nothing, whoever reads has found another leader
+            if moved or not led:  # if it leads none, its readers have found another leader
                 connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what is read from it")
         finally:
             del self._doubts[leader]
 
     async def _look_up(self, topic: str) -> None:
-        """Asks who leads that topic's partitions, together with all others who ask now. Raises: KafkaLost."""
+        """Look up the leaders of a topic, together with all other callers. Raises KafkaDisconnected."""
         if self._closed:
             raise KafkaDisconnected("closed")
         self._wanted.add(topic)
@@ -145,9 +151,9 @@ class PartitionLeaders:
             raise KafkaDisconnected("no broker of Kafka answers")
 
     async def _ask(self) -> bool:
-        """Whether a broker has answered."""
+        """Ask the brokers. Return whether one has answered."""
         try:
-            await asyncio.sleep(0)  # whoever asks in this turn is in it
+            await asyncio.sleep(0)  # calls of this loop turn share the request
             while self._wanted:
                 topics = sorted(self._wanted)
                 self._wanted.clear()
@@ -169,7 +175,7 @@ class PartitionLeaders:
             self._looking = None
 
     async def close(self) -> None:
-        """Ends it: whoever still reads gets KafkaLost."""
+        """Close the connections; running reads raise KafkaDisconnected."""
         self._closed = True
         tasks: list[asyncio.Task[Any]] = [*self._opening.values(), *self._doubts.values()]
         if self._looking is not None:

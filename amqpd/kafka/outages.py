@@ -1,14 +1,14 @@
-"""Trouble with Kafka, in a few lines of the log however many connections have it.
+"""Reports of trouble with Kafka: a few log lines, even if many connections fail.
 
-While Kafka is away each connection, each slot and aiokafka's clients fail several times a second. They report here what
-failed and why (`failed`), and what works again (`answered`):
+While Kafka is away, each connection, each slot and aiokafka's clients fail several times a second. They report
+failures (`failed`) and recoveries (`answered`) here:
 
-- The first failure is a line.
-- While anything fails, and once a minute, a line names all that fails, and how often it failed.
-- When all of it works again, or nothing has failed for two minutes, a line says so.
+- The first failure is logged.
+- Then once a minute a line names all that still fails, with the number of failures.
+- A line is logged when everything works again, or when nothing has failed for two minutes.
 
-An outage that begins less than a minute after the last line gets one only when it lasts for 5 s: what comes and goes
-would be a line each time.
+An outage that begins less than a minute after the last line is logged only if it lasts for 5 s. So short repeated
+outages do not fill the log.
 """
 
 from __future__ import annotations
@@ -22,25 +22,29 @@ logger = logging.getLogger(__name__)
 REPEAT_S: Final = 60.0
 LASTS_S: Final = 5.0
 FORGOTTEN_S: Final = 120.0
-"""What has not failed for so long is not tried any more, or works without saying so."""
+"""A component that has not failed for this time counts as working or unused."""
 SHOWN_MAX: Final = 8
 THE_GROUP: Final = "the group of the nodes"
-"""What aiokafka's clients report: they keep the group, and its next heartbeat ends their trouble."""
+"""Name under which aiokafka's clients report. The next accepted heartbeat ends their trouble."""
 
 
 class Outages:
-    """One for all connections of a node to Kafka. Loop thread only."""
+    """The outages of all Kafka connections of one node. Used on the event loop."""
 
     def __init__(self) -> None:
-        self._failing: dict[str, tuple[str, float]] = {}  # what -> why, and when last
+        self._failing: dict[str, tuple[str, float]] = {}  # component -> reason and time of its last failure
         self._began_s = 0.0
         self._count = 0  # failures since the last line
         self._last = ""
-        self._said = False  # a line says that this outage has begun
-        self._timer: asyncio.TimerHandle | None = None  # less than REPEAT_S ago there was a line
+        self._said = False  # the begin of this outage is logged
+        self._timer: asyncio.TimerHandle | None = None  # runs for REPEAT_S after a line
 
     def failed(self, what: str, why: object) -> None:
-        """Report a failure. what: a broker, a slot, the group. Cost: a line in the log, once a minute at most."""
+        """Report a failure. Logs at most one line a minute.
+
+        Args:
+            what: The component: a broker, a slot, the group.
+        """
         loop = asyncio.get_running_loop()
         now = loop.time()
         if not self._failing:
@@ -62,17 +66,17 @@ class Outages:
         self._timer = asyncio.get_running_loop().call_later(REPEAT_S, self._repeat)
 
     def _lasts(self, began_s: float) -> None:
-        """An outage that no line has told has begun some seconds ago."""
+        """Log an outage that began LASTS_S ago and is not logged yet."""
         if self._failing and not self._said and self._began_s == began_s:
             self._begin()
 
     def answered(self, what: str) -> None:
-        """Report that it works. Cost: a look-up where it did not fail."""
+        """Report that a component works. Cost: a look-up if it did not fail."""
         if self._failing.pop(what, None) is not None and not self._failing:
             self._end()
 
     def why(self, what: str) -> str:
-        """Return why it failed last; "" if it has not, or works again."""
+        """Return the reason of the last failure; "" if the component works."""
         return self._failing.get(what, ("", 0.0))[0]
 
     def _end(self) -> None:
@@ -82,7 +86,7 @@ class Outages:
             self._said, self._count = False, 0
 
     def _repeat(self) -> None:
-        """A minute has passed since the last line."""
+        """Log the state, one minute after the last line."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._timer = None
@@ -103,7 +107,7 @@ class Outages:
 
 
 class AiokafkaLog(logging.Handler):
-    """Takes what aiokafka logs: an error is reported as a failure, a traceback is logged as it is."""
+    """Log handler for aiokafka: an error is reported as a failure, a traceback is logged unchanged."""
 
     def __init__(self, outages: Outages) -> None:
         super().__init__(logging.ERROR)
@@ -116,7 +120,7 @@ class AiokafkaLog(logging.Handler):
             self._outages.failed(THE_GROUP, record.getMessage())
 
     def begin(self) -> None:
-        """Take aiokafka's records from the process's log. It logs, and warns of, each step of each rebalance."""
+        """Handle aiokafka's records instead of the process's log, where it would log each step of each rebalance."""
         theirs = logging.getLogger("aiokafka")
         theirs.setLevel(logging.ERROR)
         theirs.propagate = False

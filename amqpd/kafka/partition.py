@@ -1,33 +1,26 @@
-"""A partition as the one who writes it sees it: what was offered to it, in order, and how far Kafka has it.
+"""The batches of one partition on their way to Kafka, in order.
 
-Its writer is the only one, so it knows each batch's offset beforehand. A batch is *waiting* until a request takes it,
-*in flight* until that request is answered or its connection ends, and *held* (still in `order`) until it and all before
-it are in Kafka; then the high watermark passes it.
+The producer is the only writer of the partition, so it knows the offset of each batch before Kafka answers. A batch
+is *waiting* until a request takes it. It is *in flight* until the request is answered or its connection ends. It
+stays in `order` until Kafka has stored it and all earlier batches; then the high watermark passes it.
 
-Something odd (an error that passes, a broken connection, another leader) makes the partition *drain*: nothing more is
-sent until nothing of it is in flight; then all that has no good answer goes again, the same bytes, oldest first.
+- Errors: after a temporary error, a lost connection or a change of the leader, the partition *drains*. It sends
+  nothing until no batch is in flight. Then all batches without a good answer are sent again, oldest first, with the
+  same bytes.
+- Window: only the first WINDOW batches of `order` are sent. Kafka remembers that many batches of a producer,
+  recognises copies of them and answers with their offset. A limit on the batches in flight is not enough. The
+  oldest may be stored, get two error answers, and meanwhile be passed by five later batches.
+- First batch: it is sent alone. A partition accepts any sequence from a producer that it does not know. If it
+  refused the first batch for lack of replicas, it would store the second one in its place.
+- Joining: while a batch is in flight, later batches of messages wait; then they are sent as one (`join`). A broker
+  executes one request of a connection at a time, and a request has one batch per partition, so each batch costs a
+  round trip. From FULL_SIZE bytes on they do not wait. A batch that was sent once never changes.
+- Refusal: a batch that Kafka refuses (missing rights, a topic's limit) closes the partition. With `retry_ms` the
+  partition is only *refused*: it sends all its batches again after each such pause, until Kafka accepts them.
 
-Only the first WINDOW batches of those held are sent, which is as many as Kafka remembers of a producer: so it knows a
-copy as one, and answers with the offset that the first has. It would not be enough to have no more than five in flight:
-the oldest, stored, but answered by an error, and by one again when it is repeated, could meanwhile be passed by others.
-
-While one is in flight messages behind it wait, and then go as one (`join`), for the broker would not look at them
-before: so a thousand messages a second, a turn's batch each, are no thousand round trips. FULL_SIZE of them does not
-wait. What was sent once stays as it was.
-
-A batch that Kafka refuses (a right that was taken away, a topic's limit) closes the partition. Where `retry_ms` is
-given it is only *refused*: all that is held is sent again after each such pause, until Kafka takes it.
-
-The first batch goes alone. From a producer that it does not know a partition takes any sequence: if the first one were
-refused for want of replicas, the second would be stored in its place.
-
-Several batches of one partition as one, where they waited for each other: a broker carries out one request of a
-connection after the other, and a request has one batch for a partition, so a batch costs a round trip however small.
-
-Only messages are joined: who reads a batch sees by its first record whether it has messages, or is a barrier, or what
-keeps a producer known. The records stay as they are but for their places in the batch; the numbers of their producer
-go on from one batch to the next, so the first one's is that of all. The time is the last one's: a batch's time is that
-of its end.
+Only batches of messages are joined. Their first record tells readers whether a batch has messages, is an epoch
+fence, or keeps a producer known. Joining changes the offset deltas of the records. The joined batch has the first
+batch's sequence and the last one's time: a batch's time is that of its end.
 
 Compiled by mypyc.
 """
@@ -44,15 +37,18 @@ from amqpd.storage.log.batch import BatchHeader, ClosedBatch, close_batch
 from amqpd.storage.log.record import read_varint, record_stop, varint_size, write_varint
 
 JOINED_SIZE_MAX: Final[i64] = 512 * 1024
-"""Bytes of what is joined: who reads a record of it again reads the batch."""
+"""Size limit of a joined batch: a redelivery reads the whole batch for one record."""
 
 _SEQUENCE_MAX: Final[i64] = 0x7FFF_FFFF
-_PRODUCER: Final[i64] = 43  # producer id and epoch, in the header
+_PRODUCER: Final[i64] = 43  # offset in the header of the producer id and epoch
 _SEQUENCE: Final[i64] = 53
 
 
 def goes_on(before: ClosedBatch, batch: ClosedBatch) -> bool:
-    """Whether the two may be one: messages of one producer and epoch, neighbours, neither compressed nor in parts."""
+    """Return whether `batch` may be joined behind `before`.
+
+    Both must be neighbours with messages of one producer and epoch, neither compressed nor in parts.
+    """
     if not before.joins or not batch.joins:
         return False
     header = BatchHeader(before.header, 0)
@@ -66,8 +62,10 @@ def goes_on(before: ClosedBatch, batch: ClosedBatch) -> bool:
 
 
 def join(batches: list[ClosedBatch]) -> ClosedBatch:
-    """One batch of them all, each of which `goes_on` from the one before. Cost: a copy of each record, and the CRC.
-    Raises: BadRecord where one has no records.
+    """Join batches, each of which `goes_on` from the one before.
+
+    Cost: a copy of each record, and the CRC.
+    Raises: BadRecord if a batch has no records.
     """
     first = batches[0]
     last = batches[len(batches) - 1]
@@ -100,7 +98,7 @@ def join(batches: list[ClosedBatch]) -> ClosedBatch:
 
 
 def _add(writer: BytesWriter, data: bytes, shift: i64) -> None:
-    """Records, whose offset deltas rise by `shift`."""
+    """Append records with their offset deltas raised by `shift`."""
     end: i64 = len(data)
     position: i64 = 0
     while position < end:
@@ -124,24 +122,30 @@ def _add(writer: BytesWriter, data: bytes, shift: i64) -> None:
 
 WINDOW: Final[i64] = 5
 FULL_SIZE: Final[i64] = 256 * 1024
-"""So many bytes of a partition go though others of it are on the way."""
+"""Bytes of waiting batches that are sent although other batches of the partition are in flight."""
 _UNSENT: Final[i64] = -1
 NO_LEADER: Final[i64] = -1
 UNKNOWN: Final[i64] = -1
-"""The next offset of a partition whose first batch will tell where it ends."""
+"""Next offset of a partition whose end is not known. The answer to its first batch tells it."""
 
 
 @final
 class QueuedBatch:
-    """A batch on its way. offered_ms: since when, by the clock of whoever drives this. sent: what goes to Kafka, itself
-    or itself and those in `joined`, which stand behind it in `Partition.order`, `follows` set.
+    """A batch that was offered and is not stored yet.
+
+    Attributes:
+        offered_ms: When it was offered, by the producer's clock.
+        number: Its number among the sent batches of the partition.
+        stored: Kafka has stored it, but not yet all earlier ones.
+        sent: The bytes for Kafka: this batch, or this batch joined with those in `joined`.
+        joined: Later batches of `Partition.order` that are part of `sent`; their `follows` is set.
     """
 
     def __init__(self, batch: ClosedBatch, offered_ms: i64) -> None:
         self.batch: ClosedBatch = batch
-        self.number: i64 = _UNSENT  # among those of its partition that were sent
+        self.number: i64 = _UNSENT
         self.offered_ms: i64 = offered_ms
-        self.stored: bool = False  # it was answered well; what is before it was not yet
+        self.stored: bool = False
         self.sent: ClosedBatch = batch
         self.joined: list[QueuedBatch] = []
         self.follows: bool = False
@@ -149,16 +153,24 @@ class QueuedBatch:
 
 @final
 class Partition:
-    """One partition of a topic, which nobody else writes to. next_offset: of the next batch that is offered; UNKNOWN:
-    the first one is a barrier, and the answer to it tells.
+    """One partition of a topic and its batches. No other program writes to it.
 
-    high_watermark: below it everything is in Kafka, on all in-sync replicas. leader: the broker that leads it. closed:
-    Kafka's code why nothing more is sent, and in `text` its words; 0: it is open. listed: it stands in its leader's
-    list of those that have something to send. call: the number of the last request that took a batch of it.
-    unsafe_bytes: of what is held; waiting_bytes: of what is waiting. full_size: so many of these do not wait for what
-    is in flight. retry_ms: pause before a refused batch is sent again; 0: it closes the partition. refused: Kafka's
-    code for the oldest batch while such a try is due, with its words in `text`. joined_size_max: of what goes as one.
-    shared: others may write to it by mistake, which closes it, and it alone; elsewhere it is the end of all.
+    Attributes:
+        next_offset: Offset of the next batch that is offered. UNKNOWN: the first batch is an epoch fence, and its
+            answer tells the offset.
+        high_watermark: All lower offsets are stored on all in-sync replicas.
+        leader: Id of the broker that leads the partition, or NO_LEADER.
+        closed: Kafka's error code if nothing more is sent, with its words in `text`; 0 if the partition is open.
+        refused: Kafka's error code for the oldest batch while a retry is due, with its words in `text`.
+        retry_ms: Pause before a refused batch is sent again; 0: a refusal closes the partition.
+        listed: The partition is in its leader's list of partitions with something to send.
+        shared: Other programs may write to the partition by mistake, which closes only this partition. Without it
+            such a write ends the producer.
+        call: Number of the last request that took a batch.
+        unsafe_bytes: Bytes of all batches in `order`.
+        waiting_bytes: Bytes of the batches in `waiting`.
+        full_size: So many waiting bytes do not wait for the batches in flight.
+        joined_size_max: Size limit of a joined batch in bytes.
     """
 
     def __init__(self, topic: bytes, number: i64, next_offset: i64) -> None:
@@ -187,7 +199,7 @@ class Partition:
         self.waiting: deque[QueuedBatch] = deque()
 
     def offer(self, batch: ClosedBatch, now_ms: i64) -> None:
-        """The next batch. Raises: ValueError when it does not follow the last one."""
+        """Add the next batch. Raises ValueError if it does not follow the last one."""
         if self.next_offset == UNKNOWN:
             if self.order:
                 raise ValueError("a batch behind a barrier that has no offset yet")
@@ -202,7 +214,7 @@ class Partition:
         self.waiting.append(offered)
 
     def sendable(self, now_ms: i64) -> bool:
-        """Whether a batch may go with the next request to its leader."""
+        """Return whether the next request to the leader may take a batch."""
         if self.draining or not self.waiting or self.closed != 0 or now_ms < self.not_before_ms:
             return False
         if self.in_flight > 0 and self.waiting_bytes < self.full_size and self.waiting[0].batch.joins:
@@ -212,14 +224,14 @@ class Partition:
         return oldest == _UNSENT or (number if number != _UNSENT else self._count) < oldest + self._window
 
     def next_size(self) -> i64:
-        """Bytes of the batch that `take` gives: from here on it is what it is."""
+        """Return the size of the batch that `take` will return, and fix its content."""
         offered = self.waiting[0]
         if offered.number == _UNSENT and not offered.joined and len(self.waiting) > 1:
             self._join(offered)
         return offered.sent.size
 
     def _join(self, offered: QueuedBatch) -> None:
-        """Those that wait behind the first go with it, as far as they may. None of them was ever sent."""
+        """Join the batches that wait behind the first one to it. None of them has been sent."""
         waiting = self.waiting
         waiting.popleft()
         size: i64 = offered.batch.size
@@ -238,7 +250,7 @@ class Partition:
             offered.sent = join(batches)
 
     def take(self, call: i64) -> QueuedBatch:
-        """The next batch goes out, with the request of that number."""
+        """Take the next batch for the request with the number `call`."""
         self.next_size()
         self.in_flight += 1
         self.call = call
@@ -252,24 +264,24 @@ class Partition:
         return offered
 
     def drain(self, not_before_ms: i64) -> None:
-        """Something that was sent has no good answer."""
+        """Stop sending until no batch is in flight: a batch that was sent has no good answer."""
         if not_before_ms > self.not_before_ms:
             self.not_before_ms = not_before_ms
         self.draining = True
 
     def refuse(self, code: i64, text: str, now_ms: i64) -> None:
-        """Kafka does not take the oldest batch now: it is sent again after `retry_ms`."""
+        """Note that Kafka refuses the oldest batch; it is sent again after `retry_ms`."""
         self.refused = code
         self.text = text
         self.drain(now_ms + self.retry_ms)
 
     def came_back(self) -> None:
-        """A request that carried a batch of it is answered, or never will be. The last one ends the draining."""
+        """Account for the end of a request that carried a batch, with or without an answer."""
         self.in_flight -= 1
         self.end_drain()
 
     def end_drain(self) -> None:
-        """Where nothing is in flight, all that has no good answer is waiting again."""
+        """If nothing is in flight, make all batches without a good answer wait again."""
         if self.draining and self.in_flight == 0:
             self.draining = False
             self.waiting = deque([offered for offered in self.order if not offered.stored and not offered.follows])
@@ -279,14 +291,14 @@ class Partition:
                     self.waiting_bytes += offered.batch.size
 
     def oldest_unstored(self) -> QueuedBatch | None:
-        """The first batch that is not known to be in Kafka."""
+        """Return the first batch that is not known to be stored."""
         for offered in self.order:
             if not offered.stored:
                 return offered
         return None
 
     def learn(self, offered: QueuedBatch, base_offset: i64) -> None:
-        """The barrier is stored there: all below is of those who wrote before."""
+        """Set the offsets from the answer to the epoch fence: all lower offsets are of earlier owners."""
         self.order.popleft()
         self.unsafe_bytes -= offered.batch.size
         self._window = WINDOW
@@ -294,7 +306,7 @@ class Partition:
         self.high_watermark = self.next_offset
 
     def stored(self, offered: QueuedBatch) -> bool:
-        """That batch is in Kafka. Returns whether the high watermark has risen."""
+        """Mark a batch as stored. Return whether the high watermark has risen."""
         offered.stored = True
         for follower in offered.joined:
             follower.stored = True
@@ -309,7 +321,7 @@ class Partition:
         return self.high_watermark > before
 
     def close(self, code: i64, text: str) -> None:
-        """Nothing more is sent, and what is held never will be known to be in Kafka."""
+        """Send nothing more. The outcome of the batches in `order` stays unknown."""
         self.closed = code
         self.text = text
         self.waiting.clear()

@@ -1,14 +1,14 @@
-"""Logs into Kafka: a connection to each broker that leads a partition, and what goes over it (amqpd/kafka).
+"""Idempotent producer: sends logs to Kafka, with a connection to each broker that leads a partition.
 
-`open` names a partition, `offer` gives it a log's next batch, `flush`, at the end of a loop turn, sends. What is
-answered moves the partition's high watermark and tells `on_moved`. At most IN_FLIGHT_MAX requests are on the way to a
-broker. Whatever ends without an answer is sent again, over a new connection, to whoever leads then.
+`open` adds a partition, `offer` gives it the next batches of its log, and `flush` sends at the end of a loop turn.
+An answer raises the partition's high watermark and calls `on_moved`. At most IN_FLIGHT_MAX requests to a broker are
+unanswered. After a lost connection the producer sends unanswered batches again to the new leader.
 
-A broker that hangs ends nothing. While its answer is late the producer asks other brokers who leads the partitions that
-wait for it. Once another broker leads one of them, the producer drops the connection and sends again.
+A broker that hangs ends nothing. While its answer is late, the producer asks other brokers for the leaders of the
+partitions that wait for it. If one of them has moved, it drops the connection and sends again.
 
-Two things end it (`on_fenced`, once): Kafka says that another has a later epoch, or has answered what cannot be; and
-a batch that has waited for longer than `delivery_timeout_s`. Behind that nothing is sent.
+The producer ends (`on_fenced`, once) in two cases. Kafka reports a later epoch or gives an impossible answer, or a
+batch has waited longer than `delivery_timeout_s`. Then nothing is sent any more.
 """
 
 from __future__ import annotations
@@ -59,23 +59,31 @@ _TRANSACTION_TIMEOUT_MS: Final = 60_000
 _EPOCH_MAX: Final = 0x7FFF
 _UNKNOWN_TOPIC: Final = 3
 NEXT_BROKER_S: Final = 1.0
-"""How long one broker may take to answer a question until the next one is asked as well."""
+"""Time after which the next broker is asked, too."""
 TOPIC_GONE: Final = "its topic is gone"
 TOPIC_GONE_S: Final = 10.0
-"""How long Kafka must say that it does not know a topic, until it is believed: not each broker knows one at once."""
+"""Time after which a topic that Kafka does not know counts as deleted: some brokers learn of a topic late."""
 
 
 class KafkaRefused(Exception):
-    """Kafka said no, and will say so again; the text has its words."""
+    """Kafka refuses the request, and a retry does not help; the text has Kafka's words."""
 
 
 class KafkaProducer(PartitionProducer):
-    """The writer of some partitions, under the producer id and epoch that stand in the batches.
+    """The writer of some partitions, under the producer id and epoch of the offered batches.
 
-    on_moved: a partition's high watermark has risen. on_refused: a partition takes nothing more (`Partition.closed`),
-    or nothing now (`Partition.refused`).
-    on_fenced: nothing is sent any more; its text says why, and stands in `ended`. answered_s: when the last request was
-    sent, by the loop's clock, that Kafka has answered and not refused; the owner's lease. Loop thread only; `close` it.
+    Used on the event loop. Call `close` at the end.
+
+    Args:
+        on_moved: Called when a partition's high watermark has risen.
+        on_refused: Called when a partition takes no more batches (`Partition.closed`), or none for now
+            (`Partition.refused`).
+        on_fenced: Called with the reason when the producer ends.
+
+    Attributes:
+        ended: The reason why the producer has ended, or "".
+        answered_s: Send time (loop clock) of the last request with a good answer. It proves that this node still
+            owns its partitions.
     """
 
     def __init__(
@@ -102,31 +110,33 @@ class KafkaProducer(PartitionProducer):
         self._brokers: dict[int, tuple[str, int]] = {}
         self._connections: dict[int, KafkaConnection] = {}
         self._connecting: dict[int, asyncio.Task[None]] = {}
-        self._sent: dict[int, deque[ProduceCall]] = {}  # without an answer, by the broker that was asked
-        self._silent: dict[int, KafkaConnection] = {}  # of brokers whose answer is late, until the next look-up
+        self._sent: dict[int, deque[ProduceCall]] = {}  # unanswered requests by broker
+        self._silent: dict[int, KafkaConnection] = {}  # brokers whose answer is late, until the next look-up
         self._wanted: set[Partition] = set()
-        self._unknown_ms: dict[Partition, int] = {}  # those that may be lost: since when Kafka does not know them
+        self._unknown_ms: dict[Partition, int] = {}  # since when Kafka does not know a partition's topic
         self._looking: asyncio.Task[None] | None = None
         self._flushing = False
         self._waiting: list[asyncio.Future[None]] = []
-        self._moved = False  # by the answer at hand
+        self._moved = False  # the current answer has moved a high watermark
         self.ended = ""
         self.answered_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._clock: asyncio.TimerHandle | None = self._loop.call_later(1.0, self._each_second)
         self.closed = False
 
-    # -- what there is to send
+    # -- batches and requests
 
     def open(self, topic: str, number: int, next_offset: int) -> Partition:
-        """A partition that nobody else writes to, whose next batch has that offset."""
+        """Add a partition, whose next batch has the offset `next_offset`."""
         opened = Partition(topic.encode(), number, next_offset)
         self.partitions.append(opened)
         self.leader_wanted(opened)
         return opened
 
     def open_lost(self, topic: str, number: int, next_offset: int, text: str) -> Partition:
-        """One of a topic that may be gone without this being the end of all (`Partition.shared`), and is: closed."""
+        """Add a partition that is closed because its topic is gone, and that does not end the producer
+        (`Partition.shared`).
+        """
         lost = Partition(topic.encode(), number, next_offset)
         lost.shared = True
         lost.close(_UNKNOWN_TOPIC, text)
@@ -134,7 +144,7 @@ class KafkaProducer(PartitionProducer):
         return lost
 
     def forget(self, partition: Partition) -> None:
-        """It is not there any more: nothing is sent to it, and nothing waits for what was on its way."""
+        """Remove a partition that does not exist any more. Nothing waits for its batches."""
         if partition in self.partitions:
             self.partitions.remove(partition)
         self._wanted.discard(partition)
@@ -143,13 +153,13 @@ class KafkaProducer(PartitionProducer):
         self._wake()
 
     def offer(self, partition: Partition, batches: Iterable[ClosedBatch]) -> None:
-        """The partition's next batches; `flush` sends them. Nothing where it takes nothing more."""
+        """Add the next batches of a partition; `flush` sends them. Does nothing if it takes no more batches."""
         now = self._now_ms()
         for batch in batches:
             self._producing.offer(partition, batch, now)
 
     async def stored(self, partitions: Iterable[Partition]) -> None:
-        """Waits until all that was offered to them is in Kafka. Raises: KafkaRefused when it never will be."""
+        """Wait until Kafka has stored all batches of these partitions. Raises KafkaRefused if it never will."""
         left = list(partitions)
         while True:
             if self.ended or self.closed:
@@ -164,12 +174,20 @@ class KafkaProducer(PartitionProducer):
             await self._waiting[-1]
 
     async def fence(self, partitions: Iterable[Partition], key: str, held: ProducerId) -> None:
-        """Writes a barrier of that producer id and epoch to each of them, which hold nothing else, and waits for it:
-        behind it nothing of an epoch before is stored. Each then knows where it ends. Raises: KafkaRefused, where
-        somebody has got a later one.
+        """Write an epoch fence to each of these partitions and wait until they are stored.
 
-        Where the same barrier is there already, of who took over and did not come to say so, Kafka answers with the
-        offset of that one: so the next barrier asks for the end again, whatever the one before was told.
+        The partitions must have no other batches. Afterwards each knows its end, and Kafka stores no batch of
+        earlier epochs.
+
+        If an owner died right after its fence, Kafka answers an identical fence as a copy, with the old offset. So
+        `fence` always asks Kafka for the end, even if an earlier fence has returned it.
+
+        Args:
+            key: The transactional id.
+            held: The producer id and epoch of the fence.
+
+        Raises:
+            KafkaRefused: Another node has a later epoch.
         """
         fenced = list(partitions)
         now = int(time.time() * 1000)
@@ -180,7 +198,7 @@ class KafkaProducer(PartitionProducer):
         await self.stored(fenced)
 
     def flush(self) -> None:
-        """Sends what there is, as far as requests may be on the way. Cost: some 10 us, and that of the requests."""
+        """Send waiting batches within the limit of unanswered requests. Cost: some 10 us, and that of the requests."""
         self._flushing = False
         if self._producing.over or self.closed:
             return
@@ -199,7 +217,7 @@ class KafkaProducer(PartitionProducer):
         if self._timer is not None:
             if self._timer.when() <= due_s:
                 return
-            self._timer.cancel()  # it waits for a partition that pauses for longer
+            self._timer.cancel()  # it waits for a partition with a longer pause
         self._timer = self._loop.call_at(due_s, self._timed)
 
     def _timed(self) -> None:
@@ -237,7 +255,7 @@ class KafkaProducer(PartitionProducer):
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
-    # -- what `ProducerState` tells
+    # -- events of `ProducerState`
 
     def moved(self, partition: Partition) -> None:
         self._moved = True
@@ -268,13 +286,13 @@ class KafkaProducer(PartitionProducer):
                 each.set_result(None)
 
     def _each_second(self) -> None:
-        """Whatever waits for too long ends all of it."""
+        """Check the delivery time-out: a batch that waits too long ends the producer."""
         self._clock = self._loop.call_later(1.0, self._each_second)
         since = self._now_ms() - self._delivery_timeout_ms
         for each in self.partitions:
             if each.order and each.order[0].offered_ms < since and not each.refused:
                 if each.shared and each in self._unknown_ms:
-                    continue  # its topic may be gone: that is about to be seen, and is nobody else's end
+                    continue  # its topic may be gone, which only closes this partition
                 name = f"{each.topic.decode()} {each.number}"
                 self._producing.end(f"{name}: no answer within {self._delivery_timeout_ms / 1000:g} s")
                 return
@@ -286,7 +304,7 @@ class KafkaProducer(PartitionProducer):
             self._connecting[leader] = self._loop.create_task(self._open(leader))
 
     async def _open(self, leader: int) -> None:
-        """A connection to that broker; one try, and a pause where it fails."""
+        """Open a connection to that broker. After a failure, look for other leaders and pause."""
         try:
             address = self._brokers.get(leader)
             if address is None:
@@ -315,24 +333,24 @@ class KafkaProducer(PartitionProducer):
                 self._flush_soon()
 
     def _want_led_by(self, leader: int) -> None:
-        """Perhaps another leads now what that broker did."""
+        """Look up the leaders of the broker's partitions again."""
         for each in self.partitions:
             if each.leader == leader:
                 self.leader_wanted(each)
 
     def _doubt(self, leader: int, connection: KafkaConnection) -> None:
-        """Have other brokers asked who leads what waits for this one, whose answer is late."""
+        """Ask other brokers for the leaders of partitions that wait for this broker, whose answer is late."""
         self._silent[leader] = connection
         self._want_led_by(leader)
         for call in self._sent.get(leader, ()):
             for each in call.partitions:
                 if not each.closed:
                     self.leader_wanted(each)
-        if not self._wanted:  # nothing waits for it any more
+        if not self._wanted:  # nothing waits for this broker any more
             self._drop_silent()
 
     def _drop_silent(self) -> None:
-        """End the connections to silent brokers that do not lead any more what waits for them."""
+        """End the connections to silent brokers that no longer lead the partitions that wait for them."""
         silent, self._silent = self._silent, {}
         for leader, connection in silent.items():
             waiting = [each for call in self._sent.get(leader, ()) for each in call.partitions]
@@ -341,7 +359,7 @@ class KafkaProducer(PartitionProducer):
                 connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what waits for it")
 
     async def _look_up(self) -> None:
-        """Asks who leads the wanted partitions until each has a leader."""
+        """Look up the leaders of the wanted partitions until each has one."""
         pause = _PAUSE_S
         try:
             while self._wanted and not self._producing.over:
@@ -379,10 +397,10 @@ class KafkaProducer(PartitionProducer):
             if leader != NO_LEADER:
                 self._wanted.discard(each)
 
-    # -- its end
+    # -- end
 
     async def close(self) -> None:
-        """Ends it. What has no answer by then may be in Kafka or not."""
+        """Stop. Unanswered batches may be stored or not."""
         self.closed = True
         self._wake()
         for timer in (self._timer, self._clock):
@@ -399,14 +417,23 @@ class KafkaProducer(PartitionProducer):
 async def take_over(
     producer: KafkaProducer, transactional_id: str, partitions: Iterable[Partition], recorded: ProducerId | None = None
 ) -> ProducerId:
-    """Makes `producer` the only writer of those partitions, which it opened with next offset UNKNOWN.
+    """Make `producer` the only writer of partitions that it opened with the offset UNKNOWN.
 
-    Returns the producer id and epoch to write under; the next sequence is 1 in each of them. What others wrote before
-    stands below a partition's `next_offset`; what they send later is refused by Kafka.
+    Afterwards all batches of other writers are below `next_offset`, and Kafka refuses their later batches. The next
+    sequence in each partition is 1.
 
-    recorded: the id and epoch of the owner before, where it is known. Kafka forgets a transactional id that was not
-    used for a week and gives out another producer id, whose epochs mean nothing to who has the old one: then the
-    barrier is written under the old one first, with an epoch of its own to come. Raises: KafkaRefused; KafkaLost.
+    Kafka forgets a transactional id that was not used for a week. Then it gives out another producer id, whose
+    epochs do not fence the owner of the old id. In that case the fence is written under the old id first.
+
+    Args:
+        recorded: The producer id and epoch of the last owner, if known.
+
+    Returns:
+        The producer id and epoch to write with.
+
+    Raises:
+        KafkaRefused: Another node has a later epoch.
+        KafkaDisconnected: No coordinator answers.
     """
     taken = list(partitions)
     held = await init_producer_id(producer.access, transactional_id)
@@ -417,24 +444,27 @@ async def take_over(
 
 
 def beyond(recorded: ProducerId) -> ProducerId:
-    """What fences the owner that was recorded, under his own id, also where he had just got his next epoch and died, or
-    stood still, before he could say so.
+    """Return an epoch that fences the recorded owner under its own producer id.
+
+    It is two epochs later: the owner may have got its next epoch and died, or hung, before recording it.
     """
     return ProducerId(0, recorded.producer_id, min(recorded.epoch + 2, _EPOCH_MAX))
 
 
 def silent_last(addresses: Iterable[tuple[str, int]], silent: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Each address once, those of brokers that do not answer behind the others."""
+    """Return each address once, with those of silent brokers last."""
     return sorted(dict.fromkeys(addresses), key=lambda each: each in silent)
 
 
 async def first_answer(
     access: KafkaAccess, addresses: Iterable[tuple[str, int]], ask: Callable[[KafkaConnection], Awaitable[T]]
 ) -> T:
-    """The first answer of any of these brokers, each over a connection of its own.
+    """Return the first answer of any of these brokers, each asked over a new connection.
 
-    They are asked in their order: the next one when one has failed, or has not answered for NEXT_BROKER_S.
-    Raises: the last error, where none answers; KafkaUnfit.
+    They are asked in order: the next one after a failure, or after NEXT_BROKER_S without an answer.
+
+    Raises:
+        OSError, KafkaIncompatible, BadAnswer: No broker answers; the last error.
     """
 
     async def one(address: tuple[str, int]) -> T:
@@ -471,7 +501,7 @@ async def first_answer(
 
 
 async def metadata_of(connection: KafkaConnection, topics: list[bytes]) -> Metadata:
-    """Ask one broker about the cluster and those topics. Raises: KafkaLost, BadAnswer."""
+    """Ask one broker for the cluster's brokers and the leaders of topics. Raises KafkaDisconnected, BadAnswer."""
     client_id = connection.client_id
     return decode_metadata(await connection.ask(lambda number: encode_metadata(number, client_id, topics)))
 
@@ -479,9 +509,10 @@ async def metadata_of(connection: KafkaConnection, topics: list[bytes]) -> Metad
 async def any_metadata(
     access: KafkaAccess, topics: list[bytes], addresses: Iterable[tuple[str, int]] | None = None
 ) -> Metadata | None:
-    """The first answer of a broker about the cluster and those topics; None: none answers.
+    """Return the first broker's answer about the cluster and topics; None if no broker answers.
 
-    addresses: of the brokers, in the order in which they are asked; None: those of `access`.
+    Args:
+        addresses: Brokers in the order in which they are asked; None: those of `access`.
     """
 
     asked = addresses if addresses is not None else access.addresses
@@ -494,11 +525,16 @@ async def any_metadata(
 async def init_producer_id(
     access: KafkaAccess, transactional_id: str, held: ProducerId | None = None, timeout_s: float = 30.0
 ) -> ProducerId:
-    """The producer id of that transactional id, with its next epoch: whoever has the one before is fenced, in each
-    partition from the first batch of the new epoch on that it gets.
+    """Return the producer id of a transactional id, with its next epoch.
 
-    held: what is held of it, to be renewed; refused where another has got a later one.
-    Raises: KafkaRefused; KafkaLost when no coordinator answers within `timeout_s`.
+    A partition refuses the previous epoch as soon as it gets a batch with the new one.
+
+    Args:
+        held: The current id and epoch, to renew them. Kafka refuses this if another node has got a later epoch.
+
+    Raises:
+        KafkaRefused: Kafka does not give it.
+        KafkaDisconnected: No coordinator answers within `timeout_s`.
     """
     pause = _PAUSE_S
     last = "no broker answers"
@@ -520,7 +556,7 @@ async def init_producer_id(
 async def _init_once(
     access: KafkaAccess, transactional_id: bytes, held: ProducerId | None
 ) -> tuple[int, str, ProducerId | None]:
-    """(code, text, the id) of one try; without the last it was none."""
+    """Try once. Return (error code, text, producer id or None)."""
 
     async def find(connection: KafkaConnection) -> Coordinator:
         client_id = connection.client_id
@@ -534,11 +570,11 @@ async def _init_once(
         connecting = True
 
         def silent(connection: KafkaConnection) -> None:
-            if connecting:  # it hangs: another broker is the coordinator soon
+            if connecting:  # the broker hangs: another one becomes the coordinator soon
                 connection.abort(f"no answer for {SILENT_S:g} s")
 
         connection = await open_connection(access, coordinator.host, coordinator.port, on_silent=silent)
-        connecting = False  # the request may take as long as its replicas do
+        connecting = False  # the request may take as long as the coordinator's replicas
         try:
             data = await connection.ask(partial(_encode_init, connection.client_id, transactional_id, held))
             answer = decode_init_producer_id(data)

@@ -1,38 +1,35 @@
-"""Batches to Kafka, in order and once each, without a socket: which go with which request, and what an answer means.
+"""Batches to Kafka, in order and once each, without sockets. Also the epoch fence, a new owner's first record.
 
-All of it is written under one producer id and epoch, which stand in the batches' headers. Whoever drives it has a
-connection to each broker that leads one of the partitions:
+`ProducerState` decides which batches each request carries and what an answer means. All batches have one producer
+id and epoch in their headers. Its driver has a connection to each broker that leads one of the partitions, and
+calls:
 
-    offer(partition, batch)          a log's next batch
-    take(leader, now)                the next request to that broker, None: nothing to send; IN_FLIGHT_MAX at a time
-    answered(call, data, now)        its answer; `lost(call, now)`: its connection ended before one came
-    leads(partition, broker, now)    who leads it now
-
-and is told through a `Producer`: how far a partition is safe, that it takes nothing more, that a leader is to be looked
-up, that all is over.
+    offer(partition, batch)          the next batch of a log
+    take(leader, now)                the next request to that broker, or None; IN_FLIGHT_MAX at a time
+    answered(call, data, now)        the answer to a request
+    lost(call, now)                  the connection ended before the answer
+    leads(partition, broker, now)    the leader of a partition
 
 Invariants:
 
-- A partition's batches are stored in the order in which they were offered, each once, whatever is lost or repeated on
-  the way: what has no known outcome is sent again as it was, and Kafka knows the copy by its sequence.
-- A batch is answered with the offset that it has here. Any other offset means that somebody else writes to the
-  partition, or that Kafka has lost something: all ends (`fenced`), and nothing after it is believed.
-- Nothing is safe before an answer says so, and all before it is.
-- Behind the end nothing is sent, and answers that still come change nothing.
+- A partition's batches are stored once each and in the order of `offer`, even if requests are lost or repeated. A
+  batch with an unknown outcome is sent again unchanged; Kafka recognises the copy by its sequence.
+- Kafka answers a batch with the offset that it has here. Another offset means that another program writes to the
+  partition, or that Kafka has lost data. Then all ends (`fenced`), and no later answer is believed.
+- A batch is safe only after the answers for it and for all earlier batches.
+- After the end nothing is sent, and answers change nothing.
+
+The epoch fence: in each partition, Kafka learns a new epoch from the first batch with it, and then refuses batches
+of earlier epochs. So a new owner writes a fence to all its partitions, also to unused ones, before it serves
+clients. The fence takes an offset. The owner learns the end of the partition from the answer.
+
+    key      the transactional id: compacted topics require a key
+    value    null
+    header   `amqpd-barrier`: producer id and epoch in decimal, separated by a space
+
+The fence is no message: it has neither the header `exchange` nor `properties`.
 
 Compiled by mypyc. Times are milliseconds of one clock that never goes back.
-
-The first record that a new owner writes to a partition: behind it nothing of the one before is stored.
-
-Kafka learns of a new epoch in a partition by the first batch there that has it, and from then on refuses batches of
-the one before. So the owner writes this one to each of its partitions, free ones too, before it serves anything; it
-takes an offset, which the owner does not know beforehand and learns by it.
-
-    key      the transactional id, so that compacted topics take it
-    value    null
-    header   `amqpd-barrier`: producer id and epoch, in figures, with a space between
-
-It is no message: it has neither the header `exchange` nor `properties`.
 """
 
 from __future__ import annotations
@@ -50,53 +47,62 @@ from amqpd.storage.log.batch import ClosedBatch, close_batch
 from amqpd.storage.log.record import varint
 
 REQUEST_SIZE_BYTES_MAX: Final[i64] = 16 << 20
-"""Of batches in a request; one that is larger goes alone. Kafka takes 100 MiB (`socket.request.max.bytes`)."""
+"""Largest size of the batches in a request; a larger batch is sent alone. Kafka accepts 100 MiB
+(`socket.request.max.bytes`).
+"""
 
 IN_FLIGHT_MAX: Final[i64] = 2
-"""Requests on the way to one broker: one that it is at, which it answers before it reads the next, and that one. What
-else there is goes with the third, all together.
+"""Requests in flight to one broker: a broker answers one before it reads the next. All batches that wait meanwhile
+are sent together in the third.
 """
 
 FOREIGN: Final[i64] = -2
-"""Why a partition is closed that somebody else has written to; no code of Kafka's."""
+"""`Partition.closed` when another program has written to the partition; not a code of Kafka."""
 
 PAUSE_MS: Final[i64] = 100
-"""Before what had no good answer is sent again."""
+"""Pause before batches without a good answer are sent again."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PartitionProducer:
-    """Who is told. Called in the middle of `answered`, `lost` and `take`: it may offer, and calls nothing else here."""
+    """Base class for the receiver of `ProducerState`'s events.
+
+    The methods are called during `answered`, `lost` and `take`. They may call `offer`, and no other method.
+    """
 
     def moved(self, partition: Partition) -> None:
-        """The partition's high watermark has risen."""
+        """Called when the partition's high watermark has risen."""
         raise NotImplementedError
 
     def refused(self, partition: Partition) -> None:
-        """The partition takes nothing more, or nothing now: `closed` or `refused`, and `text`, say why. What was above
-        its high watermark may be in Kafka or not. `moved` says that a partition that was refused takes more.
+        """Called when the partition takes no more batches (`closed`), or none for now (`refused`); `text` says why.
+
+        Batches above its high watermark may be stored or not. A later `moved` says that a refused partition takes
+        batches again.
         """
         raise NotImplementedError
 
     def leader_wanted(self, partition: Partition) -> None:
-        """Nothing is sent to it before `leads` is called, if only with the same broker."""
+        """Called when the leader must be looked up. Nothing is sent to the partition before the driver calls
+        `leads`.
+        """
         raise NotImplementedError
 
     def fenced(self, text: str) -> None:
-        """All is over; once. What is above the high watermarks may be in Kafka or not."""
+        """Called once when all ends. Batches above the high watermarks may be stored or not."""
         raise NotImplementedError
 
 
 @final
 class ProduceCall:
-    """One request: `encode` has its bytes. partitions, offered: what it carries, side by side, each partition once."""
+    """One Produce request. `partitions` and `offered` are parallel lists; each partition occurs once."""
 
     def __init__(self) -> None:
         self.partitions: list[Partition] = []
         self.offered: list[QueuedBatch] = []
 
     def encode(self, scratch: BytesWriter, correlation_id: i64, client_id: bytes, timeout_ms: i64) -> list[bytes]:
-        """See `encode_produce`."""
+        """Return the parts of the request, see `encode_produce`."""
         topics: list[TopicBatches] = []
         found: dict[bytes, TopicBatches] = {}
         for index, partition in enumerate(self.partitions):
@@ -110,7 +116,11 @@ class ProduceCall:
 
 @final
 class ProducerState:
-    """The batches of one producer id and epoch. over: fenced, nothing is sent any more."""
+    """The batches of one producer id and epoch.
+
+    Attributes:
+        over: The producer is fenced; nothing is sent any more.
+    """
 
     def __init__(self, told: PartitionProducer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
         self._told: PartitionProducer = told
@@ -123,21 +133,23 @@ class ProducerState:
     # -- what there is to send
 
     def offer(self, partition: Partition, batch: ClosedBatch, now_ms: i64) -> None:
-        """The partition's next batch. Nothing where it takes nothing more. Raises: ValueError, see `Partition`."""
+        """Add the partition's next batch; do nothing if it takes no more batches. Raises ValueError, see
+        `Partition.offer`.
+        """
         if self.over or partition.closed != 0:
             return
         partition.offer(batch, now_ms)
         self._list(partition)
 
     def leads(self, partition: Partition, broker: i64, now_ms: i64) -> None:
-        """That broker leads it; NO_LEADER: none does, which another look may find."""
+        """Set the leader of a partition. NO_LEADER: there is none at the moment."""
         if partition.leader == broker:
             self._list(partition)
             return
         if partition.in_flight > 0:
             partition.drain(now_ms)
         partition.leader = broker
-        partition.listed = False  # what stands in the list of the one before is passed over there
+        partition.listed = False  # `take` skips the entry in the old leader's list
         self._list(partition)
 
     def _list(self, partition: Partition) -> None:
@@ -150,11 +162,11 @@ class ProducerState:
         ready.append(partition)
 
     def leaders(self) -> list[int]:
-        """The brokers for which there is something, or may be."""
+        """Return the brokers that may have something to be sent."""
         return [leader for leader, ready in self._ready.items() if ready]
 
     def paused_until(self, now_ms: i64) -> i64:
-        """When the first partition that pauses goes on; -1: none does. Those whose pause is over are listed."""
+        """Return when the first pause of a partition ends, or -1. Partitions whose pause is over become ready."""
         first: i64 = -1
         if not self._paused:
             return first
@@ -170,8 +182,12 @@ class ProducerState:
         return first
 
     def take(self, leader: i64, now_ms: i64) -> ProduceCall | None:
-        """The next request to that broker: the next batch of each partition that has one, the one that waited longest
-        first, as many as fit. None: there is nothing. Cost: some 0.5 us a partition.
+        """Return the next request to that broker, or None if there is nothing to send.
+
+        The request has the next batch of each ready partition, in the order in which they became ready, as many as
+        fit.
+
+        Cost: some 0.5 us a partition.
         """
         ready = self._ready.get(leader)
         if ready is None or self.over:
@@ -185,7 +201,7 @@ class ProducerState:
             left -= 1
             partition = ready.popleft()
             if partition.leader != leader or partition.call == number:
-                continue  # it has come here twice, by way of another leader
+                continue  # it was listed twice, through a change of leaders
             if not partition.sendable(now_ms):
                 partition.listed = False
                 continue
@@ -207,13 +223,13 @@ class ProducerState:
     # -- what came of it
 
     def lost(self, call: ProduceCall, now_ms: i64) -> None:
-        """No answer will come: what the request carried may be in Kafka or not."""
+        """Account for a request without an answer: its batches may be stored or not."""
         for partition in call.partitions:
             self._again(partition, now_ms)
             self._came_back(partition)
 
     def answered(self, call: ProduceCall, data: bytes, now_ms: i64) -> None:
-        """The answer to it. Raises: BadAnswer where it is none; the call then counts as lost."""
+        """Account for the answer to a request. Raises BadAnswer if it does not fit; the request then counts as lost."""
         try:
             answers = decode_produce(data)
             found = _in_order(call, answers)
@@ -288,7 +304,7 @@ class ProducerState:
         self.end(f"{name} {partition.number}: {text}")
 
     def end(self, text: str) -> None:
-        """Nothing more is sent, and no answer believed."""
+        """End all: nothing more is sent, and no answer is believed."""
         if not self.over:
             self.over = True
             self._ready.clear()
@@ -297,12 +313,12 @@ class ProducerState:
 
 
 def _in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
-    """One answer for each partition of the call, in its order. Raises: BadAnswer."""
+    """Return the answers in the order of the request's partitions. Raises BadAnswer if one is missing."""
     count: i64 = len(call.partitions)
     if len(answers) != count:
         raise BadAnswer(f"{len(answers)} partitions are answered, {count} were asked")
     fits: bool = True
-    for index, answer in enumerate(answers):  # Kafka keeps the order, mostly
+    for index, answer in enumerate(answers):  # Kafka usually keeps the order
         partition = call.partitions[index]
         if answer.partition != partition.number or answer.topic != partition.topic:
             fits = False
@@ -329,7 +345,12 @@ _NULL: Final = varint(-1)
 
 
 def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, base_offset: i64) -> ClosedBatch:
-    """The batch, of sequence 0. base_offset: 0 where it is not known. timestamp_ms: wall clock, milliseconds."""
+    """Return an epoch fence of sequence 0.
+
+    Args:
+        timestamp_ms: Wall clock.
+        base_offset: 0 if the end of the partition is not known.
+    """
     told = f"{producer_id} {epoch}".encode()
     record = b"".join(
         (

@@ -1,43 +1,43 @@
-"""Frames of Kafka's protocol, and the requests that are not sent for each turn: one function out, one in, for each.
+"""Requests of Kafka's protocol: a function that encodes each request, and one that decodes its answer.
 
     request   length i32 | API i16 | version i16 | correlation id i32 | client id string | tagged fields | ...
     answer    length i32 | correlation id i32 | tagged fields | ...
 
-Versions are fixed, one each: what Kafka 4 has, and a few of before. `missing_versions` holds them against what a broker
-says of itself with the first request, before anything else is asked.
+Each request has one fixed version, which Kafka 4 has, and some earlier Kafkas. A connection's first request is
+ApiVersions; `missing_versions` compares its answer with these versions:
 
-    ApiVersions 3      which versions the broker has (its answer's head is the older one, without tagged fields)
-    ListOffsets 6      where a partition begins, and where it ends
-    Metadata 12        brokers, and who leads each partition
-    FindCoordinator 3  who keeps the epochs of a transactional id
+    ApiVersions 3      the versions that the broker has (the head of its answer has no tagged fields)
+    Produce 9          record batches to Kafka
+    Fetch 12           record batches from Kafka
+    ListOffsets 6      first and last offset of partitions
+    Metadata 12        brokers, and the leader of each partition
+    FindCoordinator 3  the coordinator of a transactional id
     InitProducerId 4   a producer id and its next epoch
     SaslHandshake 1, SaslAuthenticate 2: see sasl.py
 
-Fetch, version 12: record batches from Kafka, as they stand in a partition's log.
+Fetch:
 
     request   replica -1 | wait i32 ms | at least i32 bytes | at most i32 bytes | isolation 0 | session 0, -1: none
               | topics: name, partitions: index i32, leader epoch i32 -1, offset i64, epoch -1, log start -1, bytes i32
               | no forgotten topics | rack ""
-    answer    throttled i32 ms | code i16 | session i32 | topics: name, partitions: index i32, code i16, high watermark
-              i64, last stable offset i64, log start offset i64, aborted transactions, preferred replica i32, records
+    answer    throttled i32 ms | code i16 | session i32 | topics: name, partitions: index i32, code i16,
+              high watermark i64, last stable offset i64, log start offset i64, aborted transactions,
+              preferred replica i32, records
 
-A partition's records are whole batches but for the last, which Kafka cuts at the limit of bytes; the first is whole,
-however large it is. Its first batch may begin below the offset that was asked for.
+The records of a partition are whole batches; Kafka cuts only the last one, at the limit of bytes. The first batch
+is whole, even if it is larger than the limit, and may begin below the requested offset. Version 12 is the first
+flexible version and the last with topic names. Kafka 4 has 4 to 18.
 
-Version 12 is the first flexible one and the last that names topics by name. Kafka 4 has 4 to 18.
-
-Produce, version 9: record batches to Kafka, as they stand in a log.
+Produce:
 
     request   transactional id (null) | acks -1 | timeout i32 ms | topics: name, partitions: index i32, records
-    answer    topics: name, partitions: index i32, code i16, base offset i64, time i64, log start offset i64, errors of
-              single records, a text | throttled i32 ms
+    answer    topics: name, partitions: index i32, code i16, base offset i64, time i64, log start offset i64,
+              errors of single records, a text | throttled i32 ms
 
-All of it compact, with no tagged fields of ours. One batch per partition and request, as Kafka wants it. A batch goes
-as it is but for its base offset, which has to be 0 there: the partition's leader writes its own, and its epoch, over
-the first 16 bytes, which the checksum does not cover. Equal from the magic byte on is what is stored.
-
-Version 9 is the first of the flexible ones, and the same as 10 to 12 for who uses no transactions; 13 names topics by
-id. Kafka 4 has 3 to 13.
+A request has one batch per partition, as Kafka requires. The batch is sent unchanged except for its base offset,
+which must be 0. The leader overwrites the first 16 bytes with its base offset and epoch; the checksum does not
+cover them. So a stored batch equals ours from the magic byte on. Version 9 is the first flexible version; 10 to 12
+are equal for us without transactions, 13 names topics by id. Kafka 4 has 3 to 13.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ WANTED: Final = (
     (10, "FindCoordinator", 3),
     (22, "InitProducerId", 4),
 )
-"""(API, its name, the version of it that is spoken here)."""
+"""(API key, name, our version)."""
 
 CORRELATION_MAX: Final[i64] = 0x7FFF_FFFF
 _LENGTH_SIZE: Final[i64] = 4
@@ -88,14 +88,18 @@ _TRANSACTION_COORDINATOR: Final[i64] = 1
 
 
 def head_size(client_id: bytes) -> i64:
-    """Bytes of a flexible request's head behind its length."""
+    """Return the size of a flexible request's head without its length, in bytes."""
     return 2 + 2 + 4 + 2 + len(client_id) + 1
 
 
 def write_head(
     writer: BytesWriter, size: i64, api: i64, version: i64, correlation_id: i64, client_id: bytes, flexible: bool = True
 ) -> None:
-    """Begins a request in `writer`. size: of all that follows the length; 0 where `framed` will know it."""
+    """Write the head of a request.
+
+    Args:
+        size: Bytes behind the length; 0 if `framed` sets the length later.
+    """
     write_int32(writer, size)
     write_int16(writer, api)
     write_int16(writer, version)
@@ -106,24 +110,29 @@ def write_head(
 
 
 def framed(writer: BytesWriter) -> bytes:
-    """What was written to `writer`, with its length in front."""
+    """Return the content of `writer` with its length in front."""
     size: i64 = len(writer) - _LENGTH_SIZE
     data = writer.getvalue()
     return int(size).to_bytes(4, "big") + data[_LENGTH_SIZE:]
 
 
 def read_head(reader: Reader, flexible: bool = True) -> None:
-    """Passes over an answer's head."""
+    """Skip the head of an answer."""
     reader.int32()
     if flexible:
         reader.pass_tags()
 
 
-# -- which versions
+# -- ApiVersions
 
 
 def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, version: bytes) -> bytes:
-    """Asks a broker what it speaks. software, version: letters, digits, `-` and `.`, which the broker logs."""
+    """Encode the question for a broker's versions.
+
+    Args:
+        software: Our name for the broker's log: letters, digits, `-` and `.`.
+        version: Our version, in the same characters.
+    """
     writer = BytesWriter()
     write_head(writer, 0, API_VERSIONS, 3, correlation_id, client_id)
     write_compact(writer, software)
@@ -133,12 +142,12 @@ def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, 
 
 
 def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
-    """(code, API -> its lowest and highest version). Raises: BadAnswer."""
+    """Return (error code, API -> lowest and highest version). Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader, flexible=False)
     code: i64 = reader.int16()
     found: dict[int, tuple[int, int]] = {}
-    if code != 0:  # a broker that does not know version 3 answers in version 0: its code is all there is to learn
+    if code != 0:  # a broker without version 3 answers in version 0: only its code is readable
         return code, found
     left: i64 = reader.count(7)
     while left > 0:
@@ -155,7 +164,7 @@ def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
 
 
 def missing_versions(found: dict[int, tuple[int, int]]) -> list[str]:
-    """What a broker lacks of what is spoken here, in words; empty: nothing."""
+    """Return descriptions of the versions that the broker lacks."""
     missing: list[str] = []
     for api, name, version in WANTED:
         lowest, highest = found.get(api, (0, -1))
@@ -165,13 +174,17 @@ def missing_versions(found: dict[int, tuple[int, int]]) -> list[str]:
     return missing
 
 
-# -- brokers and leaders
+# -- Metadata: brokers and leaders
 
 
 @final
 class Metadata:
-    """What a broker knows of the cluster. brokers: id -> (host, port). leaders: (topic, partition) -> broker id, -1 for
-    none. codes: (topic, partition), partition -1 for all of it -> a code that is not 0.
+    """A broker's view of the cluster.
+
+    Attributes:
+        brokers: Broker id -> (host, port).
+        leaders: (topic, partition) -> broker id, -1 if there is none.
+        codes: (topic, partition) -> error code that is not 0. Partition -1 means the topic.
     """
 
     def __init__(self) -> None:
@@ -182,7 +195,7 @@ class Metadata:
 
 
 def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) -> bytes:
-    """Asks for the brokers, and who leads the partitions of `topics`; none is made by being asked for."""
+    """Encode the question for the brokers and the leaders of `topics`. It creates no topic."""
     writer = BytesWriter()
     write_head(writer, 0, METADATA, 12, correlation_id, client_id)
     write_uvarint(writer, len(topics) + 1)
@@ -197,7 +210,7 @@ def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) 
 
 
 def decode_metadata(data: bytes) -> Metadata:
-    """The answer. Cost: some 2 us a partition. Raises: BadAnswer."""
+    """Decode the answer. Cost: some 2 us a partition. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -250,7 +263,7 @@ def _read_topic(reader: Reader, found: Metadata) -> None:
     reader.pass_tags()
 
 
-# -- where partitions begin and end
+# -- ListOffsets: first and last offsets
 
 
 EARLIEST: Final[i64] = -2
@@ -259,7 +272,7 @@ LATEST: Final[i64] = -1
 
 @final
 class PartitionOffset:
-    """What ListOffsets answered of one partition. code: Kafka's, 0: `offset` is good."""
+    """The answer about one partition. `offset` is valid if `code`, Kafka's error code, is 0."""
 
     def __init__(self, topic: bytes, partition: i64, code: i64, offset: i64) -> None:
         self.topic: bytes = topic
@@ -269,8 +282,11 @@ class PartitionOffset:
 
 
 def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, partitions: list[int], when: i64) -> bytes:
-    """Asks the leader of those partitions for an offset of each. when: EARLIEST, the first that is still there; LATEST,
-    the high watermark; or a time, milliseconds since 1970: the first record that is not older.
+    """Encode the question for an offset of each partition, to their leader.
+
+    Args:
+        when: EARLIEST: the first offset that still exists. LATEST: the high watermark. Else milliseconds since
+            1970: the first record that is not older.
     """
     writer = BytesWriter()
     write_head(writer, 0, LIST_OFFSETS, 6, correlation_id, client_id)
@@ -290,7 +306,7 @@ def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, par
 
 
 def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
-    """The answer. Raises: BadAnswer."""
+    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -302,7 +318,7 @@ def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
         while left > 0:
             partition: i64 = reader.int32()
             code: i64 = reader.int16()
-            reader.int64()  # the record's time
+            reader.int64()  # timestamp of the record
             offset: i64 = reader.int64()
             reader.int32()
             reader.pass_tags()
@@ -315,12 +331,14 @@ def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
     return found
 
 
-# -- producer ids
+# -- FindCoordinator, InitProducerId: producer ids
 
 
 @final
 class Coordinator:
-    """Who keeps the epochs of a transactional id. code: Kafka's, 0: it is `broker`, at `host` and `port`."""
+    """The coordinator of a transactional id: broker id, host and port. They are valid if `code`, Kafka's error
+    code, is 0.
+    """
 
     def __init__(self, code: i64, text: str, broker: i64, host: str, port: i64) -> None:
         self.code: i64 = code
@@ -331,7 +349,7 @@ class Coordinator:
 
 
 def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional_id: bytes) -> bytes:
-    """Asks who keeps the epochs of that transactional id."""
+    """Encode the question for the coordinator of a transactional id."""
     writer = BytesWriter()
     write_head(writer, 0, FIND_COORDINATOR, 3, correlation_id, client_id)
     write_compact(writer, transactional_id)
@@ -342,7 +360,7 @@ def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional
 
 
 def decode_find_coordinator(data: bytes) -> Coordinator:
-    """The answer. Raises: BadAnswer."""
+    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -358,7 +376,7 @@ def decode_find_coordinator(data: bytes) -> Coordinator:
 
 @final
 class ProducerId:
-    """What InitProducerId answered. code: Kafka's, 0: the two others are good."""
+    """A producer id and its epoch. They are valid if `code`, Kafka's error code, is 0."""
 
     def __init__(self, code: i64, producer_id: i64, epoch: i64) -> None:
         self.code: i64 = code
@@ -374,11 +392,14 @@ def encode_init_producer_id(
     producer_id: i64 = -1,
     epoch: i64 = -1,
 ) -> bytes:
-    """Asks for a producer id and its next epoch.
+    """Encode the request for a producer id and its next epoch.
 
-    transactional_id: the id stays the same and its epoch goes up, which fences who has the one before; None: a new id.
-    timeout_ms: for how long a transaction may be open; there are none, but Kafka has a limit for it.
-    producer_id, epoch: those that are held, to be renewed; refused if somebody has got later ones.
+    Args:
+        transactional_id: Keeps the producer id and raises its epoch, which fences the previous one. None: a new
+            producer id.
+        timeout_ms: Limit for an open transaction. We use none, but Kafka checks the value.
+        producer_id: The current id, to renew it; Kafka refuses this if a later epoch was given out.
+        epoch: The current epoch.
     """
     writer = BytesWriter()
     write_head(writer, 0, INIT_PRODUCER_ID, 4, correlation_id, client_id)
@@ -394,7 +415,7 @@ def encode_init_producer_id(
 
 
 def decode_init_producer_id(data: bytes) -> ProducerId:
-    """The answer. Raises: BadAnswer."""
+    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -406,11 +427,11 @@ def decode_init_producer_id(data: bytes) -> ProducerId:
     return ProducerId(code, producer_id, epoch)
 
 
-# -- who we are
+# -- SASL
 
 
 def encode_sasl_handshake(correlation_id: i64, client_id: bytes, mechanism: bytes) -> bytes:
-    """Says which mechanism follows."""
+    """Encode the choice of a mechanism."""
     writer = BytesWriter()
     write_head(writer, 0, SASL_HANDSHAKE, 1, correlation_id, client_id, flexible=False)
     write_string(writer, mechanism)
@@ -418,7 +439,7 @@ def encode_sasl_handshake(correlation_id: i64, client_id: bytes, mechanism: byte
 
 
 def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
-    """(code, the mechanisms that the broker has). Raises: BadAnswer."""
+    """Return (error code, mechanisms of the broker). Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader, flexible=False)
     code: i64 = reader.int16()
@@ -432,7 +453,7 @@ def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
 
 
 def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: bytes) -> bytes:
-    """One message of the mechanism."""
+    """Encode one message of the mechanism."""
     writer = BytesWriter()
     write_head(writer, 0, SASL_AUTHENTICATE, 2, correlation_id, client_id)
     write_compact(writer, message)
@@ -442,8 +463,11 @@ def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: byt
 
 @final
 class SaslAnswer:
-    """The server's message. code: Kafka's, 0: go on. lifetime_ms: after so long it wants to hear all of it again; 0:
-    never.
+    """The broker's message of the mechanism.
+
+    Attributes:
+        code: Kafka's error code; 0: continue.
+        lifetime_ms: After this time the broker requires a new login; 0: never.
     """
 
     def __init__(self, code: i64, text: str, message: bytes, lifetime_ms: i64) -> None:
@@ -454,7 +478,7 @@ class SaslAnswer:
 
 
 def decode_sasl_authenticate(data: bytes) -> SaslAnswer:
-    """The answer. Raises: BadAnswer."""
+    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     code: i64 = reader.int16()
@@ -474,7 +498,11 @@ _ABORTED_LEAST: Final[i64] = 17
 
 @final
 class FetchPlace:
-    """Where one partition is read from. size_bytes_max: of its records in the answer; one batch comes in any case."""
+    """A partition and the offset from which it is read.
+
+    Attributes:
+        size_bytes_max: Limit for its records in the answer. Kafka sends one batch even if it is larger.
+    """
 
     def __init__(self, topic: bytes, partition: i64, offset: i64, size_bytes_max: i64) -> None:
         self.topic: bytes = topic
@@ -491,10 +519,14 @@ def encode_fetch(
     size_bytes_max: i64,
     places: list[FetchPlace],
 ) -> bytes:
-    """A request, its length before it.
+    """Encode a Fetch request with its length.
 
-    wait_ms: for how long Kafka waits for the first byte. size_bytes_max: of records in the whole answer. Places of one
-    topic stand together. Cost: some 1 us and 0.5 us a place.
+    Args:
+        wait_ms: Time that Kafka waits for the first byte.
+        size_bytes_max: Limit for the records of the whole answer.
+        places: Partitions; those of one topic must be neighbours.
+
+    Cost: some 1 us and 0.5 us a place.
     """
     topics: i64 = 0
     before: bytes | None = None
@@ -540,9 +572,11 @@ def encode_fetch(
 
 @final
 class Fetched:
-    """What came of one partition. code: Kafka's, 0: records, which are `data` from `start` to `end`.
+    """The answer about one partition. If `code`, Kafka's error code, is 0, its records are `data[start:end]`.
 
-    high_watermark: the end of what all in-sync replicas have. log_start_offset: what is below is gone.
+    Attributes:
+        high_watermark: All lower offsets are on all in-sync replicas.
+        log_start_offset: Records with lower offsets are deleted.
     """
 
     def __init__(
@@ -566,10 +600,12 @@ class Fetched:
         self.end: i64 = end
 
     def batches(self) -> list[bytes]:
-        """The whole batches, each as it stands in the partition's log; what Kafka has cut at the end is left. One of
-        which compaction has left nothing but the header (Kafka keeps a producer's last) has no records.
+        """Return the whole batches, as they are in the partition's log, without a cut batch at the end.
 
-        Cost: a copy and the CRC. Raises: BadAnswer when a checksum is wrong, or a header is no batch's.
+        After compaction a batch may have a header and no records: Kafka keeps the last batch of a producer.
+
+        Cost: a copy and the CRC.
+        Raises: BadAnswer for a wrong checksum or an impossible header.
         """
         data = self.data
         found: list[bytes] = []
@@ -588,13 +624,14 @@ class Fetched:
 
 
 def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
-    """(the code of the whole request, its partitions) of the answer in a frame. No copy of records.
+    """Return (error code of the request, its partitions), without copying records.
 
-    Cost: some 1 us and 0.6 us a partition. Raises: BadAnswer.
+    Cost: some 1 us and 0.6 us a partition.
+    Raises: BadAnswer.
     """
     reader = Reader(data)
     read_head(reader)
-    reader.int32()  # throttled
+    reader.int32()  # throttle time
     code: i64 = reader.int16()
     reader.int32()  # session
     found: list[Fetched] = []
@@ -606,7 +643,7 @@ def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
             partition: i64 = reader.int32()
             of_partition: i64 = reader.int16()
             high_watermark: i64 = reader.int64()
-            reader.int64()  # last stable offset: there are no transactions
+            reader.int64()  # last stable offset: we use no transactions
             log_start_offset: i64 = reader.int64()
             aborted: i64 = reader.count(_ABORTED_LEAST)
             while aborted > 0:
@@ -614,7 +651,7 @@ def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
                 reader.int64()
                 reader.pass_tags()
                 aborted -= 1
-            reader.int32()  # preferred replica: no rack was named
+            reader.int32()  # preferred replica: we send no rack
             start: i64 = 0
             end: i64 = 0
             start, end = reader.compact_span()
@@ -634,15 +671,18 @@ PRODUCE_VERSION: Final[i64] = 9
 ACKS_ALL: Final[i64] = -1
 _ZERO_OFFSET: Final = b"\0\0\0\0\0\0\0\0"
 _OFFSET_SIZE: Final[i64] = 8
-_COPIED_MAX: Final[i64] = 16 * 1024  # records of a batch that are copied into the request; larger ones go as they are
-# The least that an element of each array takes.
+# larger records of a batch are a part of their own, smaller ones are copied into the request
+_COPIED_MAX: Final[i64] = 16 * 1024
+# Smallest size of an element of each array.
 _PRODUCE_PARTITION_LEAST: Final[i64] = 33
 _RECORD_ERROR_LEAST: Final[i64] = 6
 
 
 @final
 class TopicBatches:
-    """What goes to one topic with one request. partitions, batches: side by side, each partition once."""
+    """The batches of one topic in one request. `partitions` and `batches` are parallel lists; each partition occurs
+    once.
+    """
 
     def __init__(self, topic: bytes) -> None:
         self.topic: bytes = topic
@@ -650,12 +690,12 @@ class TopicBatches:
         self.batches: list[ClosedBatch] = []
 
     def add(self, partition: i64, batch: ClosedBatch) -> None:
-        """One batch more."""
+        """Add a batch."""
         self.partitions.append(partition)
         self.batches.append(batch)
 
     def size(self) -> i64:
-        """Bytes in a request."""
+        """Return the size in a request, in bytes."""
         size: i64 = uvarint_size(len(self.topic) + 1) + len(self.topic) + uvarint_size(len(self.batches) + 1) + 1
         for batch in self.batches:
             size += 4 + uvarint_size(batch.size + 1) + batch.size + 1
@@ -665,10 +705,13 @@ class TopicBatches:
 def encode_produce(
     scratch: BytesWriter, correlation_id: i64, client_id: bytes, timeout_ms: i64, topics: list[TopicBatches]
 ) -> list[bytes]:
-    """A request, its length before it, in parts to be written one behind the other.
+    """Encode a Produce request with its length, in parts.
 
-    scratch: any writer, emptied here. timeout_ms: for how long Kafka waits for the replicas. Cost: some 1 us and 0.3 us
-    a batch; one copy of the records of small ones, none of large ones.
+    Args:
+        scratch: A writer to use; its content is lost.
+        timeout_ms: Time that Kafka waits for the replicas.
+
+    Cost: some 1 us and 0.3 us a batch. Small batches are copied once, large ones not.
     """
     size: i64 = head_size(client_id) + 1 + 2 + 4 + uvarint_size(len(topics) + 1) + 1
     for topic in topics:
@@ -709,7 +752,13 @@ def encode_produce(
 
 @final
 class ProduceAnswer:
-    """What became of one partition's batch. code: Kafka's. base_offset: where it stands, -1 where it does not."""
+    """The answer about one partition's batch.
+
+    Attributes:
+        code: Kafka's error code.
+        base_offset: Offset of the stored batch; -1 if it is not stored.
+        text: Kafka's error text.
+    """
 
     def __init__(self, topic: bytes, partition: i64, code: i64, base_offset: i64, text: str) -> None:
         self.topic: bytes = topic
@@ -720,7 +769,7 @@ class ProduceAnswer:
 
 
 def decode_produce(data: bytes) -> list[ProduceAnswer]:
-    """The answer in a frame, partition by partition. Cost: some 1 us and 0.5 us a partition. Raises: BadAnswer."""
+    """Decode the answer, partition by partition. Cost: some 1 us and 0.5 us a partition. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     answers: list[ProduceAnswer] = []
@@ -732,7 +781,7 @@ def decode_produce(data: bytes) -> list[ProduceAnswer]:
             partition: i64 = reader.int32()
             code: i64 = reader.int16()
             base_offset: i64 = reader.int64()
-            reader.int64()  # the time of an append: queues' topics keep the publisher's
+            reader.int64()  # append time: topics of queues keep the publisher's time
             reader.int64()  # log start offset
             text = _read_texts(reader)
             reader.pass_tags()
@@ -740,14 +789,14 @@ def decode_produce(data: bytes) -> list[ProduceAnswer]:
             left -= 1
         reader.pass_tags()
         topics -= 1
-    reader.int32()  # throttled: Kafka holds its answers back by itself
+    reader.int32()  # throttle time: Kafka delays its answers itself
     reader.pass_tags()
     reader.finish()
     return answers
 
 
 def _read_texts(reader: Reader) -> str:
-    """What Kafka says about single records and about the batch, for people; mostly nothing."""
+    """Read Kafka's error texts about records and the batch. They are usually empty."""
     said: list[bytes] = []
     left: i64 = reader.count(_RECORD_ERROR_LEAST)
     while left > 0:

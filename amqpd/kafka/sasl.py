@@ -1,10 +1,10 @@
-"""How a client proves to Kafka who it is: PLAIN, and SCRAM with SHA-256 or SHA-512.
+"""Client side of SASL: PLAIN, and SCRAM with SHA-256 or SHA-512.
 
-`conversation` makes the client's side of it: `first()` is what is sent, `reply(data)` what answers the server's message
-(None: nothing more is sent), and `done` says whether the server has proved that it knows the password, too. PLAIN
-proves nothing and sends the password itself: only inside TLS.
+`conversation` returns the client side. `first()` is the first message, `reply(data)` the answer to a server's
+message (None: nothing more to send). `done` says that the exchange is complete; with SCRAM the server has proved
+then that it knows the password. PLAIN sends the password itself, so use it only inside TLS.
 
-User name and password are used as they are, in UTF-8 (no SASLprep, which Kafka's own client lacks as well).
+User name and password are used unchanged in UTF-8, without SASLprep, which Kafka's own client lacks, too.
 
 Source: RFC 4616, RFC 5802, RFC 7677.
 """
@@ -21,29 +21,29 @@ from typing import Final
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _DIGESTS: Final = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 _ITERATIONS_MIN: Final = 4096
-_ITERATIONS_MAX: Final = 1_000_000  # some 0.4 s of a processor: more is a server that wants to hold us up
+_ITERATIONS_MAX: Final = 1_000_000  # some 0.4 s of CPU; a larger number is an attack
 
 
 class NotProved(Exception):
-    """The server's messages are not those of one that knows the password, or none of the mechanism's."""
+    """The server's messages are wrong, or do not prove that it knows the password."""
 
 
 class SaslMechanism:
-    """The client's side of one mechanism. done: nothing more is expected of the server."""
+    """Client side of one mechanism. `done` is True when no more messages are expected."""
 
     done: bool = False
 
     def first(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
         raise NotImplementedError
 
     def reply(self, data: bytes) -> bytes | None:
-        """What answers the server's message. Raises: NotProved."""
+        """Return the answer to a server's message. Raises NotProved."""
         raise NotImplementedError
 
 
 class PlainMechanism(SaslMechanism):
-    """The password in clear."""
+    """PLAIN: the password in clear text."""
 
     def __init__(self, username: str, password: str) -> None:
         if "\0" in username or "\0" in password:
@@ -59,7 +59,11 @@ class PlainMechanism(SaslMechanism):
 
 
 class Scram(SaslMechanism):
-    """A proof of the password that tells it to nobody, and one by the server. nonce: of ours, for tests."""
+    """SCRAM: both sides prove that they know the password, without sending it.
+
+    Args:
+        nonce: The client's nonce, for tests.
+    """
 
     def __init__(self, digest: str, username: str, password: str, nonce: str | None = None) -> None:
         self._digest = digest
@@ -104,7 +108,7 @@ class Scram(SaslMechanism):
 
 
 def conversation(mechanism: str, username: str, password: str) -> SaslMechanism:
-    """The client's side of `mechanism`, one of MECHANISMS. Raises: ValueError."""
+    """Return the client side of `mechanism`, one of MECHANISMS. Raises ValueError."""
     if mechanism == "PLAIN":
         return PlainMechanism(username, password)
     if mechanism in _DIGESTS:

@@ -1,31 +1,28 @@
-"""Fields of Kafka's protocol: numbers, strings, arrays, in the *flexible* encoding that all but a few requests have.
+"""Fields of Kafka's protocol in its flexible encoding (KIP-482), and Kafka's error codes.
 
     int8 .. int64    big endian
-    uvarint          7 bits a byte, the lowest first; lengths and counts in compact fields, plus one: 0 is null
-    compact string   uvarint of length + 1, then the bytes; compact array: uvarint of count + 1, then the elements
-    tagged fields    uvarint of how many; each: uvarint tag, uvarint size, bytes. They are passed over
+    uvarint          7 bits a byte, lowest bits first
+    compact string   uvarint of length + 1, then the bytes; 0 is null
+    compact array    uvarint of count + 1, then the elements; 0 is null
+    tagged fields    uvarint of their number; each is a uvarint tag, a uvarint size and bytes. `Reader` skips them
 
-A `Reader` believes nothing: each length is held against what is left of the answer before a byte is taken or a list
-made, so an answer costs no more memory than its own size, whatever it says.
+`Reader` trusts no length. It compares each length with the bytes that are left before it takes a byte or makes a
+list. So an answer never costs more memory than its own size.
 
-Source: Kafka, `clients/src/main/resources/common/message/README.md`, KIP-482.
+An error code of a produced batch has a remedy:
 
-Kafka's error codes: each one's name, and what is done about it. The only place that knows numbers.
+    NONE        the batch is stored
+    RESEND      the outcome is unknown: send the same bytes again, in order, after a pause
+    LEADER      as RESEND, but first look up the partition's leader
+    SEQUENCE    an earlier batch is missing: as RESEND, from the oldest unanswered batch. If this batch is the
+                oldest, Kafka has lost confirmed data or its memory of the producer: as FENCED
+    PARTITION   Kafka never stores this batch: close the partition and report the error
+    FENCED      another owner has a later epoch, or Kafka does not know this one: send nothing any more
 
-What is done when a partition's batch is answered with one (`Remedy`):
+An unknown code (of a newer Kafka) means RESEND, which ends at the delivery time-out.
 
-    NONE        it is in the log
-    RESEND      it may be, or is not: the same bytes again, in order, after a pause
-    LEADER      as RESEND, and the partition's leader is asked for first
-    SEQUENCE    an earlier batch is missing: as RESEND, from the oldest one that is not answered. If that is this
-                one, Kafka has lost what it confirmed, or its memory of the producer: as FENCED
-    PARTITION   it never will be, nor what follows it: nothing more is sent to this partition, and who waits is told
-    FENCED      another owner has begun a new epoch, or Kafka does not know this one: nothing at all is sent any more
-
-A code that stands not here is a newer Kafka's: RESEND, which ends at the delivery time-out. `ASK_AGAIN` are those that
-a coordinator answers while it moves.
-
-Source: Kafka, `org.apache.kafka.common.protocol.Errors`; what its own producer does, `Sender.java`.
+Source: Kafka, `clients/src/main/resources/common/message/README.md`, `org.apache.kafka.common.protocol.Errors`, and
+`Sender.java` for the remedies.
 """
 
 from __future__ import annotations
@@ -39,29 +36,29 @@ _UVARINT_BYTES_MAX: Final[i64] = 5
 
 
 class BadAnswer(ValueError):
-    """What came is no answer to what was asked; the connection is of no use any more."""
+    """An answer that does not fit its request or the protocol. The connection cannot be used any more."""
 
 
 def write_int16(writer: BytesWriter, value: i64) -> None:
-    """Appends `value`, -32768 to 32767."""
+    """Append `value`, -32768 to 32767."""
     narrow: i16 = i16(value)
     write_i16_be(writer, narrow)
 
 
 def write_int32(writer: BytesWriter, value: i64) -> None:
-    """Appends `value`, signed 32 bits."""
+    """Append `value`, signed 32 bits."""
     narrow: i32 = i32(value)
     write_i32_be(writer, narrow)
 
 
 def write_int64(writer: BytesWriter, value: i64) -> None:
-    """Appends `value`."""
+    """Append `value`."""
     write_i64_be(writer, value)
 
 
 def write_uvarint(writer: BytesWriter, value: i64) -> None:
-    """Appends `value`, not negative."""
-    byte: int = 0  # not i64: only an int goes into a writer without a method call
+    """Append `value`, which is not negative."""
+    byte: int = 0  # Not i64: mypyc appends only an int to a writer without a method call.
     while value > 0x7F:
         byte = (value & 0x7F) | 0x80
         writer.append(byte)
@@ -71,7 +68,7 @@ def write_uvarint(writer: BytesWriter, value: i64) -> None:
 
 
 def uvarint_size(value: i64) -> i64:
-    """Bytes that `value` (not negative) takes."""
+    """Return the encoded size of `value`, which is not negative, in bytes."""
     size: i64 = 1
     while value > 0x7F:
         value >>= 7
@@ -80,27 +77,29 @@ def uvarint_size(value: i64) -> i64:
 
 
 def write_compact(writer: BytesWriter, value: bytes) -> None:
-    """Appends a compact string, or compact bytes."""
+    """Append a compact string or compact bytes."""
     write_uvarint(writer, len(value) + 1)
     writer.write(value)
 
 
 def write_string(writer: BytesWriter, value: bytes) -> None:
-    """Appends a string of the older encoding: its length in 16 bits."""
+    """Append a string of the older encoding: its length in 16 bits, then the bytes."""
     write_int16(writer, len(value))
     writer.write(value)
 
 
 def write_flag(writer: BytesWriter, value: bool) -> None:
-    """Appends a boolean."""
+    """Append a boolean."""
     writer.append(1 if value else 0)
 
 
 @final
 class Reader:
-    """Reads one answer from its start to its end. Whatever is too short, or says it is longer than it is: BadAnswer.
+    """A reader of one answer, from start to end. Its methods raise BadAnswer if the answer is too short.
 
-    data: the frame without its length. position: where reading goes on.
+    Attributes:
+        data: The frame without its length.
+        position: The index in `data` of the next field.
     """
 
     def __init__(self, data: bytes, position: i64 = 0) -> None:
@@ -109,7 +108,7 @@ class Reader:
         self.end: i64 = len(data)
 
     def _take(self, size: i64) -> i64:
-        """Where the next `size` bytes begin; reading goes on behind them."""
+        """Move behind the next `size` bytes and return their start."""
         start: i64 = self.position
         if size < 0 or size > self.end - start:
             raise BadAnswer("an answer is shorter than its fields")
@@ -117,30 +116,30 @@ class Reader:
         return start
 
     def int8(self) -> i64:
-        """The next signed byte."""
+        """Read a signed byte."""
         start: i64 = self._take(1)
         byte: i64 = self.data[start]
         return byte - 256 if byte > 127 else byte
 
     def int16(self) -> i64:
-        """The next number of 16 bits."""
+        """Read a signed number of 16 bits."""
         start: i64 = self._take(2)
         number: i64 = i64(read_i16_be(self.data, start))
         return number
 
     def int32(self) -> i64:
-        """The next number of 32 bits."""
+        """Read a signed number of 32 bits."""
         start: i64 = self._take(4)
         number: i64 = i64(read_i32_be(self.data, start))
         return number
 
     def int64(self) -> i64:
-        """The next number of 64 bits."""
+        """Read a signed number of 64 bits."""
         start: i64 = self._take(8)
         return read_i64_be(self.data, start)
 
     def uvarint(self) -> i64:
-        """The next unsigned number of at most 32 bits."""
+        """Read an unsigned number of at most 32 bits."""
         number: i64 = 0
         shift: i64 = 0
         while shift < 7 * _UVARINT_BYTES_MAX:
@@ -155,7 +154,7 @@ class Reader:
         raise BadAnswer("a length has more than 32 bits")
 
     def compact_span(self) -> tuple[i64, i64]:
-        """(start, end) of compact bytes in `data`; (-1, -1): null."""
+        """Read compact bytes and return their (start, end) in `data`; (-1, -1) for null."""
         size: i64 = self.uvarint() - 1
         if size < 0:
             return -1, -1
@@ -163,7 +162,7 @@ class Reader:
         return start, start + size
 
     def compact(self) -> bytes:
-        """The next compact string or bytes, which may not be null."""
+        """Read a compact string or compact bytes. Raises BadAnswer for null."""
         start: i64 = 0
         end: i64 = 0
         start, end = self.compact_span()
@@ -172,24 +171,28 @@ class Reader:
         return self.data[start:end]
 
     def compact_or_none(self) -> bytes | None:
-        """The next compact string or bytes; None: null."""
+        """Read a compact string or compact bytes; None for null."""
         start: i64 = 0
         end: i64 = 0
         start, end = self.compact_span()
         return self.data[start:end] if start >= 0 else None
 
     def string(self) -> bytes:
-        """The next string of the older encoding."""
+        """Read a string of the older encoding."""
         size: i64 = self.int16()
         start: i64 = self._take(size)
         return self.data[start : start + size]
 
     def count(self, least: i64) -> i64:
-        """How many elements the next compact array has, each of at least `least` bytes; 0 for null."""
+        """Read the length of a compact array; 0 for null.
+
+        Args:
+            least: The smallest size of an element in bytes. A length that cannot fit raises BadAnswer.
+        """
         return self._counted(self.uvarint() - 1, least)
 
     def count32(self, least: i64) -> i64:
-        """As `count`, of an array of the older encoding."""
+        """Read the length of an array of the older encoding, as `count`."""
         return self._counted(self.int32(), least)
 
     def _counted(self, count: i64, least: i64) -> i64:
@@ -200,11 +203,11 @@ class Reader:
         return count
 
     def pass_int32s(self) -> None:
-        """Passes over a compact array of numbers of 32 bits."""
+        """Skip a compact array of numbers of 32 bits."""
         self._take(4 * self.count(4))
 
     def pass_tags(self) -> None:
-        """Passes over tagged fields."""
+        """Skip the tagged fields."""
         left: i64 = self.uvarint()
         while left > 0:
             self.uvarint()
@@ -212,7 +215,7 @@ class Reader:
             left -= 1
 
     def finish(self) -> None:
-        """The answer is read. Raises: BadAnswer when something is behind it."""
+        """End the answer. Raises BadAnswer if bytes are left."""
         if self.position != self.end:
             raise BadAnswer(f"{self.end - self.position} bytes follow the last field")
 
@@ -227,7 +230,7 @@ FENCED: Final = "fenced"
 
 @final
 class Code:
-    """One row: Kafka's number and name, and the remedy."""
+    """One error code of Kafka: its number, name and remedy."""
 
     def __init__(self, number: i64, name: str, remedy: str) -> None:
         self.number: i64 = number
@@ -296,13 +299,13 @@ _ROWS: Final = (
 
 CODES: Final[dict[int, Code]] = {row[0]: Code(*row) for row in _ROWS}
 ASK_AGAIN: Final = frozenset((-1, 3, 5, 6, 7, 8, 13, 14, 15, 16, 51, 89))
-"""Codes with which FindCoordinator, InitProducerId and Metadata say: not now."""
+"""Error codes of FindCoordinator, InitProducerId and Metadata that end by themselves: ask again."""
 
 DUPLICATE: Final[i64] = 46
 OK: Final[i64] = 0
 
 
 def code_of(number: i64) -> Code:
-    """The row of that number. Cost: a look-up; a code that is not known gets one for itself."""
+    """Return the row of an error code. An unknown code gets a new row."""
     row = CODES.get(number)
     return row if row is not None else Code(number, f"code {number}", RESEND)
