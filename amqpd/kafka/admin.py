@@ -283,8 +283,8 @@ class TopicAdmin:
         slots = self.options.slots
         if topic.partitions != slots:
             raise UnsafeTopic(
-                f"topic {topic.name} has {topic.partitions} partitions, and cluster.slots is {slots}: a cluster "
-                f"keeps the number that it was made with; set cluster.slots to {topic.partitions}"
+                f"topic {topic.name} has {topic.partitions} partitions, but cluster.slots is {slots}: the number "
+                f"of slots of a cluster never changes; set cluster.slots to {topic.partitions}"
             )
         self.check(topic, compacted_rules(self.options))
 
@@ -329,7 +329,7 @@ class TopicAdmin:
             if topic is None:
                 lost[name] = TOPIC_GONE
             elif topic.settings.get(MARK) != str(mark):
-                lost[name] = "its topic is another one now: somebody has made it anew"
+                lost[name] = "another program has created its topic again"
         return lost
 
     async def delete_own(self, name: str, mark: int) -> None:
@@ -340,7 +340,7 @@ class TopicAdmin:
         if topic.settings.get(MARK) == str(mark):
             await self.delete(name)
         else:
-            logger.warning("topic %s, which a queue had for itself or was to have, is another one: it stays", name)
+            logger.warning("topic %s was created again by another program, so it is not deleted with its queue", name)
 
     async def _looked_for(self, names: Collection[str]) -> dict[str, KafkaTopic]:
         """Return the topics that exist. Ask again for missing ones, because some brokers learn of a topic late."""
@@ -393,7 +393,7 @@ class TopicAdmin:
             found = await self._describe(set(names))
             unknown = [name for name in names if name not in found]
             if unknown:
-                raise KafkaDisconnected(f"topic {unknown[0]} is not known everywhere yet")
+                raise KafkaDisconnected(f"topic {unknown[0]} is not known to all brokers yet")
             return found
 
         return await self._patiently("the topics", ask)
@@ -427,7 +427,7 @@ class TopicAdmin:
         found: list[Mapping[str, Any]] = answer.to_object()["topics"]
         for each in found:
             if each["error_code"] not in (0, _UNKNOWN_TOPIC, _NO_LEADER):
-                raise _failed(each["error_code"], f"topic {each['topic']} cannot be asked for")
+                raise _failed(each["error_code"], f"topic {each['topic']} cannot be described")
         return [each for each in found if each["error_code"] != _UNKNOWN_TOPIC]
 
     async def _settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -441,7 +441,7 @@ class TopicAdmin:
         for answer in await admin.describe_configs(resources):
             for code, text, _, name, entries in answer.resources:
                 if code and code != _UNKNOWN_TOPIC:  # it was deleted meanwhile
-                    raise _failed(code, f"the settings of topic {name} {text or ''}".rstrip())
+                    raise _failed(code, f"the settings of topic {name} cannot be read: {text or ''}".rstrip())
                 if not code:
                     found[name] = {entry[0]: entry[1] or "" for entry in entries}
         return found
@@ -462,18 +462,18 @@ class TopicAdmin:
                         f"topic {name} cannot have the {copies} copies of cluster.replication_factor: {text}"
                     )
                 if code and not (exists_ok and code == _TOPIC_EXISTS):  # another node was faster
-                    raise _failed(code, f"topic {name} cannot be made: {text or ''}".rstrip(" :"))
+                    raise _failed(code, f"topic {name} cannot be created: {text or ''}".rstrip(" :"))
 
         await self._patiently(f"topic {name}", ask)
         await self._patiently(f"topic {name}", lambda: self._known(name, partitions))
-        logger.info("topic %s is made: %d partitions, %d copies", name, partitions, copies)
+        logger.info("topic %s is created: %d partitions, %d copies", name, partitions, copies)
 
     async def _known(self, name: str, partitions: int) -> None:
         """Check that the broker knows all partitions. Raises KafkaDisconnected if not."""
         for each in await self._listed([name]):
             if len([part for part in each["partitions"] if part["leader"] >= 0]) >= partitions:
                 return
-        raise KafkaDisconnected(f"topic {name} is not known everywhere yet")
+        raise KafkaDisconnected(f"topic {name} is not known to all brokers yet")
 
     async def grow(self, name: str, partitions: int) -> None:
         """Grow a topic to at least `partitions`. Raises KafkaRefused, KafkaDisconnected."""
@@ -536,7 +536,7 @@ class TopicAdmin:
             for _, partitions, *_ in answer.topics:
                 for number, first, code, *_ in partitions:
                     if code:
-                        raise _failed(code, f"topic {name} {number} is not emptied")
+                        raise _failed(code, f"the records of topic {name} {number} cannot be deleted")
                     freed[number] = first
         return freed
 
@@ -588,7 +588,7 @@ class TopicAdmin:
 
         Raises: KafkaIncompatible, OSError.
         """
-        last: OSError = KafkaDisconnected("no broker is named")
+        last: OSError = KafkaDisconnected("no Kafka broker is configured")
         for host, port in self.options.access.addresses:
             try:
                 connection = await open_connection(self.options.access, host, port)
@@ -624,7 +624,7 @@ class TopicAdmin:
                     pause = min(2 * pause, _PAUSE_S_MAX)
         except TimeoutError:
             raise KafkaDisconnected(
-                f"{what}: Kafka did not do it within {PATIENCE_S:g} s: {last or 'no answer'}"
+                f"{what}: Kafka did not execute the request within {PATIENCE_S:g} s: {last or 'no answer'}"
             ) from last
 
 

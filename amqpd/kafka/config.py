@@ -46,17 +46,19 @@ class KafkaAccess:
 
     def __post_init__(self) -> None:
         if not self.kafka:
-            raise InvalidKafkaConfig("no broker of Kafka is named")
+            raise InvalidKafkaConfig("no Kafka broker is configured")
         for address in self.kafka:
             split(address)
         if self.sasl_mechanism and self.sasl_mechanism not in MECHANISMS:
-            raise InvalidKafkaConfig(f"there is no SASL mechanism {self.sasl_mechanism}: {', '.join(MECHANISMS)}")
+            raise InvalidKafkaConfig(
+                f"unknown SASL mechanism {self.sasl_mechanism}; expected one of {', '.join(MECHANISMS)}"
+            )
         if self.sasl_mechanism and not self.sasl_username:
             raise InvalidKafkaConfig(f"{self.sasl_mechanism} needs a user name")
         if not self.tls and (self.ca_file or self.cert_file or self.key_file):
-            raise InvalidKafkaConfig("certificates are named, but not TLS")
+            raise InvalidKafkaConfig("certificates are configured, but TLS is not enabled")
         if self.key_file and not self.cert_file:
-            raise InvalidKafkaConfig("a key is named, but no certificate")
+            raise InvalidKafkaConfig("a key is configured, but no certificate")
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -98,5 +100,5 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise InvalidKafkaConfig(f"{address!r} is no address of a broker: host:port")
+        raise InvalidKafkaConfig(f"{address!r} is not a broker address, expected host:port")
     return host, int(port)

@@ -128,7 +128,7 @@ class KafkaConnection(asyncio.Protocol):
         self.send(lambda number: [make(number)], done)
         data = await answered
         if data is None:
-            raise KafkaDisconnected(f"{self.name} is gone")
+            raise KafkaDisconnected(f"the connection to {self.name} has ended")
         return data
 
     def _look(self) -> None:
@@ -160,7 +160,7 @@ class KafkaConnection(asyncio.Protocol):
         self._life = self._loop.call_later(seconds, self._end_login)
 
     def _end_login(self) -> None:
-        logger.info("connection to %s: its login is over, a new one follows", self.name)
+        logger.info("connection to %s: the login expires, a new connection follows", self.name)
         self._end()
 
     async def close(self) -> None:
@@ -282,7 +282,7 @@ async def _open(
     except BadAnswer as error:
         raise KafkaIncompatible(f"{name} does not speak Kafka's protocol: {error}") from error
     except UnicodeError as error:
-        raise KafkaIncompatible(f"{name} is no name of a host: {error}") from error
+        raise KafkaIncompatible(f"{name} is not a valid host name: {error}") from error
     return connection
 
 
@@ -294,7 +294,7 @@ async def _agree(connection: KafkaConnection, access: KafkaAccess) -> None:
     missing = missing_versions(versions)
     if code or missing:
         lacks = ", ".join(missing) if not code else code_of(code).name
-        raise KafkaIncompatible(f"{connection.name} is too old or too new a Kafka: {lacks}")
+        raise KafkaIncompatible(f"{connection.name} runs an unsupported version of Kafka: {lacks}")
     if access.sasl_mechanism:
         await _authenticate(connection, access)
 
@@ -305,7 +305,7 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
     code, mechanisms = decode_sasl_handshake(data)
     if code:
         has = ", ".join(mechanisms)
-        raise KafkaIncompatible(f"{connection.name} does not take {mechanism}: {code_of(code).name}; it has {has}")
+        raise KafkaIncompatible(f"{connection.name} does not accept {mechanism}: {code_of(code).name}; it offers {has}")
     talk = conversation(mechanism, access.sasl_username, access.sasl_password)
     message: bytes | None = talk.first()
     for _ in range(_SASL_STEPS_MAX):
@@ -321,6 +321,6 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
         except NotProved as error:
             raise KafkaIncompatible(f"{connection.name}: {error}") from error
     if not talk.done:
-        raise KafkaIncompatible(f"{connection.name} does not come to an end of {mechanism}")
+        raise KafkaIncompatible(f"{connection.name} does not complete {mechanism}")
     if answer.lifetime_ms > 0:
         connection.ends_in(int(answer.lifetime_ms) * _LIFETIME_SHARE / 1000)

@@ -176,7 +176,7 @@ class KafkaReader:
         if found.code == _OUT_OF_RANGE:
             first = (await self.offsets(topic, [number], EARLIEST))[number]
             if first > offset:
-                logger.warning("%s %d begins at %d, what is between %d and it is gone", topic, number, first, offset)
+                logger.warning("%s %d begins at %d, the records from %d on are deleted", topic, number, first, offset)
                 return first
         elif row.remedy == PARTITION:
             raise KafkaRefused(f"{topic} {number}: {row.name}")
@@ -268,12 +268,12 @@ class TopicFollower:
     def leave(self, followed: FollowedPartition) -> None:
         """Stop following. A batch that the callback is processing now is completed."""
         self._followed.remove(followed)
-        self._end([followed], KafkaDisconnected("not followed any more"))
+        self._end([followed], KafkaDisconnected("the follower has ended"))
 
     async def reached(self, followed: FollowedPartition, offset: int) -> None:
         """Wait until the callback has got all offsets below `offset`. Raises KafkaDisconnected if it never will."""
         if self._closed:
-            raise KafkaDisconnected("not followed any more") from self.failed
+            raise KafkaDisconnected("the follower has ended") from self.failed
         if followed.next_offset < offset:
             future: asyncio.Future[None] = self._loop.create_future()
             followed.waiting.append((offset, future))
@@ -292,7 +292,7 @@ class TopicFollower:
     async def close(self) -> None:
         """Stop; waiting tasks get KafkaDisconnected."""
         self._closed = True
-        self._end(self._followed, KafkaDisconnected("not followed any more"))
+        self._end(self._followed, KafkaDisconnected("the follower has ended"))
         tasks = [*self._serving.values(), *([self._arranging] if self._arranging is not None else [])]
         tasks = [task for task in tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -362,7 +362,7 @@ class TopicFollower:
         except _NotTaken as error:
             self._fail(error.__cause__ or error)
         except Exception:
-            logger.exception("broker %d: a bug of the broker; what it leads is asked for again", leader)
+            logger.exception("broker %d: a bug of the broker; the follower looks up the leaders again", leader)
             await self._pause(leader)
         finally:
             del self._serving[leader]
@@ -384,9 +384,9 @@ class TopicFollower:
         if self._closed:
             return
         self.failed = error
-        logger.error("nothing is followed any more", exc_info=error)
+        logger.error("the follower has ended because its callback has failed", exc_info=error)
         self._closed = True
-        self._end(self._followed, KafkaDisconnected("not followed any more"))
+        self._end(self._followed, KafkaDisconnected("the follower has ended"))
         self._on_failed(error)
 
     async def _round(self, leader: int, connection: KafkaConnection) -> bool:
@@ -401,7 +401,7 @@ class TopicFollower:
         encode = partial(_encode, self._scratch, connection, FOLLOW_WAIT_MS, FOLLOW_SIZE_MAX, places)
         code, answers = decode_fetch(await connection.ask(encode))
         if code:
-            raise BadAnswer(f"Fetch is answered with {code_of(code).name}")
+            raise BadAnswer(f"Fetch was answered with {code_of(code).name}")
         for found in answers:
             followed = by_place.get((found.topic, int(found.partition)))
             if followed is None or followed not in self._followed:
@@ -439,7 +439,7 @@ class TopicFollower:
             first = (await self._reader.offsets(followed.topic, [followed.number], EARLIEST))[followed.number]
             if first > followed.next_offset:
                 logger.warning(
-                    "%s %d begins at %d, what is between %d and it is gone",
+                    "%s %d begins at %d, the records from %d on are deleted",
                     followed.topic,
                     followed.number,
                     first,
@@ -507,7 +507,7 @@ def _only(data: bytes) -> Fetched:
     """Return the only partition of an answer. Raises BadAnswer."""
     code, found = decode_fetch(data)
     if code:
-        raise BadAnswer(f"Fetch is answered with {code_of(code).name}")
+        raise BadAnswer(f"Fetch was answered with {code_of(code).name}")
     if len(found) != 1:
-        raise BadAnswer(f"{len(found)} partitions are answered, one was asked")
+        raise BadAnswer(f"{len(found)} partitions are answered, one was requested")
     return found[0]

@@ -66,7 +66,7 @@ class Correlator:
         while size - position >= _LENGTH_SIZE:
             length: i64 = i64(read_i32_be(held, position))
             if length < _LEAST or length > self.answer_size_max:
-                raise BadAnswer(f"an answer of {length} bytes, {self.answer_size_max} at most are taken")
+                raise BadAnswer(f"an answer of {length} bytes is over the limit of {self.answer_size_max}")
             if size - position - _LENGTH_SIZE < length:
                 self._wanted = _LENGTH_SIZE + length
                 break
@@ -81,7 +81,7 @@ class Correlator:
 
     def _check(self, correlation_id: i64) -> None:
         if not self._asked:
-            raise BadAnswer("an answer that nobody asked for")
+            raise BadAnswer("an answer without a request")
         expected: i64 = self._asked.popleft()
         if correlation_id != expected:
             raise BadAnswer(f"the answer to {correlation_id}, expected that to {expected}")

@@ -94,7 +94,7 @@ def decode_member(data: bytes) -> Member:
         member = Member(str(said["node"]), held, busy, bool(said["draining"]), *texts)
         return member._replace(secret=str(said.get("secret", "")), run=str(said.get("run", "")))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no member of a cluster says {data!r}") from error
+        raise ValueError(f"these are no data of a cluster member: {data!r}") from error
 
 
 def encode_peers(members: Iterable[Member]) -> bytes:
@@ -111,7 +111,7 @@ def decode_peers(data: bytes) -> list[Peer]:
             for each in json.loads(data)
         ]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"no leader of a cluster says {data!r}") from error
+        raise ValueError(f"these are no data of a group leader: {data!r}") from error
 
 
 def encode_refusal(why: str) -> bytes:
@@ -154,7 +154,7 @@ def refusals(slots: int, members: Mapping[str, Member], leader_run: str) -> dict
             for member in processes.values():
                 if member != stays:
                     address = members[stays].address
-                    why = f"cluster.node is {name}, as that of the node at {address}: each node needs a name of its own"
+                    why = f"cluster.node {name} is already used by the node at {address}: each node needs its own name"
                     refused[member] = why
     return refused
 
@@ -173,7 +173,7 @@ def _other_secrets(members: Mapping[str, Member], serving: Mapping[str, int], le
 
     right = max(groups.values(), key=weight)
     nodes = ", ".join(sorted(f"{members[each].node} at {members[each].address}" for each in right))
-    why = f"cluster.secret is another than that of the cluster's nodes: {nodes}"
+    why = f"cluster.secret differs from that of the cluster's nodes: {nodes}"
     return {member: why for group in groups.values() if group is not right for member in group}
 
 
@@ -323,10 +323,10 @@ class Assignor:
             try:
                 nodes[member] = decode_member(metadata.user_data or b"")
             except ValueError as error:
-                logger.error("somebody in the group is no node of this cluster: %s", error)
+                logger.error("a member of the group is no node of this cluster: %s", error)
         refused = refusals(self._slots, nodes, self._said().run)
         for member, why in refused.items():
-            logger.error("the node at %s is given no slot: %s", nodes[member].address, why)
+            logger.error("the node at %s gets no slot: %s", nodes[member].address, why)
             del nodes[member]
         given = assign(self._slots, nodes, self._wishes(), self._balance_busy)
         told = {nodes[member].node: slots for member, slots in given.items()}
@@ -539,7 +539,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
             if coordinator is not None:
                 await coordinator.close()
         except (KafkaError, OSError) as error:
-            logger.warning("the group %s is left without a word: %s", self._group, error)
+            logger.warning("the group %s was left without notice: %s", self._group, error)
         finally:
             if client is not None:
                 await client.close()

@@ -76,7 +76,7 @@ class PartitionLeaders:
             return {}
         metadata = await any_metadata(self.access, [topic.encode() for topic in wanted])
         if metadata is None:
-            raise KafkaDisconnected("no broker of Kafka answers")
+            raise KafkaDisconnected("no Kafka broker answers")
         found: dict[str, int] = {}
         for name, number in metadata.leaders:
             topic = name.decode()
@@ -136,7 +136,7 @@ class PartitionLeaders:
                 for place in moved:
                     self.forget(*place)
             if moved or not led:  # if it leads none, its readers have found another leader
-                connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what is read from it")
+                connection.abort(f"no answer for {SILENT_S:g} s, and other brokers lead its partitions")
         finally:
             del self._doubts[leader]
 
@@ -148,7 +148,7 @@ class PartitionLeaders:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._ask())
         if not await asyncio.shield(self._looking):
-            raise KafkaDisconnected("no broker of Kafka answers")
+            raise KafkaDisconnected("no Kafka broker answers")
 
     async def _ask(self) -> bool:
         """Ask the brokers. Return whether one has answered."""

@@ -101,7 +101,7 @@ class Outages:
             logger.warning("trouble with Kafka for %.0f s, %d failures: %s", now - self._began_s, self._count, shown)
             self._said = True
         else:
-            logger.warning("trouble with Kafka, which is over: %d failures, the last: %s", self._count, self._last)
+            logger.warning("trouble with Kafka is over: %d failures, the last: %s", self._count, self._last)
         self._count = 0
         self._timer = loop.call_later(REPEAT_S, self._repeat)
 

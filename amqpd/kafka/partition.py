@@ -202,7 +202,7 @@ class Partition:
         """Add the next batch. Raises ValueError if it does not follow the last one."""
         if self.next_offset == UNKNOWN:
             if self.order:
-                raise ValueError("a batch behind a barrier that has no offset yet")
+                raise ValueError("a batch follows an epoch fence whose offset is not known yet")
         elif batch.base_offset != self.next_offset:
             raise ValueError(f"a batch at offset {batch.base_offset}, expected {self.next_offset}")
         else:

@@ -263,8 +263,10 @@ class KafkaProducer(PartitionProducer):
         self._wake()
 
     def refused(self, partition: Partition) -> None:
-        more = "more" if partition.closed else "now"
-        logger.error("%s %d takes nothing %s: %s", partition.topic.decode(), partition.number, more, partition.text)
+        more = "any more" if partition.closed else "for now"
+        logger.error(
+            "%s %d accepts no batches %s: %s", partition.topic.decode(), partition.number, more, partition.text
+        )
         self.on_refused(partition)
         self._wake()
 
@@ -274,7 +276,7 @@ class KafkaProducer(PartitionProducer):
             self._looking = self._loop.create_task(self._look_up())
 
     def fenced(self, text: str) -> None:
-        logger.error("nothing more is sent to Kafka: %s", text)
+        logger.error("the producer has ended and sends nothing more to Kafka: %s", text)
         self.ended = text
         self.on_fenced(text)
         self._wake()
@@ -356,7 +358,7 @@ class KafkaProducer(PartitionProducer):
             waiting = [each for call in self._sent.get(leader, ()) for each in call.partitions]
             moved = any(each.leader != leader for each in waiting)
             if moved or not any(each.leader == leader for each in self.partitions):
-                connection.abort(f"no answer for {SILENT_S:g} s, and it leads no more what waits for it")
+                connection.abort(f"no answer for {SILENT_S:g} s, and other brokers lead its partitions")
 
     async def _look_up(self) -> None:
         """Look up the leaders of the wanted partitions until each has one."""

@@ -251,7 +251,7 @@ class ProducerState:
             elif answer.base_offset != expected and not (code == DUPLICATE and answer.base_offset < 0):
                 text = f"a batch of offset {expected} is stored at {answer.base_offset}"
                 if partition.shared:
-                    partition.close(FOREIGN, f"{text}: somebody else writes to it")
+                    partition.close(FOREIGN, f"{text}: another program writes to the partition")
                     self._told.refused(partition)
                 else:
                     self._fence(partition, text)
@@ -263,7 +263,7 @@ class ProducerState:
         if remedy == SEQUENCE:
             if partition.oldest_unstored() is offered and not partition.draining:
                 at = offered.batch.base_offset
-                self._fence(partition, f"{row.name} for the batch at {at}, and all before it is stored")
+                self._fence(partition, f"{row.name} for the batch at {at}, but all earlier batches are stored")
                 return
             self._again(partition, now_ms)
         elif remedy == FENCED:
@@ -316,7 +316,7 @@ def _in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[ProduceAn
     """Return the answers in the order of the request's partitions. Raises BadAnswer if one is missing."""
     count: i64 = len(call.partitions)
     if len(answers) != count:
-        raise BadAnswer(f"{len(answers)} partitions are answered, {count} were asked")
+        raise BadAnswer(f"{len(answers)} partitions are answered, {count} were requested")
     fits: bool = True
     for index, answer in enumerate(answers):  # Kafka usually keeps the order
         partition = call.partitions[index]
@@ -332,7 +332,7 @@ def _in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[ProduceAn
     for partition in call.partitions:
         one = by_name.get((partition.topic, partition.number))
         if one is None:
-            raise BadAnswer("a partition that was asked is not answered")
+            raise BadAnswer("a requested partition is not answered")
         found.append(one)
     return found
 

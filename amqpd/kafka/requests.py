@@ -613,7 +613,7 @@ class Fetched:
         while position + HEADER_SIZE <= self.end:
             header = BatchHeader(data, position)
             if not header.plausible() and not header.emptied():
-                raise BadAnswer("what came of a partition is no record batch")
+                raise BadAnswer("the records of a partition are no record batch")
             if position + header.size > self.end:
                 break
             if not crc_fits(data, position, header):

@@ -83,17 +83,17 @@ class Scram(SaslMechanism):
         if self._server_signature:
             signature = _base64(fields.get("v", ""))
             if not hmac.compare_digest(signature, self._server_signature):
-                raise NotProved("the server does not know the password either")
+                raise NotProved("the server does not know the password")
             self.done = True
             return None
         nonce, iterations = fields.get("r", ""), fields.get("i", "")
         salt = _base64(fields.get("s", ""))
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce) or not salt:
-            raise NotProved("the server's first message is none of SCRAM's, or answers somebody else's")
+            raise NotProved("the server's first message is no SCRAM message, or answers another client")
         if not (iterations.isascii() and iterations.isdigit()) or len(iterations) > 9:
-            raise NotProved("the server names no number of iterations")
+            raise NotProved("the server sends no number of iterations")
         if not _ITERATIONS_MIN <= int(iterations) <= _ITERATIONS_MAX:
-            raise NotProved(f"{iterations} iterations: {_ITERATIONS_MIN} to {_ITERATIONS_MAX} are taken")
+            raise NotProved(f"{iterations} iterations: only {_ITERATIONS_MIN} to {_ITERATIONS_MAX} are accepted")
         salted = hashlib.pbkdf2_hmac(self._digest, self._password, salt, int(iterations))
         client_key = self._hmac(salted, b"Client Key")
         final = f"c=biws,r={nonce}"
@@ -113,14 +113,14 @@ def conversation(mechanism: str, username: str, password: str) -> SaslMechanism:
         return PlainMechanism(username, password)
     if mechanism in _DIGESTS:
         return Scram(_DIGESTS[mechanism], username, password)
-    raise ValueError(f"there is no mechanism {mechanism}")
+    raise ValueError(f"unknown SASL mechanism {mechanism}")
 
 
 def _fields(data: bytes) -> dict[str, str]:
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
-        raise NotProved("the server's message is no text") from None
+        raise NotProved("the server's message is not UTF-8") from None
     return {part[0]: part[2:] for part in text.split(",") if part[1:2] == "="}
 
 
@@ -128,4 +128,4 @@ def _base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (BadBase64, ValueError):
-        raise NotProved("the server's message has no base64 where it has to") from None
+        raise NotProved("the server's message has invalid base64") from None

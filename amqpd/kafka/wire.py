@@ -167,7 +167,7 @@ class Reader:
         end: i64 = 0
         start, end = self.compact_span()
         if start < 0:
-            raise BadAnswer("null where there has to be a value")
+            raise BadAnswer("null in a field that needs a value")
         return self.data[start:end]
 
     def compact_or_none(self) -> bytes | None:

@@ -61,7 +61,7 @@ class FakeTopics:
     async def make_own(self, name: str, mark: int) -> None:
         self._call("make own", name)
         if name in self.kafka.topics:
-            raise KafkaRefused(f"topic {name} cannot be made: TOPIC_ALREADY_EXISTS")
+            raise KafkaRefused(f"topic {name} cannot be created: TOPIC_ALREADY_EXISTS")
         self.kafka.create(name, 1)
         self.marks[name] = mark
 

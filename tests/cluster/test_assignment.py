@@ -213,7 +213,7 @@ class TestWhoBelongsToTheCluster:
             "2": self.member("b", secret="theirs"),
             "3": self.member("c", secret="theirs"),
         }
-        text = "cluster.secret is another than that of the cluster's nodes: a at a:25672"
+        text = "cluster.secret differs from that of the cluster's nodes: a at a:25672"
         assert refusals(SLOTS, members, "b") == {"2": text, "3": text}
 
     def test_where_nobody_serves_most_decide_and_then_the_leader(self) -> None:
@@ -225,7 +225,7 @@ class TestWhoBelongsToTheCluster:
 
     def test_of_two_with_one_name_the_one_that_serves_stays(self) -> None:
         members = {"1": self.member("a", run="late"), "2": self.member("a", held=1, run="early"), "3": self.member("b")}
-        text = "cluster.node is a, as that of the node at a:25672: each node needs a name of its own"
+        text = "cluster.node a is already used by the node at a:25672: each node needs its own name"
         assert refusals(SLOTS, members, "late") == {"1": text}
 
     def test_a_process_that_is_in_the_group_twice_is_one_node(self) -> None:
@@ -262,7 +262,7 @@ class TestWhoBelongsToTheCluster:
         assert [peer.node for peer in ours.peers] == ["a"]
         assert ours.refusal == ""
         assert stranger.peers == []
-        assert stranger.refusal.startswith("cluster.secret is another")
+        assert stranger.refusal.startswith("cluster.secret differs")
 
     def test_the_mark_of_a_secret(self) -> None:
         mark = secret_mark(b"the old pond, a frog", "shop")

@@ -174,8 +174,8 @@ def test_what_kafka_refuses_for_a_while_is_taken_later_by_the_same_owner(node: N
 @pytest.mark.parametrize(
     ("setting", "value", "why"),
     [
-        ("cluster.secret", "quite another secret", "cluster.secret is another than that of the cluster's nodes"),
-        ("cluster.node", "amqpd-1", "cluster.node is amqpd-1, as that of the node at"),
+        ("cluster.secret", "quite another secret", "cluster.secret differs from that of the cluster's nodes"),
+        ("cluster.node", "amqpd-1", "cluster.node amqpd-1 is already used by the node at"),
     ],
 )
 def test_a_node_that_does_not_belong_to_the_cluster_ends_before_it_has_a_slot(

@@ -87,7 +87,7 @@ def test_what_comes_and_goes_is_one_line_a_minute(clock: Clock, lines: Callable[
         clock.advance(0.1)
     assert lines() == ["trouble with Kafka: a:1: TimeoutError", "Kafka answers again, after 0.0 s"]
     clock.advance(REPEAT_S)
-    assert lines() == ["trouble with Kafka, which is over: 589 failures, the last: a:1: TimeoutError"]
+    assert lines() == ["trouble with Kafka is over: 589 failures, the last: a:1: TimeoutError"]
     clock.advance(10 * REPEAT_S)
     outages.failed("a:1", "refused")
     assert lines() == ["trouble with Kafka: a:1: refused"]

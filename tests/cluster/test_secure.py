@@ -138,13 +138,13 @@ async def test_a_listener_without_sasl(secure: tuple[Kafka, Path]) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"kafka": ()}, "no broker"),
-        ({"kafka": ("host",)}, "'host' is no address"),
-        ({"kafka": ("host:0",)}, "no address"),
-        ({"kafka": ("host:99999",)}, "no address"),
-        ({"sasl_mechanism": "GSSAPI"}, "no SASL mechanism GSSAPI: PLAIN"),
+        ({"kafka": ()}, "no Kafka broker"),
+        ({"kafka": ("host",)}, "'host' is not a broker address"),
+        ({"kafka": ("host:0",)}, "not a broker address"),
+        ({"kafka": ("host:99999",)}, "not a broker address"),
+        ({"sasl_mechanism": "GSSAPI"}, "unknown SASL mechanism GSSAPI; expected one of PLAIN"),
         ({"sasl_mechanism": "PLAIN"}, "needs a user name"),
-        ({"ca_file": "x"}, "not TLS"),
+        ({"ca_file": "x"}, "TLS is not enabled"),
         ({"tls": True, "key_file": "x"}, "no certificate"),
     ],
 )

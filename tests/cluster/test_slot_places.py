@@ -382,7 +382,7 @@ class TestOwnTopics:
         slot.logs.write(partition, [_message(b"mine")])
         slot.producer.flush()
         await until(lambda: partition.closed)
-        assert "a batch of offset 1 is stored at 2: somebody else writes to it" in partition.text
+        assert "a batch of offset 1 is stored at 2: another program writes to the partition" in partition.text
         await slot.rows.write([Put(queue(2))])
         assert not slot.fenced
 

@@ -152,7 +152,7 @@ async def test_a_queue_s_own_is_known_by_its_mark(kafka: Kafka, options: Cluster
         await topics_.delete_own(name, 5)
         await topics_.make_own(name, 5)
         assert await topics_.lost_own({name: 5}) == {}
-        assert await topics_.lost_own({name: 6}) == {name: "its topic is another one now: somebody has made it anew"}
+        assert await topics_.lost_own({name: 6}) == {name: "another program has created its topic again"}
         await topics_.delete_own(name, 6)
         assert name in await topics_.describe([name])
         await topics_.delete_own(name, 5)
@@ -225,12 +225,12 @@ async def test_a_kafka_that_is_away(monkeypatch: pytest.MonkeyPatch, topic: str)
     monkeypatch.setattr(admin, "PATIENCE_S", 1.0)
     (port,) = free_ports(1)
     async with TopicAdmin(options_for(KafkaAccess((f"127.0.0.1:{port}",)), topic)) as nodes:
-        with pytest.raises(KafkaDisconnected, match="Kafka did not do it within 1 s"):
+        with pytest.raises(KafkaDisconnected, match="Kafka did not execute the request within 1 s"):
             await nodes.prepare()
 
 
 async def test_a_kafka_that_lets_nobody_in(kafka: Kafka, topic: str) -> None:
     access = KafkaAccess((kafka.bootstrap,), sasl_mechanism="PLAIN", sasl_username="amqpd", sasl_password="x")
     async with TopicAdmin(options_for(access, topic)) as nodes:
-        with pytest.raises(KafkaIncompatible, match="does not take PLAIN"):
+        with pytest.raises(KafkaIncompatible, match="does not accept PLAIN"):
             await nodes.prepare()

@@ -38,10 +38,10 @@ def test_a_large_answer_is_not_copied_for_each_piece() -> None:
     ("data", "why"),
     [
         (frame(1, b"x"), "the answer to 1, expected that to 0"),
-        (frame(0, b"") + frame(0, b""), "nobody asked"),
+        (frame(0, b"") + frame(0, b""), "without a request"),
         (b"\x00\x00\x00\x03abc", "3 bytes"),
         (b"\xff\xff\xff\xff", "-1 bytes"),
-        (b"\x7f\xff\xff\xff", "1000 at most"),
+        (b"\x7f\xff\xff\xff", "limit of 1000"),
     ],
 )
 def test_what_is_no_answer(data: bytes, why: str) -> None:

@@ -367,7 +367,7 @@ def test_a_barrier_tells_where_a_partition_ends() -> None:
     run.look_up()
     run.passed[0] = UNKNOWN
     run.producing.offer(partition, epoch_fence(b"slot", 9, 4, 1, 0), 0)
-    with pytest.raises(ValueError, match="barrier"):
+    with pytest.raises(ValueError, match="epoch fence"):
         run.producing.offer(partition, batch_at(0, 1), 0)
     run.send()
     run.twins[0].stored.append(7)  # the one before was faster
