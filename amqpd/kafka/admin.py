@@ -11,7 +11,7 @@ topics and checks the settings of existing ones. A setting that is weaker than t
 messages, raises `UnsafeTopic` with the command that corrects it. A setting that only costs time or space is a
 warning.
 
-Questions about topics forbid automatic creation (`_listed`). Otherwise a broker with `auto.create.topics.enable`
+Questions about topics forbid automatic creation (`_list_existing`). Otherwise a broker with `auto.create.topics.enable`
 creates a topic with one partition and default settings.
 
 aiokafka is imported when the first client is opened, because administration is rare.
@@ -275,7 +275,7 @@ class TopicAdmin:
         new = [name for name in names if name not in found]
         for name in new:
             await self._create(name, options.slots, compacted_rules(options))
-        for topic in (await self._described(new)).values():
+        for topic in (await self._describe_new(new)).values():
             self.check_slots(topic)
 
     def check_slots(self, topic: KafkaTopic) -> None:
@@ -297,7 +297,7 @@ class TopicAdmin:
         found = await self.describe([name])
         if name not in found:
             await self._create(name, partitions, rules)
-            found = await self._described([name])
+            found = await self._describe_new([name])
         topic = found[name]
         self.check(topic, rules)
         if topic.partitions < partitions:
@@ -322,7 +322,7 @@ class TopicAdmin:
         Args:
             marks: Topic -> the mark with which it was created.
         """
-        found = await self._looked_for(marks)
+        found = await self._find_existing(marks)
         lost: dict[str, str] = {}
         for name, mark in marks.items():
             topic = found.get(name)
@@ -334,7 +334,7 @@ class TopicAdmin:
 
     async def delete_own(self, name: str, mark: int) -> None:
         """Delete the topic with this mark, if it exists. Another topic of that name stays. Raises as `prepare`."""
-        topic = (await self._looked_for([name])).get(name)
+        topic = (await self._find_existing([name])).get(name)
         if topic is None:
             return
         if topic.settings.get(MARK) == str(mark):
@@ -342,7 +342,7 @@ class TopicAdmin:
         else:
             logger.warning("topic %s was created again by another program, so it is not deleted with its queue", name)
 
-    async def _looked_for(self, names: Collection[str]) -> dict[str, KafkaTopic]:
+    async def _find_existing(self, names: Collection[str]) -> dict[str, KafkaTopic]:
         """Return the topics that exist. Ask again for missing ones, because some brokers learn of a topic late."""
         found = await self.describe(names)
         for _ in range(LOST_TRIES):
@@ -384,9 +384,9 @@ class TopicAdmin:
 
     async def describe(self, names: Iterable[str]) -> dict[str, KafkaTopic]:
         """Return the topics that exist. Cost: that of their partitions."""
-        return await self._patiently("the topics", lambda: self._describe(set(names)))
+        return await self._retry("the topics", lambda: self._describe(set(names)))
 
-    async def _described(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
+    async def _describe_new(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
         """Describe topics that were created just now: wait until the broker knows them. Raises as `prepare`."""
 
         async def ask() -> dict[str, KafkaTopic]:
@@ -396,11 +396,11 @@ class TopicAdmin:
                 raise KafkaDisconnected(f"topic {unknown[0]} is not known to all brokers yet")
             return found
 
-        return await self._patiently("the topics", ask)
+        return await self._retry("the topics", ask)
 
     async def _describe(self, names: set[str]) -> dict[str, KafkaTopic]:
         found: dict[str, list[Mapping[str, Any]]] = {
-            each["topic"]: each["partitions"] for each in await self._listed(names)
+            each["topic"]: each["partitions"] for each in await self._list_existing(names)
         }
         settings = await self._settings(found)
         return {
@@ -411,7 +411,7 @@ class TopicAdmin:
             if name in settings
         }
 
-    async def _listed(self, names: Iterable[str]) -> list[Mapping[str, Any]]:
+    async def _list_existing(self, names: Iterable[str]) -> list[Mapping[str, Any]]:
         """Return Kafka's answer about the topics that exist.
 
         aiokafka's `describe_topics` lists all topics, which takes longer with each vhost, or creates the named
@@ -427,7 +427,7 @@ class TopicAdmin:
         found: list[Mapping[str, Any]] = answer.to_object()["topics"]
         for each in found:
             if each["error_code"] not in (0, _UNKNOWN_TOPIC, _NO_LEADER):
-                raise _failed(each["error_code"], f"topic {each['topic']} cannot be described")
+                raise _error_of(each["error_code"], f"topic {each['topic']} cannot be described")
         return [each for each in found if each["error_code"] != _UNKNOWN_TOPIC]
 
     async def _settings(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -441,7 +441,7 @@ class TopicAdmin:
         for answer in await admin.describe_configs(resources):
             for code, text, _, name, entries in answer.resources:
                 if code and code != _UNKNOWN_TOPIC:  # it was deleted meanwhile
-                    raise _failed(code, f"the settings of topic {name} cannot be read: {text or ''}".rstrip())
+                    raise _error_of(code, f"the settings of topic {name} cannot be read: {text or ''}".rstrip())
                 if not code:
                     found[name] = {entry[0]: entry[1] or "" for entry in entries}
         return found
@@ -462,15 +462,15 @@ class TopicAdmin:
                         f"topic {name} cannot have the {copies} copies of cluster.replication_factor: {text}"
                     )
                 if code and not (exists_ok and code == _TOPIC_EXISTS):  # another node was faster
-                    raise _failed(code, f"topic {name} cannot be created: {text or ''}".rstrip(" :"))
+                    raise _error_of(code, f"topic {name} cannot be created: {text or ''}".rstrip(" :"))
 
-        await self._patiently(f"topic {name}", ask)
-        await self._patiently(f"topic {name}", lambda: self._known(name, partitions))
+        await self._retry(f"topic {name}", ask)
+        await self._retry(f"topic {name}", lambda: self._check_known(name, partitions))
         logger.info("topic %s is created: %d partitions, %d copies", name, partitions, copies)
 
-    async def _known(self, name: str, partitions: int) -> None:
+    async def _check_known(self, name: str, partitions: int) -> None:
         """Check that the broker knows all partitions. Raises KafkaDisconnected if not."""
-        for each in await self._listed([name]):
+        for each in await self._list_existing([name]):
             if len([part for part in each["partitions"] if part["leader"] >= 0]) >= partitions:
                 return
         raise KafkaDisconnected(f"topic {name} is not known to all brokers yet")
@@ -486,11 +486,11 @@ class TopicAdmin:
                 await admin.create_partitions({name: NewPartitions(partitions)}, timeout_ms=_REQUEST_TIMEOUT_MS)
             except InvalidPartitionsError:
                 # An earlier try without an answer has grown it, or it can never grow.
-                if not any(len(each["partitions"]) >= partitions for each in await self._listed([name])):
+                if not any(len(each["partitions"]) >= partitions for each in await self._list_existing([name])):
                     raise
 
-        await self._patiently(f"topic {name}", ask)
-        await self._patiently(f"topic {name}", lambda: self._known(name, partitions))
+        await self._retry(f"topic {name}", ask)
+        await self._retry(f"topic {name}", lambda: self._check_known(name, partitions))
 
     async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
         """Delete the records below these offsets.
@@ -513,7 +513,7 @@ class TopicAdmin:
             async def ask(asked: Sequence[tuple[int, int]] = part) -> None:
                 freed.update(await self._delete_records(name, asked))
 
-            await self._patiently(f"topic {name}", ask)
+            await self._retry(f"topic {name}", ask)
         return freed
 
     async def _delete_records(self, name: str, before: Iterable[tuple[int, int]]) -> dict[int, int]:
@@ -521,7 +521,9 @@ class TopicAdmin:
         from aiokafka.protocol.admin import DeleteRecordsRequest
 
         leaders = {
-            part["partition"]: part["leader"] for each in await self._listed([name]) for part in each["partitions"]
+            part["partition"]: part["leader"]
+            for each in await self._list_existing([name])
+            for part in each["partitions"]
         }
         asked: dict[int, list[tuple[int, int]]] = {}
         for number, offset in before:
@@ -536,7 +538,7 @@ class TopicAdmin:
             for _, partitions, *_ in answer.topics:
                 for number, first, code, *_ in partitions:
                     if code:
-                        raise _failed(code, f"the records of topic {name} {number} cannot be deleted")
+                        raise _error_of(code, f"the records of topic {name} {number} cannot be deleted")
                     freed[number] = first
         return freed
 
@@ -548,9 +550,9 @@ class TopicAdmin:
             answer = await admin.delete_topics([name], timeout_ms=_REQUEST_TIMEOUT_MS)
             for _, code, *_rest in answer.topic_error_codes:
                 if code not in (0, _UNKNOWN_TOPIC):
-                    raise _failed(code, f"topic {name} cannot be deleted")
+                    raise _error_of(code, f"topic {name} cannot be deleted")
 
-        await self._patiently(f"topic {name}", ask)
+        await self._retry(f"topic {name}", ask)
 
     async def ask_coordinator(self, group: str, request: Any) -> int:
         """Send a request to the coordinator of a group. Return the code of its answer. Raises KafkaRefused,
@@ -563,7 +565,7 @@ class TopicAdmin:
             number = await client.coordinator_lookup(CoordinationType.GROUP, group)
             return int((await client.send(number, request, group=ConnectionGroup.COORDINATION)).error_code)
 
-        return await self._patiently(f"group {group}", ask)
+        return await self._retry(f"group {group}", ask)
 
     # -- client
 
@@ -572,7 +574,7 @@ class TopicAdmin:
 
         async with self._opening:
             if self._admin is None:
-                await self._look()
+                await self._check_connection()
                 options = await asyncio.to_thread(self.options.access.aiokafka_options)  # reads certificates
                 admin = AIOKafkaAdminClient(request_timeout_ms=_REQUEST_TIMEOUT_MS, **options)
                 try:
@@ -583,7 +585,7 @@ class TopicAdmin:
                 self._admin = admin
             return self._admin
 
-    async def _look(self) -> None:
+    async def _check_connection(self) -> None:
         """Connect once to one of the named brokers, to get the reason of a failure: aiokafka gives none.
 
         Raises: KafkaIncompatible, OSError.
@@ -599,7 +601,7 @@ class TopicAdmin:
             return
         raise last
 
-    async def _patiently(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """Call `ask`, again and again while Kafka is away. Raises KafkaDisconnected, KafkaRefused,
         KafkaIncompatible.
         """
@@ -628,7 +630,7 @@ class TopicAdmin:
             ) from last
 
 
-def _failed(code: int, what: str) -> Exception:
+def _error_of(code: int, what: str) -> Exception:
     """Return the exception for an error code: KafkaDisconnected if a retry may help, else KafkaRefused."""
     name = code_of(code).name
     return KafkaDisconnected(f"{what}: {name}") if code in _KNOWN_LATER else KafkaRefused(f"{what}: {name}")

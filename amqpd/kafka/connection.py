@@ -90,8 +90,8 @@ class KafkaConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._answer_timeout_s = answer_timeout_s
         self._on_silent = on_silent
-        self._watch: asyncio.TimerHandle | None = None
-        self._life: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -113,8 +113,8 @@ class KafkaConnection(asyncio.Protocol):
             return
         parts = make(self._link.ask())
         self._waiting.append((done, self._loop.time()))
-        if self._watch is None:
-            self._watch = self._loop.call_later(min(SILENT_S, self._answer_timeout_s), self._look)
+        if self._answer_timer is None:
+            self._answer_timer = self._loop.call_later(min(SILENT_S, self._answer_timeout_s), self._check_answer_time)
         self._transport.writelines(parts)
 
     async def ask(self, make: Callable[[int], bytes]) -> bytes:
@@ -131,9 +131,9 @@ class KafkaConnection(asyncio.Protocol):
             raise KafkaDisconnected(f"the connection to {self.name} has ended")
         return data
 
-    def _look(self) -> None:
+    def _check_answer_time(self) -> None:
         """Check the oldest request: end the connection, report a silent broker, or check again later."""
-        self._watch = None
+        self._answer_timer = None
         if not self._waiting:
             return
         waited = self._loop.time() - self._waiting[0][1]
@@ -143,7 +143,7 @@ class KafkaConnection(asyncio.Protocol):
             return
         silent = waited >= SILENT_S
         again = SILENT_AGAIN_S if silent else SILENT_S - waited
-        self._watch = self._loop.call_later(max(0.001, min(left, again)), self._look)
+        self._answer_timer = self._loop.call_later(max(0.001, min(left, again)), self._check_answer_time)
         if silent and self._on_silent is not None:
             self._on_silent(self)
 
@@ -157,7 +157,7 @@ class KafkaConnection(asyncio.Protocol):
 
     def ends_in(self, seconds: float) -> None:
         """End the connection after some seconds, before the broker does because the login has expired."""
-        self._life = self._loop.call_later(seconds, self._end_login)
+        self._login_timer = self._loop.call_later(seconds, self._end_login)
 
     def _end_login(self) -> None:
         logger.info("connection to %s: the login expires, a new connection follows", self.name)
@@ -172,11 +172,11 @@ class KafkaConnection(asyncio.Protocol):
         if self.lost:
             return
         self.lost = True
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self._life is not None:
-            self._life.cancel()
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+        if self._login_timer is not None:
+            self._login_timer.cancel()
         if self._transport is not None:
             self._transport.abort()
         elif not self._closed.done():
@@ -273,7 +273,7 @@ async def _open(
                 server_hostname=host if context is not None else None,
             )
             try:
-                await _agree(connection, access)
+                await _negotiate(connection, access)
             except BaseException:
                 await connection.close()
                 raise
@@ -286,7 +286,7 @@ async def _open(
     return connection
 
 
-async def _agree(connection: KafkaConnection, access: KafkaAccess) -> None:
+async def _negotiate(connection: KafkaConnection, access: KafkaAccess) -> None:
     """Exchange ApiVersions, then log in. Raises KafkaDisconnected, KafkaIncompatible or BadAnswer."""
     client_id = connection.client_id
     data = await connection.ask(lambda number: encode_api_versions(number, client_id, _SOFTWARE, b"0"))
@@ -311,8 +311,8 @@ async def _authenticate(connection: KafkaConnection, access: KafkaAccess) -> Non
     for _ in range(_SASL_STEPS_MAX):
         if message is None:
             break
-        said = message
-        data = await connection.ask(lambda number, said=said: encode_sasl_authenticate(number, client_id, said))  # type: ignore[misc]
+        sent = message
+        data = await connection.ask(lambda number, sent=sent: encode_sasl_authenticate(number, client_id, sent))  # type: ignore[misc]
         answer = decode_sasl_authenticate(data)
         if answer.code:
             raise KafkaIncompatible(f"{connection.name}: {code_of(answer.code).name}: {answer.text}")

@@ -164,7 +164,7 @@ class KafkaReader:
             self.brokers.forget(topic, number)
             raise
         try:
-            return _only(data)
+            return _single_partition(data)
         except BadAnswer as error:
             connection.abort(str(error))
             raise
@@ -248,9 +248,9 @@ class TopicFollower:
         self._brokers = PartitionLeaders(access)
         self._reader = KafkaReader(access, brokers=self._brokers)
         self._followed: list[FollowedPartition] = []
-        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._pauses: dict[int, float] = {}  # pause before the next try, by broker
-        self._arranging: asyncio.Task[None] | None = None
+        self._finding: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._slices = _TimeSlice()
         self._scratch = BytesWriter()
@@ -262,7 +262,7 @@ class TopicFollower:
         """Follow a partition from `start`. If the log's front was deleted, begin behind it."""
         followed = FollowedPartition(topic, number, start)
         self._followed.append(followed)
-        self._arrange()
+        self._find_leaders_soon()
         return followed
 
     def leave(self, followed: FollowedPartition) -> None:
@@ -293,7 +293,7 @@ class TopicFollower:
         """Stop; waiting tasks get KafkaDisconnected."""
         self._closed = True
         self._end(self._followed, KafkaDisconnected("the follower has ended"))
-        tasks = [*self._serving.values(), *([self._arranging] if self._arranging is not None else [])]
+        tasks = [*self._tasks.values(), *([self._finding] if self._finding is not None else [])]
         tasks = [task for task in tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -310,11 +310,11 @@ class TopicFollower:
 
     # -- leaders
 
-    def _arrange(self) -> None:
-        if self._arranging is None and not self._closed:
-            self._arranging = self._loop.create_task(self._lead())
+    def _find_leaders_soon(self) -> None:
+        if self._finding is None and not self._closed:
+            self._finding = self._loop.create_task(self._find_leaders())
 
-    async def _lead(self) -> None:
+    async def _find_leaders(self) -> None:
         """Find a leader for each partition that has none, and start a task for each leader."""
         pause = PAUSE_S
         try:
@@ -333,14 +333,14 @@ class TopicFollower:
                 else:
                     outages.answered(self._name)
                 for leader in {each.leader for each in self._followed if each.leader >= 0}:
-                    if leader not in self._serving:
-                        self._serving[leader] = self._loop.create_task(self._serve(leader))
+                    if leader not in self._tasks:
+                        self._tasks[leader] = self._loop.create_task(self._read_broker(leader))
                 if all(each.leader >= 0 for each in self._followed):
                     return
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, PAUSE_S_MAX)
         finally:
-            self._arranging = None
+            self._finding = None
 
     def _lost(self, followed: FollowedPartition) -> None:
         followed.leader = -1
@@ -348,30 +348,30 @@ class TopicFollower:
 
     # -- one broker
 
-    async def _serve(self, leader: int) -> None:
+    async def _read_broker(self, leader: int) -> None:
         """Read the partitions that this broker leads, until it leads none or the connection ends."""
         connection: KafkaConnection | None = None
         try:
             connection = await self._brokers.open(leader)
-            while await self._round(leader, connection):
+            while await self._fetch_once(leader, connection):
                 self._pauses.pop(leader, None)
         except (OSError, KafkaIncompatible, KafkaRefused, BadAnswer) as error:
             if not self._closed:
                 self._brokers.access.outages.failed(self._name, error)
             await self._pause(leader)
-        except _NotTaken as error:
+        except _CallbackFailed as error:
             self._fail(error.__cause__ or error)
         except Exception:
             logger.exception("broker %d: a bug of the broker; the follower looks up the leaders again", leader)
             await self._pause(leader)
         finally:
-            del self._serving[leader]
+            del self._tasks[leader]
             for each in self._followed:
                 if each.leader == leader:
                     self._lost(each)
             if connection is not None:
                 await connection.close()
-            self._arrange()
+            self._find_leaders_soon()
 
     async def _pause(self, leader: int) -> None:
         """Wait before the next try; the pause doubles each time."""
@@ -389,7 +389,7 @@ class TopicFollower:
         self._end(self._followed, KafkaDisconnected("the follower has ended"))
         self._on_failed(error)
 
-    async def _round(self, leader: int, connection: KafkaConnection) -> bool:
+    async def _fetch_once(self, leader: int, connection: KafkaConnection) -> bool:
         """Send one request and process its answer. Return whether the broker leads any partition."""
         led = sorted((each for each in self._followed if each.leader == leader), key=lambda each: each.topic)
         if not led:
@@ -407,16 +407,16 @@ class TopicFollower:
             if followed is None or followed not in self._followed:
                 continue
             if found.code:
-                await self._stray(followed, found)
+                await self._handle_error(followed, found)
             elif found.end > found.start:
                 # Partitions with records move to the end of the next request: a full answer may leave out the last
                 # ones.
                 self._followed.remove(followed)
                 self._followed.append(followed)
-                await self._give(followed, found.batches())
+                await self._deliver(followed, found.batches())
         return True
 
-    async def _give(self, followed: FollowedPartition, batches: list[bytes]) -> None:
+    async def _deliver(self, followed: FollowedPartition, batches: list[bytes]) -> None:
         for batch in batches:
             header = BatchHeader(batch, 0)
             if header.last_offset < followed.next_offset:
@@ -425,14 +425,14 @@ class TopicFollower:
                 try:
                     await self._take(followed, batch)
                 except Exception as error:
-                    raise _NotTaken from error
+                    raise _CallbackFailed from error
             followed.advance(int(header.last_offset) + 1)
             if self._slices.due():
                 await self._slices.rest()
             if self._closed or followed not in self._followed:
                 return
 
-    async def _stray(self, followed: FollowedPartition, found: Fetched) -> None:
+    async def _handle_error(self, followed: FollowedPartition, found: Fetched) -> None:
         """Handle an error code of one partition."""
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
@@ -451,10 +451,10 @@ class TopicFollower:
         logger.log(level, "%s %d at %d: %s", followed.topic, followed.number, followed.next_offset, row.name)
         self._lost(followed)
         await asyncio.sleep(PAUSE_S)
-        self._arrange()
+        self._find_leaders_soon()
 
 
-class _NotTaken(Exception):
+class _CallbackFailed(Exception):
     """The callback has raised an exception."""
 
 
@@ -503,7 +503,7 @@ def _encode(
     return encode_fetch(scratch, number, connection.client_id, wait_ms, size_bytes_max, places)
 
 
-def _only(data: bytes) -> Fetched:
+def _single_partition(data: bytes) -> Fetched:
     """Return the only partition of an answer. Raises BadAnswer."""
     code, found = decode_fetch(data)
     if code:

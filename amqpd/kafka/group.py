@@ -86,13 +86,13 @@ def encode_member(member: Member) -> bytes:
 
 def decode_member(data: bytes) -> Member:
     """Decode a member. Raises ValueError."""
-    said = json.loads(data)
+    fields = json.loads(data)
     try:
-        held = {int(slot): int(epoch) for slot, epoch in said["held"].items()}
-        busy = frozenset(map(int, said["busy"]))
-        texts = str(said["address"]), str(said["fingerprint"])
-        member = Member(str(said["node"]), held, busy, bool(said["draining"]), *texts)
-        return member._replace(secret=str(said.get("secret", "")), run=str(said.get("run", "")))
+        held = {int(slot): int(epoch) for slot, epoch in fields["held"].items()}
+        busy = frozenset(map(int, fields["busy"]))
+        texts = str(fields["address"]), str(fields["fingerprint"])
+        member = Member(str(fields["node"]), held, busy, bool(fields["draining"]), *texts)
+        return member._replace(secret=str(fields.get("secret", "")), run=str(fields.get("run", "")))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"these are no data of a cluster member: {data!r}") from error
 
@@ -121,8 +121,8 @@ def encode_refusal(why: str) -> bytes:
 
 def decode_refusal(data: bytes) -> str:
     """Return the reason why this node is refused, or "". Raises ValueError for other data."""
-    said = json.loads(data)
-    return str(said.get("refused", "")) if isinstance(said, dict) else ""
+    fields = json.loads(data)
+    return str(fields.get("refused", "")) if isinstance(fields, dict) else ""
 
 
 def _json(value: object) -> bytes:
@@ -145,9 +145,9 @@ def refusals(slots: int, members: Mapping[str, Member], leader_run: str) -> dict
         serving[member] += members[member].held[slot] > 0
     refused = _other_secrets(members, serving, leader_run)
     names: dict[str, dict[str, str]] = {}  # node -> process -> member
-    for member, said in sorted(members.items()):
+    for member, node in sorted(members.items()):
         if member not in refused:
-            names.setdefault(said.node, {})[said.run or said.fingerprint] = member
+            names.setdefault(node.node, {})[node.run or node.fingerprint] = member
     for name, processes in names.items():
         if len(processes) > 1:
             stays = max(processes.values(), key=lambda each: (serving[each], members[each].run == leader_run))
@@ -161,9 +161,9 @@ def refusals(slots: int, members: Mapping[str, Member], leader_run: str) -> dict
 
 def _other_secrets(members: Mapping[str, Member], serving: Mapping[str, int], leader_run: str) -> dict[str, str]:
     groups: dict[str, list[str]] = {}
-    for member, said in sorted(members.items()):
-        if said.secret:
-            groups.setdefault(said.secret, []).append(member)
+    for member, node in sorted(members.items()):
+        if node.secret:
+            groups.setdefault(node.secret, []).append(member)
     if len(groups) < 2:
         return {}
 
@@ -189,12 +189,12 @@ def assign(
     Cost: slots x members; a millisecond for 64 x 10.
     """
     given: dict[str, list[int]] = {member: [] for member in members}
-    able = sorted(member for member, said in members.items() if not said.draining)
+    able = sorted(member for member, node in members.items() if not node.draining)
     if not able:
         return given
     holders = _holders(slots, members)
     by_node = {members[each].node: each for each in reversed(able)}
-    targets = _fixed(slots, members, holders, by_node, wishes, balance_busy)
+    targets = _fixed_slots(slots, members, holders, by_node, wishes, balance_busy)
     _even_out(slots, able, holders, targets)
     for slot, member in sorted(targets.items()):
         if holders.get(slot, member) == member:
@@ -205,14 +205,14 @@ def assign(
 def _holders(slots: int, members: Mapping[str, Member]) -> dict[int, str]:
     """Return the holder of each slot. If two members claim a slot, the later epoch wins."""
     found: dict[int, tuple[int, str]] = {}
-    for member, said in sorted(members.items()):
-        for slot, epoch in said.held.items():
+    for member, node in sorted(members.items()):
+        for slot, epoch in node.held.items():
             if 0 <= slot < slots and (slot not in found or found[slot][0] < epoch):
                 found[slot] = epoch, member
     return {slot: member for slot, (_, member) in found.items()}
 
 
-def _fixed(
+def _fixed_slots(
     slots: int,
     members: Mapping[str, Member],
     holders: Mapping[int, str],
@@ -293,13 +293,13 @@ class Assignor:
         self,
         topic: str,
         slots: int,
-        said: Callable[[], Member],
+        describe_self: Callable[[], Member],
         wishes: Callable[[], Mapping[int, str]],
         balance_busy: bool,
     ) -> None:
         self._topic = topic
         self._slots = slots
-        self._said = said
+        self._describe_self = describe_self
         self._wishes = wishes
         self._balance_busy = balance_busy
         self.peers: list[Peer] = []
@@ -313,8 +313,8 @@ class Assignor:
         with the old generation.
         """
         self.heard = self.asked
-        said = self._said()._replace(asked=self.asked)
-        return ConsumerProtocolMemberMetadata(VERSION, list(topics), encode_member(said))
+        member = self._describe_self()._replace(asked=self.asked)
+        return ConsumerProtocolMemberMetadata(VERSION, list(topics), encode_member(member))
 
     def assign(self, _cluster: object, members: Mapping[str, Any]) -> dict[str, Any]:
         """Assign the slots, as the group's leader. A member that does not belong to the cluster gets none."""
@@ -324,27 +324,29 @@ class Assignor:
                 nodes[member] = decode_member(metadata.user_data or b"")
             except ValueError as error:
                 logger.error("a member of the group is no node of this cluster: %s", error)
-        refused = refusals(self._slots, nodes, self._said().run)
+        refused = refusals(self._slots, nodes, self._describe_self().run)
         for member, why in refused.items():
             logger.error("the node at %s gets no slot: %s", nodes[member].address, why)
             del nodes[member]
         given = assign(self._slots, nodes, self._wishes(), self._balance_busy)
-        told = {nodes[member].node: slots for member, slots in given.items()}
-        logger.info("slots are assigned: %s", ", ".join(f"{node} {len(slots)}" for node, slots in sorted(told.items())))
+        shares = {nodes[member].node: slots for member, slots in given.items()}
+        logger.info(
+            "slots are assigned: %s", ", ".join(f"{node} {len(slots)}" for node, slots in sorted(shares.items()))
+        )
         peers = encode_peers(nodes.values())
         found: dict[str, Any] = {}
         for member in members:
-            about = encode_refusal(refused[member]) if member in refused else peers
-            found[member] = ConsumerProtocolMemberAssignment(VERSION, [(self._topic, given.get(member, []))], about)
+            user_data = encode_refusal(refused[member]) if member in refused else peers
+            found[member] = ConsumerProtocolMemberAssignment(VERSION, [(self._topic, given.get(member, []))], user_data)
         return found
 
     def on_assignment(self, assignment: Any) -> None:
         """Read the leader's user data. The slots go to the rebalance listener."""
         try:
-            about = assignment.user_data or b"[]"
-            self.refusal = decode_refusal(about)
+            user_data = assignment.user_data or b"[]"
+            self.refusal = decode_refusal(user_data)
             if not self.refusal:
-                self.peers = decode_peers(about)
+                self.peers = decode_peers(user_data)
         except ValueError as error:
             logger.error("%s", error)
 
@@ -519,9 +521,9 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
             max_poll_interval_ms=int(MAX_POLL_INTERVAL_S * 1000),
             rebalance_timeout_ms=self._session_timeout_ms,
         )
-        self._coordinator.heard = self._heard
+        self._coordinator.heard = self._note_answer
 
-    def _heard(self, sent_s: float) -> None:
+    def _note_answer(self, sent_s: float) -> None:
         self.heard_s = max(self.heard_s, sent_s)
         self._access.outages.answered(THE_GROUP)
 
@@ -553,7 +555,7 @@ class GroupMembership(ConsumerRebalanceListener):  # type: ignore[misc]  # aioka
         if self._coordinator is None:
             return  # it joined while it was closing; its slots are assigned again when it leaves
         self.problem = ""
-        self._heard(asyncio.get_running_loop().time())
+        self._note_answer(asyncio.get_running_loop().time())
         slots = frozenset(each.partition for each in assigned if each.topic == self._topic)
         self._assigned(self.generation, slots)
         if self._assignor.heard != self._assignor.asked:

@@ -122,8 +122,8 @@ class ProducerState:
         over: The producer is fenced; nothing is sent any more.
     """
 
-    def __init__(self, told: PartitionProducer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
-        self._told: PartitionProducer = told
+    def __init__(self, events: PartitionProducer, request_size_bytes_max: i64 = REQUEST_SIZE_BYTES_MAX) -> None:
+        self._events: PartitionProducer = events
         self._request_size_bytes_max: i64 = request_size_bytes_max
         self._ready: dict[int, deque[Partition]] = {}
         self._paused: list[Partition] = []
@@ -139,20 +139,20 @@ class ProducerState:
         if self.over or partition.closed != 0:
             return
         partition.offer(batch, now_ms)
-        self._list(partition)
+        self._make_ready(partition)
 
     def leads(self, partition: Partition, broker: i64, now_ms: i64) -> None:
         """Set the leader of a partition. NO_LEADER: there is none at the moment."""
         if partition.leader == broker:
-            self._list(partition)
+            self._make_ready(partition)
             return
         if partition.in_flight > 0:
             partition.drain(now_ms)
         partition.leader = broker
         partition.listed = False  # `take` skips the entry in the old leader's list
-        self._list(partition)
+        self._make_ready(partition)
 
-    def _list(self, partition: Partition) -> None:
+    def _make_ready(self, partition: Partition) -> None:
         if partition.listed or not partition.waiting or partition.leader == NO_LEADER:
             return
         partition.listed = True
@@ -173,7 +173,7 @@ class ProducerState:
         left: list[Partition] = []
         for partition in self._paused:
             if partition.not_before_ms <= now_ms:
-                self._list(partition)
+                self._make_ready(partition)
             else:
                 left.append(partition)
                 if first < 0 or partition.not_before_ms < first:
@@ -225,38 +225,38 @@ class ProducerState:
     def lost(self, call: ProduceCall, now_ms: i64) -> None:
         """Account for a request without an answer: its batches may be stored or not."""
         for partition in call.partitions:
-            self._again(partition, now_ms)
-            self._came_back(partition)
+            self._send_again(partition, now_ms)
+            self._end_request(partition)
 
     def answered(self, call: ProduceCall, data: bytes, now_ms: i64) -> None:
         """Account for the answer to a request. Raises BadAnswer if it does not fit; the request then counts as lost."""
         try:
             answers = decode_produce(data)
-            found = _in_order(call, answers)
+            found = _answers_in_order(call, answers)
         except BadAnswer:
             self.lost(call, now_ms)
             raise
         for index, partition in enumerate(call.partitions):
             if not self.over and partition.closed == 0:
-                self._judge(partition, call.offered[index], found[index], now_ms)
-            self._came_back(partition)
+                self._apply_answer(partition, call.offered[index], found[index], now_ms)
+            self._end_request(partition)
 
-    def _judge(self, partition: Partition, offered: QueuedBatch, answer: ProduceAnswer, now_ms: i64) -> None:
+    def _apply_answer(self, partition: Partition, offered: QueuedBatch, answer: ProduceAnswer, now_ms: i64) -> None:
         code: i64 = answer.code
         if code == 0 or code == DUPLICATE:
             expected: i64 = offered.batch.base_offset
             if partition.next_offset == UNKNOWN and answer.base_offset >= 0:
                 partition.learn(offered, answer.base_offset)
-                self._told.moved(partition)
+                self._events.moved(partition)
             elif answer.base_offset != expected and not (code == DUPLICATE and answer.base_offset < 0):
                 text = f"a batch of offset {expected} is stored at {answer.base_offset}"
                 if partition.shared:
                     partition.close(FOREIGN, f"{text}: another program writes to the partition")
-                    self._told.refused(partition)
+                    self._events.refused(partition)
                 else:
                     self._fence(partition, text)
             elif partition.stored(offered):
-                self._told.moved(partition)
+                self._events.moved(partition)
             return
         row = code_of(code)
         remedy = row.remedy
@@ -265,7 +265,7 @@ class ProducerState:
                 at = offered.batch.base_offset
                 self._fence(partition, f"{row.name} for the batch at {at}, but all earlier batches are stored")
                 return
-            self._again(partition, now_ms)
+            self._send_again(partition, now_ms)
         elif remedy == FENCED:
             self._fence(partition, f"{row.name} {answer.text}".rstrip())
         elif remedy == PARTITION:
@@ -276,20 +276,20 @@ class ProducerState:
             else:
                 partition.close(code, text)
             if first:
-                self._told.refused(partition)
+                self._events.refused(partition)
         elif remedy == LEADER:
-            self._again(partition, now_ms)
+            self._send_again(partition, now_ms)
             partition.leader = NO_LEADER
             partition.listed = False
-            self._told.leader_wanted(partition)
+            self._events.leader_wanted(partition)
         else:
-            self._again(partition, now_ms)
+            self._send_again(partition, now_ms)
 
-    def _again(self, partition: Partition, now_ms: i64) -> None:
+    def _send_again(self, partition: Partition, now_ms: i64) -> None:
         if not self.over and partition.closed == 0:
             partition.drain(now_ms + PAUSE_MS)
 
-    def _came_back(self, partition: Partition) -> None:
+    def _end_request(self, partition: Partition) -> None:
         drained: bool = partition.draining
         partition.came_back()
         if self.over or partition.closed != 0 or partition.draining:
@@ -297,7 +297,7 @@ class ProducerState:
         if drained and partition.waiting:
             self._paused.append(partition)
         else:
-            self._list(partition)
+            self._make_ready(partition)
 
     def _fence(self, partition: Partition, text: str) -> None:
         name = partition.topic.decode("utf-8", "replace")
@@ -309,10 +309,10 @@ class ProducerState:
             self.over = True
             self._ready.clear()
             self._paused.clear()
-            self._told.fenced(text)
+            self._events.fenced(text)
 
 
-def _in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
+def _answers_in_order(call: ProduceCall, answers: list[ProduceAnswer]) -> list[ProduceAnswer]:
     """Return the answers in the order of the request's partitions. Raises BadAnswer if one is missing."""
     count: i64 = len(call.partitions)
     if len(answers) != count:
@@ -351,7 +351,7 @@ def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, bas
         timestamp_ms: Wall clock.
         base_offset: 0 if the end of the partition is not known.
     """
-    told = f"{producer_id} {epoch}".encode()
+    content = f"{producer_id} {epoch}".encode()
     record = b"".join(
         (
             b"\0\0\0",  # attributes, timestamp delta, offset delta
@@ -361,8 +361,8 @@ def epoch_fence(key: bytes, producer_id: i64, epoch: i64, timestamp_ms: i64, bas
             varint(1),
             varint(len(HEADER)),
             HEADER,
-            varint(len(told)),
-            told,
+            varint(len(content)),
+            content,
         )
     )
     records = varint(len(record)) + record

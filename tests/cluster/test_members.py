@@ -157,7 +157,7 @@ async def test_a_round_that_is_asked_for_while_the_node_joins_comes_behind_that_
         nodes.append(made("b"))
         await until(lambda: len(nodes[0].held) == len(nodes[1].held) == SLOTS // 2)
         for node in nodes:
-            said = node.assignor._said
+            said = node.assignor._describe_self
             asked_in: list[int] = []
 
             def say(node: Node = node, said: Callable[[], Member] = said, asked_in: list[int] = asked_in) -> Member:
@@ -166,7 +166,7 @@ async def test_a_round_that_is_asked_for_while_the_node_joins_comes_behind_that_
                     asyncio.get_running_loop().call_soon(node.members.rejoin)  # the JoinGroup is on its way
                 return said()
 
-            node.assignor._said = say
+            node.assignor._describe_self = say
             node.members.rejoin()
             await until(lambda node=node, asked_in=asked_in: asked_in and node.generations[-1] >= asked_in[0] + 2)
     finally:

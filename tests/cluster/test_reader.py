@@ -332,7 +332,7 @@ class TestFollower:
         self, fake: FakeKafka, taken: Taken, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         expected = fill(fake, 0, 3)
-        whole, tries = TopicFollower._give, 0
+        whole, tries = TopicFollower._deliver, 0
 
         async def failing(self: TopicFollower, followed: FollowedPartition, batches: list[bytes]) -> None:
             nonlocal tries
@@ -341,7 +341,7 @@ class TestFollower:
                 raise IndexError("a bug of ours")
             await whole(self, followed, batches)
 
-        monkeypatch.setattr(TopicFollower, "_give", failing)
+        monkeypatch.setattr(TopicFollower, "_deliver", failing)
         followed = taken.follower.follow("t", 0)
         await taken.follower.caught_up([followed])
         assert taken.got == {0: expected}
