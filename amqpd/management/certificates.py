@@ -65,12 +65,14 @@ def listeners_certificates(call: ApiRequest) -> list[dict[str, Any]]:
 
 
 def expiring(call: ApiRequest, until_s: float) -> list[dict[str, Any]]:
-    """Return the listeners with a certificate, or a certificate of an authority, that expires before `until_s`.
+    """Return the TLS listeners whose certificate, or authority's certificate, expires before `until_s`.
+
+    Each has the expiry times of all certificates in its files. rabbit: its format.
 
     Args:
         until_s: seconds since 1970.
 
-    Raises: ResourceNotFound. rabbit: with the expiry times of all certificates in the files, in its format.
+    Raises: ResourceNotFound for an unreadable file.
     """
     found = []
     for one, tls in tls_listeners(call):

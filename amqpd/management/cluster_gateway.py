@@ -43,12 +43,12 @@ SESSION_DIGEST: Final = "Amqpd-Session-Digest"
 
 
 class ForwardedRequest(NamedTuple):
-    """The origin of a request that did not come over HTTP or HTTPS from its caller.
+    """The caller and origin of a request.
 
     Attributes:
         caller: the user for whom the request is made.
         peer: the address of the client, as the node that received the request saw it.
-        inner: this node answers for itself alone.
+        inner: the request is from another node; this node answers for itself alone.
         part: this node answers with its part of a list.
     """
 

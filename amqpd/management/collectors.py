@@ -92,7 +92,7 @@ class LogOpeningBudget:
 
 
 class LogTotals:
-    """Sums over logs: unsettled records, offsets from first to end, bytes, segments."""
+    """Sums over the logs of queues: unsettled records, offsets between first and end, bytes, segments."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -664,8 +664,10 @@ class AggregateCollector:
         self._put_dead_lettered(sheet)
 
     def _put_dead_lettered(self, sheet: MetricsWriter) -> None:
-        """Write dead letters by reason. rabbit: they are at_least_once here: safe in their targets before they leave
-        the queue.
+        """Write dead letters by reason.
+
+        rabbit: the strategy is at_least_once, because a dead letter leaves its queue only when it is safe in its
+        targets.
         """
         went = self._broker.dead_letters.went
         for reason in _DEATHS:

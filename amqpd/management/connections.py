@@ -68,7 +68,7 @@ def _state(call: ApiRequest, connection: Connection) -> str:
 
 
 def nodes(call: ApiRequest, connection: Connection) -> dict[str, str]:
-    """Return the node with the connection's socket, and as `owner` the node that owns its vhost, if that is another."""
+    """Return the node that has the client's socket. If another node owns the vhost, that one is `owner`."""
     node = connection.wire.node
     return {"node": node, "owner": call.node} if node else {"node": call.node}
 
@@ -297,7 +297,7 @@ def _connections_of_user(call: ApiRequest) -> list[Connection]:
 
 
 def _short_item(call: ApiRequest, connection: Connection) -> dict[str, Any]:
-    """Return the short form of a connection. rabbit: the list of one user's connections has only these fields."""
+    """Return a connection in the list of one user's connections. rabbit: it has only these fields."""
     session = connection.session
     about = {"name": connection.name, "vhost": session.vhost.name, "user": session.user.name}
     return {**about, **nodes(call, connection)}

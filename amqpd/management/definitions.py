@@ -48,7 +48,9 @@ REPORTED_MAX: Final = 1000
 
 
 class DefinitionsError(Exception):
-    """Definitions cannot be read or imported at the start, which ends. The text names the file."""
+    """Definitions that cannot be read or imported at the start, so the broker does not start. The text
+    names the file.
+    """
 
 
 class Fault(NamedTuple):
@@ -342,7 +344,7 @@ async def get_definitions(call: ApiRequest) -> ApiResponse:
 
 
 def definitions_of(broker: Broker) -> dict[str, Any]:
-    """Return the document. Its long lists are iterators, which `document` encodes in slices."""
+    """Return the document. Its long lists are iterators, which `listing.document` encodes in slices."""
     auth = broker.auth
     vhosts = sorted(broker.vhosts.values(), key=lambda vhost: vhost.name)
     found: dict[str, Any] = {
@@ -391,7 +393,9 @@ async def get_vhost_definitions(call: ApiRequest) -> ApiResponse:
 
 
 def _user(limits: UserLimits, row: UserRow) -> dict[str, Any]:
-    """Return one user. rabbit: it refuses a whole document if a password hash is not base64."""
+    """Return one user, with a hash of argon2id under a key of its own. rabbit: it refuses a document
+    with such a hash.
+    """
     item = user_item(limits, row)
     if row.hashing_algorithm == ARGON2ID:
         item.update(password_hash="", hashing_algorithm=RABBIT_SHA256)

@@ -539,7 +539,7 @@ def _memory_setting(limits: LimitSettings) -> dict[str, float]:
 
 
 def _restored(report: RecoveryReport) -> dict[str, Any]:
-    """Return the repairs of this start: see amqpd/broker/vhost/recovery.py."""
+    """Return the objects that this start repaired or set aside: see amqpd/broker/vhost/recovery.py."""
     return {
         "vhosts": report.vhosts,
         "queues": [{"vhost": each.vhost, "name": each.name, "arguments_known": each.whole} for each in report.queues],

@@ -181,8 +181,9 @@ async def publish(call: ApiRequest) -> ApiResponse:
 
 
 async def _offer(call: ApiRequest, publisher: Publisher, message: Message) -> None:
-    """Enqueue the message in every queue and wait for the logs that store it. Raises: Unavailable if a queue does not
-    take it.
+    """Enqueue the message in every queue of its route, and wait for the logs that store it.
+
+    Raises: Unavailable if a queue rejects it, or a log does not store it in time.
     """
     route, turn = publisher.route, call.broker.turn
     if route.tap is not None:

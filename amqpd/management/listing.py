@@ -4,15 +4,12 @@ The loop has its turn between slices, so a list of ten thousand queues does not 
 
 Query parameters:
 
-- `page` and `page_size` (at most 500) ask for a page. The answer is then RabbitMQ's object with counts, otherwise
-  an
-  array.
+- `page` and `page_size` (at most 500) ask for a page: RabbitMQ's object with counts. Otherwise the answer is an array.
 - `name` keeps items whose name contains it. With `use_regex=true` it is an RE2 pattern.
 - `sort` names a column; dots go into nested objects. `sort_reverse=true` reverses the order.
 - `columns` names the fields to keep.
 - `msg_rates_age` and `msg_rates_incr` ask for samples: how many seconds back, and how many seconds apart.
-  `lengths`,
-  `data_rates` and `node_stats` have the same pair.
+  There is such a pair for `lengths`, `data_rates` and `node_stats`, too.
 """
 
 from __future__ import annotations
