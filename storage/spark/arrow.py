@@ -1,23 +1,21 @@
-"""Arrow record batches out of borders: every column is a `take` from one array that lies over the bytes of the log.
+"""Arrow record batches from a part of a log.
 
-No Python object is made for a record. What costs is one copy of each field, in C++. Texts that are not UTF-8 (AMQP does
-not ask for it) are shown with replacement characters; the raw columns keep every byte.
+`Decoder` builds the columns. Each column is a `take` from one Arrow array over the bytes of the log, whose offsets
+are the field borders from decode.py. No Python object is made per record; the cost is one copy of each field, in
+C++. A text that is not UTF-8 (AMQP does not require it) gets replacement characters; the raw columns have the
+original bytes. `Decoder.scalar` builds the same batch record by record. It serves batches of other programs, whose
+headers have another order, and tests compare the two.
 
-The scalar decoder at the end makes the same batch record by record, from `storage.record`; it serves batches whose
-headers stand in an order of another program's, and it is what the tests hold the other one against.
+`PartReader` reads one part. If the log differs from the plan:
 
-Reading one part: pieces of log in, record batches out, and what happens when the log is not what was planned.
-
-no batch at the planned position    the index was wrong: reading begins at the segment's start, nothing is lost
-a bad batch                         DataLoss, naming file, position and offsets; with `fail_on_data_loss` off it is
-                                    logged, and reading goes on at the next position that `.index` knows and whose
-                                    batch is good and fits (bodies are never searched for what looks like one)
-the segment has been removed        DataLoss likewise: it was there when the part was planned. Not so while it is
-                                    only called `.deleted`
-the file ends early                 likewise
-the queue was compacted             another log stands there by now. While the planned one is called `.deleted`, it
-                                    is read on; when it has gone, what is left of the part is planned anew, and
-                                    gives what the cleaning has left of it
+    no batch at the planned position    the index was wrong: read from the start of the segment; nothing is lost
+    a bad batch                         DataLoss with file, position and offsets. With `fail_on_data_loss` off it is
+                                        logged, and reading continues at the next position in `.index` with a good
+                                        batch that fits. Bodies are never searched for batches
+    the segment was removed             DataLoss, because the plan has seen it. Not while it exists as `.deleted`
+    the file ends early                 DataLoss
+    the queue was compacted             the planned log is read as long as it exists as `.deleted`. Then the rest of
+                                        the part is planned again, and returns what compaction has left
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot
 _BORDERS: Final = 8
 _FIELD_BORDERS: Final = 26
 _HEADERS_PLACE: Final = 4
-# Of each field: its place among the borders of a row, and its flag.
+# Field -> (its index among the borders of a row, its flag).
 _PLACES: Final = {
     "content_type": (0, p.CONTENT_TYPE),
     "content_encoding": (2, p.CONTENT_ENCODING),
@@ -88,15 +86,17 @@ TYPES: Final = {
     "raw_properties": pa.binary(),
     "raw_headers": pa.binary(),
 }
-# Where more distinct values than one in so many rows are found, decoding each row is cheaper than looking for equals.
+# With more distinct values than one in so many rows, decoding each row is cheaper than finding equal ones.
 _DISTINCT_SHARE: Final = 4
 
 
 class Decoder:
-    """Makes record batches of the given columns for one queue.
+    """Builds record batches of the given columns for one queue.
 
-    schema: of the batches, its names from `columns.COLUMNS`; by default theirs. It may differ from the default in
-    nullability and names inside nested types, as Spark wants it to.
+    Args:
+        names: Columns, from `columns.COLUMNS`.
+        schema: Schema of the batches; default: that of `TYPES`. Spark's may differ in nullability and in names
+            inside nested types.
     """
 
     def __init__(self, vhost: str, queue: str, names: Sequence[str], schema: Any = None) -> None:
@@ -106,7 +106,7 @@ class Decoder:
         self._repeated: dict[str, Any] = {}
 
     def batch(self, data: bytes, found: FieldOffsets) -> Any:
-        """The rows of `found`, whose borders lie in `data`, as a pyarrow.RecordBatch."""
+        """Return the rows of `found`, whose borders refer to `data`, as a pyarrow.RecordBatch."""
         rows = found.rows
         fields = _Overlay(data, found.borders.getvalue(), rows, _BORDERS)
         raw: Any = None
@@ -146,7 +146,7 @@ class Decoder:
         return self._constant(name, rows)
 
     def scalar(self, records: Sequence[Record]) -> Any:
-        """The same from records that were read one by one."""
+        """Return the same batch from records that were read one by one."""
         raw = pa.array([record.properties for record in records], pa.binary())
         decoded = [_decoded(record.properties) for record in records]
         made: dict[str, Any] = {}
@@ -189,10 +189,10 @@ class Decoder:
 
 
 class _Overlay:
-    """One binary array over `data`, `stride` elements for each row; `take` picks one of them from every row."""
+    """One binary array over `data` with `stride` elements per row. `take` returns one of them from every row."""
 
     def __init__(self, data: bytes | Any, borders: bytes, rows: int, stride: int) -> None:
-        # Arrow wants one offset more than there are elements: the last border again.
+        # Arrow needs one offset more than elements: the last border again.
         last = borders[-4:] if rows else b"\0\0\0\0"
         offsets = pa.py_buffer(borders + last)
         buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
@@ -202,7 +202,7 @@ class _Overlay:
 
     def take(self, place: int) -> Any:
         places = _places(self._stride, place, _rounded(self._rows)).slice(0, self._rows)
-        return pc.take(self._array, places, boundscheck=False)  # they are ours, and fit: a row has `stride` elements
+        return pc.take(self._array, places, boundscheck=False)  # no check needed: each row has `stride` elements
 
 
 def _rounded(rows: int) -> int:
@@ -215,7 +215,7 @@ def _places(stride: int, place: int, rows: int) -> Any:
 
 
 class _Properties:
-    """The fields of one column of raw properties."""
+    """The fields of a column of raw properties."""
 
     def __init__(self, raw: Any) -> None:
         self._rows = len(raw)
@@ -235,7 +235,7 @@ class _Properties:
         columns = []
         for name, kind in PROPERTIES:
             place, flag = _PLACES[name]
-            if self._found.seen & flag == 0:  # most messages have few of them
+            if self._found.seen & flag == 0:  # most messages have few properties
                 columns.append(pa.nulls(self._rows, STRUCT.field(name).type))
                 continue
             if name == "delivery_mode":
@@ -255,7 +255,7 @@ class _Properties:
 
 
 def headers_map(raw: Any) -> Any:
-    """The map column of a column of raw header tables; a row without a table is null."""
+    """Return the map column of a column of raw header tables; a row without a table is null."""
     encoded = raw.dictionary_encode()
     distinct = encoded.dictionary
     if len(distinct) * _DISTINCT_SHARE > len(raw):
@@ -283,7 +283,9 @@ def _texts(offsets: bytes, data: bytes, count: int, validity: Any) -> Any:
 
 
 def as_text(column: Any) -> Any:
-    """A binary column as one of strings. Cost: a look at every byte; a copy only where one is not UTF-8."""
+    """Return a binary column as a column of strings. Cost: a check of every byte; a copy only if a value is not
+    UTF-8.
+    """
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
@@ -292,7 +294,7 @@ def as_text(column: Any) -> Any:
 
 
 def _buffers(column: Any) -> tuple[bytes, bytes]:
-    """The bytes and the offsets of a binary column, as Python's bytes."""
+    """Return the bytes and the offsets of a binary column as `bytes`."""
     _, offsets, data = column.buffers()
     first = column.offset * 4
     wanted = offsets.slice(first, (len(column) + 1) * 4).to_pybytes() if len(column) else b"\0\0\0\0"
@@ -329,23 +331,27 @@ logger = logging.getLogger(__name__)
 BATCH_ROWS = 8192
 _NO_LIMIT = 1 << 60
 _PLANS_MAX = 8
-"""A part is planned anew at most so often: a cleaning takes longer than reading a segment does."""
+"""Limit for planning a part again: a compaction takes longer than reading a segment."""
 
-# Once a large block has been freed, glibc keeps what is freed up to twice its size (mallopt(3)). Otherwise it returns
-# every piece of log to the kernel, which clears the next one anew: a fifth of what decoding costs. Never touched.
+# After a large block was freed, glibc keeps freed memory up to twice its size (mallopt(3)). Otherwise it returns
+# each piece of log to the kernel, which clears the next one again: a fifth of the cost of decoding. The block's
+# pages are never touched.
 _block = bytearray(16 << 20)
 del _block
 
 
 class _LogReplaced(Exception):
-    """The log that was planned is not there any more, or another one has its name."""
+    """The planned log does not exist any more, or another log has its name."""
 
 
 class PartReader:
-    """Reads one part; `batches` once.
+    """Reader of one part. Call `batches` once.
 
-    batch_rows: a record batch ends with the batch of the log that reaches it; it may be smaller, as one piece of log of
-    `files.read_size` bytes makes one record batch. check_crc: off saves a third of the time and trusts the disk.
+    Args:
+        batch_rows: A record batch ends with the log batch that reaches this number. It may have fewer rows, because
+            each piece of log (`files.read_size` bytes) is a record batch.
+        check_crc: False saves a third of the time, and trusts the disk.
+        plans: How often the rest of the part may be planned again.
     """
 
     def __init__(
@@ -369,10 +375,10 @@ class PartReader:
         self._name = segment_name(part.base) + (".log.swap" if part.swap else ".log")
         self._found = FieldOffsets(part.base, part.end)
         self._data = b""
-        self._start = 0  # where `_data` stands in the file
+        self._start = 0  # position of `_data` in the file
 
     def batches(self) -> Iterator[Any]:
-        """The part's records in order, as pyarrow.RecordBatch. Raises: DataLoss, SourceError, OSError."""
+        """Yield the part's records in order, as pyarrow.RecordBatch. Raises DataLoss, SourceError, OSError."""
         try:
             yield from self._as_planned()
         except _LogReplaced:
@@ -409,10 +415,10 @@ class PartReader:
                     self._ended(position)
                     return
                 if BatchHeader(self._data, 0).base_offset != found.expected:
-                    self._still_there()  # where names are followed, and not files, this may be another log's middle
+                    self._still_there()  # a name may refer to another log now, with a batch inside of it here
 
     def _unpacked(self) -> Iterator[Any]:
-        """The compressed batches that begin at the scan's position, up to a piece's size unpacked; it goes on behind
+        """Yield the compressed batches at the scan's position, up to one piece's size unpacked, and move behind
         them.
         """
         found, part = self._found, self._part
@@ -445,7 +451,7 @@ class PartReader:
                 yield self._decoder.scalar(records)
 
     def _planned_anew(self) -> Iterator[Any]:
-        """What is left of the part, as it stands in the log now. What was settled when it was planned stays so."""
+        """Plan the rest of the part again and yield it. Messages that were settled in the first plan stay settled."""
         part = self._part
         first = max(part.first, self._found.expected)
         snapshot = Snapshot(self._files, part.queue)
@@ -463,12 +469,12 @@ class PartReader:
             ).batches()
 
     def _still_there(self) -> None:
-        """Raises: _Moved, unless the file of that name is as large as was planned."""
+        """Raise _LogReplaced unless the file of that name has the planned size."""
         if self._files.size(self._name) != self._part.log_size:
             raise _LogReplaced
 
     def _begin(self) -> None:
-        """Loads the first piece. Raises: _Moved."""
+        """Load the first piece. Raises _LogReplaced."""
         part = self._part
         self._name = self._file()
         if part.position:
@@ -482,9 +488,10 @@ class PartReader:
         self._load(0, HEADER_SIZE)
 
     def _file(self) -> str:
-        """The name that the planned log has by now: the cleaner renames, and gives an old one's name to a new one.
+        """Return the present name of the planned log: compaction renames it, and gives an old log's name to a new
+        one.
 
-        Raises: _Moved.
+        Raises: _LogReplaced.
         """
         part = self._part
         found = ""
@@ -494,7 +501,7 @@ class PartReader:
             if size == part.log_size:
                 return name
             if size > part.log_size and not found:
-                found = name  # the segment that is written to has grown
+                found = name  # the active segment has grown
         if not found:
             raise _LogReplaced
         return found
@@ -512,13 +519,15 @@ class PartReader:
         )
 
     def _left_out(self) -> tuple[bytes, int, int]:
-        """What `scan` needs to know of offsets that do not count."""
+        """Return the arguments of `scan` for offsets that do not count: settled bits and the start of transient
+        messages.
+        """
         return self._part.bits, self._part.bits_base, self._part.transient_start
 
     def _load(self, position: int, needed: int) -> bool:
-        """The piece from `position` on becomes the one that is scanned; False when it has not `needed` bytes.
+        """Load the piece at `position` for the scan. Return False if it has fewer than `needed` bytes.
 
-        Raises: _Moved.
+        Raises: _LogReplaced.
         """
         wanted = max(self._files.read_size, needed)
         try:
@@ -531,12 +540,12 @@ class PartReader:
         return len(self._data) >= needed
 
     def _ended(self, position: int) -> None:
-        """The file has nothing whole at `position`, and the part goes on: right only if all of the file was read."""
+        """Handle the end of the file before the end of the part: a loss, unless the whole file was read."""
         if len(self._data) > 0 or position < self._part.log_size:
             self._lose(self._found.expected, self._part.stop - 1, f"the file ends at {position + len(self._data)}")
 
     def _one_by_one(self, data: bytes, found: FieldOffsets) -> list[Record]:
-        """The (plain) batch at the scan's position, read by the generic parser; the scan goes on behind it."""
+        """Read the uncompressed batch at the scan's position with the generic parser, and move behind it."""
         part = self._part
         header = BatchHeader(data, found.position)
         records: list[Record] = []
@@ -555,7 +564,7 @@ class PartReader:
         return 0 <= place < len(bits) * 8 and bits[place >> 3] >> (place & 7) & 1 == 1
 
     def _pass_over(self, position: int, reason: str) -> bool:
-        """Goes on behind the bad batch at `position`; False when nothing good follows. Raises: DataLoss."""
+        """Skip the bad batch at `position`. Return False if no good batch follows. Raises DataLoss."""
         found = self._found
         reason = f"{reason} at byte {position}"
         for there in self._candidates(position):
@@ -572,7 +581,7 @@ class PartReader:
         return False
 
     def _candidates(self, position: int) -> Iterator[int]:
-        """Where a good batch may stand: behind this one if its size is right, else where the index says."""
+        """Yield positions of possible good batches: behind this one, if its size is right, then those of the index."""
         if self._load(position, HEADER_SIZE):
             header = BatchHeader(self._data, 0)
             if header.plausible():
@@ -582,7 +591,7 @@ class PartReader:
             yield position
 
     def _lose(self, first: int, last: int, reason: str) -> None:
-        """Offsets first..last cannot be had; no matter where none of them is wanted. Raises: DataLoss."""
+        """Report that offsets first..last cannot be read, if any of them is wanted. Raises DataLoss."""
         part = self._part
         first, last = max(first, part.first), min(last, part.stop - 1)
         if last < first or all(self._is_settled(offset) for offset in range(first, last + 1)):

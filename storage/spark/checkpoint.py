@@ -1,20 +1,20 @@
-"""What an export job has done: the checkpoint directory, one small file that is replaced whole.
+"""Checkpoint of an export job: a directory with small files that are replaced as a whole.
 
-    <checkpoint>/lock           held while a job runs: one at a time
-    <checkpoint>/export.json    what is exported to where; another export may not go on from here
+    <checkpoint>/lock           locked while a job runs: one at a time
+    <checkpoint>/export.json    source and target of the export; another export may not use this checkpoint
     <checkpoint>/state.json     see State
-    <checkpoint>/spark.log      what Spark said of the last run, for people
-    <checkpoint>/staging/       files being written; only the attempt that state.json names is of any worth
+    <checkpoint>/spark.log      Spark's log of the last run, for people
+    <checkpoint>/staging/       files being written; only the attempt named in state.json counts
 
-A batch goes through three states, each written and synced before the next step is taken:
+A batch has three states. Each is written and synced before the next step:
 
-    begun       `next` names its offsets. Nothing can be seen of it; a rerun throws it away and plans anew.
-    staged      its files are whole and synced, and `moves` says what each will be called. A rerun only renames.
+    begun       `next` has its offsets. Nothing is visible; a rerun drops the batch and plans again.
+    staged      its files are complete and synced, and `moves` has their final names. A rerun only renames.
     committed   `position` is behind it.
 
-So a reader of the directory never sees half a file nor a row twice, before the rerun or after; between a kill in the
-middle of the renames and the rerun it sees some of a batch's files. Everything staged stands outside the exported
-directory: there are readers whose `**/*.parquet` looks into hidden directories too.
+So a reader of the directory never sees a partial file or a row twice. After a kill during the renames, it sees some
+of the batch's files until the rerun. Staged files are outside the exported directory, because some readers'
+`**/*.parquet` also searches hidden directories.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ class CheckpointError(Exception):
 
 @dataclass
 class Progress:
-    """The batch under way. position: what State.position becomes. moves: [staged, final] paths once all are staged."""
+    """The batch that is being exported.
+
+    Attributes:
+        position: The next value of `State.position`.
+        moves: [staged, final] paths, set when all files are staged.
+    """
 
     batch: int
     position: dict[str, dict[str, Any]]
@@ -49,9 +54,13 @@ class Progress:
 
 @dataclass
 class State:
-    """batch: the last committed one, 0 for none. position: {"vhost/queue": {"id": incarnation, "offset": next}}.
+    """The committed state of an export.
 
-    rows, bytes: exported since the beginning, bytes of bodies.
+    Attributes:
+        batch: Number of the last committed batch; 0 for none.
+        position: {"vhost/queue": {"id": incarnation, "offset": next}}.
+        rows: Rows exported so far.
+        bytes: Bytes of bodies exported so far.
     """
 
     batch: int = 0
@@ -62,7 +71,10 @@ class State:
 
 
 class ExportCheckpoint:
-    """An open checkpoint. what: the export's identity, compared with what the directory was made for.
+    """An open checkpoint.
+
+    Args:
+        what: The export's identity. It must equal that of the checkpoint's first export.
 
     Raises: CheckpointError, OSError.
     """
@@ -79,7 +91,7 @@ class ExportCheckpoint:
             self.state = State()
             if (directory / "state.json").exists():
                 self._read(what)
-            else:  # a run that ended before its first batch binds nobody
+            else:  # a run that ended before its first batch fixes nothing
                 self.id = secrets.token_hex(4)
                 self._write("export.json", {"version": VERSION, "id": self.id, **what})
             self._clear_staging()
@@ -112,7 +124,7 @@ class ExportCheckpoint:
         return found
 
     def save(self) -> None:
-        """Writes the state; it is on the medium when this returns."""
+        """Write the state and sync it to disk."""
         self._write("state.json", asdict(self.state))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
@@ -125,13 +137,13 @@ class ExportCheckpoint:
         sync_directory(self.directory)
 
     def begin(self, position: dict[str, dict[str, Any]]) -> Progress:
-        """The next batch is begun."""
+        """Begin the next batch."""
         self.state.next = Progress(self.state.batch + 1, position)
         self.save()
         return self.state.next
 
     def commit(self) -> None:
-        """The batch under way is done."""
+        """Commit the batch."""
         done = self.state.next
         assert done is not None
         before = self.state
@@ -141,22 +153,22 @@ class ExportCheckpoint:
         self._clear_staging()
 
     def attempt(self) -> Path:
-        """A new directory to stage files in; what a killed job's JVM may still write goes elsewhere."""
+        """Return a new directory for staged files. A killed job's JVM may still write to the old one."""
         path = self.directory / "staging" / secrets.token_hex(8)
         path.parent.mkdir(exist_ok=True)
         return path
 
     def _clear_staging(self) -> None:
         if self.state.next is None or self.state.next.moves is None:
-            shutil.rmtree(self.directory / "staging", ignore_errors=True)  # a dying JVM may be writing into it
+            shutil.rmtree(self.directory / "staging", ignore_errors=True)  # a dying JVM may still write there
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Release the lock."""
         os.close(self._lock)
 
 
 def sync_files(paths: list[Path], root: Path) -> None:
-    """Their bytes and their names are on the medium, and the names of the directories up to `root`. Raises: OSError."""
+    """Sync files, their names, and the names of their directories up to `root`. Raises OSError."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -172,7 +184,7 @@ def sync_files(paths: list[Path], root: Path) -> None:
 
 
 def move(moves: list[list[str]]) -> None:
-    """Gives every staged file its name, those that have it already excepted. Raises: CheckpointError, OSError."""
+    """Rename all staged files, except those that have their final names already. Raises CheckpointError, OSError."""
     directories: set[Path] = set()
     for staged, final in moves:
         source, target = Path(staged), Path(final)
@@ -196,7 +208,7 @@ def move(moves: list[list[str]]) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """The move between file systems: copied aside under a name no reader looks for, synced, renamed."""
+    """Move between file systems: copy to a name that readers ignore, sync, rename."""
     aside = target.with_name(f".{target.name}.moving")
     with source.open("rb") as old, aside.open("wb") as new:
         shutil.copyfileobj(old, new, 1 << 20)
@@ -207,7 +219,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """fsync of a directory: the names in it are on the medium."""
+    """Sync a directory, so that the names in it are on disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""The columns a reader gives, their Spark types, and which of them a query gets.
+"""Columns of the Spark source and their types.
 
-The table is the one place: options, schema, decoder and documentation follow it. No type here needs pyspark: they are
-written as the DDL that Spark takes.
+Options, schema, decoder and documentation use this table. Types are text in Spark's DDL, so this module needs no
+pyspark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROPERTIES: Final = (
     ("user_id", "string"),
     ("app_id", "string"),
 )
-"""Fields of the struct `properties`; the headers have columns of their own."""
+"""Fields of the struct `properties`. Headers have columns of their own."""
 
 COLUMNS: Final = {
     "value": "binary",
@@ -41,18 +41,22 @@ COLUMNS: Final = {
 BASE: Final = ("value", "vhost", "queue", "offset", "timestamp", "exchange", "routing_key")
 
 TIMES: Final = ("date", "hour")
-"""What an export may be split by beside columns: the UTC date and hour of `timestamp`."""
+"""Values for --partition-by besides columns: the UTC date and hour of `timestamp`."""
 
 
 class UnknownColumn(ValueError):
-    """A column that there is not was asked for."""
+    """The requested column does not exist."""
 
 
 def chosen(columns: Sequence[str], include_properties: bool, include_headers: bool) -> list[str]:
-    """Names of the columns a query gets, in order.
+    """Return the names of a query's columns, in order.
 
-    columns: those named by the option, empty for the base columns; what the two flags add comes behind, and the raw
-    bytes beside it. Raises: UnknownColumn.
+    Args:
+        columns: Value of the option `columns`; empty for the base columns.
+        include_properties: Add `properties` and `raw_properties`.
+        include_headers: Add `headers` and `raw_headers`.
+
+    Raises: UnknownColumn.
     """
     names = list(columns) or list(BASE)
     if include_properties:
@@ -66,5 +70,5 @@ def chosen(columns: Sequence[str], include_properties: bool, include_headers: bo
 
 
 def ddl(names: Sequence[str]) -> str:
-    """The schema of these columns as Spark's DDL."""
+    """Return the schema of these columns in Spark's DDL."""
     return ", ".join(f"`{name}` {COLUMNS[name]}" for name in names)

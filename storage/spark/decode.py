@@ -1,32 +1,27 @@
-"""Where the fields of every record in a piece of log begin and end, as numbers that Arrow takes for offsets.
+"""Scans of pieces of log: field borders of many records, in the form of Arrow's buffers.
 
-A record's key, value and two headers stand one after the other, so their borders, eight for each record, only rise.
-Arrow's binary array is a buffer of bytes and a buffer of rising i32 offsets into it: the piece of log *is* the bytes
-and the borders *are* the offsets, and a column is every eighth element of that one array (arrow.py). No object is
-made for a record, and no field is touched.
+`scan`: an Arrow binary array is a buffer of bytes and a buffer of rising i32 offsets. The key, the value and the
+two headers of a record follow one another, so their borders rise. So the piece of log is the buffer of bytes, the
+borders are its offsets, and a column is every eighth element (arrow.py). No object is made per record, and no field
+is copied here.
 
     per record: i32 borders (little endian) of routing key, gap, body, gap, exchange, gap, properties, gap
 
-Whole batches only, and none that is compressed: the scan ends there, and the caller unpacks it (batch.py) into
-bytes that are scanned instead. A batch that a checksum, its header or its records give away as bad ends the scan; the
-caller (arrow.py) decides whether that is an error. A batch whose headers come in another order than ours (another
-program wrote it) ends the scan too, and is read record by record.
+A scan reads whole, uncompressed batches. It ends at a compressed batch, which the caller unpacks, and at a bad batch,
+about which arrow.py decides. It also ends at a batch of another program whose headers have another order; the caller
+reads that record by record. Cost: compiled some 60 ns a record without the checksum, interpreted about 2 us.
 
-Compiled by mypyc: some 60 ns a record without the checksum; interpreted about 2 us.
+`scan_properties` does the same for a column of raw properties. The borders rise, because fields have the order of
+their flags:
 
-Properties and headers of many messages at once, as Arrow's buffers: the same trick as decode.py, one level down.
+    per row: i32 borders (little endian) of the 13 fields, begin and end; an absent field is empty
+             i64 flags, for the validity of the columns
+             i32 delivery mode, i32 priority, i64 timestamp in us (0 if absent)
 
-`scan_properties` takes a column of raw properties (bytes and offsets, as Arrow holds them) and gives the borders of
-every field of every row, which rise because the fields stand in the order of their flags:
+`scan_headers` writes the names and values of header tables as texts. Numbers become digits, booleans true and
+false, tables and arrays JSON, bytes that are not UTF-8 base64. Of equal names the first counts.
 
-    per row: i32 borders (little endian) of the 13 fields, begin and end; a field that is absent is empty there
-             i64 flags, from which the columns' validity follows
-             i32 delivery mode, i32 priority, i64 timestamp in us (0 where absent)
-
-`scan_headers` takes a column of raw header tables and writes keys and values as texts. A value that is no text has
-its JSON: numbers as digits, true and false, tables and arrays as JSON, bytes that are no UTF-8 as base64. Of equal
-names the first counts. Properties that are none (only another program can have written them) have no fields and no
-headers.
+Malformed properties (only other programs can write them) have no fields and no headers.
 
 Compiled by mypyc.
 """
@@ -48,19 +43,19 @@ from amqpd.protocol.field_table import CodecError, decode_value, read_u32
 from amqpd.storage.log.batch import CRC_START, HEADER_SIZE, LOG_APPEND_TIME, BatchHeader
 from amqpd.storage.log.record import BadRecord, read_varint
 
-# How a scan ended.
+# Results of a scan.
 MORE: Final[i64] = 0
-"""The bytes end before the next batch does; `needed` says how many are wanted from `position` on."""
+"""The bytes end inside the next batch; `needed` is the number of bytes wanted from `position` on."""
 FULL: Final[i64] = 1
-"""As many rows as were asked for."""
+"""The scan has the requested number of rows."""
 DONE: Final[i64] = 2
-"""The next batch is at or behind the last offset wanted."""
+"""The next batch is behind the last wanted offset."""
 BAD: Final[i64] = 3
-"""No good batch stands at `position`; `reason` says why."""
+"""There is no good batch at `position`; `reason` says why."""
 IRREGULAR: Final[i64] = 4
-"""The batch at `position` is good, and its records have headers in another order than ours."""
+"""The batch at `position` is good, but the headers of its records are not in our order."""
 PACKED: Final[i64] = 5
-"""The batch at `position` is good, and its records are compressed."""
+"""The batch at `position` is good and compressed."""
 
 _MARK_EXCHANGE: Final = b"\x04\x10exchange"
 _MARK_PROPERTIES: Final = b"\x14properties"
@@ -70,12 +65,18 @@ COMPILED: Final[bool] = not __file__.endswith(".py")
 
 @final
 class FieldOffsets:
-    """What scans of one piece have found so far, as the buffers that the module describes.
+    """The results of scans of one piece, in the buffers that the module describes.
 
-    rows: records found. offsets: their offsets, i64 little endian. timestamps: the broker's time of each in us, i64
-    little endian. position: where the next scan goes on. expected: no batch from there on may start below it. at_end:
-    the bytes end where the file does. segment_end: no batch of the file reaches it. buffer: the same bytes as a
-    pyarrow.Buffer, whose slices, for the checksum, are no copies; None: bytes are sliced.
+    Attributes:
+        rows: Number of records.
+        offsets: Their offsets, i64 little endian.
+        timestamps: Their timestamps in us, i64 little endian.
+        position: Start of the next scan.
+        expected: The next batch must not start below this offset.
+        at_end: The bytes end at the end of the file.
+        segment_end: All batches of the file are below this offset.
+        buffer: The same bytes as a pyarrow.Buffer, whose slices are no copies; used for checksums. None: bytes are
+            sliced.
     """
 
     def __init__(self, expected: i64, segment_end: i64) -> None:
@@ -90,13 +91,13 @@ class FieldOffsets:
         self.borders: BytesWriter = BytesWriter()
         self.offsets: BytesWriter = BytesWriter()
         self.timestamps: BytesWriter = BytesWriter()
-        # What stood between body and properties last time, from which records differ only when their route does.
+        # The last bytes between a body and its properties. They are equal for records with the same route.
         self.middle: bytes = _NOTHING
         self.exchange_start: i64 = 0
-        self.at: i64 = 0  # in the bytes, while a record is read: behind what was read last
+        self.at: i64 = 0  # position behind the last field that was read
 
     def clear(self) -> None:
-        """Forgets the rows, keeps the place."""
+        """Drop the rows and keep the position."""
         self.rows = 0
         self.borders.truncate(0)
         self.offsets.truncate(0)
@@ -114,11 +115,16 @@ def scan(
     settled_base: i64,
     transient_start: i64,
 ) -> i64:
-    """Goes over the batches of `data` from `found.position` on; adds the records with first <= offset < stop.
+    """Scan the batches of `data` from `found.position` on; add the records with first <= offset < stop.
 
-    data: at most 2 GiB. rows_max: the scan ends with the batch that reaches it. settled: one bit per offset from
-    `settled_base` on, lowest bit first; those whose bit is set are passed over. transient_start: transient batches that
-    begin below it are of an earlier life of the broker and do not count. Returns how it ended.
+    Args:
+        data: At most 2 GiB.
+        rows_max: The scan ends with the batch that reaches this number of rows.
+        settled: A bit per offset from `settled_base` on, lowest bit first. Offsets with a set bit are skipped.
+        transient_start: Transient batches below this offset are from an earlier run of the broker and do not count.
+
+    Returns:
+        MORE, FULL, DONE, BAD, IRREGULAR or PACKED.
     """
     size: i64 = len(data)
     position: i64 = found.position
@@ -166,8 +172,10 @@ def scan(
 
 
 def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> i64:
-    """DONE where the batch at `position` may follow a gap: that is legal, but the checksum does not cover the offset.
-    If the batch behind starts before this one ends, it is this one that is wrong.
+    """Return DONE if the batch at `position` may follow a gap in the offsets.
+
+    A gap is legal, but the checksum does not cover the offset. If the next batch starts before this one ends, this
+    one is wrong.
     """
     behind: i64 = position + header.size
     if behind + HEADER_SIZE <= len(data):
@@ -182,7 +190,7 @@ def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -
 
 
 def _whole(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> bool:
-    """Whether the batch's checksum is right."""
+    """Return whether the batch's checksum is right."""
     buffer = found.buffer
     start = position + CRC_START
     end = position + header.size
@@ -194,7 +202,11 @@ def _whole(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader)
 
 
 def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
-    """Whether `wanted`, of `size` >= 8 bytes, is in `data` at `position`, word by word: no call into Python's bytes."""
+    """Return whether `data` has `wanted` at `position`. Compares words of 8 bytes without calling methods of bytes.
+
+    Args:
+        size: The length of `wanted`, at least 8.
+    """
     at: i64 = 0
     while at + 8 <= size:
         if read_i64_le(wanted, at) != read_i64_le(data, position + at):
@@ -204,8 +216,8 @@ def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
 
 
 def _field(found: FieldOffsets, data: bytes) -> i64:
-    """Where the field begins whose length stands at `found.at`; that is then behind the field. A null one is empty."""
-    # Zigzag, so an odd number is a negative length; one or two bytes in nearly all cases.
+    """Return the start of the field whose length is at `found.at`; move `found.at` behind it. A null field is empty."""
+    # Zigzag: an odd number is a negative length. One or two bytes in nearly all cases.
     position: i64 = found.at
     number: i64 = data[position]
     position += 1
@@ -222,7 +234,7 @@ def _field(found: FieldOffsets, data: bytes) -> i64:
 
 
 def _record_end(found: FieldOffsets, data: bytes, position: i64, end: i64) -> i64:
-    """Where the record at `position` ends; `found.at` is then behind its length. Raises: BadRecord, IndexError."""
+    """Return the end of the record at `position`; move `found.at` behind its length. Raises BadRecord, IndexError."""
     found.at = position
     start: i64 = _field(found, data)
     record_end: i64 = found.at
@@ -235,8 +247,8 @@ def _record_end(found: FieldOffsets, data: bytes, position: i64, end: i64) -> i6
 
 
 def _learn_middle(found: FieldOffsets, data: bytes, position: i64, record_end: i64) -> bool:
-    """What stands at `position` between a record's body and its properties, for the records that follow; False where
-    that is not what we write.
+    """Keep the bytes between a record's body and its properties for the next records. Return False if amqpd did not
+    write them.
     """
     if not data.startswith(_MARK_EXCHANGE, position):
         return False
@@ -254,7 +266,7 @@ def _learn_middle(found: FieldOffsets, data: bytes, position: i64, record_end: i
 
 
 def _row(found: FieldOffsets, data: bytes, record_end: i64, offset: i64, timestamp_us: i64) -> bool:
-    """Adds the record whose key's length stands at `found.at`; False when its headers are not in our order."""
+    """Add the record whose key length is at `found.at`. Return False if its headers are not in our order."""
     key: i64 = _field(found, data)
     key_end: i64 = found.at
     body: i64 = _field(found, data)
@@ -300,7 +312,7 @@ def _batch(
     settled: bytes,
     settled_base: i64,
 ) -> i64:
-    """Adds the batch's records, all that are wanted or none. DONE; else BAD, IRREGULAR or PACKED."""
+    """Add the wanted records of a batch, or none of them. Return DONE, BAD, IRREGULAR or PACKED."""
     if header.compressed():
         return PACKED
     rows: i64 = found.rows
@@ -329,7 +341,7 @@ def _records(
     settled: bytes,
     settled_base: i64,
 ) -> bool:
-    """The records of one batch; False when a record's headers are not in our order. Raises: BadRecord, IndexError."""
+    """Add the records of one batch. Return False if headers are not in our order. Raises BadRecord, IndexError."""
     timestamp_us: i64 = header.max_timestamp_ms * 1000
     create_time: bool = header.attributes & LOG_APPEND_TIME == 0
     base: i64 = header.base_offset
@@ -372,14 +384,18 @@ def _records(
 
 
 FIELD_COUNT: Final[i64] = 13
-_TIMESTAMP_MAX: Final[i64] = 253402300799  # the year 9999: what Spark shows, and far below an overflow
+_TIMESTAMP_MAX: Final[i64] = 253402300799  # the year 9999: Spark shows no later ones
 _STRING: Final[i64] = 0x53
 _VOID: Final[i64] = 0x56
 
 
 @final
 class PropertyColumns:
-    """What `scan_properties` writes; its buffers as above. seen: the flags that any row has."""
+    """Results of `scan_properties`, in the buffers that the module describes.
+
+    Attributes:
+        seen: The flags of all rows together.
+    """
 
     def __init__(self) -> None:
         self.seen: i64 = 0
@@ -392,9 +408,10 @@ class PropertyColumns:
 
 @final
 class HeaderColumns:
-    """What `scan_headers` writes: i32 offsets of rows in the entries, of keys and of values in their texts.
+    """Results of `scan_headers`: i32 offsets of rows in the entries, and of keys and values in their texts.
 
-    present: one byte for each value, 0 where it is null.
+    Attributes:
+        present: A byte per value; 0 for null.
     """
 
     def __init__(self) -> None:
@@ -408,9 +425,12 @@ class HeaderColumns:
 
 
 def scan_properties(data: bytes, offsets: bytes, rows: i64, found: PropertyColumns) -> None:
-    """Borders of the fields of `rows` properties in `data`; `offsets`: rows + 1 of i32, little endian.
+    """Write the field borders of `rows` raw properties in `data`. Malformed ones have no fields.
 
-    Cost: some 0.1 us a row compiled. Raises nothing: what is malformed has no fields.
+    Args:
+        offsets: rows + 1 numbers, i32 little endian.
+
+    Cost: some 0.1 us a row compiled.
     """
     row: i64 = 0
     start = i64(read_i32_le(offsets, 0))
@@ -482,9 +502,9 @@ def _scan_row(data: bytes, start: i64, end: i64, found: PropertyColumns) -> None
 
 
 def scan_headers(data: bytes, offsets: bytes, rows: i64, found: HeaderColumns) -> None:
-    """Names and texts of the entries of `rows` header tables in `data` (each with its u32 length, or empty).
+    """Write names and texts of `rows` header tables in `data`, each with its u32 length, or empty.
 
-    Cost: 0.3 us an entry compiled, 7 us for the 19 of a Celery task. Raises nothing.
+    Cost: 0.3 us an entry compiled, 7 us for the 19 of a Celery task.
     """
     row: i64 = 0
     start = i64(read_i32_le(offsets, 0))
@@ -560,7 +580,7 @@ def _write_entries(data: bytes, position: i64, stop: i64, end: i64, found: Heade
 
 
 def _octets_text(octets: bytes) -> bytes:
-    """A long string as UTF-8: as it is, or in base64 if it is no UTF-8."""
+    """Return a long string as UTF-8, or as base64 if it is not UTF-8."""
     try:
         octets.decode("utf-8")
     except UnicodeDecodeError:
@@ -569,12 +589,12 @@ def _octets_text(octets: bytes) -> bytes:
 
 
 def text_of(value: object) -> str | None:
-    """A header's value as the text that the map column holds; None for null."""
+    """Return the text of a header's value in the map column; None for null."""
     return None if value is None else _value_text(value)
 
 
 def _value_text(value: object) -> str:
-    """JSON, except that what JSON would quote stands there without quotes."""
+    """Return JSON, but without quotes if JSON would be one quoted string."""
     if isinstance(value, str):
         return value
     if isinstance(value, (bytes, bytearray)):
@@ -585,7 +605,9 @@ def _value_text(value: object) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON of a field's value, as json.dumps writes it, which costs several times as much for small tables."""
+    """Return the JSON of a field's value, equal to that of json.dumps, which costs several times as much for small
+    tables.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):

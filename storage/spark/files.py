@@ -1,21 +1,21 @@
-"""Where logs are read from: the files of a queue, listed and read, and nothing else.
+"""Access to the files of queues: a directory, or a broker's admin API over HTTP.
 
-Two kinds: a directory here (a live broker's data directory, or a copy of one), and a broker's admin API (files.py).
-Planning and reading know only what stands here, so both give the same answers. A source is plain data, since Spark
-sends it to its workers; descriptors and connections are opened where they are used.
+Planning and reading use only `LogFiles`, so both ways give the same rows. A source is plain data, because Spark
+sends it to workers; descriptors and connections are opened where they are used.
 
-A live directory changes while it is read. Nothing here locks: what is listed may be gone when it is opened, which is a
-FileNotFoundError here and a decision in plan.py and arrow.py.
+A directory: a running broker's data directory, or a copy of one. It changes while it is read, and nothing is
+locked. A listed file may be gone when it is opened, which is a FileNotFoundError; plan.py and arrow.py decide about
+it.
 
-The files of a queue over HTTP, from a broker's admin API: for executors that share no disk with it.
+HTTP, for executors that do not share the broker's disk:
 
-    GET /api/amqpd/logs/{vhost}                    the queues the caller may read
+    GET /api/amqpd/logs/{vhost}                    the queues that the user may read
     GET /api/amqpd/logs/{vhost}/{queue}            the files and their sizes
-    GET /api/amqpd/logs/{vhost}/{queue}/{file}     bytes of one, by ranges
+    GET /api/amqpd/logs/{vhost}/{queue}/{file}     a range of bytes of a file
 
-The caller needs a management tag and the read permission on the queue. Names, permissions and files are the broker's
-to check; here is one kept-alive connection for each reader, and errors as words. A range that comes back short is
-asked for again from where it stopped; a connection that was closed between two requests is made anew once.
+The user needs a management tag and the read permission on the queue; the broker checks names and permissions. Each
+reader has one persistent connection. A range that arrives incomplete is continued with another request. A
+connection that was closed between two requests is opened again once.
 """
 
 from __future__ import annotations
@@ -45,12 +45,17 @@ READ_SIZE = 1 << 20
 
 
 class SourceError(Exception):
-    """The logs cannot be reached at all: no such directory, no such broker, no permission. The text is for people."""
+    """The logs cannot be reached: no such directory, no such broker, no permission. The text is for people."""
 
 
 @dataclass(frozen=True, order=True)
 class QueueName:
-    """A queue to read. id: of this incarnation, so that one deleted and declared again is another queue."""
+    """A queue to read.
+
+    Attributes:
+        id: Id of this incarnation: a queue that was deleted and declared again has another one.
+        place: Its directory; "" over HTTP.
+    """
 
     vhost: str
     queue: str
@@ -59,29 +64,34 @@ class QueueName:
 
 
 class LogFiles(ABC):
-    """The files of one queue. read_size: bytes to ask for at once when reading on; header_size: when skipping."""
+    """The files of one queue.
+
+    Attributes:
+        read_size: Bytes to request at once when reading.
+        header_size: Bytes to request at once when reading only batch headers.
+    """
 
     read_size = READ_SIZE
     header_size = 4096
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Name -> bytes of every file there is; empty when the queue has none (yet). Raises: SourceError, OSError."""
+        """Return the size of every file by name; empty if the queue has none (yet). Raises SourceError, OSError."""
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Bytes of one file, -1 when it is not there. Raises: SourceError, OSError."""
+        """Return the size of one file; -1 if it does not exist. Raises SourceError, OSError."""
 
     @abstractmethod
     def pread(self, name: str, size: int, position: int) -> bytes:
-        """Up to `size` bytes from there, fewer only at the end. Raises: FileNotFoundError, SourceError, OSError."""
+        """Return `size` bytes, or fewer at the end of the file. Raises FileNotFoundError, SourceError, OSError."""
 
     @abstractmethod
     def close(self) -> None:
-        """Gives back what is open."""
+        """Close open files or connections."""
 
     def read(self, name: str) -> bytes:
-        """A whole (small) file; empty when it is not there."""
+        """Return a whole (small) file; empty if it does not exist."""
         parts: list[bytes] = []
         position = 0
         try:
@@ -96,25 +106,25 @@ class LogFiles(ABC):
 
 
 class LogSource(ABC):
-    """Where queues are found. Picklable."""
+    """A place with queues. Picklable."""
 
     @property
     def unlisted(self) -> str:
-        """Why a queue that is there may not be listed; for people."""
+        """Return why an existing queue may be missing in the list, for people."""
         return ""
 
     @abstractmethod
     def queues(self, vhost: str) -> list[QueueName]:
-        """Every durable queue of the vhost that has a log here. Raises: SourceError."""
+        """Return every durable queue of the vhost that has a log here. Raises SourceError."""
 
     @abstractmethod
     def open(self, queue: QueueName) -> LogFiles:
-        """Its files; opens nothing yet."""
+        """Return the queue's files. Opens nothing yet."""
 
 
 @dataclass(frozen=True)
 class DirectorySource(LogSource):
-    """A data directory, or one queue's directory."""
+    """A data directory, or the directory of one queue."""
 
     path: str
 
@@ -137,7 +147,7 @@ class DirectorySource(LogSource):
             made_at, name = described
             if name.vhost != vhost and places != [self.path]:
                 continue
-            # A deleted queue's directory stands until it is removed, beside that of a new queue of the same name.
+            # The directory of a deleted queue may still exist beside that of a new queue with the same name.
             if name.queue not in found or made_at > found[name.queue][0]:
                 found[name.queue] = (made_at, name)
         return sorted(name for _, name in found.values())
@@ -156,7 +166,9 @@ def _names(path: str) -> list[str]:
 
 
 def _described(place: str) -> tuple[float, QueueName] | None:
-    """When the directory was made, and whose it is. Ids are never used twice, so what was read once stays true."""
+    """Return the creation time of a queue's directory, and its queue. The result is cached: ids are never used
+    twice.
+    """
     known = _known.get(place)
     if known is not None:
         return known
@@ -190,7 +202,7 @@ class _Directory(LogFiles):
                     try:
                         found[entry.name] = entry.stat().st_size
                     except FileNotFoundError:
-                        continue  # removed while we looked
+                        continue  # removed while listing
         except FileNotFoundError:
             return {}
         return found
@@ -208,7 +220,7 @@ class _Directory(LogFiles):
         return os.pread(fd, size, position)
 
     def read(self, name: str) -> bytes:
-        # By its name anew each time: small files are replaced by others of the same name.
+        # Open it by name each time: small files are replaced by new ones with the same name.
         try:
             with open(f"{self._path}/{name}", "rb") as file:
                 return file.read()
@@ -227,10 +239,12 @@ _RETRIED = (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetErro
 
 
 class TlsFiles(NamedTuple):
-    """PEM files of whoever reads over https, where they are on each executor; each may be empty.
+    """PEM files for https, with paths on each executor. Each may be empty.
 
-    ca: instead of the machine's own authorities. certificate: to show, a login where no user is named. key: where it is
-    not in the certificate's file.
+    Attributes:
+        ca: Authorities to trust instead of the machine's.
+        certificate: Client certificate; it is the login if no user is given.
+        key: Its key, if it is not in the certificate's file.
     """
 
     ca: str = ""
@@ -238,7 +252,7 @@ class TlsFiles(NamedTuple):
     key: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """Raises: SourceError."""
+        """Return the TLS context. Raises SourceError."""
         try:
             return client_context(*self)
         except BadTlsFiles as error:
@@ -250,9 +264,11 @@ NO_FILES = TlsFiles()
 
 @dataclass(frozen=True)
 class BrokerSource(LogSource):
-    """A broker's admin API. url: http://host:port, https too. user, password: as for the management API.
+    """A broker's admin API.
 
-    user: empty where the certificate of `tls` is the login.
+    Attributes:
+        url: http://host:port or https://host:port.
+        user: User of the management API; empty if the certificate in `tls` is the login.
     """
 
     url: str
@@ -262,9 +278,9 @@ class BrokerSource(LogSource):
 
     @staticmethod
     def from_url(url: str, user: str = "", password: str = "", tls: TlsFiles = NO_FILES) -> BrokerSource:
-        """From http://user:password@host:port; what is given besides counts more. Raises: SourceError.
+        """Return the source for http://user:password@host:port. The other arguments override the URL.
 
-        Without a user that is the certificate's, or guest.
+        Without a user, the certificate or the user guest is the login. Raises SourceError.
         """
         parts = urlsplit(url)
         try:
@@ -285,7 +301,7 @@ class BrokerSource(LogSource):
         )
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """One that has not connected yet. Raises: SourceError."""
+        """Return a connection that is not connected yet. Raises SourceError."""
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
@@ -293,7 +309,7 @@ class BrokerSource(LogSource):
         return http.client.HTTPConnection(host, port, timeout=timeout_s)
 
     def credentials(self) -> dict[str, str]:
-        """The header of a request; none where the certificate says who asks."""
+        """Return the header with the login; empty if the certificate is the login."""
         if not self.user:
             return {}
         token = b64encode(f"{self.user}:{self.password}".encode()).decode()
@@ -350,7 +366,7 @@ class _Remote(LogFiles):
         return data
 
     def _range(self, name: str, size: int, position: int) -> tuple[bytes, int]:
-        """(bytes, size of the whole file). Raises: FileNotFoundError, SourceError."""
+        """Return (bytes, size of the whole file). Raises FileNotFoundError, SourceError."""
         headers = {"Range": f"bytes={position}-{position + size - 1}", "If-Match": f'"{self._id}"'}
         status, data, span = self._client.request(f"{self._path}/{name}", headers)
         if status == 404:
@@ -381,7 +397,7 @@ class _Client:
         return json.loads(data)
 
     def request(self, path: str, headers: dict[str, str]) -> tuple[int, bytes, str]:
-        """(status, body, Content-Range). Raises: SourceError."""
+        """Return (status, body, Content-Range). Raises SourceError."""
         for attempt in (0, 1):
             connection = self._connection or self._source.connection(TIMEOUT_S)
             self._connection = connection

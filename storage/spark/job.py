@@ -1,18 +1,17 @@
-"""The export job: batch after batch of a queue's log, each once, whatever is killed in between.
+"""Export job: batches of queues' logs, each exported once, even after kills.
 
-A batch is a range of offsets of each selected queue. It is read through `format("amqp")`, narrowed by `where`, and
-given to the target (targets.py); the ledger (checkpoint.py) knows what is done. A rerun first finds out what became of
-the batch that was under way, then goes on.
+A batch is a range of offsets of each selected queue. It is read with `format("amqp")`, filtered by `where`, and
+written to the target (targets.py). The checkpoint (checkpoint.py) knows the finished batches. A rerun first
+completes or drops the batch that was in progress, then continues.
 
-Queues that are declared with `x-export: NAME`, NAME being this job's `name`, are read whole, what consumers have
-settled included, and the broker is told after each batch how far it went. Other queues give what is not settled: what
-consumers take between two runs is never exported, and that is no loss.
+A queue with `x-export: NAME`, where NAME is this job's `name`, is read with its settled messages (a hold). After
+each batch, `commit` reports the exported offsets to the broker, which then may delete those messages
+(storage/acks). From other queues only messages that are not settled are read. Messages that consumers settle
+between two runs are never exported, which is no loss.
 
-Tells the broker how far an exporter has come, so that it may give up what it held back for it (storage/acks).
-
-A broker that runs is asked through its admin API: `url` as the source's, or the unix socket in the data directory. When
-none runs there, the file is written, and the broker finds it at its next start. A commit that does not arrive costs
-disk space, nothing else: the next one says more.
+`commit` calls a running broker's admin API: by the `url` of the source, or by the unix socket in the data
+directory. If no broker runs there, it writes the file that the broker reads at its next start. A lost commit only
+costs disk space: the next commit covers it.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ TIMEOUT_S = 10.0
 
 
 class CommitFailed(Exception):
-    """The broker was not told; the text says why."""
+    """The commit did not reach the broker; the text says why."""
 
 
 def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
-    """Offsets below `offset` of that incarnation are exported under `name`. Raises: CommitFailed."""
+    """Report that offsets below `offset` of this incarnation are exported under `name`. Raises CommitFailed."""
     body = json.dumps({"name": name, "offset": offset, "id": queue.id}).encode()
     path = f"/api/amqpd/exports/{quote(queue.vhost, safe='')}/{quote(queue.queue, safe='')}"
     headers = {"Content-Type": "application/json"}
@@ -79,13 +78,13 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
 
 
 def _unix(path: Path) -> http.client.HTTPConnection | None:
-    """A connection to a data directory's broker; None when none runs."""
+    """Return a connection to the broker of a data directory; None if none runs."""
     connection = http.client.HTTPConnection("localhost", timeout=TIMEOUT_S)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.settimeout(TIMEOUT_S)
     directory = -1
     try:
-        # Through an open directory, as a longer path than 107 bytes does not fit into a socket's address.
+        # Connect through an open directory: a socket's address has at most 107 bytes.
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
         made.connect(f"/proc/self/fd/{directory}/{path.name}")
     except (FileNotFoundError, ConnectionRefusedError):
@@ -116,21 +115,25 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
 PART_BYTES = 16 << 20
-"""Of log: tasks that write files are put together from parts of that size (targets.py)."""
+"""Tasks that write files are made of parts of that many bytes of log (targets.py)."""
 DERIVED = dict(zip(TIMES, ("to_date(timestamp)", "hour(timestamp)"), strict=True))
-"""What --partition-by knows beside columns; in UTC."""
+"""Values of --partition-by that are no columns, as SQL in UTC."""
 
 
 class BadExport(ValueError):
-    """What was asked for cannot be done; the text names the option."""
+    """The export is impossible; the text names the option."""
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What to export. source: path, or url with user and password, as for `format("amqp")`.
+    """The options of an export.
 
-    queue: None for all of the vhost. start: earliest, an offset, or a time; counts on the first run only. to_offset:
-    the first not to export. batch_rows: None: what suits the target. fail_on_data_loss: as the source's.
+    Attributes:
+        source: Path, or url with user and password, as for `format("amqp")`.
+        queue: None: all queues of the vhost.
+        start: earliest, an offset or a time. Used only in the first run.
+        to_offset: The first offset that is not exported.
+        batch_rows: None: the target's default.
     """
 
     source: dict[str, str]
@@ -158,7 +161,7 @@ class ExportOptions:
         return "://" in self.to
 
     def identity(self) -> dict[str, Any]:
-        """What must stay the same from run to run."""
+        """Return the options that must be equal in all runs."""
         return {
             "vhost": self.vhost,
             "queue": self.queue,
@@ -173,7 +176,13 @@ class ExportOptions:
 
 @dataclass
 class ExportReport:
-    """One batch, or a whole run. lag: offsets that wait behind it. seconds: all; working_s: without Spark's start."""
+    """The result of one batch or of a whole run.
+
+    Attributes:
+        seconds: Total time.
+        working_s: Time without the start of Spark.
+        lag: Offsets that are not exported yet.
+    """
 
     batches: int = 0
     rows: int = 0
@@ -186,7 +195,12 @@ class ExportReport:
 
 @dataclass(frozen=True)
 class OffsetSpan:
-    """first <= offset < stop of a queue; `end` is where its log ended. whole: what is settled is read, too."""
+    """The range first <= offset < stop of a queue.
+
+    Attributes:
+        end: The end of its log.
+        whole: Settled messages are read, too.
+    """
 
     queue: QueueName
     first: int
@@ -196,7 +210,7 @@ class OffsetSpan:
 
 
 class _Batch:
-    """targets.Batch: the spans of one batch, and the job to read them."""
+    """The `targets.ExportBatch` of some spans."""
 
     def __init__(self, job: ExportJob, spans: list[OffsetSpan]) -> None:
         self.plain = not job.options.where
@@ -211,15 +225,16 @@ class _Batch:
 
 
 class ExportJob:
-    """One run of an export, from the first batch that is left to the last there is.
+    """One run of an export, up to the last message at present; with `follow` until it is stopped.
 
-    say: gets a Report after every batch. stopped: asked between batches. starting: called before Spark is started,
-    which takes seconds.
+    All methods raise BadExport, BadOption, NoSuchQueue, SourceError, DataLoss, CheckpointError, TargetError,
+    CannotRunSpark, OSError, and Spark's exceptions.
 
-    session: a Spark session to use, and to leave running; without one the job makes its own when it needs it.
-
-    Raises, all methods: BadExport, BadOption, NoSuchQueue, SourceError, DataLoss, CheckpointError, TargetError,
-    CannotRunSpark, OSError, and what Spark raises.
+    Args:
+        say: Called with an ExportReport after every batch.
+        stopped: Called between batches; True ends the run.
+        session: A Spark session, which stays open. None: the job starts its own when it needs one.
+        starting: Called before Spark is started, which takes seconds.
     """
 
     def __init__(
@@ -245,7 +260,7 @@ class ExportJob:
         self._spark = session
         self._own = session is None
         self._where_is_good = False
-        self._quick = False  # a JVM that has no rows to handle need not compile much
+        self._quick = False  # a JVM that handles no rows needs little compilation
 
     def _check(self) -> None:
         options = self.options
@@ -269,15 +284,15 @@ class ExportJob:
         return {"startingTimestamp": text, "startingOffsetsByTimestampStrategy": "latest"}
 
     def run(self) -> ExportReport:
-        """Exports what there is; with `follow` until `stopped`. Returns the whole run's report.
+        """Export all messages; with `follow` until `stopped`. Return the report of the whole run.
 
-        Where Spark fails once `stopped` says so, the batch at work is left to the next run: no error.
+        If Spark fails after `stopped`, the current batch is left to the next run; that is no error.
         """
         options = self.options
         total = ExportReport()
         started = time.monotonic()
         if not Path(options.checkpoint).exists():
-            self._require_queue()  # what cannot begin leaves nothing behind
+            self._require_queue()  # no checkpoint is created for an export that cannot begin
         with ExitStack() as stack:
             ledger = ExportCheckpoint(Path(options.checkpoint), options.identity())
             stack.callback(ledger.close)
@@ -321,7 +336,7 @@ class ExportJob:
         return Files(Path(options.to), options.format, list(options.partition_by), ledger)
 
     def _settle_last(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
-        """What became of the batch that was under way when the last run ended."""
+        """Complete or drop the batch that was in progress when the last run ended."""
         under_way = ledger.state.next
         if under_way is None:
             return
@@ -347,7 +362,7 @@ class ExportJob:
                     return
                 self._wait()
                 continue
-            self._session()  # takes seconds, and may be the end of it
+            self._session()  # takes seconds; the user may stop the run meanwhile
             if not self.stopped():
                 yield self._batch(ledger, target, spans)
 
@@ -363,7 +378,7 @@ class ExportJob:
     def _batch(self, ledger: ExportCheckpoint, target: ExportTarget, spans: list[OffsetSpan]) -> ExportReport:
         self._session()
         if self.options.where and not self._where_is_good:
-            self.rows(spans)  # a wrong one ends the run before the checkpoint remembers it
+            self.rows(spans)  # a wrong condition ends the run before the checkpoint is created
             self._where_is_good = True
         began = time.monotonic()
         position = {
@@ -377,7 +392,7 @@ class ExportJob:
         try:
             target.write(_Batch(self, spans), progress, label)
         except Exception as error:
-            # What the source says on the driver or in a task comes back as one of Spark's many errors, as a text.
+            # A DataLoss on the driver or in a task arrives as text inside one of Spark's exceptions.
             found = str(error).partition(f".{DataLoss.__name__}: ")[2]
             if found and not isinstance(error, DataLoss):
                 raise DataLoss(found.splitlines()[0]) from error
@@ -390,7 +405,7 @@ class ExportJob:
         return report
 
     def _spans(self, ledger: ExportCheckpoint, limit: int | None) -> list[OffsetSpan]:
-        """What there is to export now, of each queue its share of `limit` by what it has waiting. Raises: DataLoss."""
+        """Return the spans to export now. Each queue gets its share of `limit` by its lag. Raises DataLoss."""
         known = ledger.state.position
         found: list[OffsetSpan] = []
         with ExitStack() as stack:
@@ -446,15 +461,15 @@ class ExportJob:
                 shielded=True,
             )
             if heard is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, heard)  # pyspark has put its own, which breaks the batch off
+                signal.signal(signal.SIGINT, heard)  # pyspark has set its own handler, which aborts the batch
             self._spark.sparkContext.setLogLevel("ERROR")
-            # They print what is also raised, one of them as a JSON object with the JVM's hundred lines in it.
+            # These loggers repeat raised errors, one of them as JSON with the JVM's hundred lines.
             for name in ("SQLQueryContextLogger", "py4j"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
         return self._spark
 
     def _was_broken_off(self, error: Exception) -> bool:
-        """Whether a signal to us also reached what Spark has started, as a service manager sends it to all there is."""
+        """Return whether a signal has ended Spark, too: service managers send it to all processes."""
         if not self._own or not self.stopped():
             return False
         from py4j.protocol import Py4JError
@@ -471,7 +486,7 @@ class ExportJob:
                     raise
 
     def rows(self, spans: list[OffsetSpan]) -> DataFrame:
-        """The batch, narrowed and with the columns to partition by."""
+        """Return the filtered rows of the spans, with the columns to partition by."""
         options = self.options
         found: DataFrame | None = None
         for whole in (False, True):
@@ -479,7 +494,7 @@ class ExportJob:
             if wanted:
                 part = self._load(wanted, whole)
                 found = part if found is None else found.unionByName(part)
-        assert found is not None  # there is a span with something in it
+        assert found is not None  # there is a non-empty span
         if options.where:
             found = found.where(options.where)
         columns = [f"`{name}`" for name in options.columns]
@@ -489,7 +504,7 @@ class ExportJob:
         return found.selectExpr(*columns)
 
     def to_parquet(self, spans: list[OffsetSpan], directory: str, by: tuple[str, ...]) -> list[WrittenFile]:
-        """The batch, written by the tasks that read it."""
+        """Write the spans in the tasks that read them."""
         from amqpd.storage.spark.targets import write_parquet
 
         spark = self._session()
@@ -527,7 +542,7 @@ class ExportJob:
     # -- holds
 
     def _commit_holds(self, ledger: ExportCheckpoint, spans: list[OffsetSpan] | None = None) -> None:
-        """Tells the broker how far the queues that it keeps for us are exported."""
+        """Commit the exported offsets of queues that have a hold for this export."""
         for span in self._spans(ledger, None) if spans is None else spans:
             if not span.whole:
                 continue
@@ -539,7 +554,7 @@ class ExportJob:
 
 
 def without_password(url: str) -> str:
-    """A database's URL as it may be shown and kept; a path as it is."""
+    """Return a database's URL without user and password, for display and storage; a path unchanged."""
     scheme, found, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if found else url
 

@@ -1,8 +1,8 @@
-"""From options and snapshots to ranges of offsets: where a batch begins and ends, how far the next trigger goes.
+"""Ranges of offsets of batches and streams, from options and snapshots.
 
-A stream's offsets are what Spark writes into its checkpoint: {"vhost/queue": {"id": incarnation, "offset": next}}. A
-queue that was deleted and declared again starts its offsets at 0 under a new id, which is a data loss told as such and
-not an offset misread. A queue that appears later is read from its start.
+A stream's offsets, in Spark's checkpoint: {"vhost/queue": {"id": incarnation, "offset": next}}. A queue that was
+deleted and declared again starts at offset 0 with a new id; this is reported as a data loss. A queue that appears
+later is read from its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ StreamOffset: TypeAlias = dict[str, dict[str, object]]
 
 @dataclass(frozen=True)
 class Range:
-    """first <= offset < stop of one queue."""
+    """The range first <= offset < stop of one queue."""
 
     snapshot: Snapshot
     first: int
@@ -31,7 +31,7 @@ class Range:
 
 
 def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
-    """Of every selected queue that is there, by its key in a stream's offsets; closed with the stack."""
+    """Open a snapshot of every selected queue that exists, by its key in a stream's offsets. `stack` closes them."""
     return {
         key_of(options.vhost, queue.queue): stack.enter_context(closing(Snapshot(options.source.open(queue), queue)))
         for queue in options.queues()
@@ -39,12 +39,12 @@ def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
 
 
 def key_of(vhost: str, queue: str) -> str:
-    """The queue's name in a stream's offsets."""
+    """Return the queue's key in a stream's offsets."""
     return f"{vhost}/{queue}"
 
 
 def batch_parts(options: ReadOptions) -> list[LogPartition]:
-    """All parts of a batch query. Raises: BadOption, NoSuchQueue, DataLoss, SourceError."""
+    """Return all parts of a batch query. Raises BadOption, NoSuchQueue, DataLoss, SourceError."""
     with ExitStack() as stack:
         found = list(snapshots(options, stack).values())
         options.require([each.queue for each in found])
@@ -117,7 +117,9 @@ def _lost(options: ReadOptions, text: str) -> None:
 
 
 def initial(options: ReadOptions) -> StreamOffset:
-    """Where a new stream begins: by default at the end of every queue, as Kafka's does. Raises: as `batch_parts`."""
+    """Return the first offsets of a new stream: by default the ends of the queues, as in Kafka's source. Raises as
+    `batch_parts`.
+    """
     with ExitStack() as stack:
         return {
             key: {"id": snapshot.queue.id, "offset": min(_starting(options, snapshot, LATEST), snapshot.end)}
@@ -126,7 +128,7 @@ def initial(options: ReadOptions) -> StreamOffset:
 
 
 def latest(options: ReadOptions) -> StreamOffset:
-    """The ends of all queues now."""
+    """Return the present ends of all queues."""
     with ExitStack() as stack:
         return {
             key: {"id": snapshot.queue.id, "offset": snapshot.end}
@@ -135,9 +137,12 @@ def latest(options: ReadOptions) -> StreamOffset:
 
 
 def limited(options: ReadOptions, start: StreamOffset, ends: StreamOffset, rows_max: int | None) -> StreamOffset:
-    """How far one trigger goes from `start` towards `ends` with at most `rows_max` offsets (None: all the way).
+    """Return the offsets that one trigger reaches from `start` towards `ends`.
 
-    Each queue gets its share of the limit by what it has waiting, at least one offset if it has any.
+    Each queue gets its share of the limit by its lag, but at least one offset if it has any.
+
+    Args:
+        rows_max: The largest number of offsets; None: no limit.
     """
     with ExitStack() as stack:
         found = snapshots(options, stack)
@@ -154,7 +159,7 @@ def limited(options: ReadOptions, start: StreamOffset, ends: StreamOffset, rows_
 
 
 def stream_parts(options: ReadOptions, start: StreamOffset, end: StreamOffset) -> list[LogPartition]:
-    """The parts of one trigger. Raises: DataLoss, SourceError."""
+    """Return the parts of one trigger. Raises DataLoss, SourceError."""
     with ExitStack() as stack:
         found = snapshots(options, stack)
         ranges = []
@@ -178,7 +183,7 @@ def _begin(
     *,
     quiet: bool = False,
 ) -> int:
-    """Where a queue goes on: behind what was read of this incarnation, else at the start of its log."""
+    """Return the first offset to read: behind the last one of this incarnation, else the start of its log."""
     if before is not None and before["id"] == end["id"]:
         return _number(before)
     if before is not None and not quiet and snapshot is not None:

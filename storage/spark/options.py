@@ -1,26 +1,28 @@
-"""The options of `format("amqp")` when reading, named as in Spark's Kafka source where it has the same.
+"""Options of `format("amqp")` for reading. Names are those of Spark's Kafka source if it has the same option.
 
-    path | url, user, password     where: a data directory (or a copy), or a broker's admin API
-    tlsCaCertFile, tlsCertFile, tlsKeyFile   of an https url: PEM files, on every executor
+    path | url, user, password     source: a data directory (or a copy of one), or a broker's admin API
+    tlsCaCertFile, tlsCertFile, tlsKeyFile   for an https url: PEM files, on every executor
     vhost                          default /
-    queue | queues | queuePattern  one name, names with commas between, or a regular expression for whole names
-    startingOffsets                earliest (default of a batch), latest (of a stream), a number, or JSON {"queue": n}
-    endingOffsets                  the same values, by default latest, exclusive; batches only. In JSON -2, -1 too
-    startingTimestamp              ms since 1970 or ISO 8601 (UTC unless it says otherwise): from the first record of
-                                   that time or later on; counts more than an offset
+    queue | queues | queuePattern  one name, names separated by commas, or a regular expression for whole names
+    startingOffsets                earliest (default of a batch), latest (default of a stream), a number, or JSON
+                                   {"queue": n}
+    endingOffsets                  the same values, default latest, exclusive; only for batches. In JSON -2 means
+                                   earliest and -1 latest
+    startingTimestamp              ms since 1970 or ISO 8601 (default UTC): begin at the first record that is not
+                                   older; overrides startingOffsets
     endingTimestamp                the same values, exclusive
-    startingOffsetsByTimestampStrategy   error (default) or latest: when there is no such record
-    failOnDataLoss                 default true: what should be there and is not is an error
-    includeSettled                 default false: also what consumers have acknowledged, as far as it is still there
-    maxOffsetsPerTrigger           of a stream, shared among its queues by what each has waiting; default: no limit
-    minPartitions, splitBytes      at least so many tasks; of about so many bytes each (default 32 MiB)
-    batchRows                      rows of an Arrow batch at most (default 8192; about)
-    columns                        names with commas between; default the base columns
-    includeProperties, includeHeaders    adds properties and raw_properties, headers and raw_headers
-    checkCrc                       default true
+    startingOffsetsByTimestampStrategy   error (default) or latest: used if there is no such record
+    failOnDataLoss                 default true: missing records are an error
+    includeSettled                 default false: also read acknowledged messages, as long as the log has them
+    maxOffsetsPerTrigger           for a stream; its queues share the limit by their lag; default: no limit
+    minPartitions, splitBytes      smallest number of tasks; approximate bytes per task (default 32 MiB)
+    batchRows                      approximate limit for the rows of an Arrow batch (default 8192)
+    columns                        names separated by commas; default the base columns
+    includeProperties, includeHeaders    add properties and raw_properties, headers and raw_headers
+    checkCrc                       default true: check the checksums of batches
 
-An option that is not among these, or has a value it cannot have, is an error: a misspelt one would silently read
-something else.
+An unknown option or an impossible value is an error: with a misspelt option the query would silently read other
+data. docs/reference/export.md is made from this table.
 """
 
 from __future__ import annotations
@@ -51,28 +53,32 @@ _BY_LOWER = {name.lower(): name for name in NAMES}
 
 
 class BadOption(ValueError):
-    """An option cannot be obeyed; the text names it."""
+    """An option is unknown or has an impossible value; the text names it."""
 
 
 class NoSuchQueue(BadOption):
-    """A queue that was named is not there."""
+    """A named queue does not exist."""
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where to begin or end: `default` for every queue but those in `each`. EARLIEST, LATEST, or an offset."""
+    """First or last offsets: EARLIEST, LATEST, or a number.
+
+    Attributes:
+        default: For queues that are not in `each`.
+    """
 
     default: int
     each: Mapping[str, int]
 
     def of(self, queue: str) -> int:
-        """For that queue."""
+        """Return the offset for a queue."""
         return self.each.get(queue, self.default)
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """All of them, parsed. None: not given."""
+    """All options, parsed. None: not given."""
 
     source: LogSource
     vhost: str
@@ -93,7 +99,7 @@ class ReadOptions:
     check_crc: bool
 
     def queues(self) -> list[QueueName]:
-        """Those selected that are there. Raises: SourceError; BadOption for a vhost without any that match."""
+        """Return the selected queues that exist. Raises SourceError."""
         found = self.source.queues(self.vhost)
         if self.pattern is not None:
             wanted = re.compile(self.pattern)
@@ -104,7 +110,7 @@ class ReadOptions:
         return [by_name[name] for name in self.names if name in by_name]
 
     def require(self, queues: list[QueueName]) -> None:
-        """Raises: NoSuchQueue when one that was named is missing."""
+        """Raise NoSuchQueue if a named queue is missing."""
         missing = set(self.names) - {queue.queue for queue in queues}
         if missing:
             names = ", ".join(map(repr, sorted(missing)))
@@ -112,7 +118,7 @@ class ReadOptions:
 
 
 def parse(options: Mapping[str, str]) -> ReadOptions:
-    """Reads the options, whatever the case of their names. Raises: BadOption, SourceError, columns.UnknownColumn."""
+    """Parse the options; names have no case. Raises BadOption, SourceError, UnknownColumn."""
     given: dict[str, str] = {}
     for name, value in options.items():
         known = _BY_LOWER.get(name.lower())

@@ -1,20 +1,23 @@
-"""What there is to read in a queue's log, and how it is cut into parts that workers read side by side.
+"""Snapshot of a queue's log, and its division into parts for tasks.
 
-A `Snapshot` is the log at one moment: its high watermark is read first, then the files are listed, so whatever it names
-was whole and synced. It knows four kinds of offsets between `start` and `end`: in a segment that is here; in a segment
-that was removed on purpose because everything in it was settled (its `.settled` file stays as the sign); superseded
-ones, in a log that is compacted: a cleaning leaves nothing of a segment whose every record has a later one of its key,
-so what is missing below the first dirty offset counts as such; and lost ones.
+A `Snapshot` reads the high watermark first and lists the files then, so all its offsets were complete and synced.
+An offset between `start` and `end` is in one of four states:
 
-`.index` and `.timeindex` only say where to begin looking. They are never synced and may be wrong: a part names the
-batch it expects at its position, and a reader that does not find it walks from the segment's beginning (arrow.py). So
-planning with them gives the same records as a full scan, only sooner.
+- in a segment that exists
+- settled, in a segment that was removed; its `.settled` file still exists
+- superseded, in a compacted log: a segment in which each record has a later one of the same key disappears. Missing
+  offsets below the first dirty offset count as superseded
+- lost
 
-While the cleaner puts a new segment in the place of old ones (compaction.py), it is called `.log.swap`; from the moment
-it has that name it stands for all in its range, whichever of the old files are still there.
+`.index` and `.timeindex` are hints: they are never synced and may be wrong. A part names the batch that it expects
+at its position. A reader that does not find it reads from the start of the segment (arrow.py). So planning with
+indexes gives the same records as a full scan, only sooner.
 
-What is settled is decided here, once, and travels with the part as bits: a task that Spark runs twice gives the same
-rows twice. Transient messages count while the broker that took them lives; those of an earlier life do not.
+Compaction (compaction.py) names a new segment `.log.swap` while it replaces old ones. With this name it replaces
+all segments in its range, even if their files still exist.
+
+Settled offsets are determined here, once, and travel with the part as bits: a task that Spark runs twice returns
+the same rows. Transient messages count during the run of the broker that received them, and not after a restart.
 """
 
 from __future__ import annotations
@@ -38,16 +41,22 @@ _SIGNS = (".log", ".settled", ".log.swap")
 
 
 class DataLoss(Exception):
-    """Records that should be there are not: removed, cut off or damaged. `failOnDataLoss=false` goes on without."""
+    """Records are missing: removed, cut off or damaged. `failOnDataLoss=false` continues without them."""
 
 
 @dataclass(frozen=True)
 class LogPartition:
     """A piece of one segment for one task: records with first <= offset < stop that are not settled.
 
-    position: of the batch to begin with, whose last offset is `anchor` (-1: the segment's first). bits: settled ones,
-    from `bits_base` on. size_bytes: about how much there is to read. end, log_size: of the segment, as planned. swap:
-    as SegmentView's.
+    Attributes:
+        base: Base offset of the segment.
+        end: End of the segment, as planned.
+        log_size: Size of the segment's log, as planned.
+        position: Position of the first batch.
+        anchor: Last offset of that batch; -1 for the first batch of the segment.
+        size_bytes: Approximate number of bytes to read.
+        bits: Settled offsets from `bits_base` on.
+        swap: As in `SegmentView`.
     """
 
     queue: QueueName
@@ -67,9 +76,14 @@ class LogPartition:
 
 @dataclass
 class SegmentView:
-    """base <= offset < end. size: bytes of its log, -1 when it is gone. entries, bits: of `.settled`, once read.
+    """A segment: base <= offset < end.
 
-    swap: its log is called `.log.swap`, and indexes of its name are another log's; instead: segments it stands for.
+    Attributes:
+        size: Bytes of its log; -1 if it does not exist.
+        swap: Its log is named `.log.swap`. Indexes of its name belong to another log.
+        instead: Base offsets of the segments that it replaces.
+        entries: Content of the `.settled` files, once read.
+        bits: Settled offsets, once computed.
     """
 
     base: int
@@ -82,9 +96,10 @@ class SegmentView:
 
 
 class Snapshot:
-    """One queue's log at one moment. Cost: two small reads and a listing; `.settled` and indexes when asked for.
+    """One queue's log at one moment.
 
-    files: the queue's, from a LogSource. Raises: SourceError, OSError.
+    Cost: two small reads and a listing; `.settled` files and indexes are read when needed.
+    Raises: SourceError, OSError.
     """
 
     def __init__(self, files: LogFiles, queue: QueueName) -> None:
@@ -94,7 +109,7 @@ class Snapshot:
         sizes = self.files.sizes()
         bases = _bases(sizes)
         if any(name.endswith(".log.deleted") for name in sizes) and any(_log_size(sizes, base) < 0 for base in bases):
-            sizes = self.files.sizes()  # a file that was renamed while it was listed is in neither place
+            sizes = self.files.sizes()  # a file that was renamed during the listing may be missing in it
             bases = _bases(sizes)
         self.transient_start = self._epoch_start()
         cleanings = decode_clean_offsets(self.files.read(CLEANER_OFFSET))
@@ -115,13 +130,13 @@ class Snapshot:
         self.start = next((each.base for each in self.segments if each.size >= 0), self.end)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         self.files.close()
 
     def _swapped(self, sizes: dict[str, int]) -> list[SegmentView]:
-        """Segments that are called `.log.swap`, with the bases of those whose place they take, their own among them.
+        """Return the `.log.swap` segments with the bases of the segments that they replace, their own included.
 
-        One that no settled file of its name knows is not the cleaner's, and is passed over.
+        A `.log.swap` file that its `.settled` file does not know is not from a compaction and is ignored.
         """
         found: list[SegmentView] = []
         for name, size in sizes.items():
@@ -139,7 +154,7 @@ class Snapshot:
         return found
 
     def _high_watermark(self) -> int:
-        for _ in range(3):  # it is written in place, so one look in a while may see half of it
+        for _ in range(3):  # it is written in place, so a read may see half of a write
             data = self.files.read(checkpoint.HIGH_WATERMARK)
             mark = checkpoint.decode_high_watermark(data)
             if mark or not any(data):
@@ -155,11 +170,11 @@ class Snapshot:
             return []
 
     def _epoch_start(self) -> int:
-        """First offset of the broker's present (or last) life."""
+        """Return the first offset of the broker's present (or last) run."""
         starts = [line[1] for line in self._lines(checkpoint.LEADER_EPOCH) if len(line) == 2]
         return starts[-1] if starts else 0
 
-    # -- looking into segments
+    # -- inside segments
 
     def _index(self, segment: SegmentView) -> OffsetIndex:
         if segment.swap:
@@ -172,7 +187,7 @@ class Snapshot:
         return OffsetIndex()
 
     def headers(self, segment: SegmentView, position: int) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the whole batches from `position` on, until something is none or does not fit."""
+        """Yield (position, header) of the whole batches from `position` on, up to the first one that does not fit."""
         name = segment_name(segment.base) + (".log.swap" if segment.swap else ".log")
         chunk, start = b"", 0
         expected = segment.base
@@ -190,12 +205,14 @@ class Snapshot:
             expected = header.last_offset + 1
 
     def _entry(self, segment: SegmentView, index: OffsetIndex, relative: int) -> tuple[int, int]:
-        """(last offset, position) of the batch to begin with for an offset; (-1, 0) for the segment's first."""
+        """Return (last offset, position) of the batch to begin with for an offset; (-1, 0) for the segment's first."""
         number, position = index.floor(relative)
         return (segment.base + number, position) if number >= 0 else (-1, 0)
 
     def _whole_end(self, segment: SegmentView) -> int:
-        """Where the last segment's whole batches end: a copy that was taken while it grew has a torn tail."""
+        """Return the end of the last segment's whole batches. A copy of a growing segment has a partial batch at
+        its end.
+        """
         index = self._index(segment)
         anchor, position = index.entry(len(index) - 1) if len(index) else (-1, 0)
         for begin in (position, 0) if position else (0,):
@@ -209,28 +226,29 @@ class Snapshot:
         return segment.base
 
     def settled_bits(self, segment: SegmentView) -> bytes:
-        """One bit for each offset of the segment, set where it is settled. Cost: 0.3 us an entry compiled."""
+        """Return a bit for each offset of the segment, set if it is settled. Cost: 0.3 us an entry compiled."""
         if segment.bits is None:
             segment.bits = bits_of(self._entries(segment), segment.base, segment.end)
         return segment.bits
 
     def _entries(self, segment: SegmentView) -> bytes:
-        """The bytes of its `.settled` file, read once."""
+        """Return the content of the segment's `.settled` files; they are read once."""
         if segment.entries is None:
             segment.entries = b""
             for base in [*segment.instead[1:], segment.base]:
                 name = segment_name(base) + ".settled"
-                # The new file first: when it gets the old one's name between the two reads, that name holds all.
+                # The new file first: if it replaces the old one between the two reads, the second read gets
+                # everything.
                 new = self.files.read(name + ".swap")
                 segment.entries += self.files.read(name) + new
         return segment.entries
 
-    # -- questions
+    # -- queries
 
     def offset_at(self, timestamp_ms: int) -> int | None:
-        """First offset of the first batch of that time or later; None when there is none before `end`.
+        """Return the first offset of the first batch of that time or later; None if there is none before `end`.
 
-        Cost: one look-up in `.timeindex` for each segment, then the headers behind it.
+        Cost: one look-up in `.timeindex` per segment, then the headers behind it.
         """
         for segment in self.segments:
             if segment.size < 0 or segment.end <= segment.base:
@@ -257,7 +275,7 @@ class Snapshot:
         return first is not None and first[1].last_offset == anchor
 
     def losses(self, first: int, stop: int, *, include_settled: bool) -> list[tuple[int, int, str]]:
-        """Ranges of first <= offset < stop that should be there and are not, as (first, last, why)."""
+        """Return the missing ranges in first <= offset < stop, as (first, last, reason)."""
         found: list[tuple[int, int, str]] = []
         if stop > self.end:
             found.append((max(first, self.end), stop - 1, "the log ends before them"))
@@ -279,16 +297,18 @@ class Snapshot:
         return found
 
     def _cut(self, segment: SegmentView) -> int | None:
-        """The first offset that a sealed segment's shortened file lacks; None when it has the size noted at its end."""
+        """Return the first missing offset of a sealed segment whose file is shorter than its noted size; else None."""
         noted = totals_of(AckFileReader(self._entries(segment)).entries)
         return self._whole_end(segment) if noted and noted[-1][1] > segment.size else None
 
     def parts(
         self, first: int, stop: int, *, split_bytes: int = SPLIT_BYTES, include_settled: bool = False
     ) -> list[LogPartition]:
-        """What tasks read for first <= offset < stop. Segments and ranges that are all settled make no part.
+        """Return the parts for first <= offset < stop. Segments and ranges that are completely settled make no
+        part.
 
-        split_bytes: a part is about that large, never smaller than one batch.
+        Args:
+            split_bytes: Approximate size of a part, which has at least one batch.
         """
         found: list[LogPartition] = []
         for segment in self.segments:
@@ -348,7 +368,7 @@ class Snapshot:
 
 
 def _bases(sizes: dict[str, int]) -> list[int]:
-    """Of the segments that a listing has some sign of."""
+    """Return the base offsets of all segments of which the listing has a file."""
     return sorted({int(name[:20]) for name in sizes if name[:20].isdigit() and name[20:] in _SIGNS})
 
 
@@ -358,7 +378,7 @@ def _log_size(sizes: dict[str, int], base: int) -> int:
 
 
 def _count_up_to(index: OffsetIndex, relative: int) -> int:
-    """Number of entries that are not above `relative`."""
+    """Return the number of entries that are not above `relative`."""
     low, high = 0, len(index)
     while low < high:
         middle = (low + high) // 2
@@ -370,7 +390,7 @@ def _count_up_to(index: OffsetIndex, relative: int) -> int:
 
 
 def bits_of(entries: bytes, base: int, end: int) -> bytes:
-    """The bits of a segment from the bytes of its `.settled` file; empty when nothing is settled."""
+    """Return the settled bits of a segment from the content of its `.settled` file; empty if nothing is settled."""
     bits = bytearray((end - base + 7) // 8 + 16)
     touched = False
     for kind, a, b, c in AckFileReader(entries).entries:
@@ -410,7 +430,7 @@ def _set(bits: bytearray, low: int, high: int) -> None:
 
 
 def _all_set(bits: bytes, low: int, high: int) -> bool:
-    """Whether the bits low..high, both inclusive, are all set."""
+    """Return whether all bits low..high are set, both included."""
     if high >> 3 >= len(bits):
         return False
     while low <= high and low & 7:
@@ -430,6 +450,6 @@ def _all_set(bits: bytes, low: int, high: int) -> bool:
 
 
 def split_size(sizes: Sequence[int], split_bytes: int, parts_min: int) -> int:
-    """The split size with which logs of these sizes make at least `parts_min` parts, as far as indexes allow."""
+    """Return the split size that gives at least `parts_min` parts, as far as indexes allow it."""
     total = sum(sizes)
     return min(split_bytes, max(1, total // parts_min)) if parts_min > 1 and total else split_bytes

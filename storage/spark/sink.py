@@ -1,34 +1,36 @@
-"""`df.write.format("amqp")` and the streaming form: every row becomes a message, safe before the task ends.
+"""`df.write.format("amqp")` and its streaming form: each row becomes a message, safe before the task ends.
 
-Columns, named as the source names them, so that what was read can be written:
+Columns have the names of the source's columns, so rows of the source can be written:
 
-    value            binary or string; needed
-    exchange, routing_key    strings; the options of that meaning count more
-    properties       struct of any of the source's fields; properties.timestamp is a timestamp
+    value            binary or string; required
+    exchange, routing_key    strings; the options exchange and routingKey override them
+    properties       struct with any of the source's fields; properties.timestamp is a timestamp
     headers          map<string, string or number or boolean or binary>
-    message_id       string; counts more than properties.message_id
-    raw_properties   binary, flags and fields as in a content header: instead of `properties` and `headers`
-    vhost, queue, offset, timestamp, raw_headers    are where a read row comes from, and are passed over
+    message_id       string; overrides properties.message_id
+    raw_properties   binary, flags and fields as in a content header; replaces `properties` and `headers`
+    vhost, queue, offset, timestamp, raw_headers    are ignored: they say where a row was read
 
 Options:
 
-    url              amqp://user:password@host:5672/vhost, amqps too
-    exchange, routingKey     for every row; default: the column, else the default exchange and no key
-    delivery         confirms (default): publisher confirms, `window` messages under way
+    url              amqp://user:password@host:5672/vhost, or amqps://
+    exchange, routingKey     for every row; default: the column, else the default exchange and an empty key
+    delivery         confirms (default): publisher confirms, with at most `window` unconfirmed messages;
                      transaction: one per task
     window           default 1000
-    mandatory        default true: a message that no queue takes fails the task
-    persistent       default true: delivery mode 2 where the row names none
-    messageId        keep (default): the row's own; row (batch only): if it has none, an id made of write, task and row
-                     number, equal in a task's next attempt if its rows come in the same order;
+    mandatory        default true: a message that reaches no queue fails the task
+    persistent       default true: delivery mode 2 if the row has none
+    messageId        keep (default): the row's own; row (only batches): if it has none, an id from write, task and row
+                     number, which is the same in the task's next attempt if its rows have the same order;
                      content: if it has none, the SHA-256 of exchange, key, headers, properties and value
-    timeout          seconds of silence before a broker counts as gone, default 60
+    timeout          seconds of silence after which the broker counts as gone, default 60
 
-**What a retry repeats.** Spark runs a failed task again, and a stream's unfinished batch after a restart. With
-confirms, what the failed attempt had sent by then arrives twice. With a transaction, a task's messages arrive all or
-none, so an attempt repeats nothing, save one whose commit went through and whose answer was lost; a batch of a stream
-that is run again repeats the tasks that had committed. AMQP 0-9-1 has no commit over several connections, so there is
-no exactly once here: a reader that must not see a message twice looks at message_id.
+docs/reference/export.md is made from these tables.
+
+**Retries.** Spark runs a failed task again, and a stream's unfinished batch after a restart. With confirms, the
+messages of the failed attempt arrive twice. With a transaction, a task's messages arrive all or none, so a retry
+repeats nothing. Exceptions: a commit whose answer was lost, and a repeated batch of a stream, in which the
+committed tasks are repeated. AMQP 0-9-1 has no commit over several connections, so exactly once is impossible. A
+reader that must not process a message twice compares message_id.
 """
 
 from __future__ import annotations
@@ -60,14 +62,14 @@ _FIELDS = tuple(name for name, _ in PROPERTIES)
 
 @dataclass
 class Published(WriterCommitMessage):
-    """What one task reports."""
+    """The number of messages that one task has published."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """The options, parsed. exchange, routing_key: None: take the column."""
+    """The parsed options. `exchange` and `routing_key` are None if the column is used."""
 
     target: SinkTarget
     exchange: str | None
@@ -81,12 +83,12 @@ class SinkOptions:
 
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
-    """Raises: BadOption."""
+    """Parse the options. Raises BadOption."""
     by_lower = {name.lower(): name for name in NAMES}
     given: dict[str, str] = {}
     for name, value in options.items():
         if name.lower() == "checkpointlocation":
-            continue  # Spark's own, which it hands on
+            continue  # Spark passes on its own option
         if name.lower() not in by_lower:
             raise BadOption(f"there is no option '{name}' for writing; there are {', '.join(NAMES)}")
         given[by_lower[name.lower()]] = value
@@ -130,7 +132,7 @@ def _positive(given: Mapping[str, str], name: str, default: float) -> float:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises: BadOption for a column that means nothing here, which would be lost, or has the wrong type."""
+    """Check the columns. Raises BadOption for an unknown column, which would be lost, or a wrong type."""
     names = schema.fieldNames()
     if "value" not in names:
         raise BadOption("the column 'value' is needed: the message's body, binary or string")
@@ -161,14 +163,14 @@ def check_schema(schema: StructType) -> None:
 
 
 class _Task:
-    """What both writers do in a worker. Sent there pickled."""
+    """The common base of both writers. Spark sends it pickled to its workers."""
 
     def __init__(self, options: SinkOptions, identity: str) -> None:
         self.options = options
         self.identity = identity
 
     def write(self, iterator: Iterator[Any]) -> Published:
-        """Publishes a task's rows. Raises: PublishError; BadRow, so that Spark tries again and then fails the job."""
+        """Publish a task's rows. Raises PublishError or BadRow; Spark then tries again, and finally fails the job."""
         options = self.options
         context = TaskContext.get()
         task = f"{self.identity}:{context.partitionId() if context is not None else 0}"
@@ -193,11 +195,15 @@ class _Task:
 
 
 class BadRow(ValueError):
-    """A row that cannot be a message."""
+    """A row that cannot become a message."""
 
 
 class MessageRows:
-    """Rows in, (exchange, routing key, properties, body) out. task: a name for the ids of `messageId=row`."""
+    """Converts rows to messages.
+
+    Args:
+        task: Name of the task in the ids of `messageId=row`.
+    """
 
     def __init__(self, options: SinkOptions, task: str) -> None:
         self._options = options
@@ -206,7 +212,11 @@ class MessageRows:
         self._plain = p.encode_properties(p.Properties(delivery_mode=2 if options.persistent else None))
 
     def of(self, batch: Any) -> Iterator[tuple[str, str, bytes, bytes]]:
-        """Those of one pyarrow.RecordBatch. Cost: 1 us a row and 5 more with properties. Raises: BadRow."""
+        """Yield (exchange, routing key, properties, body) for each row of a pyarrow.RecordBatch.
+
+        Cost: 1 us a row, and 5 more with properties.
+        Raises: BadRow.
+        """
         names = batch.schema.names
         rows = batch.num_rows
 
@@ -250,7 +260,7 @@ class MessageRows:
                 return raw
             if found.headers is None:
                 return p.encode_properties(found._replace(message_id=wanted, delivery_mode=mode))
-            # The headers keep their bytes and with them their types.
+            # The headers keep their bytes, and so their types.
             others = p.encode_properties(found._replace(headers={}, message_id=wanted, delivery_mode=mode))
             first, end = p.headers_span(raw, 0, len(raw))
             new_first, new_end = p.headers_span(others, 0, len(others))
@@ -310,7 +320,7 @@ def _total(messages: list[WriterCommitMessage | None]) -> int:
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> AmqpWriter:
-    """Raises: BadOption."""
+    """Return the writer of a batch. Raises BadOption."""
     if overwrite:
         raise BadOption('mode("overwrite"): what was published cannot be overwritten; mode("append")')
     check_schema(schema)
@@ -318,7 +328,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> AmqpStreamWriter:
-    """Raises: BadOption."""
+    """Return the writer of a stream. Raises BadOption."""
     if overwrite:
         raise BadOption('outputMode("complete"): what was published cannot be overwritten; append or update')
     check_schema(schema)

@@ -1,15 +1,15 @@
-"""`spark.read.format("amqp")` and `spark.readStream.format("amqp")`: what Spark calls, handed on to the rest.
+"""Spark's data source `amqp`: `spark.read.format("amqp")` and `spark.readStream.format("amqp")`.
 
     driver: options -> snapshots -> parts          (options.py, offsets.py, plan.py)
-    worker: part -> borders -> Arrow -> batches    (arrow.py, decode.py, arrow.py)
+    worker: part -> borders -> Arrow -> batches    (arrow.py, decode.py)
 
-Nothing is pushed down: Spark 4.3's filter push-down for Python sources gives wrong results when two queries share a
-DataFrame, so ranges are options (`startingTimestamp` and so on) and columns too. A DataFrame is planned once: it goes
-on showing the queue as it was then; `load()` again to see more. `commit` comes a trigger late and not after the last
-one, so nothing here hangs on it.
+Spark 4.3's filter push-down for Python sources gives wrong results when two queries share a DataFrame. So nothing
+is pushed down: ranges (`startingTimestamp` and others) and columns are options. A DataFrame is planned once and
+shows the queue at that moment; call `load()` again to see more. Spark calls `commit` one trigger late and not after
+the last one, so nothing depends on it.
 
-A reader is sent to workers pickled: it holds the options and opens what it needs where it is. pyspark finds the class
-by the module `pyspark_amqp`, or through `register`.
+Spark sends a pickled reader to workers. The reader has only the options and opens files where it runs. pyspark
+finds the class through the module `pyspark_amqp`, or through `register`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AmqpDataSource(DataSource):
 
 
 class _Columns:
-    """The columns a query wants, checked: the schema is ours, or the user's choice among our columns."""
+    """The columns of a query. The user's schema may select among our columns, with our types."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
@@ -117,13 +117,13 @@ class AmqpReader(_Columns, DataSourceReader):
         return [AmqpPartition(part) for part in offsets.batch_parts(self.options)]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        # Without parts Spark still asks for one.
+        # Without parts, Spark calls this once with None.
         if isinstance(partition, AmqpPartition):
             yield from self.read_part(partition.part)
 
 
 class AmqpStreamReader(_Columns, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream over the selected queues. One object lives on the driver as long as the query; `read` is stateless."""
+    """A stream over the selected queues. One object stays on the driver during the query; `read` is stateless."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -157,16 +157,16 @@ class AmqpStreamReader(_Columns, DataSourceStreamReader, SupportsTriggerAvailabl
             yield from self.read_part(partition.part)
 
     def commit(self, end: offsets.StreamOffset) -> None:
-        """Nothing is given back by a commit: it comes a trigger late, and the last one of a run not at all."""
+        """Do nothing: Spark commits one trigger late, and does not commit the last batch of a run."""
 
 
 def _kind(kind: DataType) -> str:
-    """The type as columns.py writes it; Spark's own text leaves the fields of a long struct out."""
+    """Return the type as in columns.py. Spark's own text omits fields of a long struct."""
     if isinstance(kind, StructType):
         return "struct<" + ",".join(f"{field.name}:{_kind(field.dataType)}" for field in kind.fields) + ">"
     return str(kind.simpleString())
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("amqp")` known to a session in whose Python path `pyspark_amqp` is not."""
+    """Make `format("amqp")` known to a session whose Python path lacks `pyspark_amqp`."""
     spark.dataSource.register(AmqpDataSource)

@@ -1,26 +1,22 @@
-"""Where an export job puts its batches: files in a directory, a Delta table, or a table of a database.
+"""Targets of an export job: files in a directory, a Delta table, or a database table.
 
-Each target takes one batch as a DataFrame and makes it seen once, whatever is killed when:
+Each target makes a batch visible once, even after kills:
 
-    Files      written below the checkpoint's staging directory; they get their names by rename (checkpoint.py). Parquet
-               without a condition on the rows is written by the tasks themselves (targets.py), the rest by Spark
-    Delta      one transaction of the table, with the export's id and the batch's number in it
-    Database   one transaction: the rows, and the batch's number in a table beside
+    Files      files in the checkpoint's staging directory get their final names by rename (checkpoint.py)
+    Delta      one transaction of the table, with the export's id and the batch's number
+    Database   one transaction with the rows, and with the batch's number in a second table
 
-The latter two can be asked whether they have a batch, which a job does with one that it began and does not know the
-end of.
+`has` tells whether a target has a batch whose outcome the job does not know.
 
-Parquet without the JVM in the way: Spark's tasks read parts and write files by themselves, with pyarrow.
+Parquet without the JVM: through `format("amqp")` each row goes from Python to the JVM and is encoded there, which
+costs more than reading and decoding together. If the rows are written unchanged (no `where`; directories only by
+date and hour), Spark's tasks read parts and write files with pyarrow. Spark only distributes the tasks; a task has
+several consecutive parts, writes one file per directory, and returns names and counts. `spread` makes tasks of
+equal size, as many as there are cores or a small multiple.
 
-Through `format("amqp")` every row crosses from Python to the JVM and is encoded there, which costs more than reading
-and decoding together. Where nothing is to be done with the rows on the way (no `where`; directories by the broker's
-date and hour, or none), Spark is only wanted for spreading the work: a task for some parts that follow one another, a
-file per task and directory, and only names and counts come back. Few tasks, then: `spread` makes them of one size, as
-many as there are cores or a small multiple of it.
-
-The broker's time rises along the log, so that nearly every piece belongs to one directory and is handed on as it is.
-A task that Spark runs twice, or two at once, writes under other names each time, and only those that its answer names
-are of any worth: staged files, whose final names the caller gives (targets.py). Empty parts leave none.
+The broker's time rises along the log, so nearly every piece belongs to one directory. A task that Spark runs twice,
+or two at once, uses other file names each time; only the files named in its result count. Empty parts write no
+file.
 """
 
 from __future__ import annotations
@@ -55,20 +51,22 @@ if TYPE_CHECKING:
 
 FORMATS: Final = ("parquet", "json", "csv", "delta")
 CHUNK_ROWS: Final = 5000
-LABEL_MAX: Final = 120  # a file's name has 255 bytes, and the offsets need their share
+LABEL_MAX: Final = 120  # a file name has at most 255 bytes, which includes the offsets
 _PART: Final = re.compile(r"part-(\d+)-[0-9a-f-]{32,36}(?:[-.]c(\d+))?\.[a-z0-9.]+")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class TargetError(Exception):
-    """The target does not take what it is given; the text says what to do."""
+    """The target cannot store the batch; the text says what to do."""
 
 
 class ExportBatch(Protocol):
-    """What a job hands to a target.
+    """A batch that a job gives to a target.
 
-    rows: as a DataFrame, with the columns to partition by. plain: nothing is to be done with the rows on the way, so
-    that `to_parquet` may write them to Parquet without the JVM.
+    Attributes:
+        rows: Returns the batch as a DataFrame, with the columns to partition by.
+        plain: The rows are written unchanged, so `to_parquet` may be used.
+        to_parquet: Writes the batch to Parquet files without the JVM.
     """
 
     plain: bool
@@ -79,39 +77,51 @@ class ExportBatch(Protocol):
 
 
 class ExportTarget(ABC):
-    """Where an export puts its rows, each batch once.
+    """A place for exported batches.
 
-    `batch_rows`: how many offsets make a batch unless it is said otherwise.
+    Attributes:
+        batch_rows: Default number of offsets in a batch.
     """
 
     batch_rows = 1_000_000
 
     @abstractmethod
     def write(self, batch: ExportBatch, progress: Progress, label: str) -> None:
-        """Makes the batch seen, and notes in `progress` how much it is.
+        """Write the batch, make it visible, and set the counts in `progress`.
 
-        label: for names; the same for the same offsets. Raises: TargetError, OSError, and what Spark raises.
+        Args:
+            label: Part of file names; equal for equal offsets.
+
+        Raises: TargetError, OSError, and Spark's exceptions.
         """
 
     def by_tasks(self, plain: bool) -> bool:
-        """Whether `Batch.to_parquet` serves, so that the JVM only hands out tasks. plain: as the batch's."""
+        """Return whether the target uses `ExportBatch.to_parquet` for a batch, given its `plain`."""
         return False
 
     def has(self, progress: Progress) -> bool:
-        """Whether a batch that was begun and not known to be finished is there. Renames, if that is what is left."""
+        """Return whether the target has a batch with an unknown outcome. Completes its renames if only these are
+        missing.
+        """
         return False
 
     def check_fresh(self, prefix: str) -> None:
-        """A checkpoint without a batch is about to export what is labelled `prefix`. Raises: TargetError."""
+        """Check, before a checkpoint's first batch, that the target has no files labelled `prefix`. Raises
+        TargetError.
+        """
         return
 
     def close(self) -> None:
-        """Gives back what is open."""
+        """Close connections."""
         return
 
 
 class Files(ExportTarget):
-    """A directory of Parquet, JSON or CSV files. partition_by: columns that become directories `name=value`."""
+    """A directory of Parquet, JSON or CSV files.
+
+    Args:
+        partition_by: Columns that become directories `name=value`.
+    """
 
     def __init__(self, directory: Path, kind: str, partition_by: list[str], ledger: ExportCheckpoint) -> None:
         self.directory = directory
@@ -150,7 +160,7 @@ class Files(ExportTarget):
         move(progress.moves or [])
 
     def _save(self, rows: DataFrame, staging: Path, progress: Progress) -> None:
-        """By Spark's own writers."""
+        """Write the rows with Spark's own writers."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
@@ -163,7 +173,7 @@ class Files(ExportTarget):
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
         if self.kind == "csv":
-            # As RFC 4180 has it: a quote in a text is doubled, and what is empty is told from what is not there.
+            # RFC 4180: a quote inside a text is doubled; an empty text is quoted, null is not.
             writer = writer.options(header=True, escape='"', emptyValue='""', nullValue="")
         writer.save(str(staging))
         progress.rows, progress.bytes = int(seen.get["rows"]), int(seen.get["bytes"])
@@ -193,7 +203,9 @@ class Files(ExportTarget):
 
 
 class Delta(ExportTarget):
-    """A Delta table, written by the package deltalake. A reader has to know Delta: other files lie there, too."""
+    """A Delta table, written by the package deltalake. The directory also has files that only Delta readers
+    understand.
+    """
 
     batch_rows = 100_000
 
@@ -212,7 +224,7 @@ class Delta(ExportTarget):
         if "value" in table.column_names:
             progress.bytes = table.column("value").nbytes
         if table.num_rows == 0:
-            return  # nothing that could be seen twice
+            return  # nothing that could be visible twice
         self.directory.mkdir(parents=True, exist_ok=True)
         write_deltalake(
             str(self.directory),
@@ -232,9 +244,9 @@ class Delta(ExportTarget):
 
 
 class Database(ExportTarget):
-    """A table of any database that SQLAlchemy knows. The batches' table stands beside it.
+    """A table of any database that SQLAlchemy supports, and a second table of its batches.
 
-    Times are UTC. Their column has a zone where the database has such a type; SQLite and MySQL have none.
+    Times are UTC. Their column has a zone if the database has such a type; SQLite and MySQL have none.
     """
 
     batch_rows = 100_000
@@ -263,7 +275,7 @@ class Database(ExportTarget):
         try:
             with self.engine.begin() as connection:
                 if self.engine.dialect.name == "postgresql":
-                    # A table that an operator made may have a column without a zone: it gets the session's time.
+                    # A column without a zone, in a table made by an operator, gets the session's time.
                     connection.execute(text("SET LOCAL TIME ZONE 'UTC'"))
                 progress.rows = progress.bytes = 0
                 chunk: list[dict[str, Any]] = []
@@ -303,10 +315,10 @@ class Database(ExportTarget):
 
 
 def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:
-    """The rows' table, for columns (name, Spark type), and the batches'."""
+    """Return the table of rows, for columns (name, Spark type), and the table of batches."""
     from sqlalchemy import TIMESTAMP, BigInteger, Column, DateTime, LargeBinary, MetaData, String, Table, Text
 
-    time = DateTime(timezone=True).with_variant(TIMESTAMP(timezone=True), "oracle")  # whose DateTime is a DATE
+    time = DateTime(timezone=True).with_variant(TIMESTAMP(timezone=True), "oracle")  # Oracle's DateTime is a DATE
     kinds: dict[str, Any] = {"binary": LargeBinary(), "bigint": BigInteger(), "timestamp": time}
     metadata = MetaData()
     rows = Table(name, metadata, *(Column(each, kinds.get(kind, Text())) for each, kind in columns))
@@ -323,8 +335,11 @@ def _tables(name: str, columns: list[tuple[str, str]]) -> tuple[Table, Table]:
 
 
 def as_text(rows: DataFrame, kind: str) -> list[Any]:
-    """The columns for JSON or CSV, which have no bytes: `value` is a text where it is UTF-8, else null and there is
-    `value_base64`; other bytes are base64; in CSV, structs and maps are JSON."""
+    """Return the columns for JSON or CSV, which have no bytes.
+
+    `value` is text if it is UTF-8; otherwise it is null and `value_base64` is set. Other bytes are base64. In CSV,
+    structs and maps are JSON.
+    """
     from pyspark.sql import functions as f
 
     found: list[Any] = []
@@ -344,14 +359,16 @@ def as_text(rows: DataFrame, kind: str) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a Spark row for a database driver. Spark gives times in the zone of this process, without a zone."""
+    """Convert a value of a Spark row for a database driver. Spark's times are in the zone of this process, without
+    a zone.
+    """
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     return bytes(value) if isinstance(value, bytearray) else value
 
 
 def file_label(name: str) -> str:
-    """A queue's or vhost's name as the beginning of a file's: what no file system minds, and no reader hides."""
+    """Return a queue's or vhost's name as the start of a file name: valid in all file systems, and not hidden."""
     label = _UNSAFE.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
     label = label.lstrip("._") or "queue"
     if len(label) <= LABEL_MAX:
@@ -363,15 +380,22 @@ __all__ = ["FORMATS", "CheckpointError", "Database", "Delta", "ExportTarget", "F
 
 
 GROUP_BYTES: Final = 32 << 20
-"""A row group is about that large before it is encoded: a few of these are what a task holds in memory."""
+"""Approximate size of a row group before encoding; a task has a few of them in memory."""
 TASK_BYTES: Final = 512 << 20
-"""Of log for one task, at most: that much is read again where one fails."""
+"""Largest number of bytes of log for one task, which are read again if it fails."""
 TASK_BYTES_MIN: Final = 16 << 20
-"""A task costs some 20 ms of the JVM and as much of its worker, which read and write that much in 60."""
+"""Smallest number of bytes for one task. A task costs some 20 ms in the JVM and 20 in its worker, which reads and
+writes that much in 60 ms.
+"""
 
 
 class WrittenFile(NamedTuple):
-    """One file. rows: in it; size_bytes: of the bodies, 0 where there is no column `value`."""
+    """A written file.
+
+    Attributes:
+        rows: Number of its rows.
+        size_bytes: Size of the bodies; 0 without a column `value`.
+    """
 
     path: str
     rows: int
@@ -381,9 +405,12 @@ class WrittenFile(NamedTuple):
 def write_parquet(
     spark: SparkSession, options: ReadOptions, parts: Sequence[LogPartition], directory: str, by: tuple[str, ...] = ()
 ) -> list[WrittenFile]:
-    """Writes the parts below `directory`, which every worker must reach. by: of `TIMES`, the outer directory first.
+    """Write the parts below `directory`, which every worker must reach, with the columns `options.columns`.
 
-    The columns are `options.columns`. Raises: what Spark raises when a task has failed as often as it may.
+    Args:
+        by: Values of `TIMES`, the outer directory first.
+
+    Raises: Spark's exceptions when a task has failed too often.
     """
     if not parts:
         return []
@@ -394,9 +421,10 @@ def write_parquet(
 
 
 def spread(parts: Sequence[LogPartition], cores: int) -> list[list[LogPartition]]:
-    """The parts in their order, cut into tasks of about one size: as many for each core, of at most TASK_BYTES.
+    """Divide the parts into tasks of about equal size, in order.
 
-    Fewer than there are cores only where they would be smaller than TASK_BYTES_MIN.
+    Each core gets equally many tasks, of at most TASK_BYTES. There are fewer tasks than cores only if they would be
+    smaller than TASK_BYTES_MIN.
     """
     total = sum(part.size_bytes for part in parts)
     rounds = -(-total // (cores * TASK_BYTES))
@@ -413,10 +441,10 @@ def spread(parts: Sequence[LogPartition], cores: int) -> list[list[LogPartition]
 def _in_worker(
     options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[LogPartition]]
 ) -> list[WrittenFile]:
-    """`write_task` in a process of Spark's, with the allocator that suits it.
+    """Call `write_task` in one of Spark's processes, with glibc's allocator.
 
-    What a group took is freed at once when it is written, and wanted again for the next. Arrow's own allocators return
-    that to the kernel, which clears each page anew; glibc's keeps it (see arrow.py).
+    Each group of rows needs as much memory as the last one, which was freed. Arrow's own allocators return it to
+    the kernel, which clears each page again; glibc keeps it (arrow.py).
     """
     pa.set_memory_pool(pa.system_memory_pool())
     return write_task(options, directory, by, numbered)
@@ -425,7 +453,9 @@ def _in_worker(
 def write_task(
     options: ReadOptions, directory: str, by: tuple[str, ...], numbered: tuple[int, Sequence[LogPartition]]
 ) -> list[WrittenFile]:
-    """Some parts, in this process: one file for each date and hour in them. Raises: DataLoss, SourceError, OSError."""
+    """Write some parts in this process: one file for each date and hour in them. Raises DataLoss, SourceError,
+    OSError.
+    """
     number, parts = numbered
     names = list(options.columns)
     if by and "timestamp" not in names:
@@ -453,7 +483,7 @@ def write_task(
 
 
 def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
-    """The record batches of one part, read in this process."""
+    """Yield the record batches of one part."""
     decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns)
     with closing(options.source.open(part.queue)) as files:
         yield from PartReader(
@@ -467,7 +497,7 @@ def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
 
 
 def _groups(found: Iterator[Any]) -> Iterator[Any]:
-    """Batches gathered into tables of about GROUP_BYTES."""
+    """Join batches into tables of about GROUP_BYTES."""
     gathered: list[Any] = []
     size = 0
     for batch in found:
@@ -481,7 +511,7 @@ def _groups(found: Iterator[Any]) -> Iterator[Any]:
 
 
 def _split(table: Any, by: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """The table as (directory, rows) for each date and hour that occurs."""
+    """Yield (directory, rows) for each date and hour in the table."""
     if not by or not table.num_rows:
         yield "", table
         return
