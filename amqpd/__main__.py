@@ -1,13 +1,14 @@
-"""`amqpd` and `python -m amqpd`: reads the settings, answers what needs no server, else starts it.
+"""The program `amqpd`, also `python -m amqpd`: reads the settings, then prints what was asked for, or starts the
+server.
 
-Exit codes: 0 after a clean stop, 64 for settings that cannot be used; the rest is the server's (`amqpd.server.run`).
+Exit codes: 0 after a clean stop, 64 for settings that cannot be used; the others are those of `amqpd.server.run`.
 """
 
 from __future__ import annotations
 
 import time
 
-_started = time.monotonic()  # before the imports: the ready line counts them in
+_started = time.monotonic()  # before the imports, so that the ready line includes their time
 
 import os  # noqa: E402
 import sys  # noqa: E402
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int:
-    """Runs the program; returns its exit code.
+    """Run the program and return its exit code.
 
-    argv: without the program's name; None takes the process's own. guests: front ends of a program that starts amqpd
-    with more than its own, see `amqpd.protocol_server`.
+    Args:
+        argv: Arguments without the program's name; None: those of the process.
+        guests: Additional protocol servers of a program that starts amqpd, see `amqpd.protocol_server`.
     """
     arguments = sys.argv[1:] if argv is None else argv
     try:
@@ -56,11 +58,11 @@ def main(argv: Sequence[str] | None = None, guests: Sequence[Guest] = ()) -> int
 
 
 def _show(text: str) -> int:
-    """Prints to a reader who may stop in the middle: `| head` is no error."""
+    """Print to a reader that may stop early: `| head` is no error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What is left in the buffer must not fail once more at the end.
+        # The rest of the buffer must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -1,6 +1,6 @@
-"""What this installation is: its version, and whether the hot modules are compiled.
+"""Version of this installation, and whether its hot modules are compiled.
 
-Importing it imports nothing of the server, so that `amqpd --version` and the ready line cost no start-up time.
+This module imports nothing of the server, so `amqpd --version` and the ready line cost no start-up time.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Final
 from amqpd import __version__
 
 WITNESS: Final = "message"
-"""The module of `amqpd.broker` that speaks for the compiled group: it is compiled with all of it, or not at all."""
+"""Module of `amqpd.broker` to look at. All modules of the compiled group are compiled, or none."""
 
 
 def is_compiled() -> bool:
-    """Whether mypyc's extension modules are what this installation runs; finds the file and does not load it."""
+    """Return whether this installation runs mypyc's extension modules. Finds the file without loading it."""
     spec = PathFinder.find_spec(f"amqpd.broker.{WITNESS}", [str(Path(__file__).parent / "broker")])
     return spec is not None and spec.origin is not None and spec.origin.endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def describe() -> str:
-    """`amqpd 0.1.0 (compiled)` or `amqpd 0.1.0 (interpreted)`: how the version and the ready line begin."""
+    """Return `amqpd 0.1.0 (compiled)` or `amqpd 0.1.0 (interpreted)`."""
     return f"amqpd {__version__} ({'compiled' if is_compiled() else 'interpreted'})"
 
 
 def warning() -> str:
-    """What an operator of an interpreted installation should know; empty for a compiled one."""
+    """Return a warning for operators of an interpreted installation; "" if it is compiled."""
     if is_compiled():
         return ""
     slower = "amqpd runs interpreted, several times slower than compiled"
@@ -41,5 +41,5 @@ def warning() -> str:
 
 
 def version_line() -> str:
-    """What `amqpd --version` prints."""
+    """Return the output of `amqpd --version`."""
     return f"{describe()}, {platform.python_implementation()} {platform.python_version()}"

@@ -1,16 +1,20 @@
-"""`python -m amqpd.dump DIR`: what the data directory of a stopped broker holds, as lines of JSON.
+"""`python -m amqpd.dump DIR`: content of a stopped broker's data directory, as lines of JSON.
 
-    {"definitions": {...}}                                    as GET /api/definitions has them; the first line
+    {"definitions": {...}}                                    as GET /api/definitions; the first line
     {"vhost": ..., "queue": ..., "messages": [...]}           some messages of a durable queue, in its order
-    {"vhost": ..., "queue": ..., "count": N, "left": N}       all of that queue have come; some are left out (`left`)
-    {"end": true}                                             the last line: without it something is missing
+    {"vhost": ..., "queue": ..., "count": N, "left": N}       all messages of the queue are written; `left` are
+                                                              omitted
+    {"end": true}                                             the last line; without it the output is incomplete
 
-A message has exchange, routing_key (surrogates for bytes that are no UTF-8), properties and body (base64), persistent.
-What waits in delayed exchanges, and what a stream's compaction deletes by a null body, is left out.
+A message has exchange, routing_key (surrogates for bytes that are not UTF-8), properties and body (base64),
+persistent. Messages in delayed exchanges, and null bodies with which a stream's compaction deletes keys, are
+omitted.
 
-The directory is opened as a start opens it: what a crash left is recovered. Nothing listens, and no timer runs: nothing
-expires or is dead-lettered meanwhile.
-Exit codes: 0; 64: it cannot be read with these settings, with the reason on standard error; 69: a broker runs on it.
+The directory is opened and recovered as by a start. Nothing listens and no timer runs, so no message expires or is
+dead-lettered.
+
+Exit codes: 0; 64: the directory cannot be read with these settings (reason on standard error); 69: a broker uses
+it.
 """
 
 from __future__ import annotations
@@ -44,11 +48,11 @@ DATABASE: Final = "metadata.sqlite"
 
 
 class UnreadableDataDirectory(Exception):
-    """The directory cannot be told; the text says why."""
+    """The data directory cannot be read; the text says why."""
 
 
 async def dump_directory(settings: Settings, out: TextIO) -> None:
-    """Writes the lines. Raises: NotRead; DataDirectoryInUse, MetadataError, LogUnusable, OSError."""
+    """Write the lines. Raises UnreadableDataDirectory, DataDirectoryInUse, MetadataError, LogUnusable, OSError."""
     if not settings.metadata.url and not (settings.data_dir / DATABASE).is_file():
         raise UnreadableDataDirectory(f"{settings.data_dir} is no data directory of amqpd: it has no {DATABASE}")
     server = Server(settings, asyncio.get_running_loop())
@@ -72,7 +76,7 @@ async def _tell_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
     if not await opened(queue):
         raise UnreadableDataDirectory(f"queue '{queue.name}' in vhost '{vhost.name}': its log cannot be opened")
     log = queue.log()
-    assert log is not None  # it is durable, and open
+    assert log is not None  # it is durable and open
     count = left = 0
     cursor = log.cursor
     offset = 0
@@ -91,7 +95,7 @@ async def _tell_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
 
 
 def _parts(records: list[Record]) -> Iterator[list[Record]]:
-    """Of READ_BYTES and MESSAGES_MAX at most, a larger message by itself."""
+    """Yield parts of at most READ_BYTES and MESSAGES_MAX. A larger message is a part of its own."""
     part: list[Record] = []
     size = 0
     for record in records:
@@ -119,7 +123,7 @@ def _line(out: TextIO, item: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The program: DIR, then settings as `amqpd` takes them."""
+    """Run the program: DIR, then settings as for `amqpd`."""
     directory, *rest = argv if argv is not None else sys.argv[1:]
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     fixed = ["--cluster.kafka=", "--audit.enabled=false", f"--data-dir={directory}"]

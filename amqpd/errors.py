@@ -1,11 +1,13 @@
-"""Every reply code of AMQP 0-9-1, and the one family of exceptions that carries them.
+"""Reply codes of AMQP 0-9-1, and the exceptions that carry them.
 
-This is the only module that knows numbers. A handler raises; `connection/close_handler.py` turns what was raised
-into `channel.close` (SoftError) or `connection.close` (HardError). `routing` and `storage` raise words of their
-own, which `amqpd.connection` and the handlers map to these. An OSError is a disk that does not answer or a want of
-descriptors: 506. Whatever else is no AmqpError is a bug of the broker: 541 and a traceback in the log.
+Only this module knows the numbers. A handler raises an exception; `connection/close_handler.py` answers with
+`channel.close` (SoftError) or `connection.close` (HardError). `routing` and `storage` raise their own exceptions,
+which `amqpd.connection` and the handlers translate. An OSError (the disk fails, no descriptors are left) becomes
+506. Any other exception is a bug of the broker: 541, and a traceback in the log.
 
-Source: AMQP 0-9-1, section 1.2 (constants); texts as RabbitMQ words them.
+docs/reference/errors.md has the docstrings of the classes.
+
+Source: AMQP 0-9-1, section 1.2 (constants); texts of RabbitMQ.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ REPLY_TEXT_SIZE_BYTES_MAX: Final = 255
 
 
 class AmqpError(Exception):
-    """An error that the peer is told about.
+    """An error that is sent to the client.
 
-    text: what follows the constant's name, e.g. `no queue 'q' in vhost '/'`.
-    method: class id << 16 | method id of the command at fault, 0 when there is none or it is not known yet; the
-    connection fills it in for soft errors raised while a command is handled.
+    Attributes:
+        text: The text behind the code's name, such as `no queue 'q' in vhost '/'`.
+        method: Class id << 16 | method id of the failed command; 0 if there is none or it is not known yet. For
+            soft errors the connection sets it.
     """
 
     code: ClassVar[int] = 541
@@ -35,7 +38,7 @@ class AmqpError(Exception):
 
     @property
     def reply_text(self) -> str:
-        """`NAME - text`, cut to what fits a short string (255 bytes of UTF-8), with three dots for what is missing."""
+        """Return `NAME - text`, cut to 255 bytes of UTF-8, the limit of a short string; `...` marks a cut."""
         whole = f"{self.name} - {self.text}".encode("utf-8", "replace")
         if len(whole) <= REPLY_TEXT_SIZE_BYTES_MAX:
             return whole.decode()
@@ -43,11 +46,11 @@ class AmqpError(Exception):
 
 
 class SoftError(AmqpError):
-    """Closes the channel it happened on; the connection lives on."""
+    """An error that closes its channel; the connection stays open."""
 
 
 class HardError(AmqpError):
-    """Closes the connection."""
+    """An error that closes the connection."""
 
 
 class ContentTooLarge(SoftError):

@@ -1,8 +1,8 @@
-"""Addresses that the server listens on: from `amqp.host` and a port to sockets.
+"""Listening sockets for the addresses in the settings.
 
-An empty host is every interface, by one socket per family: IPv4, and IPv6 alone (V6ONLY) where the kernel has it, both
-on the same port, also where port 0 asks for any free one. So `localhost` reaches the broker whatever it resolves to
-first, a peer's address has one shape, and a kernel without IPv6 is no trouble.
+An empty host means all interfaces, with one socket per family on the same port: IPv4, and IPv6 only (V6ONLY) if the
+kernel has it. This is also so for port 0, which asks for any free port. So `localhost` reaches the broker however
+it resolves, IPv4 peers have no IPv6 form, and a kernel without IPv6 works.
 """
 
 from __future__ import annotations
@@ -15,15 +15,19 @@ from amqpd import process
 
 ANY: Final = "0.0.0.0"
 ANY_IPV6: Final = "::"
-# The kernel says where a free port is for one family; somebody may have it for the other.
+# The kernel finds a port that is free in one family; another program may use it in the other.
 TRIES: Final = 32
-# What a kernel says that has no IPv6, or has it switched off.
+# Errors of a kernel without IPv6, or with IPv6 switched off.
 _NO_IPV6: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 
 
 class Listener(NamedTuple):
-    """Something that is listened on. protocol: `amqp`, `amqps`, `http`, a guest's own, or `unix` with the socket's path
-    as its host and no port, which is 0.
+    """An address on which a protocol server listens.
+
+    Attributes:
+        protocol: `amqp`, `amqps`, `http`, the name of a guest's protocol, or `unix`.
+        host: For `unix`, the path of the socket.
+        port: For `unix`, 0.
     """
 
     protocol: str
@@ -31,20 +35,21 @@ class Listener(NamedTuple):
     port: int
 
     def __str__(self) -> str:
-        """As the ready line has it."""
+        """Return the form of the ready line."""
         return f"{self.protocol} {shown(self.host)}:{self.port}"
 
 
 def shown(host: str) -> str:
-    """As it stands before a colon and a port: IPv6 in brackets."""
+    """Return the host as it is written before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets whose addresses are taken, so that port 0 is known before anything is served.
+    """Return listening sockets, so that port 0 is known before clients are served.
 
-    One per address of a host with commas, for an empty host one per family that the kernel has. Raises: OSError with
-    host and port in its text; no socket is left then.
+    There is one socket per address of a host with commas, and one per family for an empty host.
+
+    Raises: OSError with host and port in its text; all sockets are closed then.
     """
     if "," in host:
         return _bound_addresses([each.strip() for each in host.split(",")], port)
@@ -64,7 +69,9 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
 
 
 def _bound_addresses(hosts: list[str], port: int) -> list[socket.socket]:
-    """A port that is free for the first address and not for another is an error, port 0 too."""
+    """Return sockets on one port. Raises OSError if the port is free for the first address but not for another one,
+    also for port 0.
+    """
     found: list[socket.socket] = []
     try:
         for host in hosts:
@@ -77,7 +84,7 @@ def _bound_addresses(hosts: list[str], port: int) -> list[socket.socket]:
 
 
 def bound_socket(host: str, port: int, only_ipv6: bool = False) -> socket.socket:
-    """One of them. `::` without `only_ipv6` takes both families. Raises: OSError with host and port in its text."""
+    """Return one listening socket. `::` without `only_ipv6` accepts both families. Raises as `bound_sockets`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock: socket.socket | None = None
     try:

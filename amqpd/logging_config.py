@@ -1,13 +1,13 @@
-"""The server's log: where it goes, and how a record looks.
+"""Log output of the server: its destination and its formats.
 
-Text, a line each:  2026-11-22T12:34:56.789Z INFO amqpd.connection.channel_zero: user 'anna' is connected [vhost=/ ...]
-JSON, a line each:  {"time": "...", "level": "info", "logger": "...", "message": "...", "vhost": "/", ...}
+    text   2026-11-22T12:34:56.789Z INFO amqpd.connection.channel_zero: user 'anna' is connected [vhost=/ ...]
+    JSON   {"time": "...", "level": "info", "logger": "...", "message": "...", "vhost": "/", ...}
 
-Times are UTC. What a record is about travels beside its sentence, as `extra={"vhost": ..., "queue": ...}` with the
-names in FIELDS, and is shown by both formats. Whatever a client sent is escaped: no name, key or reason can begin a
-line of its own or reach a terminal. The further lines of a traceback begin with two spaces.
+Times are UTC. A record has one line. The objects that it is about are fields beside its text: `extra={"vhost": ...,
+"queue": ...}` with names of FIELDS. Data of clients is escaped: no name, key or reason can start a line or send
+control characters to a terminal. Only the additional lines of a traceback begin with two spaces.
 
-It goes to standard error, or to `log.file`, which `reopen` opens anew after whatever rotates logs has renamed it.
+The log goes to standard error or to `log.file`. `reopen` opens the file again after log rotation has renamed it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PLAIN: Final = re.compile(r"[\w./:*@-]+", re.ASCII)
 
 
 def escaped(text: str) -> str:
-    """The text with everything that is not to be printed written as Python would; most is returned as it is."""
+    """Return the text with unprintable characters escaped as in Python."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
@@ -48,7 +48,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """A line of text, as the module shows it."""
+    """Formatter for text, see the module."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname} {record.name}: {escaped(record.getMessage())}"
@@ -67,7 +67,7 @@ def _shown(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """An object on a line, as the module shows it."""
+    """Formatter for JSON, see the module."""
 
     def format(self, record: logging.LogRecord) -> str:
         item: dict[str, Any] = {
@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class LogOutput(logging.StreamHandler[TextIO]):
-    """One per process. Raises: OSError when the file cannot be opened."""
+    """The log handler of the process. Raises OSError if the file cannot be opened."""
 
     def __init__(self, settings: LogSettings) -> None:
         self.path: Path | None = settings.file
@@ -101,7 +101,7 @@ class LogOutput(logging.StreamHandler[TextIO]):
             raise OSError(f"log.file {self.path} cannot be opened: {error.strerror}") from error
 
     def reopen(self) -> None:
-        """The file of that name from now on; the former one is closed. Raises: OSError, and goes on with the former."""
+        """Open the file again by its name and close the old one. Raises OSError, and then keeps the old one."""
         if self.path is None:
             return
         fresh = self._open()
@@ -111,7 +111,7 @@ class LogOutput(logging.StreamHandler[TextIO]):
 
 
 def begin(settings: LogSettings) -> LogOutput:
-    """Sends what is logged from now on to where the settings say. Raises: OSError."""
+    """Send all records to the destination in the settings. Raises OSError."""
     output = LogOutput(settings)
     root = logging.getLogger()
     for handler in root.handlers[:]:

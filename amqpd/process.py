@@ -1,21 +1,18 @@
-"""Signals: what each means to a running broker. None of them ends it uncleanly but SIGKILL and SIGQUIT.
+"""This process: signals, file descriptors, figures for metrics, and messages to systemd.
 
-TERM, INT   a clean stop
-HUP         with a controlling terminal at the start (that terminal was closed): a clean stop; without one (a service):
-            the settings are read again, and what the tree calls reloaded is taken over
-USR1        the log file is opened anew, for logrotate
-USR2        where every thread and task is, into the log
-PIPE, XFSZ  ignored: what is written fails with EPIPE or EFBIG, and is answered there
+Signals. Only SIGKILL and SIGQUIT end the broker uncleanly:
 
-The process's descriptors: sockets, logs and the metadata share them.
+    TERM, INT   a clean stop
+    HUP         if the process had a controlling terminal at its start (which was closed now): a clean stop.
+                Otherwise (a service): reload the settings that can change in a running broker
+    USR1        open the log file again, after log rotation
+    USR2        log the stacks of all threads and tasks
+    PIPE, XFSZ  ignored: the write fails with EPIPE or EFBIG and is handled there
 
-This process as the kernel sees it, and the disk it writes to: for metrics, the API and amqpctl.
-
-What systemd is told of a service with `Type=notify`: ready, reloading, stopping, and that the loop still runs.
-
-A datagram each, `NAME=value` lines, to the socket that NOTIFY_SOCKET names (sd_notify(3)); without that variable
-nothing happens at all. With WatchdogSec= in the unit systemd ends and restarts a broker whose loop stands still:
-WATCHDOG=1 is sent from the loop, twice in the time that WATCHDOG_USEC gives.
+Systemd, for a service with `Type=notify`: `Notifier` reports that the broker is ready, reloads or stops, and that
+its event loop runs. A report is a datagram with `NAME=value` lines to the socket in NOTIFY_SOCKET (sd_notify(3));
+without this variable nothing is sent. If the unit has WatchdogSec=, systemd restarts a broker whose event loop
+hangs. The loop sends WATCHDOG=1 twice in the time of WATCHDOG_USEC.
 """
 
 from __future__ import annotations
@@ -46,7 +43,13 @@ log = logging.getLogger(__name__)
 
 
 class Reloaded(NamedTuple):
-    """What came of it. changed: settings that are taken over; waiting: those that need a restart; problem: why not."""
+    """The result of a reload.
+
+    Attributes:
+        changed: Settings that were applied.
+        waiting: Changed settings that need a restart.
+        problem: The reason why nothing was applied, or "".
+    """
 
     changed: list[str]
     waiting: list[str]
@@ -54,7 +57,7 @@ class Reloaded(NamedTuple):
 
 
 def has_terminal() -> bool:
-    """Whether this process belongs to a terminal, which sends HUP when it is closed."""
+    """Return whether the process has a controlling terminal, which sends HUP when it is closed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:
@@ -63,7 +66,7 @@ def has_terminal() -> bool:
 
 
 def ignore() -> None:
-    """Before anything is written. Python ignores PIPE and XFSZ by itself; an embedder may have changed that."""
+    """Ignore PIPE and XFSZ. Python does so itself, but a program that embeds amqpd may have changed that."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
 
@@ -71,7 +74,12 @@ def ignore() -> None:
 def watch(
     loop: asyncio.AbstractEventLoop, output: LogOutput, stop: Callable[[], None], reload_all: Callable[[], object]
 ) -> None:
-    """From now on, in the process's main thread. stop: asks for a clean end. reload_all: `reload`, of this process."""
+    """Install the signal handlers. Call it in the main thread.
+
+    Args:
+        stop: Asks for a clean stop.
+        reload_all: Reloads the settings of this process.
+    """
     terminal = has_terminal()
 
     def hang_up() -> None:
@@ -106,10 +114,14 @@ def reload(
     read_settings: Callable[[], Settings],
     asked_by: str = "SIGHUP",
 ) -> Reloaded:
-    """Takes over what can be while a broker runs, and says what has to wait.
+    """Read the settings again and apply those that can change in a running broker.
 
-    running: the settings of the start; latest: those that were read last. renew: hands the new ones to all that obey
-    them; raises OSError. read_settings: raises SettingsError. asked_by: for the log.
+    Args:
+        running: Settings of the start.
+        latest: Settings that were read last.
+        renew: Applies the new settings; raises OSError.
+        read_settings: Reads the settings; raises SettingsError.
+        asked_by: Name for the log.
     """
     try:
         fresh = read_settings()
@@ -117,7 +129,7 @@ def reload(
     except SettingsError as error:
         log.error("%s: the settings stay as they are: %s", asked_by, "; ".join(error.problems))
         return Reloaded([], [], "; ".join(error.problems))
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError
         log.error("%s: the settings stay as they are: the TLS certificate cannot be loaded: %s", asked_by, error)
         return Reloaded([], [], f"the TLS certificate cannot be loaded: {error}")
     changed = [row.name for row in rows() if row.reloaded and value_of(fresh, row.name) != value_of(latest, row.name)]
@@ -132,7 +144,7 @@ def reload(
 
 
 def write_stacks() -> None:
-    """Where every thread and every task of the loop is, one record each."""
+    """Log the stack of every thread and every task of the event loop, one record each."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():
         stack = "".join(traceback.format_stack(frame)).rstrip()
@@ -143,31 +155,33 @@ def write_stacks() -> None:
         log.warning("SIGUSR2: task %s", task.get_name(), extra={"stack": text.getvalue().rstrip()})
 
 
-# What stands for no limit.
+# The value for no limit.
 UNLIMITED: Final = 1 << 30
 BACKLOG_MAX: Final = 1024
 BACKLOG_SHARE: Final = 8
 
 
 def raise_limit() -> int:
-    """The soft limit becomes the hard one, which is what the administrator grants. Returns it. Raises: nothing."""
+    """Raise the soft limit of open files to the hard one. Return the limit. Raises nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:  # an unlimited hard limit, say, that the kernel bounds all the same
+        except (OSError, ValueError) as error:  # for example an unlimited hard limit that the kernel bounds
             log.warning("the limit of %d open files stays, it cannot be raised to %d: %s", soft, hard, error)
     return limit()
 
 
 def limit() -> int:
-    """How many there may be. Cost: a system call."""
+    """Return the limit of open files. Cost: a system call."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def backlog() -> int:
-    """Connections that may wait to be accepted: the loop takes all of them at once, before anything can be closed."""
+    """Return the limit for connections that wait to be accepted. The loop accepts all of them at once, before it
+    can close any.
+    """
     return min(BACKLOG_MAX, limit() // BACKLOG_SHARE)
 
 
@@ -175,7 +189,7 @@ _PAGE_BYTES: Final = resource.getpagesize()
 
 
 class ProcessStats(NamedTuple):
-    """This process, as the kernel sees it. limits: what it may have."""
+    """Memory and file descriptors of this process."""
 
     rss_bytes: int
     fd_count: int
@@ -183,14 +197,14 @@ class ProcessStats(NamedTuple):
 
 
 def process() -> ProcessStats:
-    """Cost: some 50 us and 1 us per open file."""
+    """Return the figures of this process. Cost: some 50 us and 1 us per open file."""
     resident = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     open_files = sum(1 for _ in Path("/proc/self/fd").iterdir())
     return ProcessStats(resident * _PAGE_BYTES, open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def disk_free_bytes(path: Path) -> int:
-    """What an unprivileged process may still write below `path`."""
+    """Return the free bytes below `path` for an unprivileged process."""
     return FileSystem().free_bytes(str(path))
 
 
@@ -198,12 +212,12 @@ BEATS: Final = 2
 
 
 class Notifier:
-    """The variables are taken out of `environ`: no process that this one starts is to speak for it."""
+    """Reports to systemd. Removes the variables from `environ`, so that child processes do not report in its place."""
 
     def __init__(self, environ: MutableMapping[str, str]) -> None:
         self._address = environ.pop("NOTIFY_SOCKET", "")
         if self._address.startswith("@"):
-            self._address = "\0" + self._address[1:]  # a name without a file
+            self._address = "\0" + self._address[1:]  # an abstract socket, without a file
         period, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         self._beat_s = 0.0
         if period.isascii() and period.isdecimal() and pid in {"", str(os.getpid())}:
@@ -211,7 +225,11 @@ class Notifier:
         self._timer: asyncio.TimerHandle | None = None
 
     def ready(self, loop: asyncio.AbstractEventLoop, status: str) -> None:
-        """Clients can connect. status: what `systemctl status` shows. From now on the watchdog is fed."""
+        """Report that clients can connect, and start the watchdog reports.
+
+        Args:
+            status: Text for `systemctl status`.
+        """
         self.tell("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
         if self._address and self._beat_s:
             self._beat(loop)
@@ -221,14 +239,14 @@ class Notifier:
         self._timer = loop.call_later(self._beat_s, self._beat, loop)
 
     def reloading(self) -> None:
-        """The settings are being read again; `reloaded` ends it. For `Type=notify-reload`, too."""
+        """Report that the settings are being reloaded; `reloaded` ends it. Serves `Type=notify-reload`, too."""
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def reloaded(self) -> None:
         self.tell("READY=1")
 
     def stopping(self) -> None:
-        """The watchdog is fed until `close`: a clean stop syncs logs."""
+        """Report a stop. Watchdog reports continue until `close`, because a clean stop syncs logs."""
         self.tell("STOPPING=1")
 
     def close(self) -> None:
@@ -237,7 +255,7 @@ class Notifier:
             self._timer = None
 
     def tell(self, *lines: str) -> None:
-        """Never waits. A manager that cannot be reached is a line in the log, and then nobody is told any more."""
+        """Send a datagram without waiting. After an error, log it and send nothing any more."""
         if not self._address:
             return
         try:

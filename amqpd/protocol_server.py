@@ -1,11 +1,15 @@
-"""A front end: a way into the broker, with its listeners, as the server has it.
+"""Protocol servers: the ways into the broker, each with its listeners.
 
-AMQP is one (`connection/server.py`), the admin API another (`management/front_end.py`); the server starts and stops
-a list of them and knows no more. A guest, some other protocol, is one more class: it listens
-(`listening.bound_sockets`), makes a `broker.session.Session` for each user it serves, publishes, consumes and declares
-through the packages below, and if it wants to hear of deleted vhosts and the like adds a `broker.clients.Clients` to
-`broker.clients`. It is handed to the server as a `Guest`: `amqpd.__main__.main(guests=[...])` in a program of its own,
-`amqpd.testing.embedded(guests=[...])` in a test. `tests/samples/lines.py` is one to copy: lines of text over TCP.
+AMQP is one (`connection/server.py`), the admin API another one (`management/front_end.py`). The server starts and
+stops a list of them. A guest is a protocol server of another program. It does the following:
+
+- It listens on sockets of `listeners.bound_sockets`.
+- It makes a `broker.session.Session` for each user, and publishes, consumes and declares through the packages
+  below.
+- To learn of deleted vhosts and the like, it adds a `broker.listeners.BrokerListener` to `Broker.clients`.
+
+A program passes its guests to `amqpd.__main__.main(guests=[...])`, a test to
+`amqpd.testing.embedded(guests=[...])`. `tests/samples/lines.py` is an example: lines of text over TCP.
 """
 
 from __future__ import annotations
@@ -20,38 +24,44 @@ if TYPE_CHECKING:
 
 
 class FrontEnd:
-    """listeners: what it listens on now; none before `start` and after `stop`. All of it runs on the broker's loop."""
+    """Base class of protocol servers. All methods run on the broker's event loop.
+
+    Attributes:
+        listeners: The present listeners; empty before `start` and after `stop`.
+    """
 
     stays: ClassVar[bool] = False
-    """Whether it goes on between `amqpctl stop_app` and `start_app`: only who has to hear `start_app` does."""
+    """True if it stays between `amqpctl stop_app` and `start_app`, as the admin API, which receives `start_app`."""
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
 
     async def start(self) -> None:
-        """Listens when it returns; after a `stop` on the same ports again. Raises: OSError when one is taken."""
+        """Listen; after a `stop`, on the same ports again. Raises OSError if a port is in use."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Listens no more and ends whom it serves; returns when they are gone, in 3 s at most. Harmless unstarted."""
+        """Close the listeners and all connections within 3 s. Does nothing if it is not started."""
         raise NotImplementedError
 
     async def suspend(self) -> None:
-        """Lets nobody in any more; whom it serves stays. Its listeners stay on the list. Harmless where it is so."""
+        """Refuse new connections and keep the open ones. `listeners` stays. Does nothing if it is suspended."""
         raise NotImplementedError
 
     async def resume(self) -> None:
-        """Takes a `suspend` back, on the same ports. Raises: OSError when one is taken; it stays suspended then."""
+        """End `suspend`, on the same ports. Raises OSError if a port is in use; it stays suspended then."""
         raise NotImplementedError
 
     def check(self, settings: Settings) -> None:
-        """Raises: OSError where `renew` would. So that all front ends take over, or none."""
+        """Raise OSError if `renew` would. All protocol servers are checked first, so that all apply the settings or
+        none.
+        """
 
     def renew(self, settings: Settings) -> None:
-        """SIGHUP: takes over what it can for those to come (a certificate). Raises: OSError, and keeps what it had."""
+        """Apply reloaded settings to later connections (a certificate). Raises OSError, and keeps the old ones."""
 
     def close(self) -> None:
-        """The process ends, all front ends are stopped: timers go."""
+        """Stop timers: the process ends and all protocol servers are stopped."""
 
 
 Guest: TypeAlias = "Callable[[Broker], FrontEnd]"

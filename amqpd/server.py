@@ -1,10 +1,10 @@
-"""The process: builds the broker and what is around it, starts the front ends, says it is ready, and stops cleanly.
+"""The server process: builds the broker and its protocol servers, starts them, and stops cleanly.
 
-Start: data directory and metadata (milliseconds, before anything listens), then the front ends in their order (AMQP,
-guests, the admin API), then the ready line.
+Start: data directory and metadata (milliseconds, before anything listens), then the protocol servers in order
+(AMQP, guests, the admin API), then the ready line.
 
-Stop (SIGTERM, SIGINT): no new connections, connection.close 320 to every client, logs synced and marked clean; within
-five seconds whatever clients do.
+Stop (SIGTERM, SIGINT): no new connections, connection.close 320 to every client, then all logs are synced and
+marked clean. It takes at most five seconds; clients cannot delay it.
 """
 
 from __future__ import annotations
@@ -51,37 +51,39 @@ log = logging.getLogger(__name__)
 
 EXIT_UNAVAILABLE: Final = 69
 EXIT_FAILED: Final = 70
-# How often, and how many times, it is looked whether the broker has a moment for what it may need later.
+# Interval and number of checks whether the broker is idle, for imports that it may need later.
 REST_LOOK_S: Final = 0.25
 REST_LOOKS: Final = 40
 CLOCK_LOOK_S: Final = 5.0
 
 
 class Server:
-    """One broker process, or one embedded in a test.
+    """One broker, in a process of its own or embedded in a test.
 
-    guests: front ends besides AMQP and the admin API; each is made with the broker, before the metadata is read.
+    Args:
+        guests: Protocol servers besides AMQP and the admin API. Each is created with the broker, before the
+            metadata is read.
     """
 
     def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop, guests: Sequence[Guest] = ()) -> None:
         self.settings = self.latest = settings
-        # Once more, for a reload; raises SettingsError. Embedded in another program there is nothing to read.
+        # Reads the settings again for a reload; raises SettingsError. An embedded broker has nothing to read.
         self.read_settings: Callable[[], Settings] = lambda: self.latest
         self.loop = loop
         self.stopped = asyncio.Event()
         self._stopping = False
-        # Why it has stopped by itself.
+        # The reason why it has stopped by itself.
         self.failed = ""
         self._suspended = False
         self.drained = False
-        # Of a program of its own; embedded in another one nobody is told.
+        # Replaced in a process of its own; an embedded broker reports nothing.
         self.notifier = Notifier({})
         self._upkeep: asyncio.TimerHandle | None = None
         self._clock_look: asyncio.TimerHandle | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._definitions = _definitions_of(settings)
         self._importing = asyncio.Lock()
-        self._imported = ""  # their hash
+        self._imported = ""  # hash of the imported definitions
         self._reloading: asyncio.Task[None] | None = None
         data_dir = settings.data_dir
         _private_directory(data_dir)
@@ -93,7 +95,7 @@ class Server:
             "segment_age_ms": int(settings.storage.segment_age_s * 1000),
             "strict": settings.storage.recovery == "strict",
         }
-        # Of one that is a node of a cluster.
+        # Set for a node of a cluster.
         self.node: ClusterNode | None = None
         self.metadata: MetadataStore
         if settings.cluster.kafka:
@@ -118,21 +120,24 @@ class Server:
         self.front_ends: list[FrontEnd] = [*inner, self.amqp, *others, admin]
 
     async def begin(self) -> None:
-        """What it knows is there. Raises: MetadataError; LogUnusable."""
+        """Load the metadata. Raises MetadataError, LogUnusable."""
         if self.node is None:
             self.load()
         else:
             await self.node.start()
 
     def load(self) -> None:
-        """Reads the metadata; makes the first user and vhost on a first start. Raises: MetadataError; LogUnusable."""
+        """Read the metadata; at a first start create the first user and vhost. Raises MetadataError, LogUnusable."""
         state = self.metadata.open(self._first_rows)
         self.broker.load(reconcile(self.storage, state))
         if self.storage.strict:
             self.storage.recover_all()
 
     def _first_rows(self) -> list[Row]:
-        """RabbitMQ: if definitions are imported, the first users are theirs alone."""
+        """Return the rows of a first start.
+
+        RabbitMQ: if definitions are imported, it creates no user of its own.
+        """
         first = self.settings.default
         if self._definitions is not None:
             return [cluster_id_row()]
@@ -144,20 +149,20 @@ class Server:
         ]
 
     async def import_definitions(self) -> None:
-        """Those that the settings name; before anything listens. Raises: DefinitionsError, MetadataError."""
+        """Import the definitions of the settings, before anything listens. Raises DefinitionsError, MetadataError."""
         if self.node is not None:
             if self._definitions is not None:
                 raise DefinitionsError("a node of a cluster imports no definitions at its start: the HTTP API does it")
         elif self._definitions is not None:
             await self._import_files(self._definitions)
         elif not self.broker.vhosts and not self.broker.auth.users():
-            # rabbit: as after a first start with definitions that could not be imported, and are asked for no more.
+            # rabbit: also after a first start whose definitions could not be imported and are no longer set.
             from amqpd.management.definitions_start import import_first
 
             await import_first(self.broker, self.settings.default)
 
     async def _import_files(self, path: Path) -> bool:
-        """Whether anything has changed. Raises: DefinitionsError, MetadataError."""
+        """Import the files if they have changed. Return whether they have. Raises DefinitionsError, MetadataError."""
         from amqpd.management.definitions_start import import_files
 
         async with self._importing:
@@ -166,7 +171,9 @@ class Server:
             return self._imported != known
 
     async def reload_definitions(self, asked_by: str) -> str:
-        """Behind a `reload`: the file, or directory, that was imported again; "" for none. Raises: as above."""
+        """Import changed definitions after a `reload`. Return their file or directory, or "". Raises as
+        `import_definitions`.
+        """
         path = _definitions_of(self.latest)
         if path is None or not await self._import_files(path):
             return ""
@@ -174,7 +181,7 @@ class Server:
         return str(path)
 
     def on_sighup(self) -> None:
-        """SIGHUP: as `amqpctl reload`, and what comes of it is told in the log."""
+        """Reload as `amqpctl reload` does, and log the result."""
         if not self.reload("SIGHUP").problem and _definitions_of(self.latest) is not None:
             self._reloading = self.loop.create_task(self._reload_definitions())
 
@@ -186,26 +193,26 @@ class Server:
 
     @property
     def listeners(self) -> list[Listener]:
-        """What is listened on now, in the order of the front ends."""
+        """Return the present listeners, in the order of the protocol servers."""
         return [one for front_end in self.front_ends for one in front_end.listeners]
 
     def port(self, protocol: str) -> int:
-        """The port listened on for `amqp`, `amqps`, `http` or a guest's. Raises: StopIteration when there is none."""
+        """Return the port for `amqp`, `amqps`, `http` or a guest's protocol. Raises StopIteration if there is none."""
         return next(one.port for one in self.listeners if one.protocol == protocol)
 
     async def listen(self) -> None:
-        """Every front end listens when it returns. Raises: OSError when a port is taken."""
+        """Start all protocol servers. Raises OSError if a port is in use."""
         for front_end in self.front_ends:
             await front_end.start()
 
     def apply_settings(self, settings: Settings) -> None:
-        """Hands out what can be taken over while it runs. Raises: OSError, and all keep what they had."""
+        """Apply the settings that can change in a running broker. Raises OSError, and then nothing is changed."""
         for front_end in self.front_ends:
             front_end.check(settings)
         for front_end in self.front_ends:
             front_end.renew(settings)
         latest, self.latest = self.latest, settings
-        # Only what changed in them: what amqpctl has set since the start stays as long as nobody changes its setting.
+        # Apply only changed settings: a value that amqpctl has set stays until its setting changes.
         if settings.log.level != latest.log.level:
             logging.getLogger().setLevel(settings.log.level.upper())
         self.broker.alarms.obey(settings.limits, latest.limits)
@@ -213,14 +220,18 @@ class Server:
             self.broker.auth.loopback_users = frozenset(settings.amqp.loopback_users)
 
     def reload(self, asked_by: str) -> Reloaded:
-        """The settings are read again. asked_by: for the log."""
+        """Reload the settings.
+
+        Args:
+            asked_by: Name for the log.
+        """
         self.notifier.reloading()
         found = process.reload(self.settings, self.latest, self.apply_settings, self.read_settings, asked_by)
         self.notifier.reloaded()
         return found
 
     def start_upkeep(self) -> None:
-        """Looks after the logs from now on, each `storage.upkeep_interval_s`; `stop` ends it."""
+        """Start maintenance of the logs, every `storage.upkeep_interval_s`; `stop` ends it."""
         self._upkeep = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._run_maintenance)
         if self._clock_look is None:
             self._look_at_clock()
@@ -236,8 +247,10 @@ class Server:
         self.broker.turn.schedule()
 
     def _warm_up_when_idle(self, turns: int, looks: int) -> None:
-        """SQLAlchemy's import, 250 ms of a processor, and the parser of selectors, 60 ms, wait until nobody is served:
-        after a start clients come back and drain. What comes first and needs them has them made then.
+        """Import SQLAlchemy (250 ms of CPU) and build the parser of selectors (60 ms) when the broker is idle.
+
+        After a start, clients reconnect and drain their queues, which must not wait for it. A command that needs
+        one of them earlier triggers it.
         """
         now = self.broker.turn.number
         if now == turns or looks == 0:
@@ -247,7 +260,11 @@ class Server:
             self._rest = self.loop.call_later(REST_LOOK_S, self._warm_up_when_idle, now, looks - 1)
 
     def ready_line(self, started: float) -> str:
-        """What a start prints; `amqpd.testing.parse_ready_line` reads it. started: of `time.monotonic`."""
+        """Return the line that a start prints; `amqpd.testing.parse_ready_line` reads it.
+
+        Args:
+            started: Value of `time.monotonic` at the start.
+        """
         took_ms = (time.monotonic() - started) * 1000
         parts = [str(each) for each in self.listeners if each.port]
         parts.append(f"data {self.settings.data_dir}")
@@ -257,17 +274,17 @@ class Server:
     # -- stop --------------------------------------------------------------------------------------------------------
 
     def _app(self) -> list[FrontEnd]:
-        """Those that `amqpctl stop_app` and `start_app` are about."""
+        """Return the protocol servers that `amqpctl stop_app` stops."""
         return [front_end for front_end in self.front_ends if not front_end.stays]
 
     @property
     def app_running(self) -> bool:
-        """Whether clients can connect: False between `stop_app` and `start_app`."""
+        """Return whether clients can connect: False between `stop_app` and `start_app`."""
         return any(front_end.listeners for front_end in self._app())
 
     @property
     def not_ready(self) -> str:
-        """Why clients cannot connect now, for probes; empty when they can."""
+        """Return the reason why clients cannot connect, for probes; "" if they can."""
         if self._stopping:
             return "the broker stops"
         if self.drained:
@@ -279,35 +296,35 @@ class Server:
         return "" if self.app_running else "the broker does not listen for clients"
 
     async def stop_app(self) -> None:
-        """AMQP and guests go, the admin API stays. Returns when their clients are gone, in some 3 s at most."""
+        """Stop AMQP and guests, but not the admin API. Their connections are closed within some 3 s."""
         await asyncio.gather(*(front_end.stop() for front_end in self._app()))
 
     async def start_app(self) -> None:
-        """They listen again. Raises: OSError when a port is taken."""
+        """Listen again. Raises OSError if a port is in use."""
         for front_end in self._app():
             await front_end.start()
         self._suspended = self.drained = False
 
     async def suspend_listeners(self) -> None:
-        """Clients no longer get in; those that are in stay, and the admin API listens on."""
+        """Refuse new connections, except to the admin API; open ones stay."""
         self._suspended = True
         await asyncio.gather(*(front_end.suspend() for front_end in self._app()))
 
     async def resume_listeners(self) -> None:
-        """They get in again, which ends a drain as well. Raises: OSError when a port is taken."""
+        """Accept connections again, which also ends a drain. Raises OSError if a port is in use."""
         for front_end in self._app():
             await front_end.resume()
         self._suspended = self.drained = False
 
     def stop(self) -> None:
-        """Asks for a clean stop; may be called from a signal."""
+        """Ask for a clean stop; may be called from a signal handler."""
         if not self._stopping:
             self._stopping = True
             self.notifier.stopping()
             self.loop.create_task(self._stop())  # ends the loop by itself
 
     def fail(self, why: str) -> None:
-        """It cannot go on: a clean stop as far as there can be one, and an exit code by which it is started again."""
+        """Stop because of an error, with an exit code that lets a supervisor start the broker again."""
         log.critical("the broker stops: %s", why)
         self.failed = why
         self.stop()
@@ -337,8 +354,8 @@ class Server:
         self.broker.catalogue.stored_offsets.flush()
         self.broker.catalogue.deletions.tidy()
         self.metadata.close()
-        await asyncio.sleep(0)  # what its last commits were waited for by: files of deleted queues
-        self.broker.turn.finish()  # what was published again is settled where it came from as the logs are closed
+        await asyncio.sleep(0)  # callbacks of the last commits delete the files of queues
+        self.broker.turn.finish()  # closing the logs settles republished messages in their source queues
         if self.node is not None:
             await self.node.close()
         self.storage.clock_watch.save()
@@ -351,7 +368,7 @@ class Server:
 def _make_parsers() -> None:
     try:
         build_parsers()
-    except OSError as error:  # no descriptor is left to read the modules with
+    except OSError as error:  # no descriptor is left to read the modules
         log.warning("the parsers of selectors are left to the first selector: %s", error)
 
 
@@ -360,13 +377,13 @@ def _private_directory(path: Path) -> None:
 
 
 def _print(line: str) -> bool:
-    """Print to standard output. Return False when its reader is gone: a closed terminal, a broken pipe."""
+    """Print to standard output. Return False if its reader has ended: a closed terminal, a broken pipe."""
     try:
         print(line, flush=True)
         return True
     except OSError as error:
         log.warning("standard output cannot be written: %s", error.strerror)
-        # What is left in the buffer must not fail once more at the end.
+        # The rest of the buffer must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return False
 
@@ -383,11 +400,11 @@ async def serve(
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
 ) -> int:
-    """Runs until stopped. Returns the exit code."""
+    """Run the server until it is stopped. Return the exit code."""
     process.raise_limit()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(tls.tell)
-    gc.disable()  # nothing that is loaded goes again, and the collector would walk over all of it, many times
+    gc.disable()  # everything that is loaded stays; the collector would scan it many times
     server = Server(settings, loop, guests)
     server.notifier = Notifier(os.environ)
     server.read_settings = read_settings
@@ -400,14 +417,15 @@ async def serve(
     for note in notes:
         log.warning("%s", note)
     ready = server.ready_line(started)
-    if not _print(ready) or output.path is not None:  # a terminal or `docker logs` shows both streams: once is enough
+    # a terminal or `docker logs` shows both streams, so the line is written once
+    if not _print(ready) or output.path is not None:
         log.info("%s", ready)
     if server.storage.power_cut:
         log.warning("the machine went down while the last broker ran: each queue is checked when it is first used")
     server.notifier.ready(loop, ready)
     server.broker.alarms.start()
     server.start_upkeep()
-    # What is there now stays: the collector need not look at it again.
+    # The collector need not scan these objects again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
@@ -423,11 +441,16 @@ def run(
     guests: Sequence[Guest] = (),
     notes: Sequence[str] = (),
 ) -> int:
-    """The server's main: 0 after a clean stop, 69 when it cannot start (port taken, data directory in use ...), 70 when
-    it has stopped by itself.
+    """Run the server and return its exit code.
 
-    read_settings: reads them once more, for a reload; raises SettingsError. guests: as `Server` takes them.
-    notes: what there is to say about the settings, a line each in the log.
+    Args:
+        read_settings: Reads the settings again for a reload; raises SettingsError.
+        guests: As for `Server`.
+        notes: Warnings about the settings, for the log.
+
+    Returns:
+        0 after a clean stop; 69 if it cannot start (port or data directory in use ...); 70 if it has stopped by
+        itself.
     """
     os.umask(0o077)
     process.ignore()

@@ -1,27 +1,26 @@
-"""A broker for tests: `BrokerProcess` for anybody, a pytest plugin on top of it, and `embedded` for a broker within the
-test's own process.
+"""Brokers for tests: `BrokerProcess`, a pytest plugin, and `embedded` for a broker in the test's own process.
 
-The broker runs as a process of its own, on free ports and a data directory of its own, so it cannot disturb the test
-process and may be killed in the middle of anything. Start, in a project whose tests need a broker:
+A `BrokerProcess` has its own process, free ports and data directory. So it cannot disturb the test process and may
+be killed at any time. For tests that need a broker:
 
     def test_orders(amqpd_url):                       # amqp://guest:guest@127.0.0.1:<free port>/
         connection = pika.BlockingConnection(pika.URLParameters(amqpd_url))
 
-    def test_alone(amqpd_vhost):                      # a vhost nobody else uses, gone after the test
+    def test_alone(amqpd_vhost):                      # a vhost for this test only, deleted afterwards
         connection = pika.BlockingConnection(pika.URLParameters(amqpd_vhost.url))
 
     def test_survives(tmp_path):
         with BrokerProcess(tmp_path) as broker:
             ...
-            broker.kill()                             # SIGKILL; then once more, same data, same ports
+            broker.kill()                             # SIGKILL; then start again, same data, same ports
             broker.start()
 
-Fixtures: `amqpd_broker` (session), `amqpd_url` (session), `amqpd_vhost` (each test). pytest finds them by the entry
-point `pytest11` of an installed amqpd; with a checkout say `-p amqpd.testing`. With pytest-xdist every worker has its
-own broker. What the broker wrote to standard error is attached to the report of a failed test that used it.
+Fixtures: `amqpd_broker` (session), `amqpd_url` (session), `amqpd_vhost` (each test). pytest finds them through the
+entry point `pytest11` of an installed amqpd; in a checkout use `-p amqpd.testing`. With pytest-xdist each worker
+has its own broker. The report of a failed test includes the standard error of the broker that it used.
 
-pytest imports this module in every run of an environment that has amqpd, so it imports only cheap parts of the standard
-library, and nothing of the server before `embedded` is called.
+pytest imports this module in every environment with amqpd. So it imports only cheap parts of the standard library,
+and nothing of the server before `embedded` is called.
 """
 
 from __future__ import annotations
@@ -57,18 +56,23 @@ READY: Final = re.compile(
 )
 LISTENER: Final = re.compile(r"(?P<name>[a-z]+) (?P<host>\[[^]]*\]|[^\s\[\]]*):(?P<port>\d+)(?:, |$)")
 STDERR_LINES_MAX: Final = 2000
-"""Lines of standard error that are kept, the newest ones: a chatty log level must not fill the test process."""
+"""Limit for the kept lines of standard error, so that a verbose log does not fill the test process. The newest are
+kept.
+"""
 
 
 class BrokerFailed(Exception):
-    """The broker did not start, did not stop, or ended by itself; the text shows the end of its standard error."""
+    """The broker did not start, did not stop, or ended by itself; the text has the end of its standard error."""
 
 
 class ReadyLine(NamedTuple):
-    """What the ready line tells.
+    """The content of the ready line.
 
-    version: of amqpd. build: `compiled` or `interpreted`. took_ms: from start to accepting. listeners: name (`amqp`,
-    `http`, ...) -> host, port; data: the data directory as the broker names it.
+    Attributes:
+        build: `compiled` or `interpreted`.
+        took_ms: Time from the start until clients can connect.
+        listeners: Protocol (`amqp`, `http`, ...) -> host, port.
+        data: The data directory.
     """
 
     version: str
@@ -79,20 +83,24 @@ class ReadyLine(NamedTuple):
 
 
 class Vhost(NamedTuple):
-    """A vhost made for one test: its name, and the AMQP URL that opens it as the default user."""
+    """A vhost for one test.
+
+    Attributes:
+        url: AMQP URL of the vhost for the default user.
+    """
 
     name: str
     url: str
 
 
 def parse_ready_line(line: str) -> ReadyLine | None:
-    """The ready line's content, None for any other line."""
+    """Return the content of the ready line; None for any other line."""
     found = READY.match(line.strip())
     if found is None:
         return None
     listeners: dict[str, tuple[str, int]] = {}
     for each in LISTENER.finditer(found["listeners"]):
-        # Of a protocol with an address per family the first, which is IPv4's; the port is the same.
+        # A protocol with an address per family: the first is IPv4's, and the ports are equal.
         listeners.setdefault(each["name"], (each["host"].strip("[]"), int(each["port"])))
     return ReadyLine(found["version"], found["build"], int(found["took_ms"]), listeners, found["data"])
 
@@ -100,12 +108,15 @@ def parse_ready_line(line: str) -> ReadyLine | None:
 class BrokerProcess:
     """One amqpd, run as `python -m amqpd` with this interpreter.
 
-    data_dir: where messages and metadata lie; None: a temporary directory, removed by `close`. settings: more of them,
-    by their dotted names (`{"storage.segment_size_bytes": 1 << 20}`). env: additions to the environment. Variables of
-    the caller that would configure a broker (`AMQPD_*`, `RABBITMQ_*`) are not handed down. command: what to run
-    instead of this interpreter's amqpd, options are appended. start_timeout_s: how long the ready line may take.
+    It starts with `start` or `with`. Not thread-safe. Variables that configure a broker (`AMQPD_*`, `RABBITMQ_*`)
+    are not passed to it.
 
-    Nothing runs before `start` (or `with`). Not for use by several threads at once.
+    Args:
+        data_dir: Directory for messages and metadata; None: a temporary one, which `close` removes.
+        settings: Settings by their dotted names (`{"storage.segment_size_bytes": 1 << 20}`).
+        env: Additional environment variables.
+        command: Command to run instead of this interpreter's amqpd; options are appended.
+        start_timeout_s: Time limit for the ready line.
     """
 
     def __init__(
@@ -127,17 +138,21 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
-        self._held: list[int] = []  # sockets on the ports of a broker that does not run
+        self._held: list[int] = []  # sockets that reserve the ports of a stopped broker
         weakref.finalize(self, _close, self._held)
 
-    # -- life
+    # -- start and stop
 
     def start(self, *, same_ports: bool = True) -> Self:
-        """Starts the broker and returns once it accepts connections.
+        """Start the broker and return when it accepts connections.
 
-        same_ports: a second start listens where the first did, so that clients may reconnect; False: free ports again.
-        Raises: BrokerFailed with the broker's standard error if it ends or says nothing in time; RuntimeError when it
-        runs already.
+        Args:
+            same_ports: A later start uses the ports of the first one, so that clients can reconnect. False: free
+                ports again.
+
+        Raises:
+            BrokerFailed: It ended, or was not ready in time; the text has its standard error.
+            RuntimeError: It is running.
         """
         if self.running:
             raise RuntimeError(f"the broker runs already, as process {self.pid}")
@@ -162,7 +177,7 @@ class BrokerProcess:
             errors="backslashreplace",
         )
         self._process = process
-        atexit.register(self.kill)  # a test run that is broken off leaves no broker behind
+        atexit.register(self.kill)  # an aborted test run leaves no broker
         assert process.stdout is not None and process.stderr is not None  # both are pipes
         answers: deque[ReadyLine] = deque()
         seen = threading.Event()
@@ -187,9 +202,10 @@ class BrokerProcess:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Stops it as an operator would (SIGTERM).
+        """Stop the broker with SIGTERM.
 
-        Raises: BrokerFailed if that takes longer, or its exit code is not 0.
+        Raises:
+            BrokerFailed: It takes longer, or the exit code is not 0.
         """
         process = self._process
         if process is None:
@@ -206,7 +222,7 @@ class BrokerProcess:
             raise self._failed(f"the broker ended with exit code {code}")
 
     def kill(self) -> None:
-        """SIGKILL, as a crash: nothing is flushed. Does nothing when it does not run."""
+        """Kill the broker with SIGKILL, as in a crash. Does nothing if it is not running."""
         process = self._process
         if process is not None:
             process.kill()
@@ -214,7 +230,7 @@ class BrokerProcess:
             self._reap()
 
     def close(self) -> None:
-        """Stops the broker and removes a temporary data directory. Raises: BrokerFailed as `stop` does."""
+        """Stop the broker and remove a temporary data directory. Raises BrokerFailed as `stop`."""
         try:
             self.stop()
         finally:
@@ -228,7 +244,7 @@ class BrokerProcess:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what it is
+    # -- properties
 
     @property
     def running(self) -> bool:
@@ -236,7 +252,7 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id. Raises: RuntimeError if it was not started, or was stopped."""
+        """Return the process id. Raises RuntimeError if the broker is not running."""
         if self._process is None:
             raise RuntimeError("the broker does not run")
         return self._process.pid
@@ -251,23 +267,25 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        """AMQP URL of the default vhost for the default user (guest, from this machine only)."""
+        """Return the AMQP URL of the default vhost and user (guest, only from this machine)."""
         host, port = self._listener("amqp")
         return f"amqp://guest:guest@{host}:{port}/"
 
     @property
     def http_url(self) -> str:
-        """Root of the admin API, without credentials and without a slash at its end."""
+        """Return the root of the admin API, without credentials and without a slash at the end."""
         host, port = self._listener("http")
         return f"http://{host}:{port}"
 
     @property
     def stderr(self) -> str:
-        """The last 2,000 lines the running, or else the last, process wrote to standard error."""
+        """Return the last 2,000 lines of standard error of the running or last process."""
         return "".join(self._stderr)
 
     def says(self, text: str, timeout_s: float = 30.0) -> bool:
-        """Whether standard error has `text` by then: who reads it may be a moment behind the broker."""
+        """Wait until standard error has `text`, and return whether it has. The reader thread may be behind the
+        broker.
+        """
         deadline = time.monotonic() + timeout_s
         while text not in self.stderr:
             if time.monotonic() > deadline:
@@ -275,14 +293,17 @@ class BrokerProcess:
             time.sleep(0.01)
         return True
 
-    # -- what tests ask of it
+    # -- requests of tests
 
     def api(self, method: str, path: str, body: object = None, timeout_s: float = 30.0) -> object:
-        """One request of the admin API as guest, e.g. `api("GET", "/api/queues")`; its JSON answer, None for no body.
+        """Send a request to the admin API as guest, such as `api("GET", "/api/queues")`. Return its JSON answer, or
+        None.
 
-        Raises: BrokerFailed for an HTTP status of 400 and above, OSError if there is no answer.
+        Raises:
+            BrokerFailed: The HTTP status is 400 or higher.
+            OSError: There is no answer.
         """
-        import http.client  # here, as it costs as much to import as all the rest of this module
+        import http.client  # imported here, because it costs as much as all other imports of this module
         import json
 
         host, port = self._listener("http")
@@ -299,7 +320,7 @@ class BrokerProcess:
         return json.loads(content) if content else None
 
     def add_vhost(self, name: str | None = None) -> Vhost:
-        """Makes a vhost in which guest may do everything; without a name it gets one. Cost: two commits."""
+        """Create a vhost with all permissions for guest; without a name it gets a random one. Cost: two commits."""
         name = name if name is not None else f"test-{secrets.token_hex(8)}"
         self.api("PUT", f"/api/vhosts/{_quote(name)}", {})
         everything = {"configure": ".*", "write": ".*", "read": ".*"}
@@ -307,11 +328,12 @@ class BrokerProcess:
         return Vhost(name, f"{self.url}{_quote(name)}")
 
     def delete_vhost(self, name: str) -> None:
-        """Deletes a vhost with all that is in it; its connections are closed."""
+        """Delete a vhost with its content; its connections are closed."""
         self.api("DELETE", f"/api/vhosts/{_quote(name)}")
 
     def ctl(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """Runs amqpctl on this broker's data directory, e.g. `ctl("add_vhost", "shop")`; its exit code and output.
+        """Run amqpctl with this broker's data directory, such as `ctl("add_vhost", "shop")`. Return its exit code
+        and output.
 
         Raises: subprocess.TimeoutExpired.
         """
@@ -320,7 +342,7 @@ class BrokerProcess:
             command, env=_environment(self._env), capture_output=True, text=True, timeout=timeout_s, check=False
         )
 
-    # -- inside
+    # -- internals
 
     def _listener(self, name: str) -> tuple[str, int]:
         if self.ready is None or name not in self.ready.listeners:
@@ -333,7 +355,7 @@ class BrokerProcess:
         return (f"[{host}]" if ":" in host else host), port
 
     def _read_stdout(self, stream: IO[str], answers: deque[ReadyLine], seen: threading.Event) -> None:
-        # Reads on after the ready line: a broker that blocks on a full pipe would be our fault.
+        # Read also after the ready line: a full pipe would block the broker.
         with stream:
             for line in stream:
                 ready = parse_ready_line(line)
@@ -342,7 +364,7 @@ class BrokerProcess:
                     seen.set()
                 else:
                     self._stderr.append(f"(stdout) {line}")
-        seen.set()  # end of file: it ended
+        seen.set()  # end of file: the broker has ended
 
     def _read_stderr(self, stream: IO[str]) -> None:
         with stream:
@@ -350,7 +372,7 @@ class BrokerProcess:
                 self._stderr.append(line)
 
     def _reap(self) -> None:
-        # The readers end with the pipes, which they close: closing here would be under their hands.
+        # The reader threads end with the pipes and close them; closing them here would disturb the threads.
         for reader in self._readers:
             reader.join(30.0)
         self._process, self._readers = None, []
@@ -360,7 +382,7 @@ class BrokerProcess:
             self._held += [_hold(host, port) for host, port in self.ready.listeners.values()]
 
     def _failed(self, reason: str) -> BrokerFailed:
-        deadline = time.monotonic() + 10.0  # the reader may still be at the last lines
+        deadline = time.monotonic() + 10.0  # the reader threads may not have read the last lines yet
         while any(reader.is_alive() for reader in self._readers) and time.monotonic() < deadline:
             time.sleep(0.01)
         return BrokerFailed(
@@ -369,11 +391,11 @@ class BrokerProcess:
 
 
 def _hold(host: str, port: int) -> int:
-    """A socket on the port, which refuses clients: nobody else gets it as a free one, and the broker gets it back."""
+    """Return a socket that reserves the port and refuses clients, so that the next start gets the port again."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # somebody has it already: the start will tell
+        with suppress(OSError):  # another program uses the port: the start will fail
             sock.bind((host, port))
         return sock.detach()
 
@@ -395,8 +417,8 @@ def _quote(name: str) -> str:
 
 def _environment(additions: Mapping[str, str]) -> dict[str, str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("AMQPD_", "RABBITMQ_"))}
-    # The broker under test is the amqpd this process imports. An installed one is found anyway; a checkout is not, as
-    # -P keeps the working directory off the path.
+    # The broker under test is the amqpd that this process imports. An installed one is found anyway; a checkout is
+    # not, because -P excludes the working directory.
     home = Path(__file__).absolute().parent.parent
     if str(home) not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), env.get("PYTHONPATH")]))
@@ -411,13 +433,18 @@ def _environment(additions: Mapping[str, str]) -> dict[str, str]:
 async def embedded(
     data_dir: str | os.PathLike[str], *, settings: Mapping[str, object] | None = None, guests: Sequence[Guest] = ()
 ) -> AsyncIterator[Server]:
-    """A broker on the running loop of this process, on free ports of 127.0.0.1; stopped cleanly at the end.
+    """Run a broker on this process's event loop, on free ports of 127.0.0.1. It is stopped cleanly at the end.
 
-    For who wants to look into it, or to bring a front end of his own: guests, see `amqpd.protocol_server`. settings: as
-    `BrokerProcess` takes them. Clients that block belong into threads: it is their loop too.
-    Raises: SettingsError, OSError, MetadataError as a start does.
+    It serves tests that inspect the broker, or bring their own protocol server. Blocking clients must run in
+    threads, because the broker shares the event loop.
+
+    Args:
+        settings: As for `BrokerProcess`.
+        guests: See `amqpd.protocol_server`.
+
+    Raises: SettingsError, OSError, MetadataError, as a start.
     """
-    import asyncio  # here, as all of it is the server's
+    import asyncio  # imported here, because all of it belongs to the server
 
     from amqpd.config import load
     from amqpd.server import Server
@@ -429,7 +456,7 @@ async def embedded(
         await server.begin()
     except BaseException:
         server.metadata.close()
-        server.storage.close(clean=False)  # which frees the directory
+        server.storage.close(clean=False)  # releases the directory
         raise
     try:
         await server.import_definitions()
@@ -445,9 +472,9 @@ async def embedded(
 
 @pytest.fixture(scope="session")
 def amqpd_broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess, None, None]:
-    """A broker of this test session (of this worker under pytest-xdist), on free ports; stopped at the end.
+    """A broker for this test session, or for this worker of pytest-xdist, on free ports.
 
-    A test may kill and start it again; tests that want other settings make a `BrokerProcess` themselves.
+    A test may kill it and start it again. Tests that need other settings make a `BrokerProcess` themselves.
     """
     broker = BrokerProcess(tmp_path_factory.mktemp("amqpd"))
     broker.start()
@@ -459,13 +486,13 @@ def amqpd_broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerPr
 
 @pytest.fixture(scope="session")
 def amqpd_url(amqpd_broker: BrokerProcess) -> str:
-    """AMQP URL of the session's broker, vhost `/`, user guest. What one test leaves there, the next one finds."""
+    """AMQP URL of the session's broker, vhost `/`, user guest. Tests share its queues."""
     return amqpd_broker.url
 
 
 @pytest.fixture
 def amqpd_vhost(amqpd_broker: BrokerProcess) -> Generator[Vhost, None, None]:
-    """An empty vhost of the session's broker for this test alone; costs some milliseconds, is deleted afterwards."""
+    """An empty vhost of the session's broker for this test only. Cost: some milliseconds."""
     vhost = amqpd_broker.add_vhost()
     yield vhost
     if amqpd_broker.running:
@@ -476,7 +503,7 @@ def amqpd_vhost(amqpd_broker: BrokerProcess) -> Generator[Vhost, None, None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attaches the broker's standard error to the report of a failed test that used `amqpd_broker`."""
+    """Add the broker's standard error to the report of a failed test that used `amqpd_broker`."""
     report = yield
     if report.failed:
         broker = getattr(item, "funcargs", {}).get("amqpd_broker")

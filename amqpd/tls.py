@@ -1,7 +1,7 @@
-"""TLS of the server's listeners: contexts from the settings, and certificates that change under running listeners.
+"""TLS of the server's listeners.
 
-`amqp.tls.*` and `http.tls.*` are two sets of the same: each listener has a certificate, and may ask its clients for
-theirs. A context lives as long as the process; `renew` puts another certificate into it, for the handshakes to come.
+`amqp.tls.*` and `http.tls.*` have the same settings: each listener has a certificate and may ask for client
+certificates. A context lives as long as the process; `renew` loads another certificate for later handshakes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
-"""How long a peer may take to shake hands."""
+"""Time limit for a handshake."""
 
 
 def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLContext:
-    """TLS 1.2 and 1.3. name: of the section, for errors. Cost: 5 ms. Raises: OSError; ssl.SSLError is one."""
+    """Return a context for TLS 1.2 and 1.3.
+
+    Args:
+        name: Name of the settings section, for errors.
+
+    Cost: 5 ms.
+    Raises: OSError (ssl.SSLError is one).
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if tls.certificate is None:
@@ -36,7 +43,7 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
         if tls.ca is not None:
             context.load_verify_locations(tls.ca)
     except OSError as error:
-        # A bare "[SSL] PEM lib" would leave open which of the listeners' files it is about.
+        # OpenSSL's "[SSL] PEM lib" does not name the file.
         raise OSError(error.errno, f"{name}: {tls.certificate}, {tls.key}, {tls.ca}: {error}") from error
     if tls.fail_if_no_peer_certificate:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -49,10 +56,10 @@ def server_context(tls: TlsSettings | HttpTlsSettings, name: str) -> ssl.SSLCont
 
 
 def choose_ciphers(context: ssl.SSLContext, names: Sequence[str], setting: str) -> None:
-    """Offer these cipher suites alone; none named: OpenSSL's choice.
+    """Offer only these cipher suites; with an empty list, OpenSSL's choice.
 
-    OpenSSL's suites of TLS 1.3 cannot be chosen from Python before 3.15: a list has all three of them, or none and with
-    it no TLS 1.3. Raises: OSError, where the list cannot be obeyed.
+    Before Python 3.15, suites of TLS 1.3 cannot be selected. So the list must have all three of them, or none,
+    which switches TLS 1.3 off. Raises OSError for any other list.
     """
     if not names:
         return
@@ -76,7 +83,7 @@ def choose_ciphers(context: ssl.SSLContext, names: Sequence[str], setting: str) 
 
 
 def _bounded(depth: int) -> type[ssl.SSLObject]:
-    """Return a class of TLS connections whose handshake fails where a client's chain of certificates is too long."""
+    """Return a class of TLS connections whose handshake fails if the client's certificate chain is too long."""
 
     class Bounded(ssl.SSLObject):
         def do_handshake(self) -> None:
@@ -84,39 +91,39 @@ def _bounded(depth: int) -> type[ssl.SSLObject]:
             between = _verified_count(self) - 2
             if between > depth:
                 why = f"{between} certificates are between the client's and its authority's, and {depth} are allowed"
-                log.warning("a TLS handshake is refused: %s", why)  # the loop would not tell
+                log.warning("a TLS handshake is refused: %s", why)  # the event loop would not log it
                 raise ssl.SSLCertVerificationError(why)
 
     return Bounded
 
 
 def _verified_count(link: Any) -> int:
-    """Return how many certificates the client's verified chain has, its own and the authority's among them.
+    """Return the number of certificates in the client's verified chain, including its own and the authority's.
 
-    Python has a public method for it from 3.13 on. 0: the client has shown none, or goes on with an earlier session,
-    whose chain was looked at then.
+    Return 0 if the client has shown no certificate, or resumes a session whose chain was checked before. Python has
+    a public method for it since 3.13.
     """
     found = link if hasattr(link, "get_verified_chain") else link._sslobj
     return len(found.get_verified_chain() or ())
 
 
 def _no_passphrase() -> str:
-    """OpenSSL would ask for it on the terminal, and hold the loop until somebody answers. Raises: OSError."""
+    """Raise OSError: OpenSSL would ask for the passphrase on the terminal and block the event loop."""
     raise OSError("the private key has a passphrase, and nobody is asked for it")
 
 
 def renew(context: ssl.SSLContext, tls: TlsSettings | HttpTlsSettings, name: str) -> None:
-    """Certificate and key for the handshakes to come. Raises: OSError, and the context keeps the former."""
-    server_context(tls, name)  # they fit, or nothing is changed
-    assert tls.certificate is not None  # server_context has looked
+    """Load certificate and key for later handshakes. Raises OSError, and keeps the old ones."""
+    server_context(tls, name)  # check them before any change
+    assert tls.certificate is not None  # server_context has checked it
     context.load_cert_chain(tls.certificate, tls.key, _no_passphrase)
 
 
 def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """For `loop.set_exception_handler`: a certificate that cannot be read is a line, without a traceback.
+    """Handle exceptions of the event loop: an unreadable client certificate is logged without a traceback.
 
-    uvloop tells of it where Python cannot decode what a client has shown: an alternative name that is no text. The
-    connection is closed then, and nobody is let in.
+    uvloop reports such a certificate if Python cannot decode it, for example an alternative name that is no text.
+    The connection is closed then, so the client gets no access.
     """
     error = context.get("exception")
     if str(context.get("message", "")).startswith("SSL handshake failed") and error is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from source_prose import findings, findings_of, paragraphs
 
 FINDINGS_MAX: dict[str, int] = {
-    "amqpd": 55,
     "amqpd.broker": 155,
     "amqpd.broker.delayed": 57,
     "amqpd.broker.jobs": 32,
