@@ -110,18 +110,18 @@ def check_name(name: str) -> None:
     except UnicodeEncodeError:
         raise InvalidUser(f"user name {name!r} is not UTF-8") from None
     if not 0 < size <= NAME_BYTES_MAX or "\0" in name:
-        raise InvalidUser(f"a user name has 1 to {NAME_BYTES_MAX} bytes and no NUL, not {name!r}")
+        raise InvalidUser(f"a user name must have 1 to {NAME_BYTES_MAX} bytes and no NUL, not {name!r}")
 
 
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return the tags without duplicates, in the given order. Raises: InvalidUser."""
     words = tuple(dict.fromkeys(tags))
     if len(words) > TAGS_MAX:
-        raise InvalidUser(f"a user has at most {TAGS_MAX} tags")
+        raise InvalidUser(f"a user can have at most {TAGS_MAX} tags")
     for word in words:
         # Commas separate tags in RabbitMQ's JSON, spaces on the command line.
         if not 0 < len(word) <= NAME_BYTES_MAX or not word.isprintable() or set(word) & {",", " "}:
-            raise InvalidUser(f"{word!r} is not a tag")
+            raise InvalidUser(f"{word!r} is not a valid tag")
     return words
 
 
@@ -310,7 +310,7 @@ class InternalBackend:
             try:
                 await self._commit([Put(renewed)], lambda: self._keep(renewed))
             except MetadataError as error:
-                logger.warning("the password hash of user %r is not renewed: %s", row.name, error)
+                logger.warning("cannot renew the password hash of user %r: %s", row.name, error)
                 return row
         return renewed
 

@@ -166,10 +166,10 @@ def _rabbit_parts(stored: str, algorithm: str) -> tuple[bytes, bytes]:
     try:
         raw = base64.b64decode(stored, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidHash(f"a hash of {algorithm} is base64") from None
+        raise InvalidHash(f"a hash of {algorithm} must be base64") from None
     salt, digest = raw[:_RABBIT_SALT_BYTES], raw[_RABBIT_SALT_BYTES:]
     if len(digest) != len(_rabbit_digest(b"", algorithm)):
-        raise InvalidHash(f"a hash of {algorithm} has a 4-byte salt and one digest")
+        raise InvalidHash(f"a hash of {algorithm} must have a 4-byte salt and a digest")
     return salt, digest
 
 

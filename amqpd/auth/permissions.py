@@ -90,7 +90,7 @@ def _compile(text: str) -> PermissionPattern:
     except UnicodeEncodeError:
         raise InvalidPattern(f"{text!r} is not UTF-8") from None
     if len(raw) > PATTERN_MAX:
-        raise InvalidPattern(f"a pattern has at most {PATTERN_MAX} bytes, this one {len(raw)}")
+        raise InvalidPattern(f"a pattern can have at most {PATTERN_MAX} bytes, not {len(raw)}")
     try:
         return PermissionPattern(re2.compile(raw, options).search)
     except re2.error as error:
@@ -174,7 +174,7 @@ class Permissions:
             try:
                 compiled = _compile_topic(row)
             except InvalidPattern as error:
-                logger.error("a topic permission of user %r in vhost %r: %s", user, vhost, error)
+                logger.error("a topic permission of user %r in vhost %r is invalid: %s", user, vhost, error)
                 compiled = _NO_TOPIC
             self._compiled_topics[key] = compiled
         return (compiled.write if kind == "write" else compiled.read).matches(routing_key)
@@ -233,7 +233,7 @@ def _matches(row: PermissionRow, kind: Kind, name: str) -> bool:
     try:
         return _compile(text).matches(name)
     except InvalidPattern as error:
-        logger.error("a permission of user %r in vhost %r: %s", row.user, row.vhost, error)
+        logger.error("a permission of user %r in vhost %r is invalid: %s", row.user, row.vhost, error)
         return False
 
 

@@ -85,12 +85,12 @@ async def get_trace(call: ApiRequest) -> ApiResponse:
     query = call.query
     by = query.get("by", FIELDS[0])
     if by not in FIELDS:
-        raise BadRequest("by is message_id or correlation_id")
+        raise BadRequest("by must be message_id or correlation_id")
     if not query.get("id"):
-        raise BadRequest("id is needed")
+        raise BadRequest("id is required")
     part = query.get("part", LIVE)
     if part not in (LIVE, SETTLED):
-        raise BadRequest("part is live or settled")
+        raise BadRequest("part must be live or settled")
     selector = selector_of("p.{} = '{}'".format(by, query["id"].replace("'", "''")))
     assert selector is not None  # it names a property
     begin = query.get("queue", "")
@@ -229,7 +229,7 @@ async def append(call: ApiRequest) -> ApiResponse:
     queue = call.queue()
     items = call.given("messages")
     if not isinstance(items, list) or len(items) > MESSAGES_MAX:
-        raise BadRequest(f"messages must be a list of {MESSAGES_MAX} at most")
+        raise BadRequest(f"messages must be a list of at most {MESSAGES_MAX}")
     slices = TimeSlice()
     messages: list[Message] = []
     for item in items:
@@ -237,13 +237,13 @@ async def append(call: ApiRequest) -> ApiResponse:
         if slices.expired:
             await slices.yield_loop()
     if call.broker.alarm_reason:
-        raise Unavailable(f"publishers are held back: {call.broker.alarm_reason}")
+        raise Unavailable(f"publishers are blocked: {call.broker.alarm_reason}")
     if not await opened(queue) or queue.is_deleted():
-        raise Unavailable("the queue takes nothing now")
+        raise Unavailable("the queue cannot accept messages now")
     logs: list[QueueLog] = []
     for count, message in enumerate(messages):
         if offer_to_all([queue], message, logs) != TAKEN:
-            raise Unavailable(f"the queue did not take all of the messages: {count} of them are in it")
+            raise Unavailable(f"the queue accepted only the first {count} messages")
     call.broker.turn.schedule()
     if logs:
         await _safe(call, logs)
@@ -261,7 +261,7 @@ async def _safe(call: ApiRequest, logs: list[QueueLog]) -> None:
     try:
         safe = await asyncio.wait_for(future, COMMIT_WAIT_S)
     except TimeoutError:
-        raise Unavailable("the disk does not answer; the messages may or may not be kept") from None
+        raise Unavailable("the disk does not respond; it is not known whether the messages were stored") from None
     if not safe:
         raise Unavailable("the messages could not be written")
 
@@ -274,7 +274,7 @@ def _message(item: Any, size_max: int) -> Message:
     for name in ("exchange", "routing_key"):
         text = item.get(name)
         if not isinstance(text, str) or len(text.encode("utf-8", "surrogateescape")) > SHORT_STRING_SIZE_BYTES_MAX:
-            raise BadRequest(f"{name} must be text of {SHORT_STRING_SIZE_BYTES_MAX} bytes at most")
+            raise BadRequest(f"{name} must be text of at most {SHORT_STRING_SIZE_BYTES_MAX} bytes")
         names.append(text)
     properties, body = _bytes(item, "properties"), _bytes(item, "body")
     if len(body) > size_max:
@@ -314,7 +314,7 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
     selector = selector_of(query.get("where"))
     queue = call.broker.audit.queue
     if not await opened(queue):
-        raise Unavailable("the audit log cannot be read; the broker's log says more")
+        raise Unavailable("the audit log cannot be read; see the broker's log")
     assert queue.store is not None  # a stream has one
     before = number("before", query.get("before", OFFSET_MAX), 0, OFFSET_MAX)
     end = min(before, queue.store.high_watermark)
@@ -405,7 +405,7 @@ async def delete_delayed(call: ApiRequest) -> ApiResponse:
     try:
         due_ms, message_number = from_name(name)
     except ValueError:
-        raise BadRequest(f"'{name}' is no id of a delayed message") from None
+        raise BadRequest(f"'{name}' is not an id of a delayed message") from None
     slices = TimeSlice()
     for wheel in _allowed(call, vhost, "write"):
         for found in cancel([wheel], due_ms, message_number):
@@ -413,7 +413,7 @@ async def delete_delayed(call: ApiRequest) -> ApiResponse:
                 return NO_CONTENT
             if slices.expired:
                 await slices.yield_loop()
-    raise ResourceNotFound(f"no message '{name}' is delayed in vhost '{vhost.name}'")
+    raise ResourceNotFound(f"no delayed message '{name}' in vhost '{vhost.name}'")
 
 
 DELAYED_ROUTES: Final = (

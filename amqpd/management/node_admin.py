@@ -120,7 +120,7 @@ async def close_connection(call: ApiRequest) -> ApiResponse:
     """Close a connection, by name or by the pid in the list of connections."""
     name, wanted = call.text("name", ""), call.text("pid", "")
     if not name and not wanted:
-        raise BadRequest("name or pid is needed")
+        raise BadRequest("name or pid is required")
     for connection in call.server.connections:
         if connection.name == name or pid(call, connection.session) == wanted:
             why = reason(call.text("reason", ""))
@@ -256,7 +256,7 @@ def _fraction(call: ApiRequest, name: str, most: float) -> float:
     """Return a number of the body from 0 to `most`. Raises: BadRequest."""
     value = call.fields().get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise BadRequest(f"{name} is a number from 0 to {most:g}")
+        raise BadRequest(f"{name} must be a number from 0 to {most:g}")
     return float(value)
 
 
@@ -276,7 +276,7 @@ def _kind(call: ApiRequest) -> str:
     """Return the alarm of the path. Raises: ResourceNotFound."""
     kind = call.params["name"]
     if kind not in REASONS:
-        raise ResourceNotFound(f"there is no alarm '{kind}': memory or disk")
+        raise ResourceNotFound(f"there is no alarm '{kind}'; alarms are memory and disk")
     return kind
 
 
@@ -308,7 +308,7 @@ async def set_loopback_users(call: ApiRequest) -> ApiResponse:
     """Set the users that may log in only from a loopback address, from the next login on."""
     value = call.fields().get("value")
     if not isinstance(value, list) or len(value) > USERS_MAX or not all(isinstance(name, str) for name in value):
-        raise BadRequest(f"value is a list of at most {USERS_MAX} names")
+        raise BadRequest(f"value must be a list of at most {USERS_MAX} names")
     call.broker.auth.loopback_users = frozenset(value)
     return NO_CONTENT
 
@@ -344,7 +344,7 @@ async def copy_metadata(call: ApiRequest) -> ApiResponse:
     """
     broker = call.broker
     if broker.settings.metadata.url:
-        raise NotOurs("the metadata are not in the data directory (metadata.url): back up that database beside it")
+        raise NotOurs("the metadata are in an external database (metadata.url): back up that database separately")
     data_dir = broker.settings.data_dir.absolute()
     path = data_dir / FOLDER / METADATA
     broker.catalogue.stored_offsets.flush()
@@ -396,7 +396,7 @@ async def rebalance(call: ApiRequest) -> ApiResponse:
 def _cluster(call: ApiRequest) -> ClusterControl:
     """Return the cluster. Raises: BadRequest."""
     if call.cluster is None:
-        raise BadRequest("this broker runs as one node: it is in no cluster")
+        raise BadRequest("this node is not in a cluster")
     return call.cluster
 
 
@@ -469,11 +469,15 @@ async def drain(call: ApiRequest) -> ApiResponse:
     """
     grace_s = call.fields().get("grace_s", 0)
     if isinstance(grace_s, bool) or not isinstance(grace_s, int | float) or not 0 <= grace_s <= GRACE_MAX_S:
-        raise BadRequest(f"grace_s is a number of seconds from 0 to {GRACE_MAX_S:g}")
+        raise BadRequest(f"grace_s must be a number of seconds from 0 to {GRACE_MAX_S:g}")
     server = call.server
     server.drained = True
     await server.suspend_listeners()
-    log.info("drained: no client gets in; %d connections have %g s to go", len(server.connections.by_name), grace_s)
+    log.info(
+        "drained: new connections are refused; %d connections are closed after %g s",
+        len(server.connections.by_name),
+        grace_s,
+    )
     deadline = call.broker.loop.time() + grace_s
     while _served(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
@@ -513,7 +517,7 @@ async def revive(call: ApiRequest) -> ApiResponse:
         raise CannotListen(str(error)) from error
     if call.cluster is not None:
         call.cluster.undrain()
-    log.info("revived: clients get in again")
+    log.info("revived: clients can connect again")
     return NO_CONTENT
 
 
@@ -559,7 +563,7 @@ async def reload(call: ApiRequest) -> ApiResponse:
     try:
         imported = await call.server.reload_definitions(ASKED_BY)
     except DefinitionsError as error:
-        raise CannotReload(f"the settings are taken over, the definitions are not: {error}") from error
+        raise CannotReload(f"the settings were applied, the definitions were not: {error}") from error
     return reply({"changed": found.changed, "waiting": found.waiting, "imported": imported or None})
 
 
@@ -579,12 +583,12 @@ async def reset(call: ApiRequest) -> ApiResponse:
     Raises: ApplicationRunning, BadRequest in a cluster.
     """
     if call.cluster is not None:
-        raise BadRequest("the node is in a cluster, whose vhosts and users are not its own: it is not reset")
+        raise BadRequest("a node in a cluster cannot be reset: vhosts and users belong to the cluster")
     if call.server.app_running:
         raise ApplicationRunning("the app is running; stop it with amqpctl stop_app")
     broker = call.broker
     auth, first = broker.auth, broker.settings.default
-    log.warning("reset: all vhosts, users and messages go")
+    log.warning("reset: all vhosts, users and messages are being deleted")
     for vhost in list(broker.vhosts.values()):
         if vhost.protected:
             await wait_done(partial(vhosts.protect, vhost, False))
@@ -603,7 +607,7 @@ async def reset(call: ApiRequest) -> ApiResponse:
     # their permissions.
     await auth.add_user(first.user, first.password.encode(), tags=first.tags, replace=True)
     await auth.set_permissions(first.user, first.vhost, first.configure, first.write, first.read)
-    log.warning("reset: done, start_app serves clients again")
+    log.warning("reset: done; start_app accepts clients again")
     return NO_CONTENT
 
 

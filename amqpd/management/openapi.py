@@ -181,7 +181,7 @@ def _operation(route: ApiRoute, schemas: Schemas) -> dict[str, Any]:
     if route.role == Role.PUBLIC:
         operation["security"] = []
     else:
-        operation["description"] = f"Asks for the user tag {route.role.name.lower()}, or one above it."
+        operation["description"] = f"Requires the user tag {route.role.name.lower()} or one that includes it."
     return operation
 
 

@@ -422,7 +422,7 @@ async def get_rights(call: ApiRequest) -> ApiResponse:
     """Return the caller's permissions on the queue or exchange of the query, which need not exist."""
     kinds = [kind for kind in ("queue", "exchange") if kind in call.query]
     if len(kinds) != 1:
-        raise BadRequest("queue or exchange is needed, one of them")
+        raise BadRequest("either queue or exchange is required")
     vhost, name = call.vhost(), call.query[kinds[0]]
     if kinds[0] == "exchange" and not name:
         name = "amq.default"

@@ -62,7 +62,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     selector = selector_of(query.get("where"))
     encoding = query.get("encoding", "auto")
     if encoding not in ("auto", "base64"):
-        raise BadRequest("encoding is auto or base64")
+        raise BadRequest("encoding must be auto or base64")
     truncate = number("truncate", query["truncate"], 0, OFFSET_MAX) if "truncate" in query else None
     queue = await _source(call, configure=False)
     if call.query_flag("end"):
@@ -102,10 +102,10 @@ async def post_job(call: ApiRequest) -> ApiResponse:
     fields = call.fields()
     verb = call.text("action")
     if verb not in VERBS:
-        raise BadRequest(f"action is one of {', '.join(VERBS)}")
+        raise BadRequest(f"action must be one of {', '.join(VERBS)}")
     unknown = sorted(set(fields) - _SHARED - _FIELDS[verb])
     if unknown:
-        raise BadRequest(f"{verb} takes no {', '.join(unknown)}")
+        raise BadRequest(f"{verb} does not accept {', '.join(unknown)}")
     wait_ms = number("wait_ms", fields.get("wait_ms", 0), 0, WAIT_MS_MAX)
     job = call.broker.jobs.begin(await _request(call, verb))
     call.broker.turn.schedule()
@@ -120,15 +120,15 @@ async def _request(call: ApiRequest, verb: str) -> JobRequest:
     to_queue, to_exchange = _optional(call, "to_queue"), _optional(call, "to_exchange")
     if verb in (MOVE, COPY):
         if (to_queue is None) == (to_exchange is None):
-            raise BadRequest(f"{verb} needs to_queue or to_exchange, one of them")
+            raise BadRequest(f"{verb} requires either to_queue or to_exchange")
         if to_queue is not None and "routing_key" in fields:
-            raise BadRequest("routing_key goes with to_exchange")
+            raise BadRequest("routing_key requires to_exchange")
         if len((_optional(call, "routing_key") or "").encode()) > SHORT_STRING_SIZE_BYTES_MAX:
-            raise BadRequest("routing_key has at most 255 bytes")
+            raise BadRequest("routing_key can have at most 255 bytes")
     if verb == REWIND and ("offset" in fields) == ("time" in fields):
-        raise BadRequest("rewind needs offset or time, one of them")
+        raise BadRequest("rewind requires either offset or time")
     if "until_offset" in fields and "until_time" in fields:
-        raise BadRequest("until_offset or until_time, not both")
+        raise BadRequest("until_offset and until_time exclude each other")
     until = number("until_offset", fields.get("until_offset", -1), -1, OFFSET_MAX)
     until_ms = time_ms(fields["until_time"]) if "until_time" in fields else -1
     limit = number("limit", fields.get("limit", 0), 0, OFFSET_MAX)
@@ -281,7 +281,7 @@ def time_ms(value: object) -> int:
                 moment = moment.replace(tzinfo=UTC)
             return max(0, int(moment.timestamp() * 1000))
         except (ValueError, OverflowError):
-            raise BadRequest("time is ms since 1970, or a time as in 2026-11-22T14:30:00") from None
+            raise BadRequest("time must be in ms since 1970, or a time like 2026-11-22T14:30:00") from None
     return number("time", value, 0, OFFSET_MAX)
 
 

@@ -137,7 +137,7 @@ def state_item(store: QueueLog | None, opened: bool) -> dict[str, Any]:
     if opened and (store is None or not store.failed):
         return {"state": "running", "state_reason": None}
     about = {} if store is None or store.local else store.about()
-    why = about.get("refused") or "its log cannot be used; the broker's log says why"
+    why = about.get("refused") or "its log cannot be used; see the broker's log"
     return {"state": "down", "state_reason": why}
 
 
@@ -389,9 +389,9 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     count = number("count", call.given("count"), 1, GET_COUNT_MAX)
     mode, encoding = call.text("ackmode"), call.text("encoding")
     if mode not in _ACK_MODES:
-        raise BadRequest(f"ackmode is one of {', '.join(_ACK_MODES)}")
+        raise BadRequest(f"ackmode must be one of {', '.join(_ACK_MODES)}")
     if encoding not in ("auto", "base64"):
-        raise BadRequest("encoding is auto or base64")
+        raise BadRequest("encoding must be auto or base64")
     truncate = call.fields().get("truncate")
     if truncate is not None:
         truncate = number("truncate", truncate, 0, 1 << 62)

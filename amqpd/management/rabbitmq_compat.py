@@ -122,7 +122,7 @@ async def succeed(call: ApiRequest) -> ApiResponse:
     call.check(call.queue().vhost_name, "read", "queue", call.params["queue"])
     action = call.fields().get("action")
     if action not in ACTIONS:
-        raise BadRequest(f"action is one of {', '.join(ACTIONS)}")
+        raise BadRequest(f"action must be one of {', '.join(ACTIONS)}")
     return NO_CONTENT
 
 

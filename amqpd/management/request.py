@@ -397,7 +397,7 @@ def number(name: str, value: object, least: int, most: int) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise BadRequest(f"{name} is a number from {least} to {most}")
+        raise BadRequest(f"{name} must be a number from {least} to {most}")
     return value
 
 
@@ -405,7 +405,7 @@ def clean_name(name: str, what: str) -> str:
     """Return a valid name for a new object. RabbitMQ: CR and LF are dropped. Raises: BadRequest."""
     name = name.replace("\r", "").replace("\n", "")
     if not name or "\0" in name or len(name.encode()) > 255:
-        raise BadRequest(f"the name of {what} has 1 to 255 bytes of UTF-8 and no NUL")
+        raise BadRequest(f"the name of {what} must have 1 to 255 bytes of UTF-8 and no NUL")
     return name
 
 

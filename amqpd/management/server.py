@@ -112,7 +112,11 @@ class HttpConnection(web.RequestHandler):
         """Answer without aiohttp's page, which shows what the client sent, and aiohttp's name in a header."""
         try:
             super().handle_error(request, status, exc, message)
-            found = BadRequest("the request is not HTTP") if status < 500 else ApiError("the server's log says more")
+            found = (
+                BadRequest("the request is not HTTP")
+                if status < 500
+                else ApiError("an error of the broker; see its log")
+            )
             body = to_json({"error": found.error, "reason": found.reason}).encode()
             answer = web.Response(status=status, body=body, headers={**HEADERS, "Content-Type": "application/json"})
             answer.force_close()
@@ -154,7 +158,7 @@ class LimitedHttpServer(web.Server):
             loop.call_soon(transport.abort)
             if loop.time() - self._told_at >= TELL_EVERY_S:
                 self._told_at = loop.time()
-                log.warning("admin API: %s has %d connections, more are closed", peer, CONNECTIONS_PER_PEER_MAX)
+                log.warning("admin API: %s has %d connections; further ones are closed", peer, CONNECTIONS_PER_PEER_MAX)
             return
         self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
 
@@ -283,7 +287,7 @@ class AdminServer:
     async def _from_unix(self, request: web.BaseRequest) -> web.StreamResponse:
         if not _is_own_peer(request):
             log.warning("unix socket: refused a peer of another user")
-            return _response(ApiResponse(403, b'{"error":"forbidden","reason":"not your broker"}'))
+            return _response(ApiResponse(403, b'{"error":"forbidden","reason":"the broker belongs to another user"}'))
         return await self._answer(request, ForwardedRequest(OPERATOR, ("", 0)))
 
     async def _from_inner(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -332,7 +336,7 @@ class AdminServer:
             translated = _translate(error)
             if translated is None:
                 log.exception("admin API: a bug of the broker: %s %r", request.method, request.raw_path)
-                translated = ApiError("an error of the broker; its log says more")
+                translated = ApiError("an error of the broker; see its log")
             reply = _error_reply(translated)
             self._tell_refusal(request, translated)
             # aiohttp keeps the exception of a body. Its frames would keep the connection alive.
@@ -355,7 +359,7 @@ class AdminServer:
         path, _, query_text = request.raw_path.partition("?")
         ORIGIN.set(None)
         if not path.startswith("/"):
-            raise BadRequest("the path begins with a slash")
+            raise BadRequest("the path must begin with a slash")
         route, params = router.find(request.method, path)
         by = by or ForwardedRequest(await self._caller(request, route), _peer(request))
         caller = by.caller
@@ -581,7 +585,7 @@ def _translate(error: Exception) -> ApiError | None:
         return BadRequest("a text in the request is not UTF-8")
     if isinstance(error, MetadataError):
         log.error("admin API: %s", error)
-        return Unavailable("the metadata cannot be written")
+        return Unavailable("the metadata database cannot be written")
     return None
 
 
@@ -624,7 +628,7 @@ async def _stream(request: web.BaseRequest, reply: ApiResponse, chunks: list[byt
                     await asyncio.sleep(0)
             await response.write_eof()
     except (TimeoutError, ConnectionError):
-        log.info("admin API: the reader of %s went away or did not read", request.raw_path[:200])
+        log.info("admin API: the client of %s disconnected or did not read", request.raw_path[:200])
         response.force_close()
         if request.transport is not None:
             request.transport.abort()

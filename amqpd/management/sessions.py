@@ -176,7 +176,7 @@ class LoginSessions:
                 file.write(text)
             new.replace(path)
         except OSError as error:
-            log.warning("logins of the page will not outlive this broker: %s", error)
+            log.warning("logins of the web page will be lost at the next start: %s", error)
 
 
 def _digest(text: str) -> str:
@@ -201,7 +201,7 @@ def _read(path: Path) -> dict[str, LoginSession]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        log.warning("%s cannot be read, users of the page log in again: %s", path, error)
+        log.warning("%s cannot be read, so users of the web page must log in again: %s", path, error)
         return {}
 
 

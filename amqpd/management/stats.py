@@ -420,7 +420,7 @@ class Rates:
             try:
                 await self.sweep()
             except Exception:
-                log.exception("rates: a sweep failed; the next one is tried")
+                log.exception("rates: a sweep failed; the next one is in a few seconds")
 
     def due(self, now: float) -> bool:
         """Return whether a sweep is due; half a second early counts. `now` is monotonic, in seconds."""

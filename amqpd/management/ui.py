@@ -206,7 +206,7 @@ def _sessions(call: ApiRequest) -> LoginSessions:
 def check_header(headers: Mapping[str, str]) -> None:
     """Check the header of a change that is authenticated by the cookie. Raises: Forbidden."""
     if PAGE_HEADER not in headers:
-        raise Forbidden(f"a change by cookie needs the header {PAGE_HEADER}")
+        raise Forbidden(f"a change with the session cookie requires the header {PAGE_HEADER}")
 
 
 def _who(call: ApiRequest, left_s: float | None) -> dict[str, object]:

@@ -31,7 +31,7 @@ def unix_socket(path: Path) -> socket.socket:
             left = None
         if left is not None:
             if not stat.S_ISSOCK(left.st_mode):
-                raise OSError(errno.EEXIST, "something that is no socket is in the way")
+                raise OSError(errno.EEXIST, "a file that is not a socket exists there")
             os.unlink(path.name, dir_fd=directory)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

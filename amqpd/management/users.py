@@ -62,7 +62,7 @@ def tags_of(value: object) -> list[str]:
         return [word for word in (part.strip() for part in value.split(",")) if word]
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return list(value)
-    raise BadRequest("tags is text with commas, or a list of words")
+    raise BadRequest("tags must be text with commas, or a list of words")
 
 
 async def whoami(call: ApiRequest) -> ApiResponse:
@@ -160,7 +160,7 @@ async def bulk_delete(call: ApiRequest) -> ApiResponse:
     """
     names = call.fields().get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise BadRequest("users is a list of names")
+        raise BadRequest("users must be a list of names")
     known = {row.name for row in call.broker.auth.users()}
     if not known.issuperset(names):
         raise BadRequest(f"no user '{min(set(names) - known)}'")

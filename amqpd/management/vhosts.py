@@ -103,7 +103,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
     """
     name = call.params["vhost"]
     if clean_name(name, "a vhost") != name:
-        raise BadRequest("the name of a vhost has no line breaks")
+        raise BadRequest("the name of a vhost must not contain line breaks")
     broker = call.broker
     vhost = broker.vhosts.get(name)
     if vhost is None and call.headers.get("If-Match") == "*":
@@ -115,7 +115,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
     if kind == "undefined":  # RabbitMQ: means no value
         kind = "classic"
     if kind not in KINDS:
-        raise BadRequest(f"default_queue_type is {', '.join(KINDS)}, not '{kind}'")
+        raise BadRequest(f"default_queue_type must be one of {', '.join(KINDS)}, not '{kind}'")
     protected = call.flag("protected_from_deletion", vhost is not None and vhost.protected)
     traced = call.flag("tracing", vhost is not None and vhost.tap is not None)
     if vhost is None:

@@ -166,7 +166,7 @@ def test_listeners_that_are_resumed_end_it(tmp_path: Path) -> None:
 def test_a_grace_that_is_none(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         for grace_s in (-1, "5", True, 4000):
-            with pytest.raises(BrokerFailed, match="400 .*grace_s is a number of seconds from 0 to 3600"):
+            with pytest.raises(BrokerFailed, match="400 .*grace_s must be a number of seconds from 0 to 3600"):
                 broker.api("POST", "/api/amqpd/drain", {"grace_s": grace_s})
         assert probe(broker, "/health/ready")[0] == 200
         assert broker.ctl("drain", "--grace", "4000").returncode == 64

@@ -33,7 +33,7 @@ READ = "its messages are being read back from Kafka"
         (Log(), True, "running", None),
         (Log(ready=False), False, "syncing", READ),
         (Log(local=True, ready=False), True, "running", None),
-        (Log(local=True, ready=False), False, "down", "its log cannot be used; the broker's log says why"),
+        (Log(local=True, ready=False), False, "down", "its log cannot be used; see the broker's log"),
         (Log(failed=True, refused="its topic is gone"), True, "down", "its topic is gone"),
         (Log(failed=True, ready=False, refused="its topic is gone"), False, "down", "its topic is gone"),
     ],

@@ -109,7 +109,7 @@ class TestSessions:
         kept = LoginSessions(60.0, tmp_path / "none" / "page-sessions.json")
         assert kept.user(kept.open("ann", users), users) == "ann"
         kept.written()
-        assert "will not outlive" in told[0]
+        assert "will be lost at the next start" in told[0]
 
     async def test_what_is_made_up_opens_nothing(self):
         kept = LoginSessions(60.0)
