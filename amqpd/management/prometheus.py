@@ -145,7 +145,7 @@ def _group(group: str, *rows: tuple[str, str, str]) -> dict[str, Family]:
 
 IDENTITY: Final = _group(
     "",
-    ("build_info", GAUGE, "RabbitMQ version that is spoken, and that of amqpd and Python"),
+    ("build_info", GAUGE, "Versions of RabbitMQ (as clients see it), amqpd and Python"),
     ("identity_info", GAUGE, "Node and cluster"),
 )
 CHURN: Final = _group(
@@ -165,7 +165,7 @@ NODE_COARSE: Final = _group(
     ("process_resident_memory_bytes", GAUGE, "Memory of the process"),
     ("disk_space_available_bytes", GAUGE, "Free space where the data directory is"),
     ("erlang_processes_used", GAUGE, "Threads"),
-    ("erlang_gc_runs_total", COUNTER, "Runs of the garbage collector"),
+    ("erlang_gc_runs_total", COUNTER, "Garbage collections"),
     ("erlang_scheduler_context_switches_total", COUNTER, "Context switches of the process"),
 )
 NODE: Final = _group(
@@ -194,15 +194,15 @@ ALARMS: Final = _group(
 )
 AUTH: Final = _group(
     "auth_attempt_metrics",
-    ("auth_attempts_total", COUNTER, "Logins that were tried"),
+    ("auth_attempts_total", COUNTER, "Login attempts"),
     ("auth_attempts_succeeded_total", COUNTER, "Logins with the right password or certificate"),
     ("auth_attempts_failed_total", COUNTER, "Logins that were refused"),
 )
 AUTH_DETAILED: Final = _group(
     "auth_attempt_detailed_metrics",
-    ("auth_attempts_detailed_total", COUNTER, "Logins that were tried, by address, user and protocol"),
-    ("auth_attempts_detailed_succeeded_total", COUNTER, "Of those, successful ones"),
-    ("auth_attempts_detailed_failed_total", COUNTER, "Of those, failed ones"),
+    ("auth_attempts_detailed_total", COUNTER, "Login attempts by address, user and protocol"),
+    ("auth_attempts_detailed_succeeded_total", COUNTER, "Successful logins by address, user and protocol"),
+    ("auth_attempts_detailed_failed_total", COUNTER, "Failed logins by address, user and protocol"),
 )
 OBJECTS: Final = _group(
     "",
@@ -216,17 +216,17 @@ QUEUE_COARSE: Final = _group(
     "queue_coarse_metrics",
     ("queue_messages_ready", GAUGE, "Messages that wait for a consumer"),
     ("queue_messages_unacked", GAUGE, "Messages that a consumer has and has not acked"),
-    ("queue_messages", GAUGE, "Ready and unacked messages, and those that wait for their next try"),
+    ("queue_messages", GAUGE, "Ready and unacked messages, and those that wait for a retry"),
 )
 QUEUE_CONSUMERS: Final = _group("queue_consumer_count", ("queue_consumers", GAUGE, "Consumers of the queue"))
 QUEUE: Final = _group(
     "queue_metrics",
-    ("queue_consumer_capacity", GAUGE, "Share of time in which consumers took all there was"),
+    ("queue_consumer_capacity", GAUGE, "Share of time in which consumers had taken all messages"),
     ("queue_consumer_utilisation", GAUGE, "The same as queue_consumer_capacity"),
     ("queue_messages_bytes", GAUGE, "Bodies of ready and unacked messages, in bytes"),
     ("queue_messages_ready_bytes", GAUGE, "Bodies of ready messages, in bytes"),
     ("queue_messages_unacked_bytes", GAUGE, "Bodies of unacked messages, in bytes"),
-    ("queue_messages_delayed_retry", GAUGE, "Messages that wait for their next try"),
+    ("queue_messages_delayed_retry", GAUGE, "Messages that wait for a retry"),
 )
 # A queue's counters, in the order of QUEUE_COUNTERS. RabbitMQ counts these per channel, so names begin with
 # `channel_`.
@@ -307,7 +307,7 @@ GLOBAL: Final = _group(
 )
 DEAD_LETTERED: Final = _group(
     "",
-    ("global_messages_dead_lettered_expired_total", COUNTER, "Dead letters whose time to live was over"),
+    ("global_messages_dead_lettered_expired_total", COUNTER, "Dead letters that expired"),
     ("global_messages_dead_lettered_rejected_total", COUNTER, "Dead letters that a consumer rejected"),
     ("global_messages_dead_lettered_maxlen_total", COUNTER, "Dead letters of a queue that was full"),
     ("global_messages_dead_lettered_delivery_limit_total", COUNTER, "Dead letters that were delivered too often"),
@@ -315,29 +315,29 @@ DEAD_LETTERED: Final = _group(
 OWN: Final = _group(
     "",
     ("amqpd_uptime_seconds", GAUGE, "Time since the start"),
-    ("amqpd_storage_ack_age_seconds", HISTOGRAM, "Age of the oldest ack that was in no file, at each write of acks"),
-    ("amqpd_loop_lag_seconds", HISTOGRAM, "How late a timer of the loop came, looked at four times a second"),
-    ("amqpd_storage_sync_seconds", HISTOGRAM, "How long a group of the group commit took to sync"),
-    ("amqpd_storage_group_bytes", HISTOGRAM, "What had been appended to the logs of a group, in bytes"),
-    ("amqpd_storage_group_logs", HISTOGRAM, "How many logs a group was of"),
-    ("amqpd_clock_jump_seconds", GAUGE, "How far the wall clock is ahead because of a jump that is held; 0: none is"),
-    ("amqpd_storage_unsynced_bytes", GAUGE, "Written, not yet synced"),
-    ("amqpd_retained_bytes", GAUGE, "Files of settled messages kept by x-retain"),
-    ("amqpd_export_lost_records_total", COUNTER, "Given up unexported, over x-export-max-bytes"),
-    ("amqpd_log_span_records", GAUGE, "Offsets from the first that is there to the end, of all logs"),
-    ("amqpd_queues_unread", GAUGE, "Queues whose logs are not open yet, and whose messages are in no sum"),
+    ("amqpd_storage_ack_age_seconds", HISTOGRAM, "Age of the oldest unwritten ack, at each write of acks"),
+    ("amqpd_loop_lag_seconds", HISTOGRAM, "Delay of a timer of the event loop, measured four times a second"),
+    ("amqpd_storage_sync_seconds", HISTOGRAM, "Duration of the sync of a group commit"),
+    ("amqpd_storage_group_bytes", HISTOGRAM, "Bytes appended to the logs of a group commit"),
+    ("amqpd_storage_group_logs", HISTOGRAM, "Number of logs in a group commit"),
+    ("amqpd_clock_jump_seconds", GAUGE, "Seconds that the wall clock is ahead because of a held jump, else 0"),
+    ("amqpd_storage_unsynced_bytes", GAUGE, "Bytes that are written and not yet synced"),
+    ("amqpd_retained_bytes", GAUGE, "Size of the files that x-retain keeps, in bytes"),
+    ("amqpd_export_lost_records_total", COUNTER, "Records deleted before their export because of x-export-max-bytes"),
+    ("amqpd_log_span_records", GAUGE, "Offsets from the first to the end of a log, summed over all logs"),
+    ("amqpd_queues_unread", GAUGE, "Queues whose logs are not open yet and whose messages are not counted"),
     ("amqpd_delayed_messages", GAUGE, "Messages that wait until they are due"),
     ("amqpd_delayed_messages_delayed_total", COUNTER, "Messages that were delayed"),
     ("amqpd_delayed_messages_released_total", COUNTER, "Delayed messages that came due"),
-    ("amqpd_delayed_messages_unroutable_total", COUNTER, "Of those, such that no queue took"),
-    ("amqpd_delayed_messages_dropped_total", COUNTER, "Delayed messages whose exchange went"),
+    ("amqpd_delayed_messages_unroutable_total", COUNTER, "Delayed messages that came due and reached no queue"),
+    ("amqpd_delayed_messages_dropped_total", COUNTER, "Delayed messages dropped because their exchange was deleted"),
     ("amqpd_delayed_messages_cancelled_total", COUNTER, "Delayed messages that were cancelled"),
 )
 LOG: Final = _group(
     "log_metrics",
-    ("amqpd_log_first_offset", GAUGE, "First offset that is in the log"),
+    ("amqpd_log_first_offset", GAUGE, "First offset in the log"),
     ("amqpd_log_end_offset", GAUGE, "Offset that the next message gets"),
-    ("amqpd_log_records", GAUGE, "Records in logs that are not settled"),
+    ("amqpd_log_records", GAUGE, "Records that are not settled"),
     ("amqpd_log_bytes", GAUGE, "Bytes of the segments of logs"),
     ("amqpd_log_segments", GAUGE, "Segments of logs"),
 )
