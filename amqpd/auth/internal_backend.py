@@ -261,13 +261,13 @@ class InternalBackend:
             raise AuthenticationRefused(f"user {username!r}: a blank password is never accepted")  # RabbitMQ
         stored, algorithm = (row.password_hash, row.hashing_algorithm) if row is not None else ("", ARGON2ID)
 
-        def known() -> bool:
+        def is_verified() -> bool:
             return row is not None and self._verified.holds(username, password, stored)
 
-        if row is not None and known():
+        if row is not None and is_verified():
             return User(row.name, row.tags)
-        right = await self._passwords.verify(password, stored, algorithm, address, username, known)
-        if row is None or not right:
+        is_correct = await self._passwords.verify(password, stored, algorithm, address, username, is_verified)
+        if row is None or not is_correct:
             raise AuthenticationRefused(f"user {username!r}: invalid credentials")
         now = self._users.get(username)
         if now is None:
@@ -308,7 +308,7 @@ class InternalBackend:
                 return row
             renewed = now._replace(password_hash=other, hashing_algorithm=self._hashing)
             try:
-                await self._commit([Put(renewed)], lambda: self._keep(renewed))
+                await self._commit([Put(renewed)], lambda: self._apply_user(renewed))
             except MetadataError as error:
                 logger.warning("cannot renew the password hash of user %r: %s", row.name, error)
                 return row
@@ -384,13 +384,13 @@ class InternalBackend:
             changes = [AuthChange("user_added", name)]
             if before is not None:
                 changes = [AuthChange("password", name), AuthChange("tags", name)]
-            await self._commit([Put(row)], lambda: self._keep(row, *changes))
+            await self._commit([Put(row)], lambda: self._apply_user(row, *changes))
 
     async def delete_user(self, name: str) -> None:
         """Delete a user with its permissions. Raises: NoSuchUser."""
         async with self.changing:
             row = self.user(name)
-            await self._commit([Delete(row)], lambda: self._drop(row))
+            await self._commit([Delete(row)], lambda: self._apply_deletion(row))
 
     async def change_password(
         self,
@@ -405,14 +405,14 @@ class InternalBackend:
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
         async with self.changing:
             row = self.user(name)._replace(password_hash=stored, hashing_algorithm=algorithm)
-            await self._commit([Put(row)], lambda: self._keep(row, AuthChange("password", name)))
+            await self._commit([Put(row)], lambda: self._apply_user(row, AuthChange("password", name)))
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         """Replace the tags of a user. Raises: NoSuchUser, InvalidUser."""
         words = checked_tags(tags)
         async with self.changing:
             row = self.user(name)._replace(tags=words)
-            await self._commit([Put(row)], lambda: self._keep(row, AuthChange("tags", name)))
+            await self._commit([Put(row)], lambda: self._apply_user(row, AuthChange("tags", name)))
 
     # --- permissions ------------------------------------------------------------------------------------------------
 
@@ -456,12 +456,12 @@ class InternalBackend:
         """Apply rows that the caller has checked and committed while it held `changing`."""
         for user in users:
             if user.name in self._users:
-                self._keep(user, AuthChange("password", user.name), AuthChange("tags", user.name))
+                self._apply_user(user, AuthChange("password", user.name), AuthChange("tags", user.name))
             else:
-                self._keep(user, AuthChange("user_added", user.name))
+                self._apply_user(user, AuthChange("user_added", user.name))
         for row in permissions:
             self._permissions.put(row)
-            self._tell(_changed(row))
+            self._notify(_changed(row))
 
     def forget_vhost(self, vhost: str) -> None:
         """Remove the permissions of a deleted vhost from memory. The database removes its rows with the vhost."""
@@ -469,7 +469,7 @@ class InternalBackend:
         topic_rows = self._permissions.topic_rows(vhost=vhost)
         self._permissions.remove([*rows, *topic_rows])
         for user in sorted({row.user for row in rows}):
-            self._tell(AuthChange("permissions", user, vhost))
+            self._notify(AuthChange("permissions", user, vhost))
 
     def follow(self, change: Put | Delete) -> None:
         """Apply a change that a node of the cluster has committed, this one included.
@@ -484,23 +484,23 @@ class InternalBackend:
             now = self._permissions.find(row)
             if isinstance(change, Put) and now != row:
                 self._permissions.put(row)
-                self._tell(_changed(row))
+                self._notify(_changed(row))
             elif isinstance(change, Delete) and now is not None:
                 self._permissions.remove([now])
-                self._tell(_changed(row))
+                self._notify(_changed(row))
 
-    def _follow_user(self, row: UserRow, there: bool) -> None:
+    def _follow_user(self, row: UserRow, exists: bool) -> None:
         now = self._users.get(row.name)
-        if not there:
+        if not exists:
             if now is not None:
-                self._drop(now)
+                self._apply_deletion(now)
         elif now is None:
-            self._keep(row, AuthChange("user_added", row.name))
+            self._apply_user(row, AuthChange("user_added", row.name))
         elif now != row:
             changes = [AuthChange("tags", row.name)] if now.tags != row.tags else []
             if (now.password_hash, now.hashing_algorithm) != (row.password_hash, row.hashing_algorithm):
                 changes.append(AuthChange("password", row.name))
-            self._keep(row, *changes)
+            self._apply_user(row, *changes)
 
     # # --- helpers
     # ----------------------------------------------------------------------------------------------------
@@ -510,7 +510,7 @@ class InternalBackend:
 
         def keep() -> None:
             self._permissions.put(row)
-            self._tell(_changed(row))
+            self._notify(_changed(row))
 
         async with self.changing:
             self._check_exist(row.user, row.vhost)
@@ -519,7 +519,7 @@ class InternalBackend:
     async def _remove_permissions(self, rows: Sequence[PermissionRow | TopicPermissionRow], change: AuthChange) -> None:
         def drop() -> None:
             self._permissions.remove(rows)
-            self._tell(change)
+            self._notify(change)
 
         if rows:
             await self._commit([Delete(row) for row in rows], drop)
@@ -549,7 +549,7 @@ class InternalBackend:
         row = self._users.get(name)
         if row is not None and row.password_hash and not renewed_at_login(row.hashing_algorithm, self._hashing):
             stored, algorithm = row.password_hash, row.hashing_algorithm
-            if await self._passwords.verify(password, stored, algorithm, "", "", _not_known):
+            if await self._passwords.verify(password, stored, algorithm, "", "", _not_verified):
                 return stored, algorithm
         return await self._hashed(password, None, "")
 
@@ -578,21 +578,21 @@ class InternalBackend:
         self._metadata.submit(changes, done)
         await committed
 
-    def _keep(self, row: UserRow, *changes: AuthChange) -> None:
+    def _apply_user(self, row: UserRow, *changes: AuthChange) -> None:
         self._users[row.name] = row
         self._verified.forget(row.name)
         self._permissions.changed()
         for change in changes:
-            self._tell(change)
+            self._notify(change)
 
-    def _drop(self, row: UserRow) -> None:
+    def _apply_deletion(self, row: UserRow) -> None:
         if self._users.pop(row.name, None) is None:
             return  # in a cluster, another node's deletion may have arrived before
         self._verified.forget(row.name)
         self._permissions.remove([*self._permissions.rows(row.name), *self._permissions.topic_rows(row.name)])
-        self._tell(AuthChange("user_deleted", row.name))
+        self._notify(AuthChange("user_deleted", row.name))
 
-    def _tell(self, change: AuthChange) -> None:
+    def _notify(self, change: AuthChange) -> None:
         logger.info(SENTENCES[change.what], change.user, extra={"user": change.user, "vhost": change.vhost})
         for listener in self.listeners:
             try:
@@ -603,7 +603,7 @@ class InternalBackend:
                 logger.exception("auth: a listener failed on %r", change)
 
 
-def _not_known() -> bool:
+def _not_verified() -> bool:
     return False
 
 

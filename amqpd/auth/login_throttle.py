@@ -54,30 +54,30 @@ class PasswordCheckQueue:
         self._free = at_once
         self._waiting: dict[str, dict[str, dict[asyncio.Future[None], None]]] = {}
 
-    async def take(self, address: str, user: str) -> None:
+    async def acquire(self, address: str, user: str) -> None:
         """Wait for a turn. The caller ends it with `release`, unless it was cancelled while it waited."""
         if self._free:
             self._free -= 1
             return
-        place = network(address)
+        source = network(address)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(place, {}).setdefault(user, {})[future] = None
+        self._waiting.setdefault(source, {}).setdefault(user, {})[future] = None
         try:
             await future
         except asyncio.CancelledError:
             if future.cancelled():
-                self._leave(place, user, future)
+                self._remove(source, user, future)
             else:
-                self.give()  # the turn had just been given to this caller
+                self.release()  # the turn had just been given to this caller
             raise
 
-    def give(self) -> None:
+    def release(self) -> None:
         """End a turn and give it to the next caller in the queue."""
         if not self._waiting:
             self._free += 1
             return
-        place = next(iter(self._waiting))
-        users = self._waiting.pop(place)
+        source = next(iter(self._waiting))
+        users = self._waiting.pop(source)
         user = next(iter(users))
         line = users.pop(user)
         future = next(iter(line))
@@ -85,7 +85,7 @@ class PasswordCheckQueue:
         if line:
             users[user] = line  # last in the round
         if users:
-            self._waiting[place] = users
+            self._waiting[source] = users
         future.set_result(None)
 
     def close(self) -> None:
@@ -94,13 +94,13 @@ class PasswordCheckQueue:
         for future in waiting:
             future.cancel()
 
-    def _leave(self, place: str, user: str, future: asyncio.Future[None]) -> None:
-        users = self._waiting[place]
+    def _remove(self, source: str, user: str, future: asyncio.Future[None]) -> None:
+        users = self._waiting[source]
         del users[user][future]
         if not users[user]:
             del users[user]
             if not users:
-                del self._waiting[place]
+                del self._waiting[source]
 
 
 class FailureBackoff:
@@ -149,14 +149,14 @@ class LoginStats:
 
     def count(self, protocol: str, address: str, user: str, right: bool) -> None:
         """Count a login. `user` is the name that the client sent; the user need not exist."""
-        place = 0 if right else 1
-        self.by_protocol.setdefault(protocol, [0, 0])[place] += 1
+        index = 0 if right else 1
+        self.by_protocol.setdefault(protocol, [0, 0])[index] += 1
         if not self.track_sources:
             return
         source = AttemptSource(address, user[:_NAME_CHARACTERS_MAX], protocol)
         if source not in self.by_source and len(self.by_source) >= self._sources_max:
             del self.by_source[next(iter(self.by_source))]
-        self.by_source.setdefault(source, [0, 0])[place] += 1
+        self.by_source.setdefault(source, [0, 0])[index] += 1
 
     def forget(self, *, sources_only: bool = False) -> None:
         """Reset the counters. RabbitMQ: those by source can be reset alone."""

@@ -225,24 +225,24 @@ class PasswordHasherPool:
         self._executor: ThreadPoolExecutor | None = None
 
     async def verify(
-        self, password: bytes, stored: str, algorithm: str, address: str, user: str, known: Callable[[], bool]
+        self, password: bytes, stored: str, algorithm: str, address: str, user: str, is_verified: Callable[[], bool]
     ) -> bool:
         """Call `verify` in a thread. A caller that is cancelled before its turn costs nothing.
 
         Args:
             address, user: order of the checks, see `PasswordCheckQueue`.
-            known: called when the turn comes. If it returns True, the password is accepted without a check, so that
-                many connections of one user cost one check.
+            is_verified: called when the turn comes. If it returns True, the password is accepted without a check. Many
+                connections of one user then cost one check.
         """
-        await self._turns.take(address, user)
-        if known():
-            self._turns.give()
+        await self._turns.acquire(address, user)
+        if is_verified():
+            self._turns.release()
             return True
         return await self._run(verify, password, stored, algorithm)
 
     async def hash(self, password: bytes, algorithm: str = ARGON2ID) -> str:
         """Call `hash_password` in a thread. Administrators' requests share one address in the queue."""
-        await self._turns.take("", "")
+        await self._turns.acquire("", "")
         return await self._run(hash_password, password, algorithm)
 
     def close(self) -> None:
@@ -259,5 +259,5 @@ class PasswordHasherPool:
             self._executor = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="amqpd-passwords")
         running = asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
         # The turn ends with the check, not with the caller: a client that disconnects does not free the thread.
-        running.add_done_callback(lambda _: self._turns.give())
+        running.add_done_callback(lambda _: self._turns.release())
         return await asyncio.shield(running)

@@ -115,15 +115,15 @@ async def get_trace(call: ApiRequest) -> ApiResponse:
             skipped += 1
             continue
         for each in (LIVE, SETTLED)[part == SETTLED :]:
-            offset = await _look(call, queue, each, offset, selector, found, until)
+            offset = await _search_queue(call, queue, each, offset, selector, found, until)
             if offset >= 0:
-                going_on = {"queue": name, "part": each, "offset": offset}
-                return reply({"found": found, "next": going_on, "skipped": skipped})
+                position = {"queue": name, "part": each, "offset": offset}
+                return reply({"found": found, "next": position, "skipped": skipped})
             offset = 0
     return reply({"found": found, "next": None, "skipped": skipped})
 
 
-async def _look(
+async def _search_queue(
     call: ApiRequest,
     queue: Queue,
     part: str,
@@ -140,20 +140,20 @@ async def _look(
     if part == SETTLED and (queue.rules.stream or queue.store is None):
         return -1
     arrived = asyncio.Event()
-    judge = JobFilter(selector, None)
+    job_filter = JobFilter(selector, None)
     search: QueueScan
     if part == LIVE:
-        search = BrowseScan(queue, judge, arrived.set, False, offset, 0)
+        search = BrowseScan(queue, job_filter, arrived.set, False, offset, 0)
     else:
-        search = AckedBrowse(queue, judge, arrived.set, LogRange(offset))
+        search = AckedBrowse(queue, job_filter, arrived.set, LogRange(offset))
     try:
         while not queue.deleted:
             entries: list[QueueEntry] = []
             arrived.clear()
             search.collect(entries, FOUND_MAX, 1 << 24)
-            holders = await _holders(call, queue, entries) if part == LIVE else {}
+            owners = await _unacked_owners(call, queue, entries) if part == LIVE else {}
             for entry in entries:
-                found.append(_item(queue, entry, part, holders.get(entry.offset)))
+                found.append(_item(queue, entry, part, owners.get(entry.offset)))
             if search.ended:
                 return -1
             if time.monotonic() >= until or len(found) >= FOUND_MAX:
@@ -171,7 +171,7 @@ async def _look(
         search.close()
 
 
-def _item(queue: Queue, entry: QueueEntry, part: str, holder: dict[str, Any] | None) -> dict[str, Any]:
+def _item(queue: Queue, entry: QueueEntry, part: str, owner: dict[str, Any] | None) -> dict[str, Any]:
     message = entry.message
     assert message is not None  # a scan returns entries with their messages
     properties = message.properties()
@@ -180,22 +180,22 @@ def _item(queue: Queue, entry: QueueEntry, part: str, holder: dict[str, Any] | N
         "queue": queue.name,
         "offset": entry.offset,
         "time": message.logged_ms or None,
-        "state": SETTLED if part == SETTLED else READY if holder is None else UNACKED,
+        "state": SETTLED if part == SETTLED else READY if owner is None else UNACKED,
         "exchange": message.envelope.exchange,
         "routing_key": message.envelope.routing_key,
         "redelivered": entry.redelivered and part == LIVE,
         "deaths": plain(headers.get("x-death") or []),
         "moved_from": headers.get("x-source-queue"),
-        **(holder or {"connection": None, "channel": None, "user": None, "consumer": None}),
+        **(owner or {"connection": None, "channel": None, "user": None, "consumer": None}),
     }
 
 
-async def _holders(call: ApiRequest, queue: Queue, entries: list[QueueEntry]) -> dict[int, dict[str, Any]]:
+async def _unacked_owners(call: ApiRequest, queue: Queue, entries: list[QueueEntry]) -> dict[int, dict[str, Any]]:
     """Return connection and channel of unacked entries, by offset. Cost: 0.1 us per unacked message of the vhost."""
-    holders: dict[int, dict[str, Any]] = {}
+    owners: dict[int, dict[str, Any]] = {}
     wanted = {entry.offset for entry in entries}
     if not wanted or queue.unacked_count == 0:
-        return holders
+        return owners
     slices = TimeSlice()
     for connection in list(call.server.connections):
         if connection.session.vhost.name != queue.vhost_name:
@@ -203,7 +203,7 @@ async def _holders(call: ApiRequest, queue: Queue, entries: list[QueueEntry]) ->
         for channel in connection.channels.all():
             for place, entry in enumerate(channel.deliveries.unacked.entries()):
                 if entry.offset in wanted and entry.queue is queue:
-                    holders[entry.offset] = {
+                    owners[entry.offset] = {
                         "connection": connection.name,
                         "channel": channel_name(channel),
                         "user": connection.session.user.name,
@@ -211,7 +211,7 @@ async def _holders(call: ApiRequest, queue: Queue, entries: list[QueueEntry]) ->
                     }
                 if place % LOOK_COUNT == 0 and slices.expired:
                     await slices.yield_loop()
-    return holders
+    return owners
 
 
 ROUTES: Final = (ApiRoute("GET", "api/amqpd/trace/{vhost}", Role.MANAGEMENT, get_trace),)
@@ -246,11 +246,11 @@ async def append(call: ApiRequest) -> ApiResponse:
             raise Unavailable(f"the queue accepted only the first {count} messages")
     call.broker.turn.schedule()
     if logs:
-        await _safe(call, logs)
+        await _wait_safe(call, logs)
     return reply({"count": len(messages)})
 
 
-async def _safe(call: ApiRequest, logs: list[QueueLog]) -> None:
+async def _wait_safe(call: ApiRequest, logs: list[QueueLog]) -> None:
     future: asyncio.Future[bool] = call.broker.loop.create_future()
 
     def done(safe: bool) -> None:
@@ -337,8 +337,8 @@ async def get_audit(call: ApiRequest) -> ApiResponse:
         if slices.expired:
             await slices.yield_loop()
     lost = call.broker.audit.lost_count
-    told = {"records": records, "next_offset": page.next_offset, "ended": ended, "lost": lost}
-    return reply({**told, "first_offset": begin, "start_offset": start})
+    page_fields = {"records": records, "next_offset": page.next_offset, "ended": ended, "lost": lost}
+    return reply({**page_fields, "first_offset": begin, "start_offset": start})
 
 
 AUDIT_ROUTES: Final = (ApiRoute("GET", "api/audit", Role.ADMINISTRATOR, get_audit),)

@@ -174,7 +174,7 @@ async def switch_tracing(call: ApiRequest) -> ApiResponse:
 # ---------------------------------------------------------------------
 
 
-def _named(call: ApiRequest) -> ApiRequest:
+def _with_body_names(call: ApiRequest) -> ApiRequest:
     """Return the request with vhost and queue of the body as if they were in the path."""
     params = {**call.params, "vhost": call.text("vhost", "/"), "queue": call.text("queue")}
     return ApiRequest(
@@ -184,7 +184,7 @@ def _named(call: ApiRequest) -> ApiRequest:
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
     """Remove all ready messages of a queue and return their number."""
-    call = _named(call)
+    call = _with_body_names(call)
     vhost = call.vhost()
     call.check(vhost.name, "read", "queue", call.params["queue"])
     queue = call.queue()
@@ -194,7 +194,7 @@ async def purge_queue(call: ApiRequest) -> ApiResponse:
 
 async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Delete a queue and return its number of messages."""
-    call = _named(call)
+    call = _with_body_names(call)
     vhost = call.vhost()
     call.check(vhost.name, "configure", "queue", call.params["queue"])
     queue = call.queue()
@@ -456,7 +456,7 @@ LISTENER_ROUTES: Final = (
 log = logging.getLogger(__name__)
 
 GRACE_MAX_S: Final = 3600.0
-LOOK_S: Final = 0.1
+POLL_S: Final = 0.1
 DRAIN_S: Final = 120.0
 """Time limit for moving the vhosts of a cluster node to other nodes."""
 WHY: Final = "Node was put into maintenance mode"
@@ -479,8 +479,8 @@ async def drain(call: ApiRequest) -> ApiResponse:
         grace_s,
     )
     deadline = call.broker.loop.time() + grace_s
-    while _served(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(LOOK_S)
+    while _client_count(server.connections) and server.drained and call.broker.loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
     if not server.drained:  # `revive` was called meanwhile
         return reply({"closed": 0})
     if call.cluster is not None:
@@ -503,7 +503,7 @@ async def drain(call: ApiRequest) -> ApiResponse:
     return reply({"closed": closed})
 
 
-def _served(connections: ConnectionRegistry) -> int:
+def _client_count(connections: ConnectionRegistry) -> int:
     """Return the number of clients of this node, including those whose vhost another node serves."""
     elsewhere = connections.elsewhere
     return len(connections.by_name) + (0 if elsewhere is None else elsewhere.count())
@@ -528,8 +528,8 @@ async def live(_call: ApiRequest) -> ApiResponse:
 
 async def ready(call: ApiRequest) -> ApiResponse:
     """Check that clients can connect, else answer 503 with the reason."""
-    trouble = call.server.not_ready
-    return reply({"status": "failed", "reason": trouble}, 503) if trouble else reply({"status": "ok"})
+    reason_text = call.server.not_ready
+    return reply({"status": "failed", "reason": reason_text}, 503) if reason_text else reply({"status": "ok"})
 
 
 MAINTENANCE_ROUTES: Final = (

@@ -66,7 +66,7 @@ class Schemas:
         if get_origin(kind) is not list:
             return whole
         page = {name: {"type": "integer"} for name in _PAGED}
-        return {"oneOf": [whole, _made({**page, "items": whole}, list(page))]}
+        return {"oneOf": [whole, _object_schema({**page, "items": whole}, list(page))]}
 
     def _either(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         kinds = [self.of(each) for each in arguments if each is not types.NoneType]
@@ -82,9 +82,9 @@ class Schemas:
             self.named[name] = {}  # ends the recursion of a type that contains itself
             hints = get_type_hints(kind, include_extras=True)
             required = [field for field, hint in hints.items() if _is_required(kind, field, hint)]
-            made = _made({field: self.of(hint) for field, hint in hints.items()}, required)
-            said = " ".join((kind.__doc__ or "").split())
-            self.named[name] = {"description": said, **made} if said else made
+            made = _object_schema({field: self.of(hint) for field, hint in hints.items()}, required)
+            description = " ".join((kind.__doc__ or "").split())
+            self.named[name] = {"description": description, **made} if description else made
         return {"$ref": f"#/components/schemas/{name}"}
 
 
@@ -98,7 +98,7 @@ def _is_required(kind: Any, field: str, hint: Any) -> bool:
     return bool(kind.__total__)
 
 
-def _made(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object_schema(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     made: dict[str, Any] = {"type": "object", "properties": properties}
     return {**made, "required": required} if required else made
 

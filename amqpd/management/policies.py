@@ -67,7 +67,7 @@ async def get_policies(operator: bool, call: ApiRequest) -> ApiResponse:
 
 async def get_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Return one policy."""
-    return one(call, policy_item(_found(operator, call)))
+    return one(call, policy_item(_policy(operator, call)))
 
 
 async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
@@ -90,12 +90,12 @@ async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
 
 async def delete_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Clear a policy."""
-    policy = _found(operator, call)
+    policy = _policy(operator, call)
     await wait_done(partial(policies.clear, call.vhost(), policy))
     return NO_CONTENT
 
 
-def _found(operator: bool, call: ApiRequest) -> Policy:
+def _policy(operator: bool, call: ApiRequest) -> Policy:
     policy = call.vhost().policies.get(call.params["name"], operator)
     if policy is None:
         raise ResourceNotFound(ResourceNotFound.text)
@@ -222,15 +222,15 @@ def _global(call: ApiRequest, name: str) -> None:
 
 async def get_federation_links(call: ApiRequest) -> ApiResponse:
     """List federation links. The list is always empty."""
-    return await _none(call)
+    return await _empty_list(call)
 
 
 async def get_shovels(call: ApiRequest) -> ApiResponse:
     """List shovels. The list is always empty."""
-    return await _none(call)
+    return await _empty_list(call)
 
 
-async def _none(call: ApiRequest) -> ApiResponse:
+async def _empty_list(call: ApiRequest) -> ApiResponse:
     """Return an empty list or page. Raises: as `ApiRequest.vhost`."""
     call.vhosts()
     nothing: list[dict[str, Any]] = []
@@ -278,7 +278,7 @@ class Preview:
         self.policy = policy
         self.count = count
         self.matched = {"queues": 0, "exchanges": 0}
-        self.whys = dict.fromkeys((APPLIED, OUTRANKED, UNSUPPORTED, RELEASED), 0)
+        self.results = dict.fromkeys((APPLIED, OUTRANKED, UNSUPPORTED, RELEASED), 0)
         self.changed = {"queues": 0, "exchanges": 0}
         self.over_length = 0
         self.shorter_ttl = 0
@@ -286,27 +286,27 @@ class Preview:
         self.items: list[dict[str, Any]] = []
         self.found_count = 0
 
-    async def look(self, vhost: VHost, slices: TimeSlice) -> None:
+    async def run(self, vhost: VHost, slices: TimeSlice) -> None:
         """Look up every queue and exchange of the vhost. Cost: 1 us per policy and object."""
         table = await _table(vhost, self.name, self.operator, self.policy, slices)
         for thing in vhost.policy_targets():
             if not thing.deleted:
-                await self._look_at(vhost, table, thing)
+                await self._check_object(vhost, table, thing)
             if slices.expired:
                 await slices.yield_loop()
 
-    async def _look_at(self, vhost: VHost, table: PolicyTable, thing: Queue | Exchange) -> None:
+    async def _check_object(self, vhost: VHost, table: PolicyTable, thing: Queue | Exchange) -> None:
         is_queue = isinstance(thing, Queue)
         kind = thing.kind if is_queue else EXCHANGE
         before, after = vhost.policies.obeyed_by(thing), table.effective(kind, thing.name)
-        why = self._why(kind, thing.name, before, after)
-        if not why:
+        result = self._result(kind, thing.name, before, after)
+        if not result:
             return
         things = "queues" if is_queue else "exchanges"
-        self.matched[things] += why != RELEASED
-        self.whys[why] += 1
+        self.matched[things] += result != RELEASED
+        self.results[result] += 1
         item: dict[str, Any] = {"kind": "queue" if is_queue else "exchange", "name": thing.name, "type": thing.kind}
-        item |= {"why": why, "holds": after.operator_policy if self.operator else after.policy}
+        item |= {"why": result, "holds": after.operator_policy if self.operator else after.policy}
         item |= {"before": dict(before.definition), "after": dict(after.definition)}
         if isinstance(thing, Queue):
             await opened(thing)
@@ -319,7 +319,7 @@ class Preview:
         if len(self.items) < self.count:
             self.items.append(item)
 
-    def _why(self, kind: str, name: str, before: EffectivePolicy, after: EffectivePolicy) -> str:
+    def _result(self, kind: str, name: str, before: EffectivePolicy, after: EffectivePolicy) -> str:
         """Return the result for an object; empty if the policy does not concern it."""
         was, holds = (before.operator_policy, after.operator_policy) if self.operator else (before.policy, after.policy)
         if self.policy is not None:
@@ -353,10 +353,10 @@ class Preview:
         self.expiring += unused
         return {"over_length": over, "shorter_ttl": sooner, "expires_unused": unused}
 
-    def told(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         return {
             "matched": self.matched,
-            **self.whys,
+            **self.results,
             "changed": self.changed,
             "messages_over_length": self.over_length,
             "messages_with_shorter_ttl": self.shorter_ttl,
@@ -395,8 +395,8 @@ async def preview(operator: bool, call: ApiRequest) -> ApiResponse:
         except InvalidPolicy as error:
             raise BadRequest(str(error)) from None
     found = Preview(name, operator, policy, count)
-    await found.look(vhost, TimeSlice())
-    return await document(found.told())
+    await found.run(vhost, TimeSlice())
+    return await document(found.answer())
 
 
 PREVIEW_ROUTES: Final = (

@@ -74,8 +74,8 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
         messages.append(_shown(entry, state, encoding, truncate))
         if slices.expired:
             await slices.yield_loop()
-    said = suggest_fix(selector.text) if selector is not None and not messages else ""
-    return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": said})
+    hint = suggest_fix(selector.text) if selector is not None and not messages else ""
+    return reply({"messages": messages, "next_offset": page.next_offset, "ended": page.ended, "hint": hint})
 
 
 def _shown(entry: QueueEntry, state: str, encoding: str, truncate: int | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ HEADER_WAIT_S: Final = 10.0
 LINGER_S: Final = 2.0
 CONNECTIONS_PER_PEER_MAX: Final = 256
 # At most one log line in this time for clients with too many connections.
-TELL_EVERY_S: Final = 60.0
+WARN_INTERVAL_S: Final = 60.0
 HEADERS: Final = {
     "Server": "amqpd",
     "Cache-Control": "no-store",
@@ -141,7 +141,7 @@ class LimitedHttpServer(web.Server):
         self._first: dict[web.RequestHandler, asyncio.TimerHandle] = {}
         self._peers: dict[web.RequestHandler, str] = {}
         self._counts: dict[str, int] = {}
-        self._told_at = -TELL_EVERY_S
+        self._warned_at = -WARN_INTERVAL_S
 
     def __call__(self) -> web.RequestHandler:
         return HttpConnection(self, loop=asyncio.get_running_loop(), **self._kwargs)
@@ -156,8 +156,8 @@ class LimitedHttpServer(web.Server):
         if peer and count > CONNECTIONS_PER_PEER_MAX:
             # Later, because aiohttp continues to set up the connection after this call.
             loop.call_soon(transport.abort)
-            if loop.time() - self._told_at >= TELL_EVERY_S:
-                self._told_at = loop.time()
+            if loop.time() - self._warned_at >= WARN_INTERVAL_S:
+                self._warned_at = loop.time()
                 log.warning("admin API: %s has %d connections; further ones are closed", peer, CONNECTIONS_PER_PEER_MAX)
             return
         self._first[handler] = loop.call_later(HEADER_WAIT_S, handler.force_close)
@@ -214,52 +214,52 @@ OPERATOR: Final = Principal(User("amqpctl", ("administrator",)), True)
 class AdminServer:
     """The servers of the HTTP API, on all listeners."""
 
-    def __init__(self, broker: Broker, server: ServerControl, whole: ClusterApi | None = None) -> None:
-        """`whole` reaches the other nodes of a cluster; None outside a cluster."""
+    def __init__(self, broker: Broker, server: ServerControl, cluster_api: ClusterApi | None = None) -> None:
+        """`cluster_api` reaches the other nodes of a cluster; None outside a cluster."""
         self._broker = broker
-        self._whole = whole
+        self._cluster_api = cluster_api
         self._server = server
         self._router = Router(ROUTES)
         self._metrics_router = Router(OPEN_ROUTES)
         self._rates = Rates(broker, server.connections)
-        kept_s, path = broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE
-        self._sessions = LoginSessions(kept_s, path, elsewhere=whole)
-        self._doors: list[LimitedHttpServer] = []
+        timeout_s, path = broker.settings.http.login_session_timeout_s, broker.settings.data_dir / FILE
+        self._sessions = LoginSessions(timeout_s, path, remote=cluster_api)
+        self._http_servers: list[LimitedHttpServer] = []
         self._runners: list[web.ServerRunner] = []
         self._servers: list[asyncio.AbstractServer] = []
-        self._inner_door = LimitedHttpServer(self._from_inner)
+        self._inner_server = LimitedHttpServer(self._from_inner)
 
     async def start(
         self,
-        doors: list[tuple[socket.socket, ssl.SSLContext | None]],
+        tcp_sockets: list[tuple[socket.socket, ssl.SSLContext | None]],
         unix_socket: socket.socket,
         metrics_socket: socket.socket | None = None,
     ) -> None:
         """Start to answer on sockets that listen already.
 
         Args:
-            doors: TCP sockets, with a TLS context for HTTPS.
+            tcp_sockets: with a TLS context for HTTPS.
         """
         await self._serve(self._from_unix, unix_socket, None)
-        for sock, context in doors:
+        for sock, context in tcp_sockets:
             await self._serve(self._from_tcp, sock, context)
         if metrics_socket is not None:
             await self._serve(self._from_prometheus, metrics_socket, None)
-        self._doors.append(self._inner_door)
-        if self._whole is not None:
-            self._runners.append(web.ServerRunner(self._inner_door, shutdown_timeout=SHUTDOWN_S))
+        self._http_servers.append(self._inner_server)
+        if self._cluster_api is not None:
+            self._runners.append(web.ServerRunner(self._inner_server, shutdown_timeout=SHUTDOWN_S))
             await self._runners[-1].setup()
         self._rates.start()
 
     async def _serve(self, handler: Any, sock: socket.socket, context: ssl.SSLContext | None) -> None:
-        door = LimitedHttpServer(handler)
-        self._doors.append(door)
-        runner = web.ServerRunner(door, shutdown_timeout=SHUTDOWN_S)
+        http_server = LimitedHttpServer(handler)
+        self._http_servers.append(http_server)
+        runner = web.ServerRunner(http_server, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         self._runners.append(runner)
         # Not through a site of aiohttp, which cannot limit the time of a TLS handshake.
         server = await asyncio.get_running_loop().create_server(
-            door, sock=sock, backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context else None
+            http_server, sock=sock, backlog=BACKLOG, ssl=context, ssl_handshake_timeout=HANDSHAKE_S if context else None
         )
         self._servers.append(server)
 
@@ -269,8 +269,8 @@ class AdminServer:
         (self._broker.settings.data_dir / NAME).unlink(missing_ok=True)
         for server in self._servers:
             server.close()
-        if self._whole is not None:
-            self._whole.close()
+        if self._cluster_api is not None:
+            self._cluster_api.close()
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
         await asyncio.to_thread(self._sessions.written)
 
@@ -294,8 +294,8 @@ class AdminServer:
         """Answer a request that another node of the cluster has forwarded."""
         if request.path == SESSION_PATH:
             return _response(self._session_of(request))
-        if self._whole is not None:
-            await self._whole.caught_up(request.headers)
+        if self._cluster_api is not None:
+            await self._cluster_api.caught_up(request.headers)
         try:
             by = asked(request.headers, self._broker.auth)
         except ApiError as error:
@@ -312,7 +312,7 @@ class AdminServer:
 
     def inner_connection(self) -> web.RequestHandler:
         """Return the protocol object for an authenticated connection of another node."""
-        return self._inner_door()
+        return self._inner_server()
 
     async def _answer(
         self, request: web.BaseRequest, by: ForwardedRequest | None = None, router: Router | None = None
@@ -323,22 +323,22 @@ class AdminServer:
             by: the caller, if the listener determines it.
             router: the routes of this listener, if not all.
         """
-        for door in self._doors:
-            door.asked(request.protocol)
+        for http_server in self._http_servers:
+            http_server.asked(request.protocol)
         try:
             reply = await self._reply(request, by, router or self._router)
         except ApiError as error:
             if PAGE_HEADER in request.headers:
                 error.headers.pop("WWW-Authenticate", None)
             reply = _error_reply(error)
-            self._tell_refusal(request, error)
+            self._audit_refusal(request, error)
         except Exception as error:
             translated = _translate(error)
             if translated is None:
                 log.exception("admin API: a bug of the broker: %s %r", request.method, request.raw_path)
                 translated = ApiError("an error of the broker; see its log")
             reply = _error_reply(translated)
-            self._tell_refusal(request, translated)
+            self._audit_refusal(request, translated)
             # aiohttp keeps the exception of a body. Its frames would keep the connection alive.
             error.__traceback__ = None
         if isinstance(reply, web.StreamResponse):
@@ -361,7 +361,7 @@ class AdminServer:
         if not path.startswith("/"):
             raise BadRequest("the path must begin with a slash")
         route, params = router.find(request.method, path)
-        by = by or ForwardedRequest(await self._caller(request, route), _peer(request))
+        by = by or ForwardedRequest(await self._authenticate(request, route), _peer(request))
         caller = by.caller
         ACTOR.set(CLI if caller.operator else caller.user.name)
         ORIGIN.set(AuditedRequest("amqpctl" if caller.operator else "http", by.peer))
@@ -369,11 +369,11 @@ class AdminServer:
             raise NotAuthorised(f"Not {route.role.name.lower()} user")
         if NEEDS_APP in request.headers and not self._server.app_running:
             raise AppIsStopped("AMQP is stopped")
-        whole = None if by.inner else self._whole
+        cluster_api = None if by.inner else self._cluster_api
         if request.method in UNSAFE:
             _check_origin(request)
-        if whole is not None and (passed := await whole.pass_on(request, route, params, by)) is not None:
-            return passed
+        if cluster_api is not None and (forwarded := await cluster_api.pass_on(request, route, params, by)) is not None:
+            return forwarded
         body: object = None
         if request.method in UNSAFE:
             body = await parsed(request, await read_body(request), route.definitions)
@@ -382,19 +382,19 @@ class AdminServer:
         except ValueError:
             raise BadRequest("the query is not UTF-8, or too long") from None
         method, query = _method(request), dict(pairs)
-        told = (method, params, query, request.headers, body, pairs, self._sessions)
-        call = ApiRequest(self._broker, self._server, self._rates, caller, *told)
+        fields = (method, params, query, request.headers, body, pairs, self._sessions)
+        call = ApiRequest(self._broker, self._server, self._rates, caller, *fields)
         call.part = by.part
-        call.cluster = None if self._whole is None else self._whole.control
-        handler = route.handler if whole is None else whole.handler(route)
+        call.cluster = None if self._cluster_api is None else self._cluster_api.control
+        handler = route.handler if cluster_api is None else cluster_api.handler(route)
         try:
-            if by.inner and self._whole is not None:
-                await self._whole.here(route, params, body)
+            if by.inner and self._cluster_api is not None:
+                await self._cluster_api.here(route, params, body)
             while True:
                 try:
                     reply = await handler(call)
-                    self._tell(request, route, caller)
-                    await self._recorded()
+                    self._log_change(request, route, caller)
+                    await self._wait_audited()
                     return reply
                 # Nothing has changed yet, so the handler is called again ...
                 except DeclarationPending as name:
@@ -405,7 +405,7 @@ class AdminServer:
             if route.definitions:
                 await release(body)
 
-    def _tell(self, request: web.BaseRequest, route: ApiRoute, caller: Principal) -> None:
+    def _log_change(self, request: web.BaseRequest, route: ApiRoute, caller: Principal) -> None:
         """Log a change with its caller, and report it to the audit log. Paths contain no secrets."""
         if request.method in UNSAFE:
             who = "amqpctl" if caller.operator else f"user '{caller.user.name}'"
@@ -420,15 +420,15 @@ class AdminServer:
                 # The request has caused no event of its own.
                 events.record(REQUEST, {"name": shown})
 
-    async def _recorded(self) -> None:
+    async def _wait_audited(self) -> None:
         """Wait until the audit log has stored the events of this request, or has failed."""
         origin = ORIGIN.get()
         if isinstance(origin, AuditedRequest) and origin.told_count > 0:
-            there: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._broker.audit.when_safe(partial(_go_on, there))
-            await there
+            stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._broker.audit.when_safe(partial(_resolve, stored))
+            await stored
 
-    def _tell_refusal(self, request: web.BaseRequest, error: ApiError) -> None:
+    def _audit_refusal(self, request: web.BaseRequest, error: ApiError) -> None:
         """Report to the audit log that an authenticated user was refused a change."""
         if (
             request.method not in UNSAFE
@@ -443,16 +443,16 @@ class AdminServer:
     # # -- authentication
     # ----------------------------------------------------------------------------------------------
 
-    async def _caller(self, request: web.BaseRequest, route: ApiRoute) -> Principal:
+    async def _authenticate(self, request: web.BaseRequest, route: ApiRoute) -> Principal:
         if route.role == Role.PUBLIC:
             return Principal(User(""), False)
         auth, peer = self._broker.auth, peer_address(request.transport)
         name, shown = "", {}
         if not route.login_form and "Authorization" not in request.headers:
             token = token_of(request.headers)
-            if token and (caller := await self._of_session(request, token, peer)) is not None:
+            if token and (caller := await self._session_caller(request, token, peer)) is not None:
                 return caller
-            shown = self._shown(request)
+            shown = self._certificate(request)
         try:
             if shown:
                 name = peer_certificate.external_user_name(shown, self._broker.settings.auth)
@@ -468,7 +468,7 @@ class AdminServer:
         self._login(name, peer, "", shown)
         return Principal(user, False)
 
-    async def _of_session(self, request: web.BaseRequest, token: str, peer: str) -> Principal | None:
+    async def _session_caller(self, request: web.BaseRequest, token: str, peer: str) -> Principal | None:
         """Return the user of the page's cookie, or None if the session has ended. Raises: Forbidden."""
         name = await self._sessions.find(token, self._broker.auth)
         if name is None:
@@ -480,7 +480,7 @@ class AdminServer:
         except AuthenticationRefused:
             return None  # a user that may log in only from loopback addresses
 
-    def _shown(self, request: web.BaseRequest) -> dict[str, Any]:
+    def _certificate(self, request: web.BaseRequest) -> dict[str, Any]:
         """Return the client's TLS certificate if it may serve as a login, else {}."""
         if "EXTERNAL" not in self._broker.settings.auth.mechanisms or request.transport is None:
             return {}
@@ -492,9 +492,9 @@ class AdminServer:
             self._broker.audit.login(name, peer, error, peer_certificate.tls_info(shown))
 
 
-def _go_on(there: asyncio.Future[None], _safe: bool) -> None:
-    if not there.done():
-        there.set_result(None)
+def _resolve(stored: asyncio.Future[None], _safe: bool) -> None:
+    if not stored.done():
+        stored.set_result(None)
 
 
 def _peer(request: web.BaseRequest) -> tuple[str, int]:
@@ -594,10 +594,10 @@ def _error_reply(error: ApiError) -> ApiResponse:
 
     The actual reason of a 404 is in `detail`, which RabbitMQ does not have.
     """
-    told = {"error": error.error, "reason": error.reason}
+    fields = {"error": error.error, "reason": error.reason}
     if isinstance(error, ResourceNotFound) and error.reason != ResourceNotFound.text:
-        told = {"error": error.error, "reason": ResourceNotFound.text, "detail": error.reason}
-    return ApiResponse(error.status, to_json(told).encode(), headers=error.headers)
+        fields = {"error": error.error, "reason": ResourceNotFound.text, "detail": error.reason}
+    return ApiResponse(error.status, to_json(fields).encode(), headers=error.headers)
 
 
 def _headers(reply: ApiResponse) -> dict[str, str]:

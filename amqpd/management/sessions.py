@@ -46,7 +46,7 @@ FILE: Final = "page-sessions.json"
 COOKIE: Final = "amqpd-session"
 SECURE: Final = "__Host-"
 TOKEN_SIZE_BYTES: Final = 32
-OF_USER_MAX: Final = 100
+USER_SESSIONS_MAX: Final = 100
 """Limit of sessions per user. One more ends the oldest."""
 
 
@@ -81,12 +81,12 @@ class LoginSessions:
         lasts_s: float,
         path: Path | None = None,
         clock: Callable[[], float] = time.time,
-        elsewhere: RemoteSessions | None = None,
+        remote: RemoteSessions | None = None,
     ) -> None:
         self._lasts_s = lasts_s
         self._path = path
         self._clock = clock
-        self._elsewhere = elsewhere
+        self._remote = remote
         self._writer = ThreadPoolExecutor(1, "page-sessions")
         self._text = ""
         self._by_digest: dict[str, LoginSession] = {}
@@ -95,7 +95,7 @@ class LoginSessions:
 
     @property
     def clustered(self) -> bool:
-        return self._elsewhere is not None
+        return self._remote is not None
 
     def open(self, user: str, auth: InternalBackend) -> str:
         """Create a session and return its token. Raises: NoSuchUser. Cost: linear in the number of sessions."""
@@ -104,13 +104,13 @@ class LoginSessions:
         for digest in [digest for digest, each in self._by_digest.items() if each.ends_at <= now]:
             del self._by_digest[digest]
         own = [digest for digest, each in self._by_digest.items() if each.user == user]
-        for digest in own[: max(0, len(own) - OF_USER_MAX + 1)]:
+        for digest in own[: max(0, len(own) - USER_SESSIONS_MAX + 1)]:
             del self._by_digest[digest]
         token = secrets.token_urlsafe(TOKEN_SIZE_BYTES)
-        if self._elsewhere is not None:
-            token += "." + urlsafe_b64encode(self._elsewhere.name.encode()).decode().rstrip("=")
+        if self._remote is not None:
+            token += "." + urlsafe_b64encode(self._remote.name.encode()).decode().rstrip("=")
         self._by_digest[_digest(token)] = LoginSession(user, _digest(row.password_hash), now + self._lasts_s)
-        self._keep()
+        self._save()
         return token
 
     def user(self, token: str, auth: InternalBackend) -> str | None:
@@ -119,7 +119,7 @@ class LoginSessions:
 
     async def find(self, token: str, auth: InternalBackend) -> str | None:
         """Return the user of a session on any node."""
-        return self.user(token, auth) or await self._ask(token, False) or None
+        return self.user(token, auth) or await self._ask_node(token, False) or None
 
     def kept(self, digest: str, auth: InternalBackend) -> str | None:
         """As `user`, for another node that has received the cookie."""
@@ -135,11 +135,11 @@ class LoginSessions:
             return None
         return session.user
 
-    async def _ask(self, token: str, end: bool) -> str:
+    async def _ask_node(self, token: str, end: bool) -> str:
         node = _node_of(token)
-        if self._elsewhere is None or node in ("", self._elsewhere.name):
+        if self._remote is None or node in ("", self._remote.name):
             return ""
-        return await self._elsewhere.session(node, _digest(token), end)
+        return await self._remote.session(node, _digest(token), end)
 
     def left_s(self, token: str) -> float | None:
         session = self._by_digest.get(_digest(token))
@@ -148,18 +148,18 @@ class LoginSessions:
     def end(self, digest: str) -> None:
         """End a session of this node, if it exists."""
         if self._by_digest.pop(digest, None) is not None:
-            self._keep()
+            self._save()
 
     async def close(self, token: str) -> None:
         """End a session on any node."""
         self.end(_digest(token))
-        await self._ask(token, True)
+        await self._ask_node(token, True)
 
     def written(self) -> None:
         """Wait until FILE is written. Later changes are not stored."""
         self._writer.shutdown()
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         """Store the sessions for the next start. Not synced: a power failure may only cost a login."""
         if self._path is not None:
             self._text = json.dumps(self._by_digest)

@@ -291,7 +291,7 @@ class PairRates:
         seen = self._sent.get(sent)
         if seen is None and len(self._sent) < PAIRS_MAX:
             seen = self._sent[sent] = _PairSample(counts, 0.0)
-        return _told(PUBLISHED, counts, seen)
+        return _with_rates(PUBLISHED, counts, seen)
 
     def delivered(self, channel: ChannelConsumers, queue: QueueBase, had: QueueDeliveryStats) -> dict[str, Any]:
         """Return the statistics of a channel and a queue."""
@@ -301,7 +301,7 @@ class PairRates:
         if seen is None and self._had_count < PAIRS_MAX:
             seen = queues[queue] = _PairSample(counts, 0.0)
             self._had_count += 1
-        found = _told(HAD, counts, seen)
+        found = _with_rates(HAD, counts, seen)
         found["deliver_get"] = sum(found[name] for name in _DELIVERED)
         found["deliver_get_details"] = {"rate": round(sum(found[f"{name}_details"]["rate"] for name in _DELIVERED), 1)}
         return found
@@ -313,7 +313,7 @@ class PairRates:
             if seen.asked_at < since:
                 self._sent.pop(sent, None)
             else:
-                _rise(seen, (int(sent.in_count),), elapsed_s)
+                _update_rates(seen, (int(sent.in_count),), elapsed_s)
             if slices.expired:
                 await slices.yield_loop()
         for channel, queues in list(self._had.items()):
@@ -323,19 +323,19 @@ class PairRates:
                     del queues[queue]
                     self._had_count -= 1
                 else:
-                    _rise(seen, had_counts(now[queue]), elapsed_s)
+                    _update_rates(seen, had_counts(now[queue]), elapsed_s)
             if not queues:
                 self._had.pop(channel, None)
             if slices.expired:
                 await slices.yield_loop()
 
 
-def _rise(seen: _PairSample, counts: Sequence[int], elapsed_s: float) -> None:
+def _update_rates(seen: _PairSample, counts: Sequence[int], elapsed_s: float) -> None:
     seen.per_s = tuple(round((count - was) / elapsed_s, 1) for count, was in zip(counts, seen.counts, strict=True))
     seen.counts = counts
 
 
-def _told(names: Sequence[str], counts: Sequence[int], seen: _PairSample | None) -> dict[str, Any]:
+def _with_rates(names: Sequence[str], counts: Sequence[int], seen: _PairSample | None) -> dict[str, Any]:
     per_s: Sequence[float] = (0.0,) * len(names)
     if seen is not None:
         seen.asked_at = time.monotonic()
@@ -387,7 +387,7 @@ class Rates:
         self._asked_at = time.monotonic()
         self._samples: dict[Any, Sample] = {}
         self._histories: dict[Any, History] = {}
-        self._utilised: dict[Queue, float] = {}
+        self._utilisations: dict[Queue, float] = {}
         # Streams with consumers -> the end of the log at the last sweep.
         self._ends: dict[Queue, int] = {}
         self._swept_at = time.monotonic()
@@ -445,7 +445,7 @@ class Rates:
                     sums[kind][index] += rate
                 for index, count in enumerate(counts):
                     totals[kind][index] += count
-                self._into_vhost(by_vhost, thing, kind, counts)
+                self._add_to_vhost(by_vhost, thing, kind, counts)
                 if slices.expired:
                     await slices.yield_loop()
         for vhost, found in by_vhost.items():
@@ -454,16 +454,16 @@ class Rates:
             for index, rate in enumerate(sample.per_s):
                 sums[VHOST][index] += rate
                 totals[VHOST][index] += counts[index]
-        await self._note_utilisation(slices)
+        await self._update_utilisation(slices)
         await self.pairs.sweep(elapsed, slices)
         self._samples = after
-        await _let_go(before, slices)
+        await _clear_in_slices(before, slices)
         self._sums = [tuple(each) for each in sums]
         self._swept_at = now
         self._object_count = len(after)
-        await self._keep([tuple(each) for each in totals], slices)
+        await self._add_to_histories([tuple(each) for each in totals], slices)
 
-    def _into_vhost(self, by_vhost: dict[VHost, VhostSum], thing: Any, kind: int, counts: tuple[int, ...]) -> None:
+    def _add_to_vhost(self, by_vhost: dict[VHost, VhostSum], thing: Any, kind: int, counts: tuple[int, ...]) -> None:
         """Add counters to their vhost. A vhost created during the sweep is left out."""
         if kind == QUEUE:
             vhost = self._broker.vhosts.get(thing.vhost_name)
@@ -473,18 +473,18 @@ class Rates:
             found = by_vhost[thing.session.vhost]
             (found.add_channel if kind == CHANNEL else found.add_connection)(counts)
 
-    async def _keep(self, totals: list[tuple[int, ...]], slices: TimeSlice) -> None:
+    async def _add_to_histories(self, totals: list[tuple[int, ...]], slices: TimeSlice) -> None:
         """Add samples of totals and of requested objects.
 
         Drop samples of ended objects and of those without requests.
         """
         now = time.time()
         for kind in (QUEUE, CHANNEL, VHOST):
-            self._begin(kind, kind, totals[kind], now)
+            self._history_of(kind, kind, totals[kind], now)
         for thing in (self.churn, self.node, *list(self._broker.vhosts.values())[:VHOSTS_KEPT]):
             if thing in self._samples:
                 kind = CHURN if thing is self.churn else NODE if thing is self.node else VHOST
-                self._begin(thing, kind, self._samples[thing].counts, now).asked_at = now
+                self._history_of(thing, kind, self._samples[thing].counts, now).asked_at = now
         for thing, history in list(self._histories.items()):
             if isinstance(thing, int):
                 history.add(now, totals[thing])
@@ -548,18 +548,18 @@ class Rates:
         share of time in which the queue could deliver at once.
         """
         self._asked_at = time.monotonic()
-        return self._utilised.get(queue, 1.0) if queue.consumers else 0.0
+        return self._utilisations.get(queue, 1.0) if queue.consumers else 0.0
 
-    async def _note_utilisation(self, slices: TimeSlice) -> None:
-        utilised: dict[Queue, float] = {}
+    async def _update_utilisation(self, slices: TimeSlice) -> None:
+        utilisations: dict[Queue, float] = {}
         ends: dict[Queue, int] = {}
         for queue in self._all(QUEUE):
             if queue.consumers:
-                was = self._utilised.get(queue, 1.0)
-                utilised[queue] = was + 0.3 * (self._have_taken_all(queue, ends) - was)
+                was = self._utilisations.get(queue, 1.0)
+                utilisations[queue] = was + 0.3 * (self._have_taken_all(queue, ends) - was)
             if slices.expired:
                 await slices.yield_loop()
-        self._utilised, self._ends = utilised, ends
+        self._utilisations, self._ends = utilisations, ends
 
     def _have_taken_all(self, queue: Queue, ends: dict[Queue, int]) -> bool:
         """Return whether the queue's consumers wait for messages. Adds the end of a stream to `ends`."""
@@ -599,7 +599,7 @@ class Rates:
     ) -> dict[str, Any]:
         """Return counters and rates. For a total, `thing` is its kind."""
         now = time.time()
-        history = self._begin(thing, kind, counts, now) if within is not NO_SPANS else None
+        history = self._history_of(thing, kind, counts, now) if within is not NO_SPANS else None
         moments: dict[SampleRange, list[SamplePoint]] = {}
         found: dict[str, Any] = {}
         for index, name in enumerate(NAMES[kind]):
@@ -612,10 +612,10 @@ class Rates:
                     moments[span] = history.moments(span, now, counts)
                 detail.update(details(moments[span], index, history.since))
         if "deliver" in found:
-            _add_together(found)
+            _add_deliver_get(found)
         return found
 
-    def _begin(self, thing: object, kind: int, counts: Sequence[int], now: float) -> History:
+    def _history_of(self, thing: object, kind: int, counts: Sequence[int], now: float) -> History:
         """Return the samples of an object, new ones if necessary. Beyond HISTORIES_MAX, new ones are not stored."""
         history = self._histories.get(thing)
         if history is None:
@@ -647,7 +647,7 @@ def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s:
     return Sample(counts, _per_s(counts, seen.counts, elapsed_s), now)
 
 
-async def _let_go(samples: dict[Any, Sample], slices: TimeSlice) -> None:
+async def _clear_in_slices(samples: dict[Any, Sample], slices: TimeSlice) -> None:
     """Clear the dict in slices. Freeing the samples of 100,000 queues at once would block the loop."""
     while samples:
         samples.popitem()
@@ -669,7 +669,7 @@ def _span_of(name: str, kind: int, within: SampleRanges) -> SampleRange | None:
     return within.lengths if kind == CHURN or name in LENGTHS else within.rates
 
 
-def _add_together(found: dict[str, Any]) -> None:
+def _add_deliver_get(found: dict[str, Any]) -> None:
     """Add deliver_get, the sum of deliveries to consumers and by basic.get (RabbitMQ)."""
     found["deliver_get"] = sum(found[name] for name in DELIVERED)
     parts = [found[f"{name}_details"] for name in DELIVERED]

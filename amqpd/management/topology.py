@@ -78,7 +78,7 @@ class Topology:
         self.queues: dict[Queue, VHost] = {}
         self.totals = {"exchanges": 0, "queues": 0}
         # Ids of the objects, which links refer to.
-        self._places: dict[Exchange | Queue, str] = {}
+        self._ids: dict[Exchange | Queue, str] = {}
         # Per exchange: the rate of its busiest link to a queue, and the exchanges bound to it.
         self._busiest: dict[Exchange, float] = {}
         self._bound: dict[Exchange, list[Exchange]] = {}
@@ -127,11 +127,11 @@ class Topology:
         for thing, vhost in chosen:
             for binding in vhost.bindings_to(thing):
                 self._add(vhost, binding.source, count)
-                await self._rest()
+                await self._yield_if_due()
         for exchange, vhost in named:
             for binding in list(exchange.bindings.values()):
                 self._add(vhost, binding.destination, count)
-                await self._rest()
+                await self._yield_if_due()
 
     def _add(self, vhost: VHost, thing: Exchange | Queue, count: int) -> None:
         if len(self.exchanges) + len(self.queues) < count:
@@ -147,18 +147,18 @@ class Topology:
             return per_s[_IN] + sum(per_s[_OUT])
         return self._call.rates.per_s(thing, EXCHANGE)[0]
 
-    async def _rest(self) -> None:
+    async def _yield_if_due(self) -> None:
         if self._slices.expired:
             await self._slices.yield_loop()
 
     # # -- answer
     # -------------------------------------------------------------------------------------------------------
 
-    async def told(self) -> dict[str, Any]:
+    async def answer(self) -> dict[str, Any]:
         # In a cluster the answers of all nodes are merged, so ids contain the node.
         at = "" if self._call.cluster is None else f"{self._call.node} "
-        self._places.update({each: f"{at}e{index}" for index, each in enumerate(self.exchanges)})
-        self._places.update({each: f"{at}q{index}" for index, each in enumerate(self.queues)})
+        self._ids.update({each: f"{at}e{index}" for index, each in enumerate(self.exchanges)})
+        self._ids.update({each: f"{at}q{index}" for index, each in enumerate(self.queues)})
         exchanges = [self._exchange(exchange, vhost) for exchange, vhost in self.exchanges.items()]
         queues: list[dict[str, Any]] = []
         links: list[dict[str, Any]] = []
@@ -173,13 +173,13 @@ class Topology:
         for exchange, vhost in self.exchanges.items():
             for source in dict.fromkeys(each.source for each in vhost.bindings_to(exchange)):
                 self._bound.setdefault(source, []).append(exchange)
-            await self._rest()
+            await self._yield_if_due()
         for exchange, vhost in self.exchanges.items():
             links += await self._links_to(exchange, vhost)
             alternate = vhost.exchanges.get(exchange.alternate) if exchange.alternate else None
-            if alternate in self._places:
+            if alternate in self._ids:
                 links.append(self._link("alternate", exchange, alternate, 1, [], None, False))
-            await self._rest()
+            await self._yield_if_due()
         return {
             "totals": self.totals,
             "exchanges": exchanges,
@@ -190,23 +190,23 @@ class Topology:
         }
 
     def _exchange(self, exchange: Exchange, vhost: VHost) -> dict[str, Any]:
-        came, went = self._call.rates.per_s(exchange, EXCHANGE)
+        in_rate, out_rate = self._call.rates.per_s(exchange, EXCHANGE)
         return {
-            "id": self._places[exchange],
+            "id": self._ids[exchange],
             "vhost": vhost.name,
             "name": exchange.name,
             "type": exchange.kind,
             "bindings": len(exchange.bindings),
             "messages_delayed": 0 if exchange.wheel is None else int(exchange.wheel.count()),
-            "in_rate": came,
-            "out_rate": went,
+            "in_rate": in_rate,
+            "out_rate": out_rate,
         }
 
     def _queue(self, queue: Queue, vhost: VHost) -> dict[str, Any]:
         per_s = self._call.rates.per_s(queue, QUEUE)
         messages, ready, unacked = lengths(queue)
         return {
-            "id": self._places[queue],
+            "id": self._ids[queue],
             "vhost": vhost.name,
             "name": queue.name,
             "type": queue.kind,
@@ -227,56 +227,56 @@ class Topology:
         bindings = vhost.bindings_to(end)
         for binding in bindings:
             counts[binding.source] = counts.get(binding.source, 0) + 1
-            if binding.source in self._places:
+            if binding.source in self._ids:
                 shown = keys.setdefault(binding.source, [])
                 if len(shown) < KEYS_MAX:
                     shown.append(binding.routing_key)
             if self._slices.expired:
                 await self._slices.yield_loop()
         is_queue = isinstance(end, Queue)
-        came = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
+        in_rate = self._call.rates.per_s(end, QUEUE)[_IN] if isinstance(end, Queue) else self._from_exchanges(end)
         links: list[dict[str, Any]] = []
         for source, shown in keys.items():
-            share = self._share(vhost, came, source, counts)
+            share = self._share(vhost, in_rate, source, counts)
             if is_queue:
                 self._busiest[source] = max(self._busiest.get(source, 0.0), share)
             estimated = len(counts) > 1 or not is_queue
             links.append(self._link("binding", source, end, counts[source], shown, share, estimated))
         if isinstance(end, Queue):
-            if not bindings and vhost.default_exchange in self._places:
-                links.append(self._link("default", vhost.default_exchange, end, 1, [end.name], came, False))
+            if not bindings and vhost.default_exchange in self._ids:
+                links.append(self._link("default", vhost.default_exchange, end, 1, [end.name], in_rate, False))
             dead = end.rules.dead_letter_exchange
             target = vhost.exchanges.get(dead) if dead is not None else None
-            if target in self._places:
+            if target in self._ids:
                 key = end.rules.dead_letter_key
                 links.append(self._link("dead_letter", end, target, 1, [] if key is None else [key], None, False))
         return links
 
-    def _share(self, vhost: VHost, came: float, source: Exchange, counts: dict[Exchange, int]) -> float:
+    def _share(self, vhost: VHost, in_rate: float, source: Exchange, counts: dict[Exchange, int]) -> float:
         """Return the share of an incoming rate that came through one source."""
         if len(counts) == 1:
-            return came
-        rates = {each: self._reaching(vhost, each, set()) for each in counts}
+            return in_rate
+        rates = {each: self._incoming_rate_max(vhost, each, set()) for each in counts}
         whole = sum(rates.values())
-        return round(came * (rates[source] / whole if whole > 0 else 1 / len(counts)), 1)
+        return round(in_rate * (rates[source] / whole if whole > 0 else 1 / len(counts)), 1)
 
-    def _reaching(self, vhost: VHost, exchange: Exchange, seen: set[Exchange]) -> float:
+    def _incoming_rate_max(self, vhost: VHost, exchange: Exchange, seen: set[Exchange]) -> float:
         """Return the highest possible rate of an exchange: publishes of clients and all that its sources receive."""
         seen.add(exchange)
         sources = {each.source for each in vhost.bindings_to(exchange)} - seen
-        return self._rate(exchange) + sum(self._reaching(vhost, each, seen) for each in sources)
+        return self._rate(exchange) + sum(self._incoming_rate_max(vhost, each, seen) for each in sources)
 
     def _from_exchanges(self, exchange: Exchange) -> float:
         """Return the lowest possible rate of messages from other exchanges."""
-        return round(max(0.0, self._leaving(exchange, set()) - self._rate(exchange)), 1)
+        return round(max(0.0, self._outgoing_rate(exchange, set()) - self._rate(exchange)), 1)
 
-    def _leaving(self, exchange: Exchange, seen: set[Exchange]) -> float:
+    def _outgoing_rate(self, exchange: Exchange, seen: set[Exchange]) -> float:
         """Return the rate of an exchange's busiest outgoing link, directly or through other exchanges."""
         seen.add(exchange)
         found = self._busiest.get(exchange, 0.0)
         for each in self._bound.get(exchange, ()):
             if each not in seen:
-                found = max(found, self._leaving(each, seen) - self._rate(each))
+                found = max(found, self._outgoing_rate(each, seen) - self._rate(each))
         return found
 
     def _link(
@@ -290,7 +290,7 @@ class Topology:
         estimated: bool,
     ) -> dict[str, Any]:
         assert destination is not None  # callers pass only objects that are shown
-        ends = {"source": self._places[source], "destination": self._places[destination]}
+        ends = {"source": self._ids[source], "destination": self._ids[destination]}
         return {"kind": kind, **ends, "count": count, "keys": keys, "rate": rate, "estimated": estimated}
 
     def _consumers(self, queue: Queue) -> list[dict[str, Any]]:
@@ -309,7 +309,7 @@ class Topology:
                 for sent in channel.publisher.sent:
                     if sent in shown and not channel.closing:
                         found.setdefault(shown[sent], []).append((session.name, session.user.name))
-            await self._rest()
+            await self._yield_if_due()
         return [item for exchange, names in found.items() for item in self._peers("exchange", exchange, names)]
 
     def _peers(self, key: str, thing: Exchange | Queue, names: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
@@ -317,7 +317,7 @@ class Topology:
         for each in names:
             counts[each] = counts.get(each, 0) + 1
         return [
-            {key: self._places[thing], "connection": name, "user": user, "count": count}
+            {key: self._ids[thing], "connection": name, "user": user, "count": count}
             for (name, user), count in list(counts.items())[:PEERS_MAX]
         ]
 
@@ -327,15 +327,15 @@ async def get_topology(call: ApiRequest) -> ApiResponse:
     count = number("count", call.query.get("count", COUNT), 1, COUNT_MAX)
     found = Topology(call, call.vhosts())
     await found.choose(call.query.get("name", ""), count)
-    return await encoded(await found.told())
+    return await encoded(await found.answer())
 
 
-async def encoded(told: dict[str, Any]) -> ApiResponse:
+async def encoded(answer: dict[str, Any]) -> ApiResponse:
     """Encode as `listing.document` does, but many small objects at once: half the time, at most 1 ms each."""
     slices = TimeSlice()
     body = Body()
     before = "{"
-    for name, value in told.items():
+    for name, value in answer.items():
         body.add(f"{before}{to_json(name)}:")
         before = ","
         if not isinstance(value, list):

@@ -148,9 +148,9 @@ def accepted(header: str) -> set[str]:
     return found
 
 
-def _sent(call: ApiRequest, asset: _Asset, caching: dict[str, str]) -> ApiResponse:
-    taken = accepted(call.headers.get("Accept-Encoding", ""))
-    encoding = next((name for name, _ in ENCODINGS if name in taken and name in asset.content), "")
+def _asset_response(call: ApiRequest, asset: _Asset, caching: dict[str, str]) -> ApiResponse:
+    accepted_encodings = accepted(call.headers.get("Accept-Encoding", ""))
+    encoding = next((name for name, _ in ENCODINGS if name in accepted_encodings and name in asset.content), "")
     tag = f'"{asset.tag}{"-" + encoding if encoding else ""}"'
     headers = {**HEADERS, **caching, "ETag": tag}
     if tag in [each.strip().removeprefix("W/") for each in call.headers.get("If-None-Match", "").split(",")]:
@@ -164,7 +164,7 @@ async def get_page(files: PageFiles, call: ApiRequest) -> ApiResponse:
     """Return the web page."""
     index = files.find(INDEX)
     if index is not None:
-        return _sent(call, index, ASK_AGAIN)
+        return _asset_response(call, index, ASK_AGAIN)
     why = FROM_SOURCES if SETUP.exists() else WITHOUT
     return ApiResponse(200, NOT_BUILT.format(why=why).encode(), HTML, {"Content-Security-Policy": PLAIN_POLICY})
 
@@ -175,7 +175,7 @@ async def get_asset(files: PageFiles, call: ApiRequest) -> ApiResponse:
     asset = files.find(name) if name != INDEX else None
     if asset is None:
         raise ResourceNotFound(ResourceNotFound.text)
-    return _sent(call, asset, FOR_EVER)
+    return _asset_response(call, asset, FOR_EVER)
 
 
 async def get_plain(_call: ApiRequest) -> ApiResponse:
@@ -209,7 +209,7 @@ def check_header(headers: Mapping[str, str]) -> None:
         raise Forbidden(f"a change with the session cookie requires the header {PAGE_HEADER}")
 
 
-def _who(call: ApiRequest, left_s: float | None) -> dict[str, object]:
+def _session_item(call: ApiRequest, left_s: float | None) -> dict[str, object]:
     user = call.caller.user
     return {
         "name": user.name,
@@ -227,13 +227,13 @@ async def post_session(call: ApiRequest) -> ApiResponse:
     sessions = _sessions(call)
     token = sessions.open(call.caller.user.name, call.broker.auth)
     left_s = sessions.left_s(token) or 0.0
-    answer = reply(_who(call, left_s))
+    answer = reply(_session_item(call, left_s))
     return answer._replace(headers={"Set-Cookie": cookie(call.headers, token, int(left_s))})
 
 
 async def get_session(call: ApiRequest) -> ApiResponse:
     """Return the logged-in user, its tags, and the remaining time of the session."""
-    return reply(_who(call, _sessions(call).left_s(token_of(call.headers))))
+    return reply(_session_item(call, _sessions(call).left_s(token_of(call.headers))))
 
 
 async def delete_session(call: ApiRequest) -> ApiResponse:

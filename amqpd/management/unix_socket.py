@@ -26,22 +26,22 @@ def unix_socket(path: Path) -> socket.socket:
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
-            left = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+            existing = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
-            left = None
-        if left is not None:
-            if not stat.S_ISSOCK(left.st_mode):
+            existing = None
+        if existing is not None:
+            if not stat.S_ISSOCK(existing.st_mode):
                 raise OSError(errno.EEXIST, "a file that is not a socket exists there")
             os.unlink(path.name, dir_fd=directory)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             # Set the umask: that of the process is unknown if the broker is embedded.
-            near = f"/proc/self/fd/{directory}/{path.name}"
-            before = os.umask(0o177)
+            short_path = f"/proc/self/fd/{directory}/{path.name}"
+            umask = os.umask(0o177)
             try:
-                sock.bind(near)
+                sock.bind(short_path)
             finally:
-                os.umask(before)
+                os.umask(umask)
             sock.listen(BACKLOG)
             sock.setblocking(False)
         except OSError:

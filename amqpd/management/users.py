@@ -205,13 +205,13 @@ async def put_permission(call: ApiRequest) -> ApiResponse:
     """
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
-    _both_there(call, user, vhost)
+    _check_user_and_vhost(call, user, vhost)
     exists = bool(call.broker.auth.permissions(user, vhost))
     await call.broker.auth.set_permissions(user, vhost, *patterns)
     return ApiResponse(204 if exists else 201)
 
 
-def _both_there(call: ApiRequest, user: str, vhost: str) -> None:
+def _check_user_and_vhost(call: ApiRequest, user: str, vhost: str) -> None:
     """Raise BadRequest unless user and vhost exist. RabbitMQ: 400 instead of 404, because the request is at fault."""
     if not any(row.name == user for row in call.broker.auth.users()):
         raise BadRequest(f"user '{user}' does not exist")
@@ -250,7 +250,7 @@ async def get_topic_permission(call: ApiRequest) -> ApiResponse:
 async def put_topic_permission(call: ApiRequest) -> ApiResponse:
     """Set the routing keys that a user may write and read at an exchange."""
     user, vhost, exchange = call.params["user"], call.params["vhost"], call.text("exchange")
-    _both_there(call, user, vhost)
+    _check_user_and_vhost(call, user, vhost)
     if exchange:  # an empty one is the default exchange
         clean_name(exchange, "an exchange")
     rows = call.broker.auth.topic_permissions(user, vhost)

@@ -129,7 +129,7 @@ async def put_vhost(call: ApiRequest) -> ApiResponse:
             await broker.auth.set_permissions(call.caller.user.name, name, ".*", ".*", ".*")
         return CREATED
     await wait_done(partial(vhosts.change, broker.vhosts, vhost, description, tags, kind))
-    await _protected(vhost, protected)
+    await _set_protection(vhost, protected)
     await wait_done(partial(trace, vhost, call.node, traced))
     return NO_CONTENT
 
@@ -145,17 +145,17 @@ async def delete_vhost(call: ApiRequest) -> ApiResponse:
 
 async def protect_vhost(call: ApiRequest) -> ApiResponse:
     """Protect a virtual host from deletion."""
-    await _protected(call.any_vhost(), True)
+    await _set_protection(call.any_vhost(), True)
     return NO_CONTENT
 
 
 async def release_vhost(call: ApiRequest) -> ApiResponse:
     """Remove the protection of a virtual host from deletion."""
-    await _protected(call.any_vhost(), False)
+    await _set_protection(call.any_vhost(), False)
     return NO_CONTENT
 
 
-async def _protected(vhost: VHost, on: bool) -> None:
+async def _set_protection(vhost: VHost, on: bool) -> None:
     if vhost.protected != on:
         await wait_done(partial(vhosts.protect, vhost, on))
 
@@ -227,12 +227,12 @@ async def get_user_limits(call: ApiRequest) -> ApiResponse:
 
 async def put_user_limit(call: ApiRequest) -> ApiResponse:
     """Set a limit of a user."""
-    _known_user(call)
+    _check_user(call)
     await _set_user_limits(call, {call.params["name"]: call.given("value")})
     return NO_CONTENT
 
 
-def _known_user(call: ApiRequest) -> None:
+def _check_user(call: ApiRequest) -> None:
     """Raise BadRequest unless the user exists. RabbitMQ: 400 instead of 404, because the request is at fault."""
     if not any(row.name == call.params["user"] for row in call.broker.auth.users()):
         raise BadRequest(f"user '{call.params['user']}' does not exist")

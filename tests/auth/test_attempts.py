@@ -66,30 +66,30 @@ def test_what_is_remembered_is_bounded() -> None:
 
 async def test_turns_go_round_addresses_then_users() -> None:
     turns = PasswordCheckQueue(1)
-    await turns.take("", "")
+    await turns.acquire("", "")
     order: list[str] = []
 
     async def one(address: str, user: str) -> None:
-        await turns.take(address, user)
+        await turns.acquire(address, user)
         order.append(f"{address}-{user}")
-        turns.give()
+        turns.release()
 
     who = [("1", "a"), ("1", "a"), ("1", "a"), ("1", "b"), ("2", "a"), ("2", "a"), ("3", "c")]
     tasks = [asyncio.ensure_future(one(*each)) for each in who]
     await asyncio.sleep(0)
-    turns.give()
+    turns.release()
     await asyncio.gather(*tasks)
     assert order == ["1-a", "2-a", "3-c", "1-b", "2-a", "1-a", "1-a"]
-    await asyncio.wait_for(turns.take("", ""), 30)  # free again
+    await asyncio.wait_for(turns.acquire("", ""), 30)  # free again
 
 
 async def test_one_that_is_cancelled_just_when_it_is_called_passes_its_turn_on() -> None:
     turns = PasswordCheckQueue(1)
-    await turns.take("", "")
-    first = asyncio.ensure_future(turns.take("1", "a"))
-    second = asyncio.ensure_future(turns.take("2", "a"))
+    await turns.acquire("", "")
+    first = asyncio.ensure_future(turns.acquire("1", "a"))
+    second = asyncio.ensure_future(turns.acquire("2", "a"))
     await asyncio.sleep(0)
-    turns.give()
+    turns.release()
     first.cancel()
     await asyncio.wait_for(second, 30)
     with pytest.raises(asyncio.CancelledError):

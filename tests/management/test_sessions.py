@@ -11,7 +11,7 @@ import pytest
 
 from amqpd.auth.internal_backend import NoSuchUser
 from amqpd.management import sessions
-from amqpd.management.sessions import OF_USER_MAX, LoginSessions, cookie, token_of
+from amqpd.management.sessions import USER_SESSIONS_MAX, LoginSessions, cookie, token_of
 
 PAGE = {"Amqpd-Page": "1"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -71,7 +71,7 @@ class TestSessions:
         users = Users(ann="1", bob="2")
         kept = LoginSessions(60.0)
         other = kept.open("bob", users)
-        tokens = [kept.open("ann", users) for _ in range(OF_USER_MAX + 2)]
+        tokens = [kept.open("ann", users) for _ in range(USER_SESSIONS_MAX + 2)]
         assert [kept.user(token, users) for token in tokens[:3]] == [None, None, "ann"]
         assert kept.user(other, users) == "bob"
         assert len(set(tokens)) == len(tokens)
