@@ -34,7 +34,7 @@ from amqpd.cli.checks import PURPOSES, alarms_of, listeners_of
 from amqpd.cli.client import quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, SOFTWARE, UNAVAILABLE, AppRuns, Failure, UsageError
-from amqpd.cli.formatters import bold
+from amqpd.cli.terminal import bold
 
 GROUP: Final = "Cluster"
 Found = dict[str, Any]

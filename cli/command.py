@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, TextIO
 
 from amqpd.cli.client import ApiClient
+from amqpd.cli.erlang import term
 from amqpd.cli.errors import DATA, Failure, UsageError
-from amqpd.cli.formatters import BY_NAME, Row, aligned, bold, compact, json_lines, term
+from amqpd.cli.formatters import BY_NAME, Row, aligned, compact, json_lines
 from amqpd.cli.options import TIMEOUT_S, CommandLine
+from amqpd.cli.terminal import bold
 
 GROUPS: Final = (
     "Help",

@@ -22,9 +22,10 @@ from urllib.parse import urlencode
 from amqpd.cli.client import ApiAnswer, quoted
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, UNAVAILABLE, USAGE, Failure, UsageError, VhostNotFound
-from amqpd.cli.formatters import BY_NAME, bold, compact
+from amqpd.cli.formatters import BY_NAME, compact
 from amqpd.cli.listings import Item, Listing, plain, value, wanted
 from amqpd.cli.nodes import UNITS
+from amqpd.cli.terminal import bold
 
 MONITORING: Final = "Monitoring, observability and health checks"
 CONFIGURATION: Final = "Configuration and Environment"

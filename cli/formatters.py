@@ -12,24 +12,19 @@ A row is a list of JSON values, in the order of the columns. The shapes are rabb
 Field tables (`arguments`, `client_properties`) are written as Erlang terms, `[{"x-max-length",10}]`, as scripts and the
 client suites expect; in `json` they are objects. Control characters in names would break a table's columns or steer the
 reader's terminal, so both tables show them as escapes (`\t`, `\x1b`); `json` and `csv` keep them.
-
-What a terminal can show and a file should not have: bold and colour, both off where NO_COLOR is set.
-
-rabbitmqctl sends its escapes into files too, which helps nobody. https://no-color.org
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TextIO
+from typing import Any, Final
+
+from amqpd.cli.erlang import atom, erlang, field_table, term
+from amqpd.cli.terminal import visible, width
 
 Row = Sequence[Any]
 
 FIELD_TABLES: Final = frozenset({"arguments", "client_properties", "effective_policy_definition"})
-_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
-_SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def table(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
@@ -127,7 +122,6 @@ BY_NAME: Final[dict[str, Callable[[Sequence[str], Sequence[Row], bool], str]]] =
 }
 _ATOMS: Final = frozenset({"destination_kind", "source_kind", "state", "type"})
 """Columns whose words are atoms in RabbitMQ."""
-_ATOM: Final = re.compile("[a-z][A-Za-z0-9_@]*")
 
 
 def compact(value: object) -> str:
@@ -149,53 +143,6 @@ def cell(column: str, value: Any) -> str:
     return value if isinstance(value, str) else erlang(value)
 
 
-def erlang(value: Any) -> str:
-    """A value of a field table as an Erlang term: `[{"x-expires",1000}]`, strings in double quotes."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        text = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{visible(text)}"'
-    if isinstance(value, dict):
-        return "[" + ",".join(f"{{{erlang(str(name))},{erlang(one)}}}" for name, one in value.items()) + "]"
-    if isinstance(value, list):
-        return "[" + ",".join(erlang(one) for one in value) + "]"
-    return "undefined" if value is None else repr(value)
-
-
-def term(value: Any) -> str:
-    """A JSON value as an Erlang term: texts are binaries, objects property lists with atoms for keys."""
-    if isinstance(value, str):
-        text = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'<<"{visible(text)}"/utf8>>' if not text.isascii() else f'<<"{visible(text)}">>'
-    if isinstance(value, dict):
-        return "[" + ",".join(f"{{{atom(str(name))},{term(one)}}}" for name, one in value.items()) + "]"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(term(one) for one in value) + "]"
-    return erlang(value)
-
-
-def atom(name: str) -> str:
-    """Quoted where it has to be."""
-    return name if _ATOM.fullmatch(name) else "'" + visible(name).replace("'", "\\'") + "'"
-
-
-def field_table(value: dict[str, Any]) -> str:
-    """rabbit: `[{<<"x-max-length">>,long,10}]`, with the types of AMQP, as far as JSON tells them."""
-    return "[" + ",".join(f"{{{term(str(name))},{_field(one)}}}" for name, one in value.items()) + "]"
-
-
-def _field(value: Any) -> str:
-    if isinstance(value, bool):
-        return f"bool,{erlang(value)}"
-    if isinstance(value, dict):
-        return f"table,{field_table(value)}"
-    if isinstance(value, list):
-        return "array,[" + ",".join(f"{{{_field(one)}}}" for one in value) + "]"
-    kinds = {int: "long", float: "double", str: "longstr"}
-    return f"{kinds.get(type(value), 'void')},{term(value)}"
-
-
 def _typed(column: str, value: Any) -> str:
     if column in FIELD_TABLES:
         return field_table(value or {})
@@ -204,44 +151,5 @@ def _typed(column: str, value: Any) -> str:
     return atom(value) if column in _ATOMS and isinstance(value, str) else term(value)
 
 
-def visible(text: str) -> str:
-    """Control characters as escapes; everything else as it is."""
-    if _CONTROL.search(text) is None:
-        return text
-    return _CONTROL.sub(_escape, text)
-
-
-def width(text: str) -> int:
-    """Cells the text takes on a terminal: two for wide East Asian characters, none for combining ones."""
-    if text.isascii():
-        return len(text)
-    import unicodedata
-
-    return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in {"W", "F"} else 1 for one in text
-    )
-
-
 def _cells(columns: Sequence[str], row: Row) -> Iterator[tuple[str, Any]]:
     return zip(columns, row, strict=True)
-
-
-def _escape(match: re.Match[str]) -> str:
-    one = match[0]
-    return _SHORT_ESCAPES.get(one) or f"\\x{ord(one):02x}"
-
-
-def bold(text: str, out: TextIO) -> str:
-    return _dressed(text, out, "1")
-
-
-def red(text: str, out: TextIO) -> str:
-    return _dressed(text, out, "31")
-
-
-def green(text: str, out: TextIO) -> str:
-    return _dressed(text, out, "32")
-
-
-def _dressed(text: str, out: TextIO, code: str) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text

@@ -13,8 +13,8 @@ from typing import Final, TextIO
 
 from amqpd import __version__
 from amqpd.cli.command import GROUPS, Command
-from amqpd.cli.formatters import bold
 from amqpd.cli.options import BY_LONG, GENERAL, Option
+from amqpd.cli.terminal import bold
 
 
 def overview(commands: Mapping[str, Command], out: TextIO, program: str = "amqpctl") -> str:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, Failure, UsageError
-from amqpd.cli.formatters import compact, visible
+from amqpd.cli.formatters import compact
+from amqpd.cli.terminal import visible
 
 if TYPE_CHECKING:
     from amqpd.storage.log.record import Record

@@ -26,9 +26,9 @@ from amqpd.cli.client import WARNING, ApiClient, tls_of
 from amqpd.cli.command import Command, Context
 from amqpd.cli.commands import COMMANDS, HELP
 from amqpd.cli.errors import INTERRUPTED, OK, USAGE, AppRuns, AppStopped, Failure, UnknownCommand, UsageError
-from amqpd.cli.formatters import bold, red
 from amqpd.cli.nodes import VERSION
 from amqpd.cli.options import PLUGINS, SPECIFIC, TIMEOUT_S, CommandLine, Option, check_options, otherwise, parse, where
+from amqpd.cli.terminal import bold, red
 
 
 class Tool(NamedTuple):

@@ -19,7 +19,8 @@ from typing import Any, Final
 from amqpd import __version__
 from amqpd.cli.command import Command, Context
 from amqpd.cli.errors import DATA, TIMED_OUT, UNAVAILABLE, ApiRefused, AppStopped, Failure, UsageError
-from amqpd.cli.formatters import bold, compact
+from amqpd.cli.formatters import compact
+from amqpd.cli.terminal import bold
 
 UNITS: Final = {"bytes": 1, "mb": 1000**2, "gb": 1000**3}
 _PURPOSES: Final = {

@@ -11,20 +11,8 @@ from fake_broker import Ctl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amqpd.cli.encryption import (
-    CIPHERS,
-    HASHES,
-    NotATerm,
-    Term,
-    TermAtom,
-    Undecipherable,
-    decrypt,
-    encrypt,
-    packed,
-    parse,
-    printed,
-    unpacked,
-)
+from amqpd.cli.encryption import CIPHERS, HASHES, Undecipherable, decrypt, encrypt
+from amqpd.cli.erlang import NotATerm, Term, TermAtom, packed, parse, printed, unpacked
 
 TERMS = st.recursive(
     st.integers(-(1 << 70), 1 << 70)

@@ -9,7 +9,7 @@ import json
 import pytest
 from fake_broker import Ctl, FakeBroker
 
-from amqpd.cli import formatters
+from amqpd.cli import erlang, formatters, terminal
 
 COLUMNS = ("name", "arguments", "messages", "durable", "tags")
 ROWS = [
@@ -68,9 +68,9 @@ def test_a_pretty_table_is_a_box() -> None:
 
 def test_wide_and_combining_characters_do_not_bend_the_box() -> None:
     text = formatters.pretty_table(("name",), [["注文"], ["e\u0301"], ["plain"]], True)
-    assert {formatters.width(line) for line in text.splitlines()} == {9}
-    assert formatters.width("注文") == 4
-    assert formatters.width("e\u0301") == 1
+    assert {terminal.width(line) for line in text.splitlines()} == {9}
+    assert terminal.width("注文") == 4
+    assert terminal.width("e\u0301") == 1
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_wide_and_combining_characters_do_not_bend_the_box() -> None:
     ],
 )
 def test_erlang_terms(value: object, term: str) -> None:
-    assert formatters.erlang(value) == term
+    assert erlang.erlang(value) == term
 
 
 def test_control_characters_neither_break_columns_nor_reach_the_terminal() -> None:
@@ -125,7 +125,7 @@ def test_erlang_rows() -> None:
     ],
 )
 def test_erlang_values(value: object, term: str) -> None:
-    assert formatters.term(value) == term
+    assert erlang.term(value) == term
 
 
 def test_aligned_columns() -> None:

@@ -1,0 +1,53 @@
+"""Text for terminals: width, visible control characters, bold and colour.
+
+Bold and colour are written to terminals only, and not if NO_COLOR is set (https://no-color.org). rabbitmqctl writes
+its escapes into files too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final, TextIO
+
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_SHORT_ESCAPES: Final = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def visible(text: str) -> str:
+    """Return the text with control characters as escapes."""
+    if _CONTROL.search(text) is None:
+        return text
+    return _CONTROL.sub(_escape, text)
+
+
+def width(text: str) -> int:
+    """Return the number of terminal cells: two for a wide East Asian character, none for a combining one."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return sum(
+        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in {"W", "F"} else 1 for one in text
+    )
+
+
+def _escape(match: re.Match[str]) -> str:
+    one = match[0]
+    return _SHORT_ESCAPES.get(one) or f"\\x{ord(one):02x}"
+
+
+def bold(text: str, out: TextIO) -> str:
+    return _styled(text, out, "1")
+
+
+def red(text: str, out: TextIO) -> str:
+    return _styled(text, out, "31")
+
+
+def green(text: str, out: TextIO) -> str:
+    return _styled(text, out, "32")
+
+
+def _styled(text: str, out: TextIO, code: str) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if out.isatty() and not os.environ.get("NO_COLOR") else text
