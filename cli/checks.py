@@ -215,25 +215,6 @@ def check_virtual_hosts(context: Context) -> None:
     check(context, f"Node {context.node} reported all vhosts as running", wrong if down else "")
 
 
-def does_not_apply(question: str, context: Context) -> None:
-    context.info(f"Checking if node {context.node} is critical for {question} ...")
-    context.client.get("/api/amqpd/ping")
-    text = "seems to be the only one in a single node cluster, the check does not apply"
-    context.answer({"result": "ok", "message": f"Target node {text}"}, f"Node {context.node} {text}")
-
-
-def no_leaderless(context: Context) -> None:
-    context.client.get("/api/amqpd/ping")
-    text = "Node reported all quorum queue as having responsive leader replicas"
-    context.answer({"result": "ok"}, text)
-
-
-def no_promotable(context: Context) -> None:
-    context.info(f"Checking if node {context.node} runs promotable replicas of any queues ...")
-    context.client.get("/api/amqpd/ping")
-    context.answer({"result": "ok"}, f"Node {context.node} reported no queues with promotable replicas")
-
-
 def certificates(context: Context) -> None:
     context.info(f"Certificates of node {context.node} ...")
     found = context.client.get("/api/amqpd/certificates")
@@ -275,10 +256,6 @@ def _command(
     examples = ((example, effect),)
     return Command(name, GROUP, summary, run, usage, count, count, details, options, (), 0, examples, needs_app)
 
-
-_CRITICAL: Final = "Fails if a stop of this node would leave"
-_QUORUM: Final = partial(does_not_apply, "quorum of any quorum queues")
-_MIRRORS: Final = partial(does_not_apply, "data safety of any classic mirrored queues")
 
 COMMANDS: Final = (
     _command("alarms", "Lists resource alarms in effect", alarms, "alarms --formatter json", "for a program to read"),
@@ -363,34 +340,6 @@ COMMANDS: Final = (
         check_virtual_hosts,
         "check_virtual_hosts",
         "69, and which, where one is down",
-    ),
-    _command(
-        "check_if_node_is_quorum_critical",
-        f"{_CRITICAL} quorum queues without a majority",
-        _QUORUM,
-        "check_if_node_is_quorum_critical",
-        "0: on a single node it does not apply",
-    ),
-    _command(
-        "check_if_node_is_mirror_sync_critical",
-        f"{_CRITICAL} mirrored queues without a mirror",
-        _MIRRORS,
-        "check_if_node_is_mirror_sync_critical",
-        "0: on a single node it does not apply",
-    ),
-    _command(
-        "check_for_quorum_queues_without_an_elected_leader",
-        "Health check that all quorum queues have a leader",
-        no_leaderless,
-        "check_for_quorum_queues_without_an_elected_leader",
-        "0: the only node leads all of them",
-    ),
-    _command(
-        "check_if_new_quorum_queue_replicas_have_finished_initial_sync",
-        "Health check that no replica of a quorum queue is still being made",
-        no_promotable,
-        "check_if_new_quorum_queue_replicas_have_finished_initial_sync",
-        "0: on a single node none is",
     ),
     _command(
         "certificates",

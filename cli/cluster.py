@@ -27,7 +27,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import IO, Any, Final
 
 from amqpd.cli.checks import PURPOSES, alarms_of, listeners_of
@@ -247,12 +246,6 @@ def needs_stopped_app(context: Context) -> None:
         raise AppRuns
 
 
-def refused(saying: str, context: Context) -> None:
-    needs_stopped_app(context)
-    context.info(f"{saying} {context.operands[0]}")
-    raise Failure(UNAVAILABLE, ALONE)
-
-
 def change_cluster_node_type(context: Context) -> None:
     kind = context.operands[0]
     if kind not in {"disc", "disk", "ram"}:
@@ -273,12 +266,6 @@ def forget_cluster_node(context: Context) -> None:
     raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
 
 
-def force_boot(context: Context) -> None:
-    """A single node waits for no other: nothing is to be forced."""
-    needs_stopped_app(context)
-    context.success()
-
-
 def discover_peers(context: Context) -> None:
     context.info("Discovering peers nodes ...")
     cluster = cluster_of(context)
@@ -292,7 +279,7 @@ def rename_cluster_node(context: Context) -> None:
     raise UsageError("this command requires the target node to be stopped; amqpd's is named after its machine")
 
 
-_NODE: Final = ("<node>", "name of a node")
+NODE: Final = ("<node>", "name of a node")
 
 COMMANDS: Final = (
     Command(
@@ -335,14 +322,6 @@ COMMANDS: Final = (
         needs_app=False,
     ),
     Command(
-        "force_boot",
-        GROUP,
-        "Lets the node start without its peers, of which it has none",
-        force_boot,
-        examples=(("force_boot", "after stop_app: nothing to do"),),
-        needs_app=False,
-    ),
-    Command(
         "forget_cluster_node",
         GROUP,
         "Refused: a node that has stopped is no longer in the cluster",
@@ -350,20 +329,8 @@ COMMANDS: Final = (
         "<node>",
         1,
         1,
-        (_NODE,),
+        (NODE,),
         examples=(("forget_cluster_node rabbit@other", "69: it is not in the cluster"),),
-        needs_app=False,
-    ),
-    Command(
-        "join_cluster",
-        GROUP,
-        "Makes the node a member of another cluster: refused, nodes of amqpd join by the settings cluster.*",
-        partial(refused, "Clustering with"),
-        "<node>",
-        1,
-        1,
-        (_NODE,),
-        examples=(("join_cluster rabbit@other", "69, after stop_app"),),
         needs_app=False,
     ),
     Command(
@@ -376,18 +343,6 @@ COMMANDS: Final = (
         2,
         (("<old> <new>", "names of a node"),),
         examples=(("rename_cluster_node rabbit@a rabbit@b", "64 while it runs"),),
-        needs_app=False,
-    ),
-    Command(
-        "update_cluster_nodes",
-        GROUP,
-        "Takes over another node's list of members: refused, amqpd's nodes find each other in Kafka",
-        partial(refused, "Will seed the next start from"),
-        "<node>",
-        1,
-        1,
-        (_NODE,),
-        examples=(("update_cluster_nodes rabbit@other", "69, after stop_app"),),
         needs_app=False,
     ),
 )
@@ -465,7 +420,6 @@ REPLICATION: Final = "Replication"
 MONITORING: Final = "Monitoring, observability and health checks"
 PAGE_COUNT: Final = 100
 KINDS: Final = ("all", "classic", "quorum", "stream")
-COPIES: Final = "copies of queues are Kafka's, as many for all as cluster.replication_factor says"
 NOT_FOUND: Final = Failure(UNAVAILABLE, "not_found")
 
 
@@ -486,24 +440,13 @@ def rebalance_leaders(context: Context) -> None:
     rebalance(context, cluster_of(context))
 
 
-def many_members(saying: str, context: Context) -> None:
-    """grow and shrink. rabbit: no quorum queue has a replica on that node, so there is nothing to show."""
-    context.info(f"{saying} on {context.operands[0]}...")
-    context.client.get("/api/amqpd/ping")
-    context.answer([], "")
-
-
-def one_member(saying: str, kind: str, context: Context) -> None:
-    context.info(f"{saying} queue {context.operands[0]} on node {context.operands[1]}...")
-    queue_of(context, kind)
-    if kind == "quorum" and saying.startswith("Removing"):
-        if context.operands[1] == context.node:
-            raise Failure(UNAVAILABLE, "last_member")
-        context.success()  # rabbit: on a node that has none it is gone already
-        return
-    if cluster_of(context) is not None:
-        raise Failure(UNAVAILABLE, COPIES)
-    raise Failure(UNAVAILABLE, "node_not_running")
+def delete_member(context: Context) -> None:
+    name, node = context.operands
+    context.info(f"Removing a replica of queue {name} on node {node}...")
+    queue_of(context, "quorum")
+    if node == context.node:
+        raise Failure(UNAVAILABLE, "last_member")
+    context.success()  # rabbit: the replica on a node that has none is removed already
 
 
 def quorum_status(context: Context) -> None:
@@ -554,40 +497,13 @@ def reclaim_quorum_memory(context: Context) -> None:
     context.success()
 
 
-def one_leader(kind: str, context: Context) -> None:
-    context.info(f"Transferring leadership of {context.operands[0]} ...")
-    queue_of(context, kind)
-    if cluster_of(context) is not None:
-        raise Failure(UNAVAILABLE, "a queue is served where its vhost is: `move_vhost` takes the vhost to another node")
-    raise Failure(UNAVAILABLE, "there is no other node that could lead it")
-
-
-def nothing_to_do(saying: str, kind: str, context: Context) -> None:
-    context.info(f"{saying} {context.operands[0]} ...")
-    queue_of(context, kind)
-    context.success()
-
-
 def coordinator_status(context: Context) -> None:
     context.info("Getting the status of the stream coordinator ...")
     context.client.get("/api/amqpd/ping")
     context.show(("Node Name", "Raft State"), [[context.node, "leader"]])
 
 
-def does_not_apply(saying: str, context: Context) -> None:
-    timeout_s = 120 if context.line.timeout_s is None else context.line.timeout_s
-    context.info(f"{saying} for {timeout_s} seconds...")
-    context.client.get("/api/amqpd/ping")
-    context.success("Target node seems to be the only one in a single node cluster, the command does not apply")
-
-
-def post_upgrade(context: Context) -> None:
-    context.info("Executing post upgrade tasks...")
-    context.client.get("/api/amqpd/ping")
-    context.success()
-
-
-_QUEUE: Final = ("<queue>", "name of a queue of the vhost")
+QUEUE: Final = ("<queue>", "name of a queue of the vhost")
 
 
 def _command(
@@ -608,62 +524,13 @@ def _command(
 
 REPLICA_COMMANDS: Final = (
     _command(
-        "add_member",
-        "Adds a replica of a quorum queue: refused, in a cluster copies are Kafka's",
-        partial(one_member, "Adding a replica for", "quorum"),
-        "add_member -p shop orders rabbit@other",
-        "69",
-        _QUEUE,
-        _NODE,
-        options=("membership",),
-    ),
-    _command(
         "delete_member",
         "Removes a replica of a quorum queue: it has one",
-        partial(one_member, "Removing a replica of", "quorum"),
+        delete_member,
         "delete_member orders rabbit@other",
         "69",
-        _QUEUE,
-        _NODE,
-    ),
-    _command(
-        "add_replica",
-        "Adds a replica of a stream: refused, in a cluster copies are Kafka's",
-        partial(one_member, "Adding a replica for", "stream"),
-        "add_replica events rabbit@other",
-        "69",
-        _QUEUE,
-        _NODE,
-    ),
-    _command(
-        "delete_replica",
-        "Removes a replica of a stream: it has one",
-        partial(one_member, "Removing a replica of", "stream"),
-        "delete_replica events rabbit@other",
-        "69",
-        _QUEUE,
-        _NODE,
-    ),
-    _command(
-        "grow",
-        "Adds replicas of quorum queues on a node: changes none, copies are Kafka's",
-        partial(many_members, "Growing quorum queues"),
-        "grow rabbit@other all",
-        "0, and no queue is changed",
-        _NODE,
-        ("<all | even>", "which queues"),
-        group="Cluster",
-        options=("vhost-pattern", "queue-pattern", "errors-only"),
-    ),
-    _command(
-        "shrink",
-        "Removes replicas of quorum queues from a node: changes none",
-        partial(many_members, "Shrinking quorum queues"),
-        "shrink rabbit@other",
-        "0, and no queue is changed",
-        _NODE,
-        group="Cluster",
-        options=("errors-only",),
+        QUEUE,
+        NODE,
     ),
     _command(
         "rebalance",
@@ -681,7 +548,7 @@ REPLICA_COMMANDS: Final = (
         quorum_status,
         "quorum_status -p shop orders",
         "the node that serves its vhost leads it",
-        _QUEUE,
+        QUEUE,
         group=MONITORING,
     ),
     _command(
@@ -690,7 +557,7 @@ REPLICA_COMMANDS: Final = (
         stream_status,
         "stream_status events",
         "the node that serves its vhost writes it",
-        _QUEUE,
+        QUEUE,
         group=MONITORING,
     ),
     _command(
@@ -707,7 +574,7 @@ REPLICA_COMMANDS: Final = (
         peek,
         "peek orders 1",
         "the 1st",
-        _QUEUE,
+        QUEUE,
         ("<position>", "place among its messages, from 1"),
         group=MONITORING,
     ),
@@ -717,56 +584,7 @@ REPLICA_COMMANDS: Final = (
         reclaim_quorum_memory,
         "reclaim_quorum_memory orders",
         "0, nothing to do",
-        _QUEUE,
+        QUEUE,
         group="Operations",
-    ),
-    _command(
-        "force_checkpoint",
-        "Makes quorum queues write a checkpoint: their logs have them as they grow",
-        partial(nothing_to_do, "Forcing a checkpoint of", "quorum"),
-        "force_checkpoint orders",
-        "0, nothing to do",
-        _QUEUE,
-    ),
-    _command(
-        "transfer_leadership",
-        "Moves the leader of a quorum queue: refused, move_vhost moves all of a vhost",
-        partial(one_leader, "quorum"),
-        "transfer_leadership orders rabbit@other",
-        "69",
-        _QUEUE,
-        _NODE,
-    ),
-    _command(
-        "restart_stream",
-        "Restarts a stream with another leader: there is one",
-        partial(nothing_to_do, "Restarting stream", "stream"),
-        "restart_stream events",
-        "0, nothing to do",
-        _QUEUE,
-    ),
-    _command(
-        "await_online_quorum_plus_one",
-        "Waits until quorum queues could do without this node: there is no other",
-        partial(does_not_apply, "Will wait for a quorum + 1 of nodes to be online for all quorum queues"),
-        "await_online_quorum_plus_one",
-        "0: it does not apply",
-        group="Upgrade",
-    ),
-    _command(
-        "await_online_synchronized_mirror",
-        "Waits until mirrored queues could do without this node: there is no other",
-        partial(does_not_apply, "Will wait for a synchronised mirror be online for all classic mirrored queues"),
-        "await_online_synchronized_mirror",
-        "0: it does not apply",
-        group="Upgrade",
-    ),
-    _command(
-        "post_upgrade",
-        "Runs what has to follow an upgrade: nothing has",
-        post_upgrade,
-        "post_upgrade",
-        "0: a new version has done it at its start",
-        group="Upgrade",
     ),
 )

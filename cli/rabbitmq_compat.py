@@ -149,45 +149,6 @@ def _text(value: Any) -> Any:
     return compact(value) if isinstance(value, dict) else value
 
 
-# -- what need not be done ---------------------------------------------------------------------------------------------
-
-
-def told(saying: str, message: str, context: Context) -> None:
-    """Nothing is done, and nothing has to be."""
-    context.info(saying.format(node=context.node))
-    context.client.get("/api/amqpd/ping")
-    context.success(message)
-
-
-def empty(saying: str, columns: tuple[str, ...], context: Context) -> None:
-    context.info(saying)
-    context.client.get("/api/amqpd/ping")
-    context.show(columns, [])
-
-
-def mirrors(saying: str, context: Context) -> None:
-    """rabbit: 69 for none; for a queue without mirrors too, but there is nothing to stop of it."""
-    context.info(f"{saying} queue '{context.operands[0]}' in vhost '{context.vhost}' ...")
-    path = f"/api/queues/{quoted(context.vhost)}/{quoted(context.operands[0])}?columns=name"
-    context.client.send("GET", path).checked(Failure(UNAVAILABLE, "not_found"))
-    if saying.startswith("Stopping"):
-        context.success()
-        return
-    raise Failure(UNAVAILABLE, "not_mirrored")
-
-
-def not_found(saying: str, what: str, context: Context) -> None:
-    """rabbit: 69 for one that is not there, and none is. Raises: Failure."""
-    context.info(f"{saying} {context.operands[0]} ...")
-    context.client.get("/api/amqpd/ping")
-    raise Failure(UNAVAILABLE, f"{what} was not found on the target node '{context.node}': amqpd runs none")
-
-
-def always_watched(context: Context) -> None:
-    """Raises: Failure: confirms would lie on a full disk."""
-    raise Failure(UNAVAILABLE, "the free space is always watched; set_disk_free_limit 0 lets publishers fill the disk")
-
-
 def _command(
     name: str,
     group: str,
@@ -209,9 +170,7 @@ def _command(
 
 
 _USER: Final = ("<username>", "name of the user")
-_QUEUE: Final = ("<queue>", "name of a queue of the vhost")
 _VHOST: Final = "[--vhost <vhost>]"
-_STORE: Final = "SQLite or the database of metadata.url: the broker does not start without"
 
 COMMANDS: Final = (
     _command(
@@ -241,15 +200,6 @@ COMMANDS: Final = (
         "code 320, with the reason",
         _USER,
         ("<explanation>", "why; clients see it with code 320"),
-    ),
-    _command(
-        "force_gc",
-        OPERATIONS,
-        "Frees memory: it is freed as it goes",
-        partial(told, "Will ask node {node} to free memory", ""),
-        "force_gc",
-        "0, nothing to do",
-        needs_app=False,
     ),
     _command(
         "list_user_topic_permissions",
@@ -306,144 +256,6 @@ COMMANDS: Final = (
         ("<name>", "of a queue or an exchange, which need not be there"),
         usage=_VHOST,
         options=("object-type",),
-    ),
-    _command(
-        "list_channel_interceptors",
-        MONITORING,
-        "Lists channel interceptors: amqpd has none",
-        partial(empty, "Listing channel interceptors ...", ("name",)),
-        "list_channel_interceptors",
-        "an empty list",
-    ),
-    _command(
-        "sync_queue",
-        "Replication",
-        "Synchronises mirrors of a queue: it has none",
-        partial(mirrors, "Synchronising"),
-        "sync_queue orders",
-        "69",
-        _QUEUE,
-        usage=_VHOST,
-    ),
-    _command(
-        "cancel_sync_queue",
-        "Replication",
-        "Stops synchronising mirrors of a queue: it has none",
-        partial(mirrors, "Stopping synchronising"),
-        "cancel_sync_queue orders",
-        "0",
-        _QUEUE,
-        usage=_VHOST,
-    ),
-    _command(
-        "shovel_status",
-        OPERATIONS,
-        "Displays shovels: amqpd runs none",
-        partial(empty, "Shovel status ...", ("name", "vhost", "type", "state")),
-        "shovel_status",
-        "an empty list",
-    ),
-    _command(
-        "delete_shovel",
-        OPERATIONS,
-        "Deletes a shovel: amqpd runs none",
-        partial(not_found, "Deleting shovel", "Shovel with the given name"),
-        "delete_shovel s",
-        "69",
-        ("<name>", "of a shovel"),
-        usage=_VHOST,
-    ),
-    _command(
-        "restart_shovel",
-        OPERATIONS,
-        "Restarts a shovel: amqpd runs none",
-        partial(not_found, "Restarting dynamic Shovel", "Shovel with the given name"),
-        "restart_shovel s",
-        "69",
-        ("<name>", "of a shovel"),
-        usage=_VHOST,
-    ),
-    _command(
-        "federation_status",
-        OPERATIONS,
-        "Displays federation links: amqpd runs none",
-        partial(empty, "Listing federation links ...", ("upstream", "status")),
-        "federation_status",
-        "an empty list",
-        usage="[--only-down]",
-        options=("only-down",),
-    ),
-    _command(
-        "restart_federation_link",
-        OPERATIONS,
-        "Restarts a federation link: amqpd runs none",
-        partial(not_found, "Restarting federation link", "Link with the given ID"),
-        "restart_federation_link id",
-        "69",
-        ("<link_id>", "of a federation link"),
-    ),
-    _command(
-        "hipe_compile",
-        OPERATIONS,
-        "Does nothing, as in RabbitMQ",
-        partial(told, "This command is a no-op: amqpd's hot modules are compiled when it is built", ""),
-        "hipe_compile /tmp/x",
-        "0",
-        ("<directory>", "of no use"),
-        needs_app=False,
-    ),
-    _command(
-        "reset_stats_db",
-        OPERATIONS,
-        "Resets the statistics: they are counted, not kept in a database",
-        partial(told, "Resetting statistics of node {node} ...", ""),
-        "reset_stats_db",
-        "0, nothing to do",
-        usage="[--all]",
-        options=("all",),
-    ),
-    _command(
-        "activate_free_disk_space_monitoring",
-        OPERATIONS,
-        "Watches the free space of the disk: it always is",
-        partial(told, "Activating free disk space monitoring on node {node} ...", ""),
-        "activate_free_disk_space_monitoring",
-        "0, nothing to do",
-    ),
-    _command(
-        "deactivate_free_disk_space_monitoring",
-        OPERATIONS,
-        "Refuses to watch the free space of the disk no more",
-        always_watched,
-        "deactivate_free_disk_space_monitoring",
-        "69, and what to do instead",
-    ),
-    _command(
-        "metadata_store_status",
-        MONITORING,
-        f"Displays the state of the metadata: {_STORE}",
-        partial(told, "Status of the metadata store on node {node} ...", "The metadata store is open"),
-        "metadata_store_status",
-        "it is open",
-        needs_app=False,
-    ),
-    _command(
-        "check_if_metadata_store_is_initialized",
-        MONITORING,
-        f"Health check of the metadata: {_STORE}",
-        partial(told, "Checking the metadata store on node {node} ...", "Metadata store is initialized"),
-        "check_if_metadata_store_is_initialized",
-        "0 once the broker answers",
-        needs_app=False,
-    ),
-    _command(
-        "check_if_metadata_store_is_initialized_with_data",
-        MONITORING,
-        "Health check of the metadata, and what is in it: there is a vhost after the first start",
-        partial(told, "Checking the metadata store on node {node} ...", "Metadata store is initialized, with data"),
-        "check_if_metadata_store_is_initialized_with_data",
-        "0 once the broker answers",
-        needs_app=False,
     ),
 )
 
@@ -685,21 +497,7 @@ def list_deprecated_features(context: Context) -> None:
     context.show(columns, [])
 
 
-def check_deprecated_features(context: Context) -> None:
-    context.info("Checking if any deprecated features are used ...")
-    context.client.get("/api/amqpd/ping")
-    told: dict[str, Any] = {"result": "ok"}
-    context.answer(told, f"Node {context.node} reported no deprecated features in use")
-
-
 FEATURE_FLAG_COMMANDS: Final = (
-    Command(
-        "check_if_any_deprecated_features_are_used",
-        "Monitoring, observability and health checks",
-        "Fails if a deprecated feature is in use: there is none",
-        check_deprecated_features,
-        examples=(("check_if_any_deprecated_features_are_used", "0"),),
-    ),
     Command(
         "enable_feature_flag",
         FEATURE_FLAG_GROUP,
