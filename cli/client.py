@@ -1,17 +1,15 @@
-"""The admin API, seen from outside: one HTTP connection, over the unix socket in the data directory or over TCP.
+"""A client of the admin API: one HTTP connection, over the unix socket in the data directory or over TCP.
 
-Over the socket there is no password: the socket's mode is 0600 and the broker looks at the peer's uid. Over TCP the
-URI carries the credentials, or over TLS a certificate does. http.client is imported on the first request, since `help`
-and `version` need none (it costs 30 ms, a third of what a command may take).
+The socket needs no password: its mode is 0600, and the broker checks the peer's uid. Over TCP the URI has the
+credentials; over TLS a certificate can be the login. http.client is imported at the first request, because `help`
+and `version` need none: it costs 30 ms, a third of a short command. ssl is imported for https only.
 
-TLS of amqpctl: whose certificates it believes, and the one it shows, for `--uri https://...`.
+TLS options, for `--uri https://...`; the command line comes before the environment:
 
-    --tls-ca-cert-file FILE     AMQPCTL_TLS_CA_CERT_FILE     instead of the machine's own authorities
-    --tls-cert-file FILE        AMQPCTL_TLS_CERT_FILE        to show; a login where the broker takes it for one
-    --tls-key-file FILE         AMQPCTL_TLS_KEY_FILE         where it is not in the certificate's file
-    --insecure                                               nothing is checked, and a warning says so
-
-ssl is imported where it is needed: it is part of no other start.
+    --tls-ca-cert-file FILE     AMQPCTL_TLS_CA_CERT_FILE     authorities to trust, instead of the machine's
+    --tls-cert-file FILE        AMQPCTL_TLS_CERT_FILE        client certificate; a login if the broker accepts it as one
+    --tls-key-file FILE         AMQPCTL_TLS_KEY_FILE         its private key, if it is in another file
+    --insecure                                               no check of the broker's certificate, with a warning
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ WARNING: Final = (
 
 
 class Tls(NamedTuple):
-    """Paths of PEM files, each may be empty. insecure: the broker's certificate is not looked at."""
+    """Paths of PEM files, each may be empty. `insecure`: the broker's certificate is not checked."""
 
     ca: str = ""
     certificate: str = ""
@@ -58,7 +56,7 @@ class Tls(NamedTuple):
     insecure: bool = False
 
     def context(self) -> ssl.SSLContext:
-        """Raises: UsageError for a file that cannot be used."""
+        """Return an SSL context. Raises: UsageError if a file cannot be used."""
         try:
             context = client_context(self.ca, self.certificate, self.key)
         except BadTlsFiles as error:
@@ -72,7 +70,7 @@ class Tls(NamedTuple):
 
 
 def tls_of(line: CommandLine, environment: Mapping[str, str], uri: str) -> Tls:
-    """The command line before the environment, which counts for https only. Raises: UsageError."""
+    """Return the TLS files of the command line or, for https, of the environment. Raises: UsageError."""
     secure = uri.lower().startswith("https://")
     given = [name for name in (*OPTIONS, INSECURE) if name in line.given]
     if not secure:
@@ -89,15 +87,15 @@ def tls_of(line: CommandLine, environment: Mapping[str, str], uri: str) -> Tls:
 
 
 SOCKET_NAME: Final = "amqpctl.sock"
-# A request that carries it is refused with 503 while AMQP is stopped, before anything is done.
+# While AMQP is stopped, the broker refuses a request with this header with 503 before it does anything.
 NEEDS_APP: Final = "Amqpd-Needs-App"
-# Of an answer: nodes of a cluster whose part is not in it.
+# Header of an answer: nodes of a cluster whose part is missing in it.
 MISSING: Final = "Amqpd-Missing-Nodes"
 _PATH_SIZE_BYTES_MAX: Final = 107  # sun_path without its final zero
 
 
 class ApiAnswer(NamedTuple):
-    """What the broker answered. data: the decoded JSON, None when there was no body."""
+    """An answer of the broker. `data` is the decoded JSON, None without a body."""
 
     status: int
     data: Any
@@ -108,7 +106,7 @@ class ApiAnswer(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The broker's own words about a refusal."""
+        """Return the broker's text about a refusal."""
         if isinstance(self.data, dict):
             for name in ("detail", "reason", "error"):
                 if self.data.get(name):
@@ -119,16 +117,23 @@ class ApiAnswer(NamedTuple):
         return Failure(SOFTWARE if self.status >= 500 else UNAVAILABLE, self.reason)
 
     def checked(self, missing: Failure | None = None) -> ApiAnswer:
-        """Itself, where it is none of 400 and above. missing: what 404 means to the command. Raises: Failure."""
+        """Return self if the status is 2xx. Raises: `missing` for 404, if given; else Failure."""
         if self.ok:
             return self
         raise missing if missing is not None and self.status == 404 else self.failure()
 
 
 class ApiClient:
-    """One broker. uri or data_dir is empty; node is its name in messages.
+    """A connection to one broker.
 
-    timeout_s: how long the broker may be silent; None waits for ever. needs_app: after stop_app it answers 503.
+    Attributes:
+        uri: of the admin API; empty: the unix socket in `data_dir`
+        data_dir: the broker's data directory; empty: `uri`
+        node: the broker's name in messages
+        timeout_s: maximum silence of the broker; None: no limit
+        otherwise: URI to try if there is no socket; empty: none
+        tls: for `https`; may be replaced before the first request
+        missing: nodes of the cluster that did not answer, so that lists lack their part
     """
 
     def __init__(self, uri: str, data_dir: str, node: str, timeout_s: float | None, needs_app: bool = True) -> None:
@@ -137,11 +142,8 @@ class ApiClient:
         self.node = node
         self.timeout_s = timeout_s
         self.otherwise = ""
-        """The URI that is tried where there is no socket; empty: none."""
         self.tls = Tls()
-        """Of `https` URIs; may be replaced before the first request."""
         self.missing: set[str] = set()
-        """Nodes of the cluster that did not answer, and whose part a list lacks."""
         self._connection: HTTPConnection | None = None
         self._headers: dict[str, str] = {NEEDS_APP: "true"} if needs_app else {}
         self._prefix = ""
@@ -152,7 +154,7 @@ class ApiClient:
 
     @property
     def host(self) -> str:
-        """The machine the broker is on, as the URI names it; empty: this one."""
+        """Return the broker's host as in the URI; empty: this machine."""
         if not self.uri:
             return ""
         from urllib.parse import urlsplit
@@ -161,20 +163,23 @@ class ApiClient:
 
     @property
     def address(self) -> str:
-        """Where the broker is looked for, without a password."""
+        """Return the socket's path or the URI without its password."""
         if not self.uri:
             return os.path.join(self.data_dir, SOCKET_NAME)  # noqa: PTH118 - pathlib is 3 ms of start-up
         scheme, _, rest = self.uri.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
 
     def get(self, path: str) -> Any:
-        """The JSON behind a path. Raises: as `send`, and Failure for any status but 2xx."""
+        """Return the JSON at a path. Raises: as `send`, and Failure for any status that is not 2xx."""
         return self.send("GET", path).checked().data
 
     def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> ApiAnswer:
-        """One request, one answer; a refusal by status is an answer.
+        """Send one request. Return the answer, which can be a refusal.
 
-        Raises: Refused (69 unreachable, 75 silent, 77 not allowed), AppStopped, UsageError for a bad URI.
+        Raises:
+            ApiRefused: 69 if the broker is unreachable, 75 if it is silent, 77 if the user is not allowed
+            AppStopped, AppRuns: the broker said so
+            UsageError: a bad URI
         """
         if self.timeout_s == 0:
             raise self._timed_out(path)
@@ -210,7 +215,7 @@ class ApiClient:
         return answer
 
     def _has_found_another(self) -> bool:
-        """Return whether a broker answers at `otherwise`, which then is the one."""
+        """Return whether a broker answers at `otherwise`. If it does, use that broker."""
         uri, self.otherwise = self.otherwise, ""
         if not uri:
             return False
@@ -226,13 +231,13 @@ class ApiClient:
         return True
 
     def close(self) -> None:
-        """Forgets the connection; the next request makes a new one."""
+        """Close the connection. The next request opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _connect(self) -> HTTPConnection:
-        """A connection that has not connected yet. Raises: UsageError."""
+        """Return an HTTP connection that is not open yet. Raises: UsageError."""
         import http.client
         import socket
 
@@ -277,7 +282,7 @@ class ApiClient:
         return f"{self.address} refuses: {answer.reason}. What to do: {advice}."
 
     def _unreachable(self, error: Exception) -> ApiRefused:
-        """rabbit: exit 69. The text says what to do next."""
+        """Return the error with exit code 69 (rabbit). Its text says what the user can do next."""
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         start = "amqpd" if self.data_dir in {"", "./amqpd-data"} else f"amqpd --data-dir {self.data_dir}"
         advice = [
@@ -306,7 +311,7 @@ class ApiClient:
 
 
 def quoted(name: str) -> str:
-    """A name as one segment of a path: `/` is `%2F`."""
+    """Return a name as one segment of a path: `/` is `%2F`."""
     from urllib.parse import quote
 
     return quote(name, safe="")
@@ -324,7 +329,7 @@ def _unix_connection(path: str, timeout_s: float | None) -> HTTPConnection:
     import socket
 
     class UnixConnection(http.client.HTTPConnection):
-        """HTTP over a unix socket. Sends `Host: localhost`."""
+        """HTTP over a unix socket, with `Host: localhost`."""
 
         def connect(self) -> None:
             self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -332,7 +337,7 @@ def _unix_connection(path: str, timeout_s: float | None) -> HTTPConnection:
             if len(os.fsencode(path)) <= _PATH_SIZE_BYTES_MAX:
                 self.sock.connect(path)
                 return
-            # A longer path does not fit into a socket address; one through an open directory does.
+            # A longer path does not fit into a socket address. A path through an open directory does.
             directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)  # noqa: PTH120
             try:
                 self.sock.connect(f"/proc/self/fd/{directory}/{SOCKET_NAME}")

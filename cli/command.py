@@ -1,4 +1,4 @@
-"""What a command is, and what it is given to work with."""
+"""Commands, and the context in which they run."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ GROUPS: Final = (
     "Upgrade",
     "Logs",
 )
-"""rabbitmqctl's headings, in its order; `Logs` is ours."""
+"""rabbitmqctl's headings, in its order. `Logs` is amqpd's own."""
 
 
 class Context:
-    """One run of one command: its command line, the broker, and where to write.
+    """One run of one command: its command line, its client of the broker, its output.
 
-    What a person may skip (`-q`) goes through `say`, what was asked for through `show` and `done`, and what must stay
-    out of a pipe through `note`. program: the name it is called by; commands: those this program has.
+    `info` writes lines that `-q` hides; `answer`, `show` and `success` write the result; `warn` writes to standard
+    error.
+
+    Attributes:
+        program: the name under which amqpctl was called
+        commands: the commands of that program
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Context:
         self.commands = commands
 
     def with_line(self, line: CommandLine) -> Context:
-        """The same, with another command line: for a command that is made of others."""
+        """Return a copy with another command line, for a command that runs other commands."""
         return Context(line, self.client, self.out, self.err, self.stdin, self.program, self.commands)
 
     @property
@@ -75,17 +79,17 @@ class Context:
         return 1000 * (TIMEOUT_S if timeout_s is None else timeout_s)
 
     def info(self, text: str) -> None:
-        """An informational message: not with --quiet or --silent, nor in front of what a program reads."""
+        """Write an informational line, except with --quiet, --silent, and before JSON and CSV."""
         if not self.line.quiet and self.line.formatter not in {"json", "csv"}:
             self.out.write(text + "\n")
             self.out.flush()
 
     def success(self, message: str = "") -> None:
-        """The end of a command that changes something; rabbit: --quiet keeps the message, JSON wraps it."""
+        """Report that a change succeeded. rabbit: --quiet keeps the message, JSON wraps it."""
         self.answer({"message": message} if message else {"node": self.node, "result": "ok"}, message)
 
     def answer(self, value: object, text: str) -> None:
-        """What was asked for, as a program reads it and as a person does. rabbit: no text, no line."""
+        """Write `value` for a JSON or Erlang formatter, else `text`. rabbit: an empty text is no line."""
         if self.line.formatter == "json":
             self.out.write(compact(value) + "\n")
         elif self.line.formatter == "erlang" and (text or not isinstance(value, dict)):
@@ -102,25 +106,25 @@ class Context:
             self.out.write(BY_NAME[self.line.formatter](columns, rows, self.line.headers))
 
     def warn(self, text: str) -> None:
-        """Something worth knowing about a command that succeeds; on standard error."""
+        """Write a line to standard error, except with --quiet."""
         if not self.line.quiet:
             self.err.write(text + "\n")
 
     def no_timeout(self) -> None:
-        """Waits for the broker as long as it takes, unless --timeout says otherwise: for work that may be long."""
+        """Wait for the broker without limit, unless --timeout is given. For work that can take long."""
         if self.line.timeout_s is None:
             self.client.timeout_s = None
 
     def all_vhosts(self, one: str) -> bool:
-        """Whether --global is given. one: the option that names a single thing. Raises: UsageError where both are."""
+        """Return whether --global is given. Raises: UsageError if the option `one`, which names one thing, is too."""
         if "global" in self.line.given and one in self.line.given:
             raise UsageError(f"Invalid options for this command:\n--global : excludes --{one}")
         return "global" in self.line.given
 
     def password(self, number: int) -> str:
-        """The operand `number`, or the first line of standard input; asked for without echo on a terminal.
+        """Return operand `number`, or the first line of standard input. A terminal is asked without echo.
 
-        Raises: Failure (65) when there is none.
+        Raises: Failure (65) without a password.
         """
         if len(self.operands) > number:
             return self.operands[number]
@@ -138,10 +142,15 @@ class Context:
 class Command(NamedTuple):
     """One row of the table of commands.
 
-    usage: what stands behind the name. least, most: how many operands (most None: any number).
-    details: (operand or option, what it is). options: long names of the command's own options.
-    columns: what a list can show, its default columns in front (`shown` of them). examples: (command line, its effect).
-    needs_app: refused after stop_app, as rabbitmqctl refuses it.
+    Attributes:
+        usage: the usage text after the command's name
+        least: minimum number of operands
+        most: maximum number of operands; None: any number
+        details: (operand or option, meaning)
+        options: long names of the command's own options
+        columns: columns that a list can show; the first `shown` are the default
+        examples: (command line, its effect)
+        needs_app: after stop_app the command is refused, as rabbitmqctl refuses it
     """
 
     name: str
@@ -166,7 +175,7 @@ class Command(NamedTuple):
         return f"{program} [--node <node>] [--longnames] [--quiet] {self.name} {self.usage}".rstrip()
 
     def check(self, operands: Sequence[str]) -> None:
-        """Raises: UsageError when there are too few or too many."""
+        """Check the number of operands. Raises: UsageError."""
         if len(operands) < self.least:
             raise UsageError("not enough arguments.")
         if self.most is not None and len(operands) > self.most:

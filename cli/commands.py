@@ -1,5 +1,7 @@
-"""The table of commands. One more command: a `Command` in the module it belongs to; this table, the help and the tests
-find it there. cli/README.md names it too, and a test sees to that."""
+"""The table of all commands.
+
+To add a command, write a `Command` in the module it belongs to. This table, the help and the tests find it there.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""`encode` and `decode`: values of a configuration file, encrypted with a passphrase as RabbitMQ encrypts them.
+"""`encode` and `decode`: values of a configuration file, encrypted with a passphrase as RabbitMQ does it.
 
-amqpd reads no encrypted values: a secret is a variable of the environment, or a file of its own. Who comes from
-RabbitMQ has such values, needs what is in them, and may go on making them for brokers that read them. The format is
-RabbitMQ's: base64 of 16 bytes of salt, 16 of the initialisation vector and AES in CBC over the packed term, padded to
-16 bytes (32 in older versions, which is read too); the key is PBKDF2 of the passphrase. AES is the package
-`cryptography`, which nothing else of amqpd needs: it is asked for when it is missing.
+amqpd reads no encrypted values: a secret is a variable of the environment or a file of its own. A user who moves from
+RabbitMQ must read such values, and may need new ones for other brokers.
+
+Format: base64 of 16 bytes of salt, 16 bytes of initialisation vector, and AES-CBC over the term (`term_to_binary`),
+padded to 16 bytes; older versions pad to 32, which `decode` accepts. The key is PBKDF2 of the passphrase. AES comes
+from the package `cryptography`, which nothing else of amqpd needs: it is imported when one of the commands runs.
 
 Source: RabbitMQ 3.10.8, https://www.rabbitmq.com/docs/configure#configuration-encryption.
 """
@@ -18,20 +19,19 @@ from amqpd.cli.erlang import NotATerm, Term, packed, parse, printed, unpacked
 from amqpd.cli.errors import DATA, UNAVAILABLE, Failure, UsageError
 
 CIPHERS: Final = {"aes_128_cbc": 16, "aes_192_cbc": 24, "aes_256_cbc": 32}
-"""By name, how many bytes the key has."""
+"""Cipher -> bytes of its key."""
 _OLDER: Final = {"aes_cbc": "aes_128_cbc", "aes_cbc128": "aes_128_cbc", "aes_cbc256": "aes_256_cbc"}
 HASHES: Final = {
     "sha": "sha1", "sha224": "sha224", "sha256": "sha256", "sha384": "sha384", "sha512": "sha512",
     "sha3_224": "sha3_224", "sha3_256": "sha3_256", "sha3_384": "sha3_384", "sha3_512": "sha3_512", "md5": "md5",
 }  # fmt: skip
-"""Erlang's names, and Python's."""
+"""Erlang's name of a hash -> Python's name."""
 SALT_BYTES: Final = 16
 BLOCK_BYTES: Final = 16
 PADDED_MAX: Final = 32
-"""rabbit: before 3.8 it filled up to twice what the cipher needs."""
+"""rabbit: before 3.8 the padding was up to twice the block size."""
 DEFAULTS: Final = (("aes_128_cbc", "sha256", 1), ("aes_256_cbc", "sha512", 1000))
-"""Cipher, hash, iterations where none are asked for: of RabbitMQ 3.10.8 (measured), and of older versions, which its
-guide still tells of."""
+"""Default cipher, hash and iterations: of RabbitMQ 3.10.8 (measured), and of older versions (in its guide)."""
 ITERATIONS_MAX: Final = 10_000_000
 WRONG: Final = (
     "Failed to decrypt the value. Things to check: is the passphrase correct? Are the cipher and hash algorithms the "
@@ -40,11 +40,11 @@ WRONG: Final = (
 
 
 class Undecipherable(ValueError):
-    """Not made with this passphrase, cipher, hash and number of iterations, or not made so at all."""
+    """The value was made with another passphrase, cipher, hash or number of iterations, or is not encrypted."""
 
 
 def encrypt(data: bytes, passphrase: str, cipher: str, algorithm: str, iterations: int) -> str:
-    """The base64 text. cipher, algorithm: of CIPHERS, HASHES. Cost: `iterations` hashes, some ms for 1,000."""
+    """Return the base64 text. Cost: `iterations` hashes, some ms for 1,000."""
     import base64
     import os
 
@@ -57,7 +57,7 @@ def encrypt(data: bytes, passphrase: str, cipher: str, algorithm: str, iteration
 
 
 def decrypt(text: str | bytes, passphrase: str, cipher: str, algorithm: str, iterations: int) -> bytes:
-    """Raises: Undecipherable."""
+    """Return the plain data. Raises: Undecipherable."""
     import base64
     import binascii
 
@@ -82,7 +82,7 @@ def _key(passphrase: str, salt: bytes, cipher: str, algorithm: str, iterations: 
 
 
 def _aes(encrypts: bool, key: bytes, start: bytes, data: bytes) -> bytes:
-    """Raises: Failure where the package is missing."""
+    """Encrypt or decrypt whole blocks. Raises: Failure if the package is missing."""
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError:
@@ -95,7 +95,7 @@ def _aes(encrypts: bool, key: bytes, start: bytes, data: bytes) -> bytes:
 
 
 def _how(context: Context, default: tuple[str, str, int] = DEFAULTS[0]) -> tuple[str, str, int]:
-    """Cipher, hash and number of iterations of the command line. Raises: UsageError."""
+    """Return cipher, hash and iterations of the command line. Raises: UsageError."""
     given = context.line.given
     cipher = given.get("cipher", default[0])
     cipher = _OLDER.get(cipher, cipher)
@@ -111,7 +111,7 @@ def _how(context: Context, default: tuple[str, str, int] = DEFAULTS[0]) -> tuple
 
 
 def _passphrase(context: Context) -> str:
-    """The second operand, or a line of standard input. Raises: Failure; rabbit: 69 for none."""
+    """Return the second operand, or a line of standard input. Raises: Failure (rabbit: 69) without a passphrase."""
     try:
         return context.password(1)
     except Failure:
@@ -119,7 +119,6 @@ def _passphrase(context: Context) -> str:
 
 
 def encode(context: Context) -> None:
-
     value = context.operands[0]
     cipher, algorithm, iterations = _how(context)
     context.info("Encrypting value ...")
@@ -137,7 +136,6 @@ def encode(context: Context) -> None:
 
 
 def decode(context: Context) -> None:
-
     value = context.operands[0]
     ways = dict.fromkeys(_how(context, default) for default in DEFAULTS)
     context.info("Decrypting value ...")
@@ -151,7 +149,7 @@ def decode(context: Context) -> None:
 
 
 def _decoded(value: str, passphrase: str, ways: tuple[tuple[str, str, int], ...]) -> Term:
-    """What is in a value, by the first of the ways that fits. Raises: Failure (69)."""
+    """Return the term in a value. The first of `ways` (cipher, hash, iterations) that fits counts. Raises: Failure (69)."""
 
     try:
         text: object = value.partition(":")[2] if value.startswith("encrypted:") else parse(value)

@@ -1,7 +1,7 @@
-"""What can go wrong in amqpctl, and the exit code it ends with.
+"""Errors of amqpctl and their exit codes.
 
-The codes are rabbitmqctl 3.10's, which are those of BSD's sysexits.h. Which command ends with which was measured with
-RabbitMQ 3.10.8. Scripts switch on them, so a code is part of the interface; the texts are for people.
+The codes are rabbitmqctl 3.10's, which are those of BSD's sysexits.h. Scripts depend on them; the texts are for
+people. Tests with RabbitMQ 3.10.8 measured which command ends with which code.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Final
 
 OK: Final = 0
 USAGE: Final = 64
-"""Unknown command, option or column, wrong number of arguments; also a queue that cannot be deleted, and an app that
-is stopped (rabbit: both are 64)."""
+"""Unknown command, option or column; wrong number of arguments. rabbit: also if a queue cannot be deleted, and if the
+app is stopped."""
 DATA: Final = 65
 NO_USER: Final = 67
 UNAVAILABLE: Final = 69
-"""The broker does not answer, or it answers that it will not."""
+"""The broker does not answer, or it refuses the request."""
 SOFTWARE: Final = 70
 TIMED_OUT: Final = 75
 NO_PERMISSION: Final = 77
-"""Wrong password, or a user without the tag or permission that the command needs."""
+"""Wrong password, or the user lacks a tag or permission that the command needs."""
 INTERRUPTED: Final = 130
 
 
 class Failure(Exception):
-    """The command did not do its work. `text` is what a person reads, `exit_code` what a script reads."""
+    """The command failed. `text` is for people, `exit_code` for scripts."""
 
     def __init__(self, exit_code: int, text: str) -> None:
         super().__init__(text)
@@ -32,19 +32,19 @@ class Failure(Exception):
         self.text = text
 
     def shown(self) -> str:
-        # rabbit: a text the broker answered stands on a line of its own
+        # rabbit: the broker's text is on a line of its own
         return f"Error:\n{self.text}"
 
 
 class ApiRefused(Failure):
-    """A failure before or beside the command's own work: its text follows `Error: ` on the same line."""
+    """A failure outside the command's own work. Its text follows `Error: ` on the same line."""
 
     def shown(self) -> str:
         return f"Error: {self.text}"
 
 
 class VhostNotFound(Failure):
-    """rabbit: it stands without `Error:`, and most commands end with 65."""
+    """rabbit: the text has no `Error:` before it, and most commands end with 65."""
 
     def __init__(self, name: str) -> None:
         super().__init__(DATA, f"Virtual host '{name}' does not exist")
@@ -54,7 +54,7 @@ class VhostNotFound(Failure):
 
 
 class AppStopped(ApiRefused):
-    """HTTP 503 `app_stopped`: the process runs, AMQP is closed (`stop_app`). The command's usage is shown too."""
+    """HTTP 503 `app_stopped`: the process runs, AMQP is stopped (`stop_app`). amqpctl also shows the usage."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ class AppStopped(ApiRefused):
 
 
 class AppRuns(ApiRefused):
-    """HTTP 409 `app_running`: AMQP would have to be stopped. The command's usage is shown too."""
+    """HTTP 409 `app_running`: the command needs stopped AMQP. amqpctl also shows the usage."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class AppRuns(ApiRefused):
 
 
 class UsageError(Failure):
-    """The command line is wrong; nothing was sent. The command's usage is shown too."""
+    """The command line is wrong, and no request was sent. amqpctl also shows the usage."""
 
     def __init__(self, text: str, exit_code: int = USAGE) -> None:
         super().__init__(exit_code, text)
@@ -85,7 +85,7 @@ class UsageError(Failure):
 
 
 class UnknownCommand(Failure):
-    """The text already says what to do."""
+    """An unknown command. The text says what to do."""
 
     def __init__(self, text: str) -> None:
         super().__init__(USAGE, text)

@@ -1,8 +1,8 @@
 """Commands whose answer is fixed: RabbitMQ's answer on a single node without shovels, federation and mirrors.
 
-Scripts call these commands, so they must exist. One row per command says what it checks and what it answers. Texts and
-exit codes are RabbitMQ 3.10.8's, measured. In a cluster, Kafka keeps the copies of queues, and a vhost moves as a whole:
-some rows have a text for it.
+Scripts call these commands, so they must exist. One row per command says what it checks and what it answers. Texts
+and exit codes are RabbitMQ 3.10.8's, measured. In a cluster, Kafka keeps the copies of queues, and a vhost moves as
+a whole: some rows have a text for it.
 """
 
 from __future__ import annotations

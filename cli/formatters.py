@@ -1,17 +1,17 @@
-r"""Rows as text: table, pretty_table, json, json_stream, csv, erlang; on a terminal, where none is asked for, aligned.
+r"""Formatters of lists: table, pretty_table, json, json_stream, csv, erlang; aligned columns on a terminal.
 
-A row is a list of JSON values, in the order of the columns. The shapes are rabbitmqctl 3.10's:
+A row is a list of JSON values, in the order of the columns. The formats are rabbitmqctl 3.10's:
 
-- `table` (the default): cells separated by tabs, a header row. A list without rows has no header either.
-- `pretty_table`: the same with box characters. rabbitmqctl writes the terminal's line-drawing escapes; these are the
-  Unicode characters that a terminal shows for them, so that a file holds them too.
-- `json`: an array, one object per line; `json_stream`: the objects alone.
-- `csv`: every cell quoted.
-- `erlang`: a list of property lists, a row on a line; names are binaries, `undefined` is what there is not.
+- `table` (the default): cells separated by tabs, with a header row. A list without rows has no header.
+- `pretty_table`: the same with box characters. rabbitmqctl writes the terminal's line-drawing escapes; here they are
+  Unicode characters, which are also right in a file.
+- `json`: an array with one object per line; `json_stream`: only the objects.
+- `csv`: every cell in quotes.
+- `erlang`: a list of property lists, one row per line. Texts are binaries, a missing value is `undefined`.
 
-Field tables (`arguments`, `client_properties`) are written as Erlang terms, `[{"x-max-length",10}]`, as scripts and the
-client suites expect; in `json` they are objects. Control characters in names would break a table's columns or steer the
-reader's terminal, so both tables show them as escapes (`\t`, `\x1b`); `json` and `csv` keep them.
+Field tables (`arguments`, `client_properties`) are Erlang terms, `[{"x-max-length",10}]`, as scripts and client suites
+expect; in `json` they are objects. Control characters in names would break a table's columns or control the reader's
+terminal, so tables show escapes (`\t`, `\x1b`); `json` and `csv` keep the characters.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def pretty_table(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> 
 
 
 def json_rows(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
-    """An array with an object per line; what there is not is "", as rabbitmqctl has it. headers: no matter."""
+    """Return an array with an object per line. A missing value is "", as in rabbitmqctl. `headers` has no effect."""
     objects = _objects(columns, rows)
     return "[\n" + "\n,".join(objects) + ("\n]\n" if objects else "]\n")
 
 
 def json_lines(columns: Sequence[str], rows: Sequence[Row]) -> str:
-    """An object per line, and nothing around them: `json_stream`."""
+    """Return an object per line, for `json_stream`."""
     return "".join(f"{one}\n" for one in _objects(columns, rows))
 
 
@@ -69,7 +69,7 @@ def _objects(columns: Sequence[str], rows: Sequence[Row]) -> list[str]:
 
 
 def csv(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
-    """headers: no matter; rabbit: only a table loses its header."""
+    """Return CSV. `headers` has no effect (rabbit: only a table can be without)."""
     if not rows:
         return ""
     import csv as library
@@ -83,7 +83,7 @@ def csv(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
 
 
 def erlang_rows(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> str:
-    """headers: no matter."""
+    """Return Erlang terms. `headers` has no effect."""
     lines = [
         "[" + ",".join(f"{{{atom(column)},{_typed(column, value)}}}" for column, value in _cells(columns, row)) + "]"
         for row in rows
@@ -92,7 +92,7 @@ def erlang_rows(columns: Sequence[str], rows: Sequence[Row], headers: bool) -> s
 
 
 def aligned(columns: Sequence[str], rows: Sequence[Row], headers: bool, bold: Callable[[str], str]) -> str:
-    """For a person: columns under each other, two spaces between them, numbers to the right; the header in bold."""
+    """Return aligned columns for a terminal: two spaces between them, numbers to the right, the header in bold."""
     if not rows:
         return ""
     lines = [[visible(cell(column, value)) for column, value in _cells(columns, row)] for row in rows]
@@ -121,7 +121,7 @@ BY_NAME: Final[dict[str, Callable[[Sequence[str], Sequence[Row], bool], str]]] =
     "erlang": erlang_rows,
 }
 _ATOMS: Final = frozenset({"destination_kind", "source_kind", "state", "type"})
-"""Columns whose words are atoms in RabbitMQ."""
+"""Columns whose values are atoms in RabbitMQ."""
 
 
 def compact(value: object) -> str:
@@ -131,7 +131,7 @@ def compact(value: object) -> str:
 
 
 def cell(column: str, value: Any) -> str:
-    """The text of one value, as a table has it."""
+    """Return one value as a cell of a table."""
     if value is None:
         return ""
     if column in FIELD_TABLES:

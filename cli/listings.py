@@ -1,7 +1,7 @@
-"""The list commands over what the API lists: one `Listing` says where each column's value stands in the API's JSON.
+"""List commands over the lists of the admin API. A `Listing` maps each column to a place in the API's JSON.
 
-Columns and their order are rabbitmqctl 3.10's. A column that has no meaning here (mirrors, the certificate of a plain
-connection) is empty, as it is in RabbitMQ for a queue without mirrors.
+Columns and their order are rabbitmqctl 3.10's. A column without a meaning here (mirrors, the certificate of a plain
+connection) is empty, as in RabbitMQ for a queue without mirrors.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ Item = dict[str, Any]
 
 
 class Listing(NamedTuple):
-    """What a list is made of.
+    """The source and the columns of a list.
 
-    path: of the API; `{vhost}` is replaced. default: the columns shown when none is asked for.
-    columns: name -> where its value is in an item of the answer: a path of keys.
+    Attributes:
+        path: path in the API; `{vhost}` is replaced
+        default: columns that are shown if the user names none
+        columns: column -> keys that lead to its value in an item of the answer
     """
 
     path: str
@@ -37,7 +39,7 @@ def plain(*names: str) -> dict[str, tuple[str, ...]]:
 
 
 def wanted(listing: Listing, operands: Sequence[str]) -> tuple[str, ...]:
-    """The columns asked for, each once; `a,b` and `a b` are the same. Raises: UsageError with all unknown ones."""
+    """Return the columns that the user names, each once; `a,b` is `a b`. Raises: UsageError with all unknown ones."""
     asked = [name for operand in operands for name in operand.split(",") if name]
     if unknown := sorted(set(asked) - set(listing.columns)):
         raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
@@ -54,10 +56,10 @@ def value(item: Item, listing: Listing, column: str) -> Any:
 
 
 def fetch(context: Context, listing: Listing, columns: Sequence[str]) -> list[Item]:
-    """The items, with no more in them than the columns need: ten thousand queues whole are 10 MB.
+    """Return the items, with only the keys that the columns need: ten thousand complete queues are 10 MB.
 
-    A vhost that is missing has nothing to list: a note on standard error, and exit code 0.
-    rabbit: so do list_queues, list_exchanges, list_bindings and list_consumers, without the note.
+    A missing vhost gives an empty list, a line on standard error and exit code 0. rabbit: list_queues,
+    list_exchanges, list_bindings and list_consumers do the same, without the line.
     """
     keys = ",".join(dict.fromkeys(".".join(listing.columns.get(name, (name,))) for name in columns))
     answer = context.client.send("GET", f"{listing.path.format(vhost=quoted(context.vhost))}?columns={keys}")
@@ -74,7 +76,7 @@ def show(context: Context, listing: Listing, columns: Sequence[str]) -> None:
 
 
 def add_pids(context: Context, columns: Collection[str], queues: list[Item]) -> None:
-    """The pids a queue's JSON lacks: of the connection that owns it, of the channel that consumes from it alone."""
+    """Add the pids that a queue's JSON lacks: of its owner's connection, of its exclusive consumer's channel."""
     if "owner_pid" in columns:
         pids = {item["name"]: item["pid"] for item in fetch(context, CONNECTIONS, ("name", "pid"))}
         for queue in queues:
@@ -175,7 +177,7 @@ def list_queues(context: Context) -> None:
     context.info(f"Listing queues for vhost {context.vhost} ...")
     given = context.line.given
     if "offline" in given and not {"online", "local"} & set(given):
-        context.show(columns, [])  # the node that answers is the only one, and it is up
+        context.show(columns, [])  # queues of stopped nodes: the only node runs
         return
     pids = {"owner_pid", "exclusive_consumer_pid"} & set(columns)
     queues = fetch(context, QUEUES, (*columns, "name", "owner_pid_details") if pids else columns)

@@ -1,14 +1,12 @@
 """amqpctl: from the command line to the exit code.
 
-`main` is the console script, under whatever name it is called (main.py). `run` does the work with everything handed
-in, so tests need no process. Nothing a user types ends in a traceback.
+`main` is the console script. `run` gets everything as arguments, so tests need no process. No input of a user ends
+in a traceback.
 
-The names this program goes by, and which commands each of them has.
-
-RabbitMQ comes with a tool per trade, and scripts call them by name. `amqpctl` has the commands of all of them but
-rabbitmq-plugins', whose words (`list`, `set`) mean something only there. Called by the name of one of them
-(`amqpctl install_aliases DIR` puts them there), or with that name as its first word, it is that tool: its commands, its
-options, its name in what it says. `rabbitmqctl` is all of amqpctl.
+RabbitMQ has one tool per task, and scripts call the tools by name. `amqpctl` has the commands of all of them, except
+rabbitmq-plugins: its words (`list`, `set`) mean something only there. amqpctl acts as one of these tools if it is
+called by that name (`amqpctl install_aliases DIR` installs the names), or if the name is its first word. It then has
+the commands and options of that tool and shows its name. `rabbitmqctl` is all of amqpctl.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from amqpd.cli.terminal import bold, red
 
 
 class Tool(NamedTuple):
-    """name: as it is called; options: those of its commands, beside the general ones."""
+    """A name of amqpctl, with its commands and the options that they have besides the general ones."""
 
     name: str
     commands: Mapping[str, Command]
@@ -98,7 +96,7 @@ ALIASES: Final = tuple(name for name in TOOLS if name != "amqpctl")
 
 
 def tool_of(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The program's name and what stands behind it. words: a whole command line."""
+    """Split a whole command line into the program's name and its arguments."""
     program = words[0].rpartition("/")[2] if words else ""
     arguments = list(words[1:])
     if program not in TOOLS:
@@ -112,7 +110,7 @@ _CREDENTIALS: Final = re.compile(r"://[^/\s]*@")
 
 
 def main() -> int:
-    """The console script: exit code of the command line in sys.argv."""
+    """Run the command line in sys.argv. Return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8, whatever the locale
@@ -122,7 +120,7 @@ def main() -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `| head`: whoever read has seen enough
+    except BrokenPipeError:  # `| head` has read all that it needs
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     return code
@@ -136,7 +134,7 @@ def run(
     environment: Mapping[str, str],
     program: str = "amqpctl",
 ) -> int:
-    """Does one command. Returns its exit code (errors.py). Cost: one request for most. program: of main.py."""
+    """Run one command. Return its exit code. Cost: one request for most commands."""
     tool = TOOLS[program]
     try:
         line = parse(arguments, tool.options)
@@ -204,7 +202,7 @@ def _run(
 
 
 def _dry_run(command: Command, line: CommandLine, client: ApiClient) -> None:
-    """Raises: UsageError for columns that are none; Failure where the command needs a broker and there is none."""
+    """Check columns and, if the command needs it, the broker. Raises: UsageError; Failure."""
     if command.columns:
         asked = {name for operand in line.operands[command.least :] for name in operand.split(",") if name}
         if unknown := sorted(asked - set(command.columns)):
@@ -214,20 +212,20 @@ def _dry_run(command: Command, line: CommandLine, client: ApiClient) -> None:
 
 
 def _shown(failure: Failure, err: TextIO) -> str:
-    """With its `Error` in red, on a terminal."""
+    """Return the text; on a terminal `Error` is red."""
     text = failure.shown()
     word, colon, rest = text.partition(":")
     return red(word + colon, err) + rest if word.startswith("Error") else text
 
 
 def _without_passwords(arguments: Sequence[str], command: Command) -> str:
-    """The command line as it may be repeated in a terminal or a log."""
+    """Return the command line without passwords, to be shown or logged."""
     if "<password>" in command.usage:
         return f"{command.name} ..."
     return _CREDENTIALS.sub("://***@", " ".join(arguments))
 
 
 def _node_name(long: bool) -> str:
-    """What amqpd calls itself on this machine."""
+    """Return the name that amqpd has on this machine."""
     host = os.uname().nodename
     return f"amqpd@{host if long else host.partition('.')[0]}"

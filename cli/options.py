@@ -1,9 +1,9 @@
 """The command line: general options, the command, its own options and operands, in any order.
 
-rabbitmqctl takes every option before and after the command (`-q list_queues -p shop name`), so all of them, of all
-commands, stand in one table here; which ones a command takes is known only once its name is. getopt does the reading:
-it takes options anywhere and leaves the messages, which are rabbitmqctl's, to us. (Import measured: getopt and argparse
-10 ms, click 33 ms.) `--` ends the options, for a password that begins with a dash.
+rabbitmqctl accepts every option before and after the command (`-q list_queues -p shop name`). The command's name is
+known only when all options are read, so the options of all commands are in one table. getopt reads them: it accepts
+options anywhere, and the error texts stay ours, which are rabbitmqctl's. `--` ends the options, for a password that
+begins with a dash. Import, measured: getopt and argparse 10 ms, click 33 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMEOUT_S: Final = 60
 
 
 class Option(NamedTuple):
-    """One option. value: what stands for its argument in help texts, empty for a flag."""
+    """One option. `value` is its argument in help texts, empty for a flag."""
 
     long: str
     short: str
@@ -148,16 +148,18 @@ PLUGINS: Final = (
     Option("offline", "", "", "ask no broker"),
     Option("all", "", "", "all of them"),
 )
-"""Of rabbitmq-plugins alone: its letters mean other things elsewhere."""
+"""Options of rabbitmq-plugins only: other tools use the same letters for other options."""
 BY_LONG: Final = {option.long: option for option in (*PLUGINS, *GENERAL, *SPECIFIC)}
 BY_SHORT: Final = {option.short: option for option in (*GENERAL, *SPECIFIC) if option.short}
 _GENERAL_NAMES: Final = frozenset(option.long for option in GENERAL)
 
 
 class CommandLine(NamedTuple):
-    """A command line, read. given: the options that stand on it, by long name; a flag's value is empty.
+    """A parsed command line.
 
-    wrong: options nobody knows, or with a bad value, as `name : value`; reported once the command is known to exist.
+    Attributes:
+        given: long name of each option -> its value; a flag's value is empty
+        wrong: unknown options and bad values, as `name : value`; reported after an unknown command
     """
 
     command: str
@@ -175,13 +177,13 @@ class CommandLine(NamedTuple):
 
     @property
     def formatter(self) -> str:
-        """What kind of text is wanted; json_stream is JSON, see `stream`."""
+        """Return the formatter's name; json_stream counts as JSON, see `stream`."""
         name = self.given.get("formatter", "table")
         return "json" if name == "json_stream" else name
 
     @property
     def stream(self) -> bool:
-        """Whether the rows of a list are wanted one by one, each on its line, with no array around them."""
+        """Return whether to write JSON rows one per line, without an array around them."""
         return self.given.get("formatter") == "json_stream"
 
     @property
@@ -190,12 +192,12 @@ class CommandLine(NamedTuple):
 
     @property
     def timeout_s(self) -> int | None:
-        """Seconds as asked for; None when nothing was asked for, or nothing that is a number (see `wrong`)."""
+        """Return --timeout in seconds; None if it is not given or no number (see `wrong`)."""
         text = self.given.get("timeout", "")
         return int(text) if _is_number(text) else None
 
     def number(self, option: str) -> int:
-        """A whole number that is at least 0; 0 when the option is not there. Raises: UsageError."""
+        """Return an option as a whole number of at least 0; 0 if it is not given. Raises: UsageError."""
         text = self.given.get(option, "0")
         if not _is_number(text):
             raise UsageError(f"Invalid options for this command:\n--{option} : {text}")
@@ -203,10 +205,15 @@ class CommandLine(NamedTuple):
 
 
 def parse(arguments: Sequence[str], specific: Sequence[Option] = SPECIFIC) -> CommandLine:
-    """Reads what stands behind `amqpctl`. specific: the options beside the general ones.
+    """Parse the words after `amqpctl`.
 
-    Raises: nothing but UsageError for text that is not UTF-8; a wrong option is noted in `wrong`, since an unknown
-    command is the better news.
+    A wrong option goes to `wrong` and raises nothing here: an unknown command is reported first.
+
+    Args:
+        specific: the options besides the general ones
+
+    Raises:
+        UsageError: the arguments are not UTF-8
     """
     try:
         "".join(arguments).encode()
@@ -234,11 +241,11 @@ def parse(arguments: Sequence[str], specific: Sequence[Option] = SPECIFIC) -> Co
 
 
 def check_options(line: CommandLine, takes: Sequence[str]) -> None:
-    """Refuses what was mistyped, and options of other commands. takes: long names. Raises: UsageError."""
+    """Refuse unknown options, and options that are not in `takes` (long names). Raises: UsageError."""
     wrong = line.wrong + [
         f"--{name} : {value}" for name, value in line.given.items() if name not in takes and name not in _GENERAL_NAMES
     ]
-    # rabbit: a list that has no table has no option about its headers
+    # rabbit: the option about headers is for tables only
     if not wrong and "no-table-headers" in line.given and line.formatter != "table":
         wrong.append("--no-table-headers : ")
     if wrong:
@@ -246,7 +253,7 @@ def check_options(line: CommandLine, takes: Sequence[str]) -> None:
 
 
 def where(line: CommandLine, environment: Mapping[str, str]) -> tuple[str, str]:
-    """(uri, data directory), one of them empty: the command line before the environment, a URI before a directory."""
+    """Return (URI, data directory), one of them empty. The command line comes before the environment, a URI first."""
     if uri := line.given.get("uri"):
         return uri, ""
     if directory := line.given.get("data-dir"):
@@ -257,9 +264,9 @@ def where(line: CommandLine, environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def otherwise(line: CommandLine, environment: Mapping[str, str]) -> str:
-    """Return the URI to try where no broker is named and there is no data directory in the folder; else an empty text.
+    """Return the URI to try if no broker is named and there is no ./amqpd-data; else an empty text.
 
-    RabbitMQ's tools need no address on the broker's machine, and scripts that call them give none.
+    Scripts for RabbitMQ's tools name no address on the broker's machine.
     """
     named = "uri" in line.given or "data-dir" in line.given
     named = named or bool(environment.get("AMQPCTL_URI") or environment.get("AMQPD_DATA_DIR"))
@@ -281,7 +288,7 @@ def _asks_for_help(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _first_word(arguments: Sequence[str]) -> str:
-    """The command of a line that getopt refused: the first word that is no option and no option's value."""
+    """Return the command of a line that getopt refused: the first word that is neither an option nor its value."""
     value_of_an_option = False
     for word in arguments:
         if value_of_an_option:
