@@ -1,23 +1,24 @@
-"""`backup`: a running broker's data directory, copied so that a broker can start on it; `restore`: back again.
+"""`backup` copies a running broker's data directory so that a broker can start on the copy; `restore` copies it back.
 
-    DIR/2026-11-23T03-45-00Z/       one backup, whole by itself; DIR/*.partial: one that was broken off
-        data/                       a data directory, as a power cut could have left it
+    DIR/2026-11-23T03-45-00Z/       one complete backup; DIR/*.partial: an interrupted one
+        data/                       a data directory, in a state that a power cut could leave
         backup.json                 {format, amqpd, begun, files: {path: [size, inode, mtime_ns]}}
 
-A file that has not changed since the backup before it (sealed segments mostly) is a hard link to that backup's, so a
-further backup costs what is new; each may be deleted by itself.
+A file that is unchanged since the previous backup (mostly sealed segments) is a hard link to it. A further backup
+therefore costs only the new data, and each backup may be deleted by itself.
 
-While clients go on, files change, go and come. The order makes it right. Everything confirmed before it began is in it,
-unless it was settled; what was settled meanwhile may come back, as after a crash.
+Files change, appear and vanish during a backup. The order of the copies makes the result one state. The backup has
+every message that was confirmed before it began, except settled ones. A message that was settled during the backup
+may come back, as after a crash.
 
-    1. small files, which say how far a log is known to be good: older than the logs they are beside
-    2. every segment is linked into `.backup` in the data directory: what the broker removes from now on is still there
-    3. `.settled` files are copied: what they settle because it went to another queue is in that queue's log by now
-    4. segments that came meanwhile are linked, until no more come
-    5. the linked files are copied, indexes first; an active segment may end in half a batch, which recovery cuts off
+    1. copy small files, which say how far a log is known to be good: they must not be newer than the logs
+    2. link every segment into `.backup` in the data directory: what the broker deletes from now on is still there
+    3. copy `.settled` files: a message that they settle because it moved is in the other queue's log by now
+    4. link segments that appeared meanwhile, until there are no more
+    5. copy the linked files, indexes first; an active segment can end in half a batch, which recovery cuts off
 
-`boot-id` in the backup is nobody's, so that the next start checks each log as after a power cut. Nothing here knows
-what is in the files. The broker's loop has no part in it but to have the metadata copied by their own thread.
+`boot-id` in the backup matches no machine, so the next start checks each log as after a power cut. The backup does not
+read file contents. The broker only copies its metadata, in the metadata thread.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ FOLDER: Final = ".backup"
 COMING: Final = ".restore"
 PASSES_MAX: Final = 100
 NO_BOOT: Final = "0" * 32 + "\n"
-# At the top of a data directory: what is the process's own, and what the metadata's copy stands for.
+# At the top of a data directory: files of the running process, and those that the copy of the metadata replaces.
 NOT_COPIED: Final = frozenset({
     FOLDER, ".lock", "amqpctl.sock", "reserve", "boot-id", "spill", "metadata.sqlite", "metadata.sqlite-wal",
     "metadata.sqlite-shm",
@@ -67,7 +68,7 @@ def backup(context: Context) -> None:
 
 
 class _Backup:
-    """One of them, from its beginning to its end."""
+    """One backup."""
 
     def __init__(self, context: Context, data_dir: Path, target: Path) -> None:
         self._context = context
@@ -82,13 +83,13 @@ class _Backup:
         self._base: Path | None = None
 
     def run(self) -> tuple[Path, int, int]:
-        """Where it is, how many files it has, and how many bytes were copied for it. Raises: OSError; Failure."""
+        """Make the backup. Return its path, number of files and copied bytes. Raises: OSError; Failure."""
         self._target.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._stage.mkdir(mode=0o700, exist_ok=True)
-        # All in it is removed: so it is a directory of the data directory, and no link to another one.
+        # Everything in it will be deleted, so it must not be a link to another directory.
         lock = os.open(self._stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            if os.geteuid() == 0:  # the broker, which writes into it, may be somebody else
+            if os.geteuid() == 0:  # the broker writes into it, perhaps as another user
                 owner = self._data_dir.stat()
                 os.fchown(lock, owner.st_uid, owner.st_gid)
             try:
@@ -103,7 +104,7 @@ class _Backup:
             os.close(lock)
 
     def _run(self) -> tuple[Path, int, int]:
-        for left in self._stage.iterdir():  # by one that was killed
+        for left in self._stage.iterdir():  # files of a killed backup
             _remove(left)
         name = self._free_name()
         made, partial = self._target / name, self._target / f"{name}.partial"
@@ -133,7 +134,7 @@ class _Backup:
         return made, len(self._files), self._copied_bytes
 
     def _free_name(self) -> str:
-        """This second; where that has a backup, whole or broken off, the next one, when it has come."""
+        """Return the present second as a name. If a backup has that name, wait for the next second."""
         while True:
             now = time.time()
             name = time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime(now))
@@ -142,7 +143,7 @@ class _Backup:
             time.sleep(1 - now % 1)
 
     def _find_base(self) -> None:
-        """The last backup in the same place, whose files may serve once more."""
+        """Find the previous backup in the same folder, whose unchanged files can be linked."""
         for name in sorted((each.name for each in self._target.iterdir() if _NAME.fullmatch(each.name)), reverse=True):
             about = _manifest(self._target / name)
             if about is not None:
@@ -155,7 +156,7 @@ class _Backup:
                 self._copy(self._data_dir / path, path)
 
     def _link(self, *, settled: bool) -> int:
-        """Segments that are not linked yet; how many. settled: their `.settled` files too, and only the first time."""
+        """Link segments that are not linked yet, with `.settled` files if `settled`. Return their number."""
         count = 0
         for path in self._walk():
             name = path.rpartition("/")[2]
@@ -166,7 +167,7 @@ class _Backup:
             try:
                 os.link(self._data_dir / path, stage)
             except FileNotFoundError:
-                continue  # gone meanwhile, as settled
+                continue  # the broker deleted it: all its messages are settled
             self._linked.add(path)
             count += 1
             if not settled:
@@ -174,7 +175,7 @@ class _Backup:
         return count
 
     def _new_log(self, path: str) -> None:
-        """A log that came meanwhile: its small files, without which it is nobody's."""
+        """Copy the small files of a log that is new since step 1; they say whose log it is."""
         folder = path.rpartition("/")[0]
         for name in _names(self._data_dir / folder):
             if not _SEGMENT.fullmatch(name) and f"{folder}/{name}" not in self._files:
@@ -186,7 +187,7 @@ class _Backup:
                 self._copy(self._stage / "data" / path, path)
 
     def _walk(self) -> Iterator[str]:
-        """Files below the data directory that belong into a backup, by their paths."""
+        """Yield the paths, below the data directory, of files that belong into a backup."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
@@ -200,7 +201,7 @@ class _Backup:
                     yield path
 
     def _copy(self, source: Path, path: str) -> bool:
-        """As far as the file goes now, linked where it did not change. False when there is none any more."""
+        """Copy a file up to its present size, or link it if it is unchanged. Return False if it is gone."""
         into = self._into / path
         into.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -209,19 +210,19 @@ class _Backup:
             return False
         with file:
             about = os.fstat(file.fileno())
-            # The link in `.backup` changes a file's ctime; so that is not looked at.
+            # The link in `.backup` changes a file's ctime, so ctime is not compared.
             mark = [about.st_size, about.st_ino, about.st_mtime_ns]
             self._files[path] = mark
             if self._before.get(path) == mark and not path.endswith("high-watermark") and self._linked_before(path):
                 return True
-            with into.open("xb") as copy:  # never through a link into an earlier backup
+            with into.open("xb") as copy:  # x: never write through a link into an earlier backup
                 mark[0] = _copy_bytes(file.fileno(), copy.fileno(), about.st_size)
             self._copied_bytes += mark[0]
         return True
 
     def _linked_before(self, path: str) -> bool:
-        """Whether the last backup's file serves once more: not where it is gone or cut, or links cannot be."""
-        assert self._base is not None  # else there is no mark
+        """Link the previous backup's file. Return False if it is missing or cut, or the file system refuses links."""
+        assert self._base is not None  # the mark came from it
         if _size(self._base / path) != self._before[path][0]:
             return False
         try:
@@ -234,7 +235,7 @@ class _Backup:
 
 
 def _copy_bytes(source: int, target: int, size: int) -> int:
-    """How many it were: fewer where the file was cut meanwhile."""
+    """Copy `size` bytes. Return the number of bytes copied: fewer if the file was cut meanwhile."""
     left = size
     try:
         while left and (sent := os.copy_file_range(source, target, left)):
@@ -251,8 +252,8 @@ def _copy_bytes(source: int, target: int, size: int) -> int:
 
 
 def _remove(path: Path) -> None:
-    """With what is in it, as far as that can be done; one that is not there is no error."""
-    from shutil import rmtree  # with its compressors 4 ms, which no other command's start shall have
+    """Delete a file or a whole directory, as far as possible. A missing one is no error."""
+    from shutil import rmtree  # 4 ms, because of its compressors: only for this command
 
     rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
@@ -278,25 +279,25 @@ def restore(context: Context) -> None:
 
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         data_dir.chmod(0o700)
-        _remove(coming)  # of one that was killed
-        # Never links: a broker writes into its files, and a backup stays as it is.
+        _remove(coming)  # files of a killed restore
+        # Copies, not links: a broker writes into its files, and a backup must not change.
         copytree(source / "data", coming)
         _sync(coming)
-        # Half of it is nothing that a broker could start on. Its metadata come last.
+        # The metadata come last: without them no broker starts on half a restore.
         for name in sorted(_names(coming), key=lambda name: (name == "metadata.sqlite", name)):
             (coming / name).rename(data_dir / name)
         coming.rmdir()
         _sync_directory(data_dir)
     except OSError as error:
         _remove(coming)
-        # copytree goes on where it can, and tells of all in a list of its own.
+        # copytree continues after an error and raises one that has a list of all.
         why = error.strerror or error.args[0][0][2]
         raise Failure(DATA, f"{error.filename or data_dir}: {why}") from None
     context.success(f"amqpd --data-dir {data_dir} starts on it")
 
 
 def _manifest(backup: Path) -> dict[str, Any] | None:
-    """None for what is no backup. Raises: Failure for one of a newer amqpctl."""
+    """Return the manifest, None if there is no backup. Raises: Failure for another format."""
     try:
         about: object = json.loads((backup / MANIFEST).read_text("utf-8"))
     except (OSError, ValueError):
@@ -310,7 +311,7 @@ def _manifest(backup: Path) -> dict[str, Any] | None:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder))  # noqa: PTH208  # names are wanted, a hundred thousand times
+        return sorted(os.listdir(folder))  # noqa: PTH208  # only names are needed, a hundred thousand times
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -323,7 +324,7 @@ def _size(path: Path) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Every file and directory below it, and itself."""
+    """Sync every file and directory below a folder, and the folder."""
     for above, _, names in os.walk(folder):
         for name in names:
             _sync_directory(Path(above, name))

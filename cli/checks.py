@@ -1,7 +1,6 @@
-"""Health checks: exit code 0, or 69 and what is wrong. Probes and scripts run them, mostly as rabbitmq-diagnostics.
+"""Health checks: exit code 0, or 69 with the reason. Probes and scripts run them, mostly as rabbitmq-diagnostics.
 
-Texts, codes and JSON are rabbitmq-diagnostics 3.10's, measured. A check about replicas says what RabbitMQ says on a
-single node: that it does not apply.
+Texts, codes and JSON are rabbitmq-diagnostics 3.10's, measured. Checks about replicas are in `fixed_answers`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ UNITS: Final = {"days": 1.0, "weeks": 7.0, "months": 30.4375, "years": 365.25}
 
 
 def check(context: Context, fine: str, wrong: str, about: dict[str, Any] | None = None) -> None:
-    """The end of a check. fine: said when nothing is wrong. Raises: Failure."""
+    """End a check: answer `fine`, or raise Failure if there is a text `wrong`."""
     if not wrong:
         context.answer({"result": "ok", **(about or {})}, fine)
     elif context.line.formatter == "json":
@@ -37,7 +36,7 @@ def check(context: Context, fine: str, wrong: str, about: dict[str, Any] | None 
 
 
 class _JsonFailure(Failure):
-    """rabbit: the JSON of a check that failed, on standard error as it is."""
+    """JSON of a failed check. rabbit: written to standard error without a prefix."""
 
     def __init__(self, text: str) -> None:
         super().__init__(UNAVAILABLE, text)
@@ -50,7 +49,7 @@ class _JsonFailure(Failure):
 
 
 def app_runs(context: Context) -> bool:
-    """Raises: as `Client.get`."""
+    """Return whether AMQP is served. Raises: as `ApiClient.get`."""
     return bool(context.client.get("/api/amqpd/app")["running"])
 
 
@@ -62,7 +61,7 @@ def check_running(context: Context) -> None:
 
 
 def is_running(context: Context) -> None:
-    """rabbit: 0 either way; whether it is so stands in the text, or in JSON's `result`."""
+    """rabbit: exit code 0 in both cases; the answer is the text, or `result` in JSON."""
     context.info(f"Asking node {context.node} for its status ...")
     running = app_runs(context)
     text = f"amqpd on node {context.node} is fully booted and running" if running else _not_running(context)
@@ -70,7 +69,7 @@ def is_running(context: Context) -> None:
 
 
 def is_booting(context: Context) -> None:
-    """Who answers has booted: nothing listens before that."""
+    """Answer no: the admin API listens only after the boot."""
     context.info(f"Asking node {context.node} for its boot status ...")
     context.client.get("/api/amqpd/ping")
     state = "fully booted (check with is_running), stopped or has not started booting yet"

@@ -1,22 +1,14 @@
-"""Commands about a cluster, as RabbitMQ answers them on a single node, which amqpd is.
+"""Cluster commands: members, vhosts and their nodes, replicas, and the import of a broker's data.
 
-What only reads says so: one node, running. What would change the membership is refused with RabbitMQ's exit code.
+A single broker answers as RabbitMQ does on a single node: reading commands show one running node, and commands that
+would change the membership are refused with RabbitMQ's exit code. The commands with a fixed answer are in
+`fixed_answers`. In a cluster over Kafka the commands work at any node.
 
-A cluster over Kafka, from any of its nodes: who is in it, which node runs which vhost, vhosts that are to move.
-
-`cluster_import`: what a stopped broker's data directory holds, into the running cluster that is asked.
-
-The directory is read by a program of its own (`python -m amqpd.dump`), and stays as it is. First its definitions go
-to the cluster, then the messages of each durable queue, in their order, with the exchange and routing key they came by.
-A queue that is there already is never added to: then nothing is imported.
-
-If it ends in the middle, nothing is lost at the source, and what has arrived stays: delete the vhosts in the cluster
-and begin anew.
-
-Replicas of queues and streams, as RabbitMQ answers on a single node: each has one, where its vhost is, and it leads.
-
-What asks is told so; what would add or move a replica finds no other node, or is told that copies are Kafka's and a
-vhost moves as a whole. Exit codes and texts are RabbitMQ's.
+`cluster_import` copies a stopped broker's data directory into the running cluster. A program of its own
+(`python -m amqpd.dump`) reads the directory and does not change it. First the definitions are imported, then the
+messages of each durable queue in their order, with their exchange and routing key. If one of the queues exists
+already, nothing is imported. If the import is interrupted, the source is complete, and the messages imported so far
+stay: delete the vhosts in the cluster and start again.
 """
 
 from __future__ import annotations
@@ -40,13 +32,13 @@ Found = dict[str, Any]
 
 
 def cluster_of(context: Context) -> Found | None:
-    """What the node knows of its cluster; None where it runs by itself."""
+    """Return the node's view of its cluster; None for a single broker."""
     found: Found = context.client.get("/api/amqpd/cluster")
     return found if found["clustered"] else None
 
 
 def many_nodes(context: Context, cluster: Found, found: Found) -> None:
-    """Puts all of the cluster's nodes where `cluster_status` has the one that answers. found: its answer."""
+    """Extend `found`, the answer of `cluster_status` about one node, to all nodes of the cluster."""
     known = {each["name"]: each for each in context.client.get("/api/nodes")}
     names = sorted({*known, *(each["name"] for each in cluster["nodes"])})
     running = [name for name in names if known.get(name, {}).get("running")]
@@ -83,7 +75,7 @@ def many_nodes(context: Context, cluster: Found, found: Found) -> None:
 
 
 def cluster_sections(cluster: Found) -> tuple[tuple[str, list[str]], ...]:
-    """What `cluster_status` says of a cluster beside RabbitMQ's sections."""
+    """Return the sections of `cluster_status` that RabbitMQ does not have."""
     confirms = cluster["confirms"]
     promise = (
         f"A confirm means: {confirms['promise']}, {confirms['replication_factor']} copies, "
@@ -105,7 +97,7 @@ def cluster_sections(cluster: Found) -> tuple[tuple[str, list[str]], ...]:
 
 
 def check_cluster(context: Context) -> None:
-    """A program of its own: amqpctl imports nothing of the server."""
+    """Run the check as a program of its own, because amqpctl imports nothing of the server."""
     files = [f"--config={name}" for name in context.operands]
     code = subprocess.run([sys.executable, "-P", "-m", "amqpd.cluster.check", *files], check=False).returncode
     if code:
@@ -123,7 +115,7 @@ def move_vhost(context: Context) -> None:
 
 
 def rebalance(context: Context, cluster: Found | None) -> None:
-    """cluster: None has nothing to even out. rabbit: what it moved, as a list."""
+    """Spread vhosts over the nodes; a single broker (None) moves nothing. rabbit: the answer is a list of moves."""
     moves: dict[str, str] = {}
     if cluster is not None:
         context.no_timeout()
@@ -188,7 +180,7 @@ def _maintenance(about: dict[str, Any]) -> str:
 
 
 def _text(context: Context, found: dict[str, Any], cluster: dict[str, Any] | None) -> str:
-    """rabbit: its sections, in its order."""
+    """Return the status as text, with RabbitMQ's sections in its order."""
     versions = [
         f"{node}: {about['rabbitmq_name']} {about['rabbitmq_version']} on {about['erlang_version']}"
         for node, about in found["versions"].items()
@@ -219,7 +211,7 @@ def _text(context: Context, found: dict[str, Any], cluster: dict[str, Any] | Non
 
 
 def await_online_nodes(context: Context) -> None:
-    """rabbit: 70 where there are not so many in time. A node by itself never has a second one, so nobody waits."""
+    """rabbit: 70 after the timeout. A single broker never gets a second node, so it answers at once."""
     text = context.operands[0]
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"Bad argument: {text} is no number of nodes")
@@ -274,7 +266,7 @@ def discover_peers(context: Context) -> None:
 
 
 def rename_cluster_node(context: Context) -> None:
-    """rabbit: needs the node stopped; ours is named after its machine."""
+    """rabbit: the node must be stopped. amqpd's name comes from its machine."""
     context.client.get("/api/amqpd/ping")
     raise UsageError("this command requires the target node to be stopped; amqpd's is named after its machine")
 
@@ -349,7 +341,7 @@ COMMANDS: Final = (
 
 
 OWN: Final = frozenset({"cluster_name", "internal_cluster_id"})
-"""Global parameters that a cluster has of its own."""
+"""Global parameters that the cluster keeps: they are not imported."""
 
 
 def cluster_import(context: Context) -> None:
@@ -375,7 +367,7 @@ def cluster_import(context: Context) -> None:
 
 
 def _check_new(context: Context, definitions: dict[str, Any]) -> None:
-    """Raises: Failure, a queue of them is there already."""
+    """Raises: Failure if one of the queues exists already."""
     there = {each["name"] for each in context.client.get("/api/vhosts?columns=name")}
     for vhost in sorted({each["vhost"] for each in definitions["queues"]} & there):
         names = {each["name"] for each in context.client.get(f"/api/queues/{quoted(vhost)}?columns=name")}
@@ -386,7 +378,7 @@ def _check_new(context: Context, definitions: dict[str, Any]) -> None:
 
 @contextmanager
 def _lines(directory: str) -> Iterator[Iterator[dict[str, Any]]]:
-    """What the reading program writes. Raises: Failure, with its own words, where it cannot go to its end."""
+    """Yield the lines of the reading program. Raises: Failure, with that program's text, if it fails."""
     command = [sys.executable, "-P", "-m", "amqpd.dump", directory]
     reading = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert reading.stdout is not None  # a pipe
@@ -424,7 +416,7 @@ NOT_FOUND: Final = Failure(UNAVAILABLE, "not_found")
 
 
 def queue_of(context: Context, kind: str) -> dict[str, Any]:
-    """The queue of the first operand. kind: what it has to be. Raises: Failure."""
+    """Return the queue of the first operand, which must have the type `kind`. Raises: Failure."""
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(context.operands[0])}"
     found: dict[str, Any] = context.client.send("GET", path).checked(NOT_FOUND).data
     if found.get("type") != kind:
@@ -466,7 +458,7 @@ def stream_status(context: Context) -> None:
 
 
 def peek(context: Context) -> None:
-    """The message at this place among those of the queue, counted from 1. Cost: all in front of it are read."""
+    """Show the message at a position, counted from 1. Cost: the messages before it are read too."""
     name, text = context.operands
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise UsageError("Bad argument: position value must be a positive integer")
@@ -487,7 +479,7 @@ def peek(context: Context) -> None:
 
 
 def reclaim_quorum_memory(context: Context) -> None:
-    """Logs are synced as they grow, and their memory is freed: there is nothing to do."""
+    """Check the queue and do nothing: amqpd syncs logs as they grow and frees their memory."""
     name = context.operands[0]
     context.info(f"Will flush Raft WAL of quorum queue {name} ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(name)}"

@@ -1,6 +1,6 @@
-"""Definitions: everything declared, as one JSON document, to a file and back. docs/definitions.md says what is in it.
+"""Definitions: all declared objects as one JSON document, exported and imported. Format: docs/definitions.md.
 
-rabbitmqctl's texts and codes. Its other format, Erlang's terms, is refused: nobody else reads it.
+Texts and codes are rabbitmqctl's. Its other format, Erlang terms, is refused: no other program reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from amqpd.cli.errors import DATA, Failure, UsageError
 GROUP: Final = "Definitions"
 NAMES_SHOWN_MAX: Final = 10
 _STAMPS: Final = frozenset({"rabbit_version", "rabbitmq_version", "product_name", "product_version"})
-"""Keys that say who wrote it, and declare nothing."""
+"""Keys about the program that wrote the document. They declare nothing."""
 
 
 def _json_only(context: Context) -> None:
@@ -27,7 +27,7 @@ def _json_only(context: Context) -> None:
 
 
 def _path(context: Context) -> str:
-    """rabbit: of all vhosts; with -p of that one alone, which rabbitmqctl cannot."""
+    """Return the path for all vhosts (rabbit), or for one with -p, which rabbitmqctl does not have."""
     return f"/api/definitions/{quoted(context.vhost)}" if "vhost" in context.line.given else "/api/definitions"
 
 
@@ -45,14 +45,14 @@ def export_definitions(context: Context) -> None:
         raise UsageError(f"Bad argument: Directory {directory} does not exist", DATA)
     context.info(f'Exporting definitions in JSON to a file at "{path}" ...')
     text = json.dumps(_exported(context), ensure_ascii=False, indent=2) + "\n"
-    # It has password hashes in it; whoever reads it half written would take it for whole. A pipe or a device is no
-    # file to be replaced.
+    # The file has password hashes, and half a file looks like a whole one: write a new file and rename it. A pipe or
+    # a device cannot be replaced.
     whole = not os.path.lexists(path) or os.path.isfile(path)  # noqa: PTH113
     coming = f"{path}.new" if whole else path
     try:
         flags = os.O_WRONLY | os.O_CREAT
         if whole:
-            # Nobody else's, and no link that leads elsewhere: the directory may be one where all may write.
+            # In a directory where other users may write: never open their file or follow their link.
             flags |= os.O_EXCL
             if os.path.lexists(coming):
                 os.unlink(coming)  # noqa: PTH108
@@ -117,7 +117,7 @@ def import_definitions(context: Context) -> None:
 
 
 def _tell(context: Context, report: dict[str, Any]) -> None:
-    """What is not as the file says."""
+    """Report items that were not imported as the file says."""
     unknown, skipped = report.get("unknown", []), report.get("skipped", [])
     for path in unknown:
         context.warn(f"Passed over: {path} is not known")
@@ -129,7 +129,7 @@ def _tell(context: Context, report: dict[str, Any]) -> None:
 
 
 def _is_there(document: dict[str, Any], exported: dict[str, Any]) -> bool:
-    """Whether each item of the document stands in what is there, as it is. What one does not say, the other may."""
+    """Return whether each item of the document exists with the same values. Keys that the document lacks may differ."""
     for name, items in document.items():
         if name in _STAMPS:
             continue
@@ -145,7 +145,7 @@ def _is_there(document: dict[str, Any], exported: dict[str, Any]) -> bool:
 
 
 def _key(item: Any) -> str:
-    """What items that may be the same have in common."""
+    """Return the names that identify an item."""
     if not isinstance(item, dict):
         return ""
     names = ("name", "vhost", "user", "source", "destination", "routing_key", "component", "exchange")

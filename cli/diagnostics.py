@@ -1,12 +1,7 @@
-"""What the broker runs with and says of itself: versions, settings, names, log, memory, logins.
+"""Diagnostics: versions, settings, names, log, memory, logins, threads; the audit log, the firehose and events.
 
-The audit log, shown: who did what, from where, and whether it succeeded.
-
-What the broker's threads do: `runtime_thread_stats` and `maybe_stuck`, each of which looks twice or oftener.
-
-The firehose, on and off; events as they happen.
-
-Texts are rabbitmqctl 3.10's, measured. A vhost that is missing is 65 here; rabbitmqctl says that it is traced.
+Texts are rabbitmqctl 3.10's, measured. Exit code 65 for the firehose of a missing vhost, where rabbitmqctl reports
+success.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ def server_version(context: Context) -> None:
 
 
 def erlang_version(context: Context) -> None:
-    """What the broker runs on, which here is Python."""
+    """Show Python's version, the runtime of this broker."""
     context.info(f"Asking node {context.node} for the version of its runtime...")
     found = context.client.get("/api/amqpd/version")
     text = f"Python {found['python']} ({found['build']})"
@@ -141,7 +136,7 @@ def set_log_level(context: Context) -> None:
 
 
 def rotate_logs(context: Context) -> None:
-    """rabbitmqctl's does nothing and ends with 69; ours does what its name says."""
+    """Reopen the log file. rabbitmqctl's command does nothing and ends with 69."""
     context.info(f"Reopening logs for node {context.node} ...")
     found = context.client.send("POST", "/api/amqpd/rotate_logs").checked().data
     if found["file"] is None:
@@ -164,7 +159,7 @@ def log_tail(context: Context) -> None:
 
 
 def log_tail_stream(context: Context) -> None:
-    """Asks again and again: a reader who is slow, or gone, costs the broker nothing."""
+    """Poll the log. A slow or stopped reader costs the broker nothing."""
     seconds = context.line.number("duration") if "duration" in context.line.given else None
     span = "" if seconds is None else f" for {seconds} seconds"
     context.info(f"Streaming logs from node {context.node}{span} ...")
@@ -184,7 +179,7 @@ def log_tail_stream(context: Context) -> None:
 def list_attempts(context: Context) -> None:
     context.info(f'Listing authentication attempts for node "{context.node}" ...')
     by_source = "by-source" in context.line.given
-    # The node that answers is the one whose name the broker knows itself by, not what --node calls it.
+    # The API needs the node's own name; --node can be another one.
     node = quoted(context.client.get("/api/amqpd/app")["node"])
     found = context.client.get(f"/api/auth/attempts/{node}{'/source' if by_source else ''}")
     if context.line.formatter in {"json", "erlang"}:
@@ -218,7 +213,7 @@ def disable_sources(context: Context) -> None:
 
 
 def report(context: Context) -> None:
-    """rabbit: status, cluster, environment and every list, one after another."""
+    """Run status, cluster_status, environment and every list, as rabbitmqctl does."""
     context.info(f"Reporting server status of node {context.node} ...\n")
     names = ["status", "cluster_status", "environment", "list_connections", "list_channels"]
     for name in names:
@@ -427,7 +422,7 @@ COMMANDS: Final = (
 PATH: Final = "/api/audit"
 PAGE_COUNT: Final = 500
 SHOWN_COUNT: Final = 100
-"""Records that are shown where neither --since nor --limit says which."""
+"""Number of records without --since and --limit."""
 AUDIT_FOLLOW_S: Final = 1.0
 
 RECORDS: Final = Listing(
@@ -485,7 +480,7 @@ def audit_log(context: Context) -> None:
 
 
 def _show_more(context: Context, columns: Any, rows: list[list[Any]], *, first: bool) -> None:
-    """A part of a list that goes on: with headings once."""
+    """Write the next rows of a list; only the first have headings."""
     context.out.write(BY_NAME[context.line.formatter](columns, rows, context.line.headers and first))
     context.out.flush()
 
@@ -532,7 +527,7 @@ def _threads(context: Context) -> dict[int, dict[str, Any]]:
 
 
 def runtime_thread_stats(context: Context) -> None:
-    """Shares of the time in between, in percent; a thread that has come meanwhile is counted from its beginning."""
+    """Show each thread's share of the interval in percent. A new thread counts from its start."""
     interval_s = context.line.number("sample-interval") if "sample-interval" in context.line.given else INTERVAL_S
     if not 0 < interval_s <= INTERVAL_MAX_S:
         raise UsageError(f"Invalid options for this command:\n--sample-interval : {interval_s}")
@@ -549,8 +544,10 @@ def runtime_thread_stats(context: Context) -> None:
 
 
 def maybe_stuck(context: Context) -> None:
-    """rabbit: processes that stand at the same place in every round. Here threads, and not those that wait: a thread
-    that waits sleeps, one that cannot go on runs at one place, or waits for a disk."""
+    """Show threads that run, or wait for a disk, at the same place in every round.
+
+    A thread that waits for work sleeps, and is not shown. rabbit: Erlang processes at the same place.
+    """
     context.info(f"Asking node {context.node} to detect potentially stuck threads...")
     suspicious = {number: each for number, each in _threads(context).items() if each["state"] in ("R", "D")}
     _tell(context, f"There are {len(_threads(context))} threads.")
@@ -564,7 +561,7 @@ def maybe_stuck(context: Context) -> None:
             if number in now
             and now[number]["state"] == each["state"]
             and now[number]["at"] == each["at"] != []
-            # Whoever answers was in the middle of answering each time.
+            # The thread that answers this request is at the same place each time.
             and not any("get_threads" in place for place in each["at"])
         }
     _tell(context, f"Found {len(suspicious)} suspicious threads.")
@@ -613,7 +610,7 @@ def _trace(on: bool, context: Context) -> None:
 
 
 def consume_event_stream(context: Context) -> None:
-    """rabbit: an object of JSON a line, whatever --formatter says. Asks again and again, as log_tail_stream does."""
+    """Poll events and write a JSON object per line, with every --formatter (rabbit)."""
     given = context.line.given
     seconds = context.line.number("duration") if "duration" in given else None
     try:

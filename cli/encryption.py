@@ -149,8 +149,7 @@ def decode(context: Context) -> None:
 
 
 def _decoded(value: str, passphrase: str, ways: tuple[tuple[str, str, int], ...]) -> Term:
-    """Return the term in a value. The first of `ways` (cipher, hash, iterations) that fits counts. Raises: Failure (69)."""
-
+    """Return the term in a value, by the first of `ways` (cipher, hash, iterations) that fits. Raises: Failure (69)."""
     try:
         text: object = value.partition(":")[2] if value.startswith("encrypted:") else parse(value)
     except NotATerm:

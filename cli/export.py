@@ -1,7 +1,7 @@
-"""`amqpctl export`: queues into files or a database, and the holds that keep settled messages for it.
+"""`amqpctl export`: queues into files or a database, and holds that keep settled messages for an export.
 
-The job is storage/spark/job.py; here its command line is read and its outcome told. Nothing of it is imported before
-the command runs, pyspark and pyarrow not before there is something to export.
+The export job is storage/spark/job.py; this module translates command line and result. The command imports the job when
+it runs, and pyspark and pyarrow when there is something to export.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OBJECT_STORES: Final = frozenset(
         "dbfs",
     ]
 )
-"""Schemes of URLs that Spark and other tools write to, and this command does not."""
+"""URL schemes that Spark supports and this command does not."""
 
 
 def export(context: Context) -> None:
@@ -80,7 +80,7 @@ def export(context: Context) -> None:
         raise Failure(DATA, _in_our_words(str(error))) from None
     except (TargetError, SQLAlchemyError, OSError) as error:
         raise Failure(UNAVAILABLE, str(error)) from None
-    except Exception as error:  # Spark's errors are of many kinds
+    except Exception as error:  # Spark raises many types
         raise _spark_failure(error) from error
     finally:
         stopped.restore()
@@ -97,7 +97,7 @@ def export(context: Context) -> None:
 
 
 class _Stop:
-    """The first SIGINT or SIGTERM ends the export after the batch at work, the second one at once."""
+    """Stop request: the first SIGINT or SIGTERM ends the export after the present batch, the second at once."""
 
     def __init__(self) -> None:
         self.seen = False
@@ -118,7 +118,7 @@ class _Stop:
 
 
 def _options(context: Context) -> ExportOptions:
-    """The command line as the job's options. Raises: UsageError."""
+    """Return the job's options for the command line. Raises: UsageError."""
     given = context.line.given
     if "to" not in given:
         raise UsageError("--to is needed: a directory, or a database as SQLAlchemy writes it (sqlite:///lake.db)")
@@ -183,7 +183,7 @@ def _options(context: Context) -> ExportOptions:
 
 
 def _look_for_packages() -> None:
-    """To be asked before anything of the export is imported. Raises: Failure, which says what to install and where."""
+    """Check for missing packages before the export is imported. Raises: Failure that says what to install."""
     from amqpd.storage.spark.session import missing_package
 
     if missing := missing_package():
@@ -225,12 +225,12 @@ def _size(size_bytes: int) -> str:
 
 
 def _in_our_words(text: str) -> str:
-    """Spark's options by the names they have here."""
+    """Replace names of Spark's options by the names that they have here."""
     return text.replace("failOnDataLoss=false", "--allow-data-loss").replace("startingTimestamp:", "--from:")
 
 
 def _spark_failure(error: Exception) -> Failure:
-    """What a person needs of an error that came through Spark: its first lines, not the JVM's hundred."""
+    """Return an error of Spark with its first lines only: the JVM adds a hundred."""
     text = str(error)
     if type(error).__name__ in {"AnalysisException", "ParseException"}:
         return UsageError(f"--where: {text.strip().splitlines()[0].rstrip(';')}")

@@ -1,9 +1,7 @@
-"""Help texts, made from the table of commands, so that none can be out of date.
+"""Help texts, made from the table of commands; and RabbitMQ's commands that amqpctl does not have.
 
-Commands of RabbitMQ's tools that amqpctl does not have, or has nothing to do for.
-
-A name of RabbitMQ that stands nowhere fails a test: each works, is answered as RabbitMQ on a single node answers it, or
-is told here with what there is instead. docs/compatibility.md is made of these lists.
+A test checks every command name of RabbitMQ's tools: it works, it is answered as on a single node, or it is in
+ELSEWHERE with its replacement. docs/compatibility.md is made from these lists.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ def _examples(program: str, out: TextIO) -> list[str]:
 
 
 def command_list(commands: Iterable[Command], out: TextIO) -> list[str]:
-    """Names and summaries under their headings."""
+    """Return names and summaries, by group."""
     known = sorted(commands, key=lambda command: command.name)
     wide = max(len(command.name) for command in known)
     lines: list[str] = []
@@ -97,8 +95,7 @@ def general_options(out: TextIO) -> list[str]:
 
 
 def unknown(name: str, commands: Iterable[str], program: str = "amqpctl") -> str:
-    """What to say about a command that is not there."""
-
+    """Return the text about an unknown command."""
     if name in ELSEWHERE:
         return (
             f"Command '{name}' of RabbitMQ is not part of this version of amqpctl ({__version__}): "
@@ -140,7 +137,7 @@ ELSEWHERE: Final[dict[str, str]] = {
     "reconcile_vhosts": "of RabbitMQ 4.0; virtual hosts are on all nodes there are",
     "remote_shell": f"a shell {_ERLANG}",
 }
-"""By name: why, and what there is instead."""
+"""Command of RabbitMQ -> why it is missing, and its replacement."""
 
 _ONE_NODE: Final = """
     discover_peers join_cluster forget_cluster_node change_cluster_node_type update_cluster_nodes
@@ -151,7 +148,7 @@ _ONE_NODE: Final = """
     check_if_new_quorum_queue_replicas_have_finished_initial_sync
 """
 ONE_NODE: Final = frozenset(_ONE_NODE.split())
-"""Answered as RabbitMQ answers them on a single node."""
+"""Commands that are answered as RabbitMQ answers them on a single node."""
 
 _NOTHING_TO_DO: Final = """
     force_gc reclaim_quorum_memory force_checkpoint reset_stats_db activate_free_disk_space_monitoring
@@ -161,4 +158,4 @@ _NOTHING_TO_DO: Final = """
     restart_federation_link shovel_status delete_shovel restart_shovel hipe_compile list_deprecated_features
 """
 NOTHING_TO_DO: Final = frozenset(_NOTHING_TO_DO.split())
-"""What they are about is not there, or always done: they say so, and end as RabbitMQ's do."""
+"""Commands whose feature does not exist or needs no command. They say so, with RabbitMQ's exit code."""

@@ -1,9 +1,9 @@
-"""Looks into logs without a broker: `dump_log` prints what is in the files, `verify_log` says whether all is well.
+"""Log inspection without a broker: `dump_log` prints the contents of log files, `verify_log` checks them.
 
-Both read a data directory directly, also one a broker is using, and change nothing. A log is named by its files or by
-its queue, which is looked for in the data directory of the command line. What they find is decided in
-`amqpd.storage.tools`; here it becomes text, one line an entry, or one JSON array with one object a line, written as it
-is found: a log of gigabytes needs no memory.
+Both read a data directory, also while a broker uses it, and change nothing. A log is named by its files or by its
+queue, which is looked up in the data directory. `amqpd.storage.log_inspect` finds entries and damage; this module
+writes them as text, one line per entry, or as one JSON array with one object per line. Entries are written one by
+one, so a log of gigabytes needs no memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from amqpd.storage.log_inspect import Event, InspectedBatch, QueueReport
 
 BODY_SHOWN: Final = 64
-"""Bytes of a body in the text output; JSON has all of it."""
+"""Bytes of a body that text output shows; JSON has the whole body."""
 
 
 def dump_log(context: Context) -> None:
@@ -66,16 +66,16 @@ def verify_log(context: Context) -> None:
 
 
 def _data_dir(context: Context) -> str:
-    """Raises: Failure where a broker elsewhere is meant."""
+    """Return the data directory. Raises: Failure if the broker is named by a URI."""
     if not context.client.is_local:
         raise Failure(DATA, "a log is read where it lies: on the broker's machine, with --data-dir")
     return context.client.data_dir
 
 
 def _place(context: Context, word: str) -> Path:
-    """What a path says, or where the queue of that name is; with -p it is a queue's name. Raises: Failure.
+    """Return the directory or file that a word names: a path, or a queue. With -p it is always a queue.
 
-    Cost: a small file read per durable queue, until it is found.
+    Cost: one small file per durable queue is read until the queue is found. Raises: Failure.
     """
     from amqpd.storage.filesystem import FileSystem
     from amqpd.storage.log_inspect import queue_directories
@@ -89,7 +89,7 @@ def _place(context: Context, word: str) -> Path:
         try:
             described = json.loads(Path(directory, "queue.json").read_text("utf-8"))
         except (OSError, ValueError):
-            continue  # going, or damaged: verify_log of the data directory says so
+            continue  # being deleted, or damaged: verify_log of the data directory reports it
         if isinstance(described, dict) and (described.get("queue"), described.get("vhost")) == (word, context.vhost):
             return Path(directory)
     raise Failure(
@@ -100,7 +100,7 @@ def _place(context: Context, word: str) -> Path:
 
 
 class _Output:
-    """Lines, or the elements of one JSON array, as they come."""
+    """Output of entries one by one: lines, or the elements of one JSON array."""
 
     def __init__(self, context: Context) -> None:
         self._out = context.out
@@ -130,7 +130,7 @@ def _text_or_json(context: Context) -> None:
 
 
 def _offsets(text: str) -> tuple[int, int] | None:
-    """`A-B`, `A-`, `-B` or `A`."""
+    """Parse `A-B`, `A-`, `-B` or `A`."""
     if not text:
         return None
     first, dash, last = text.partition("-")
@@ -150,7 +150,7 @@ def _is_queue(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[str]:
-    """The files to dump: the one named, or all of a queue's (of each queue's in a data directory), in reading order."""
+    """Return the files to dump: one file, or those of a queue or of all queues in a data directory."""
     from amqpd.storage.filesystem import FileSystem
     from amqpd.storage.log_inspect import is_known, plain_name, queue_directories
 
@@ -267,7 +267,7 @@ def _record(record: Record) -> tuple[str, dict[str, Any]]:
 
 
 def _plain(value: object) -> Any:
-    """A field value as JSON can have it."""
+    """Return a field value as a value that JSON supports."""
     if isinstance(value, bytes | bytearray):
         return _string(bytes(value))
     if isinstance(value, dict):

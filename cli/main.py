@@ -113,7 +113,7 @@ def main() -> int:
     """Run the command line in sys.argv. Return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8, whatever the locale
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # names are UTF-8 in every locale
     try:
         program, arguments = tool_of(sys.argv)
         code = run(arguments, sys.stdout, sys.stderr, sys.stdin, os.environ, program)

@@ -1,12 +1,8 @@
-"""The broker itself: is it there, how is it, stop and start.
+"""Commands about the broker itself: state, start, stop, reset, maintenance, settings, limits of memory and disk,
+clock.
 
-What holds publishers back: limits of memory and disk, alarms by hand, until the broker's next start; and the clock.
-
-Texts, units and exit codes are rabbitmqctl 3.10's, measured; `set_alarm`, `clear_alarm`, `accept_clock` are ours.
-
-Before and after maintenance: `drain`, `revive`; `reload`. rabbit: `rabbitmq-upgrade drain`, which knows no grace.
-
-Waiting for a broker to start, and what takes it back to its beginning or its end.
+Texts, units and exit codes are rabbitmqctl 3.10's, measured. `set_alarm`, `clear_alarm`, `accept_clock` and
+`reload` are amqpd's own. `drain` is rabbitmq-upgrade's, which has no grace period.
 """
 
 from __future__ import annotations
@@ -69,7 +65,7 @@ def status(context: Context) -> None:
 
 
 def _restored(found: dict[str, Any]) -> Iterator[str]:
-    """What the metadata had lost. Some hundred lines at most: all of it is in `status --formatter json`."""
+    """Yield the objects that were missing in the metadata, some hundred at most; `status --formatter json` has all."""
     for vhost in found.get("vhosts", ()):
         yield f"vhost '{vhost}', in which nobody has any right"
     queues = found.get("queues", ())
@@ -83,7 +79,7 @@ def _restored(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _sections(found: dict[str, Any], unit: str) -> Iterator[tuple[str, list[str]]]:
-    """rabbitmqctl's sections and labels, where there is such a thing here."""
+    """Yield the sections, with rabbitmqctl's labels where it has the same."""
     totals = found["totals"]
     yield (
         "Runtime",
@@ -173,7 +169,7 @@ def start_app(context: Context) -> None:
 
 
 def stop(context: Context) -> None:
-    """Returns once the process is gone, so that the data directory is free for the next one."""
+    """Stop the broker and wait until its process has ended, so that the next one can use the data directory."""
     context.info(f"Stopping and halting node {context.node} ...")
     pids = [_pid_in(operand) for operand in context.operands]
     deadline = time.monotonic() + context.timeout_ms / 1000
@@ -208,7 +204,7 @@ def _pid_in(path: str) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and waits for its parent (state Z) does not."""
+    """Return whether the process runs. A zombie (state Z) does not."""
     from pathlib import Path
 
     try:
@@ -219,7 +215,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _answers(context: Context) -> bool:
-    """Whether the admin API still takes connections: all there is to see of a broker on another machine."""
+    """Return whether the admin API accepts connections: the only sign of a broker on another machine."""
     try:
         context.client.send("GET", "/api/amqpd/ping")
     except ApiRefused as error:
@@ -304,7 +300,7 @@ _SIZE: Final = re.compile(r"([0-9]{1,18})(?:([kmg])(i?b)?)?", re.IGNORECASE)
 
 
 def size_bytes(text: str) -> int:
-    """rabbit: `k`, `KiB` are 1024 bytes, `kB` 1000; likewise M and G. Raises: UsageError (65)."""
+    """Parse a size. rabbit: `k` and `KiB` are 1024 bytes, `kB` is 1000; also M and G. Raises: UsageError (65)."""
     found = _SIZE.fullmatch(text)
     if found is None:
         raise _bad()
@@ -327,7 +323,7 @@ def _bad(why: str = ".") -> UsageError:
 
 
 def _check_count(context: Context, word: str) -> None:
-    """`word VALUE`, or one value alone. Raises: UsageError."""
+    """Check the operands: `word VALUE`, or one value. Raises: UsageError."""
     most = 2 if context.operands[0] == word else 1
     if len(context.operands) < most:
         raise UsageError("not enough arguments.")
@@ -485,7 +481,7 @@ def drain(context: Context) -> None:
     context.info(
         f"Will put node {context.node} into maintenance mode. The node will no longer serve any client traffic!"
     )
-    context.no_timeout()  # it answers when the grace is over
+    context.no_timeout()  # the answer comes after the grace period
     context.client.send("POST", "/api/amqpd/drain", {"grace_s": grace_s}).checked()
     context.success()
 
@@ -539,7 +535,7 @@ _NOT_STARTED: Final = "amqpd is not running, or does not serve clients yet"
 
 
 def await_startup(context: Context) -> None:
-    """rabbit: 69 when it does not come in time; it gives up at once where nobody answers, this waits for that too."""
+    """rabbit: 69 after the timeout. rabbitmqctl fails at once if no node answers; this command waits for that too."""
     given = context.line.timeout_s
     deadline = time.monotonic() + (AWAIT_S if given is None else given)
     while not _started(context):
@@ -550,7 +546,7 @@ def await_startup(context: Context) -> None:
 
 
 def wait(context: Context) -> None:
-    """rabbit: 69 when the process ends meanwhile, 75 when it takes too long."""
+    """rabbit: 69 if the process ends before the start is complete, 75 after the timeout."""
     given = context.line.given
     if bool(context.operands) == ("pid" in given):
         text = "Cannot specify both pid and pidfile" if context.operands else "No pid or pidfile specified"
@@ -574,7 +570,7 @@ def wait(context: Context) -> None:
 
 
 def _read_pid(context: Context, path: str, deadline: float | None) -> int:
-    """A file that is there but empty is being written. Raises: Failure for one that holds no number; Refused (75)."""
+    """Read a pid file; an empty one is being written. Raises: Failure if it has no number; ApiRefused (75)."""
     from pathlib import Path
 
     while True:
@@ -601,7 +597,7 @@ def _rest(context: Context, deadline: float | None) -> None:
 
 
 def _started(context: Context) -> bool:
-    """Whether it serves clients. Raises: Refused for what no waiting mends (77)."""
+    """Return whether the broker serves clients. Raises: ApiRefused for errors that do not end by waiting (77)."""
     context.client.timeout_s = 5.0
     try:
         return bool(context.client.get("/api/amqpd/app")["running"])

@@ -1,13 +1,10 @@
-"""Policies and operator policies: set, cleared, listed.
+"""Policies, operator policies, runtime parameters and global parameters: set, clear, list.
 
 Texts and exit codes are rabbitmqctl 3.10's, measured: a missing vhost is 65, but 69 for the commands that clear.
 
-Policies that ask for mirrors of classic queues (`ha-mode` and the like), which RabbitMQ 4 does not take any more.
-
-amqpd takes them and has no mirrors: they change nothing. These commands, of 3.13, find them and take them away before a
-definitions file goes on to a RabbitMQ that refuses them.
-
-Runtime parameters of components, and global ones: set, cleared, listed. Texts and exit codes as of policies.
+Policies that ask for mirrors of classic queues (`ha-mode` and others) have no effect in amqpd, and RabbitMQ 4
+refuses them. Commands of 3.13 find these policies and remove the keys, before a definitions file is imported into
+RabbitMQ 4.
 """
 
 from __future__ import annotations
@@ -25,13 +22,13 @@ from amqpd.cli.formatters import compact
 _COLUMNS: Final = ("vhost", "name", "pattern", "apply-to", "definition", "priority")
 
 NO_PARAMETER: Final = Failure(UNAVAILABLE, "Parameter does not exist")
-"""rabbit: also where there is no such vhost."""
+"""rabbit: also if the vhost does not exist."""
 
 _PRIORITY: Final = re.compile("-?[0-9]{1,10}")
 
 
 class _Words(NamedTuple):
-    """What sets the commands of one kind of policy apart. setting: what one is called where it is set."""
+    """Path and words of one kind of policy. `setting`: its name in the text of the set command."""
 
     path: str
     setting: str
@@ -90,7 +87,7 @@ def _path(words: _Words, context: Context, name: str) -> str:
 
 
 def json_of(text: str) -> Any:
-    """Raises: Failure (69) with rabbitmqctl's text."""
+    """Parse JSON. Raises: Failure (69) with rabbitmqctl's text."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -189,7 +186,7 @@ KINDS: Final = {"policies": "Policy", "operator-policies": "Operator policy"}
 
 
 def mirroring(context: Context, kind: str) -> list[dict[str, Any]]:
-    """Those of all vhosts. kind: of KINDS."""
+    """Return the policies of all vhosts that ask for mirrors. `kind` is a key of KINDS."""
     found: list[dict[str, Any]] = context.client.get(f"/api/{kind}")
     return [each for each in found if any(key.startswith("ha-") for key in each["definition"])]
 
@@ -226,7 +223,7 @@ def show(kind: str, context: Context) -> None:
 
 
 def remove(context: Context) -> None:
-    """Takes the keys away; a policy that has no other goes. Raises: as `Client.send`."""
+    """Remove the keys, and policies that have no other keys."""
     context.info("Removing classic queue mirroring from policies ...")
     for kind, title in KINDS.items():
         for each in mirroring(context, kind):
@@ -291,7 +288,7 @@ def set_parameter(context: Context) -> None:
 def clear_parameter(context: Context) -> None:
     component, name = context.operands
     context.info(f'Clearing runtime parameter "{name}" for component "{component}" on vhost "{context.vhost}" ...')
-    if component == "policy":  # rabbit: whether or not there is one
+    if component == "policy":  # rabbit: also if it does not exist
         raise Failure(UNAVAILABLE, "policies may not be cleared using this method")
     context.client.send("DELETE", _parameter_path(context, component, name)).checked(NO_PARAMETER)
     context.success()
@@ -299,7 +296,7 @@ def clear_parameter(context: Context) -> None:
 
 def list_parameters(context: Context) -> None:
     context.info(f'Listing runtime parameters for vhost "{context.vhost}" ...')
-    # Whether the vhost is there.
+    # Only to check that the vhost exists.
     context.client.send("GET", f"/api/policies/{quoted(context.vhost)}").checked(VhostNotFound(context.vhost))
     found = [item for item in context.client.get("/api/parameters") if item["vhost"] == context.vhost]
     _show(context, ("component", "name", "value"), found)

@@ -1,13 +1,8 @@
-"""Messages of a queue shown, moved, copied, deleted, sent back to where they died or rewound; the jobs that do it.
+"""Commands about queues and messages: browse, move, copy, delete, redrive, rewind, jobs, delayed messages, trace,
+purge, delete; and commands that close connections.
 
-A command that begins a job shows how far it is until it has ended; --detach leaves it to itself. Interrupted, the job
-goes on: stop_job ends it.
-
-Messages that wait until they are due: shown, and cancelled.
-
-Queues emptied and deleted, connections closed.
-
-Where messages with an id are, and where they have been, as far as the logs of a vhost tell.
+A command that starts a job shows its progress until the job ends, or returns at once with --detach. Ctrl-C ends the
+command but not the job: stop_job ends that.
 """
 
 from __future__ import annotations
@@ -23,9 +18,9 @@ from amqpd.cli.listings import Item, Listing, plain, value, wanted
 
 PAGE_COUNT: Final = 100
 BROWSE_COUNT: Final = 100
-"""Messages that are shown where --limit does not say how many."""
+"""Number of messages without --limit."""
 WAIT_MS: Final = 500
-"""How often a job's progress is shown."""
+"""Interval between two lines of a job's progress."""
 
 DONE: Final = {"move": "moved", "copy": "copied", "delete": "deleted", "redrive": "sent back", "rewind": "rewound"}
 
@@ -203,7 +198,7 @@ def stop_job(context: Context) -> None:
 
 
 def _failure(answer: ApiAnswer) -> Failure:
-    """Of what is missing: 69. Of what cannot be done: 64."""
+    """Return 69 for a missing object and 64 for a request that cannot be done."""
     if answer.status == 404:
         return Failure(UNAVAILABLE, answer.reason)
     return Failure(USAGE, answer.reason) if answer.status == 400 else answer.failure()
@@ -423,7 +418,7 @@ def delete_queue(context: Context) -> None:
     context.info(f"Deleting queue '{name}' on vhost '{context.vhost}' {condition}...")
     body = {"vhost": context.vhost, "queue": name, "if_empty": if_empty, "if_unused": if_unused}
     answer = context.client.send("POST", "/api/amqpd/delete_queue", body)
-    # rabbit: all three are 64
+    # rabbit: all three errors are 64
     if answer.status == 400 and answer.reason.endswith("in use"):
         raise Failure(USAGE, "Queue is in use")
     if answer.status == 400 and answer.reason.endswith("not empty"):
@@ -565,7 +560,7 @@ def _shown(item: Item, name: str) -> Any:
 
 
 def _gone(found: list[Item]) -> list[Item]:
-    """Where x-death says that it was, and no log has it any more."""
+    """Return the queues in x-death whose logs do not have the message any more."""
     there = {item["queue"] for item in found}
     gone: dict[tuple[str, str], Item] = {}
     for item in found:

@@ -1,17 +1,11 @@
-"""The node as a whole: who gets in, what is restarted, what does not answer; and upkeep that RabbitMQ needs and this
-broker does not, which says so and ends as RabbitMQ's does.
+"""Commands that exist for RabbitMQ's scripts and test suites.
 
-TLS as listeners speak it: versions, and cipher suites in three forms (OpenSSL's names, Erlang's tuples and maps).
-
-`eval`: five expressions that clients' own test suites send to RabbitMQ, and no others.
-
-There is no Erlang here, and nothing is evaluated: an expression is compared with those below, as it stands, white
-space included, and each is a call of the admin API, for administrators. What it answers is printed as Erlang has it.
-
-Feature flags and deprecated features: what RabbitMQ may have switched off is always on here.
-
-rabbitmq-plugins, for scripts that enable plugins before they use them: what RabbitMQ has as plugins and amqpd has in
-it is enabled, always; there is no other, and none can be switched off.
+- Listeners, connections of a user, permissions, restart of a vhost, unresponsive queues, policies by name.
+- `tls_versions`, `cipher_suites`, in three formats: OpenSSL's names, Erlang's tuples and maps.
+- `eval`: five Erlang expressions that clients' test suites send, each a call of the admin API for administrators.
+  The text must be equal, white space included; nothing is evaluated. The answer is printed as an Erlang term.
+- Feature flags and deprecated features: all features are enabled.
+- rabbitmq-plugins: plugins that amqpd has built in are enabled and cannot be disabled; there are no others.
 """
 
 from __future__ import annotations
@@ -79,7 +73,7 @@ def list_user_topic_permissions(context: Context) -> None:
 
 
 def set_permissions_globally(context: Context) -> None:
-    """rabbit: of 3.12; in every vhost there is now."""
+    """rabbit: of 3.12. Set the permissions in every existing vhost."""
     user, configure, write, read = context.operands
     context.info(f'Setting permissions for user "{user}" in all virtual hosts ...')
     body = {"configure": configure, "write": write, "read": read}
@@ -93,7 +87,7 @@ def set_permissions_globally(context: Context) -> None:
 
 
 def restart_vhost(context: Context) -> None:
-    """A vhost cannot fail by itself here, so it runs already. rabbit: 70 where there is none."""
+    """Check that the vhost exists: here a vhost cannot fail alone. rabbit: 70 if it does not exist."""
     about = f"vhost '{context.vhost}' on node '{context.node}'"
     context.info(f"Trying to restart {about} ...")
     answer = context.client.send("GET", f"/api/vhosts/{quoted(context.vhost)}?columns=name")
@@ -102,7 +96,7 @@ def restart_vhost(context: Context) -> None:
 
 
 def list_unresponsive_queues(context: Context) -> None:
-    """All queues answer as long as the broker does; one whose log has failed takes no message any more."""
+    """List queues whose log failed: they accept no messages. All other queues answer while the broker does."""
     asked = [name for operand in context.operands for name in operand.split(",") if name]
     if unknown := sorted(set(asked) - set(_UNRESPONSIVE_COLUMNS)):
         raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
@@ -123,7 +117,7 @@ def list_unresponsive_queues(context: Context) -> None:
 
 
 def list_policies_that_match(context: Context) -> None:
-    """rabbit: of 3.13; the one that holds first. Python's regular expressions look, RE2 decides in the broker."""
+    """rabbit: of 3.13. The policy in effect comes first. Python's `re` matches here, RE2 in the broker."""
     name = context.operands[0]
     kind = context.line.given.get("object-type", "queues")
     if kind not in {"queues", "exchanges"}:
@@ -272,7 +266,7 @@ def tls_versions(context: Context) -> None:
 
 
 def cipher_suites(context: Context) -> None:
-    """rabbit: openssl is the default; its JSON is lists of numbers, here texts and objects."""
+    """rabbit: openssl is the default. RabbitMQ's JSON has lists of numbers, this one texts and objects."""
     given = context.line.given
     form = given.get("format", "openssl").lower()
     if "openssl-format" in given:
@@ -384,7 +378,7 @@ KNOWN: Final[tuple[tuple[str, str, Callable[[Context, re.Match[str]], Any]], ...
         _get_loopback_users,
     ),
 )
-"""An example of each, what it has to look like, and what is done."""
+"""Example of each expression, its pattern, its function."""
 
 
 def evaluate(context: Context) -> None:
@@ -406,7 +400,7 @@ def evaluate_file(context: Context) -> None:
     if not os.path.exists(path):  # noqa: PTH110 - pathlib is 3 ms of start-up
         raise UsageError(f'"File {path} does not exist"')
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - likewise
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib is 3 ms of start-up
             text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise Failure(DATA, f"{path} cannot be read: {error}") from None
@@ -490,7 +484,7 @@ def enable_feature_flag(context: Context) -> None:
 
 
 def list_deprecated_features(context: Context) -> None:
-    """rabbit: of 3.13. Nothing of amqpd is on its way out."""
+    """rabbit: of 3.13. amqpd has no deprecated features."""
     columns = wanted(DEPRECATED, context.operands)
     context.info("Listing deprecated features ...")
     context.client.get("/api/amqpd/ping")
@@ -587,7 +581,7 @@ def list_plugins(context: Context) -> None:
 
 
 def _runs(context: Context) -> bool:
-    """rabbit: a list is shown of a broker that is down too."""
+    """Return whether the broker runs. rabbit: the list is shown in both cases."""
     try:
         context.client.get("/api/amqpd/ping")
     except ApiRefused as error:
@@ -626,7 +620,7 @@ def is_enabled(context: Context) -> None:
 
 
 def enable(context: Context) -> None:
-    """What is there is enabled. Raises: Failure (70) for one that is not."""
+    """Check that the plugins are built in. Raises: Failure (70) for others."""
     names = list(BUILT_IN) if "all" in context.line.given else context.operands
     if not names:
         raise UsageError("not enough arguments.")
@@ -636,14 +630,14 @@ def enable(context: Context) -> None:
 
 
 def set_plugins(context: Context) -> None:
-    """rabbit: the others go. Those of amqpd cannot, and stay."""
+    """Check the plugins. rabbit: all others are disabled, which amqpd's cannot be."""
     _change(context, "Enabling", context.operands)
     _check_known(context.operands)
     _told(context)
 
 
 def disable(context: Context) -> None:
-    """rabbit: one that is not there is no error. Raises: Failure (69) for one that amqpd cannot do without."""
+    """Refuse built-in plugins. rabbit: an unknown one is no error. Raises: Failure (69)."""
     names = list(BUILT_IN) if "all" in context.line.given else context.operands
     if not names:
         raise UsageError("not enough arguments.")

@@ -1,8 +1,8 @@
-"""Into a shell: completion of what is typed, and the names of RabbitMQ's tools.
+"""Shell integration: completion, and amqpctl under the names of RabbitMQ's tools.
 
-`completion SHELL` prints a script for bash, zsh or fish. The script asks `autocomplete` for every word: so it knows
-what this version knows, and the names of queues, vhosts and users of the broker the command line means. A broker that
-does not answer within NAMES_S completes nothing, and says nothing.
+`completion SHELL` prints a script for bash, zsh or fish. The script runs `autocomplete` for every word. It
+therefore has the commands of this version, and the names of queues, vhosts and users of the broker in the command
+line. If that broker does not answer within NAMES_S, there is no completion and no message.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def completion(context: Context) -> None:
 
 
 def autocomplete(context: Context) -> None:
-    """rabbit: commands that begin with the prefix, one a line. More words: what the last of them may become."""
+    """Print the commands that begin with the prefix (rabbit). With more words: completions of the last word."""
     words = context.operands
     for each in dict.fromkeys(_candidates(context, words[:-1], words[-1])):
         context.out.write(each + "\n")
@@ -90,7 +90,7 @@ def _candidates(context: Context, before: Sequence[str], prefix: str) -> Iterato
 
 
 def _waiting_option(before: Sequence[str]) -> str:
-    """The option whose value comes next; empty: none."""
+    """Return the option whose value comes next; empty: none."""
     word = before[-1] if before else ""
     found = BY_LONG.get(word[2:]) if word.startswith("--") else BY_SHORT.get(word[1:]) if word.startswith("-") else None
     return found.long if found is not None and found.value else ""
@@ -120,7 +120,7 @@ def _operands(context: Context, before: Sequence[str], command: Command) -> list
 
 
 def _given(before: Sequence[str], long: str, short: str = "") -> str:
-    """What an option on the unfinished line says; the last one holds."""
+    """Return the value of an option on the unfinished line; the last one counts."""
     found = ""
     for place, word in enumerate(before):
         if word in {f"--{long}", f"-{short}"} and place + 1 < len(before):
@@ -131,7 +131,7 @@ def _given(before: Sequence[str], long: str, short: str = "") -> str:
 
 
 def _names(context: Context, before: Sequence[str], path: str) -> list[str]:
-    """Of things the broker has: the first of them, those that stand on one line."""
+    """Return the first NAMES_MAX names of objects in the broker, without those that are not printable."""
     given = {name: value for name in ("uri", "data-dir") if (value := _given(before, name))}
     client = context.client
     if given:
@@ -142,7 +142,7 @@ def _names(context: Context, before: Sequence[str], path: str) -> list[str]:
     try:
         answer = client.send("GET", f"{path}?columns=name&page=1&page_size={NAMES_MAX}")
     except Failure:
-        return []  # nobody to ask: nothing to complete with
+        return []
     finally:
         client.close()
     items = answer.data.get("items", ()) if answer.ok and isinstance(answer.data, dict) else answer.data or ()
@@ -150,7 +150,7 @@ def _names(context: Context, before: Sequence[str], path: str) -> list[str]:
 
 
 def install_aliases(context: Context) -> None:
-    """A script each: this interpreter, with this amqpd. What is there and is none of ours stays. Raises: Failure."""
+    """Write one script per name, for this interpreter. Raises: Failure if a file exists that amqpctl did not write."""
     from pathlib import Path
 
     directory = Path(context.operands[0])

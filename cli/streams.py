@@ -1,9 +1,8 @@
-"""What named consumers of streams have stored: shown, set and deleted; what a stream remembers of its publishers.
+"""Stream commands: stored offsets of named consumers, super streams, retention, and lists of the stream protocol.
 
-Super streams: an exchange, and a stream for each partition bound to it. Clients of RabbitMQ's stream protocol know
-them as one; AMQP publishes to the exchange under a partition's routing key. Texts and codes: rabbitmq-streams 3.10.
-
-Also the lists of that protocol's clients, of which amqpd has none: streams are read over AMQP.
+A super stream is an exchange with one stream per partition. Clients of RabbitMQ's stream protocol see one stream;
+AMQP clients publish to the exchange with the routing key of a partition. The lists of the stream protocol's clients
+are empty, because amqpd's streams are read over AMQP. Texts and codes are rabbitmq-streams 3.10's.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def delete_stream_offset(context: Context) -> None:
 
 
 def list_stream_tracking(context: Context) -> None:
-    """rabbit: of 3.13. Publishers' sequence numbers are kept by queues with x-deduplication, and not by name."""
+    """rabbit: of 3.13. There are no rows of publishers: amqpd keeps their sequence numbers, but not by name."""
     kinds = [name for name in ("all", "offset", "writer") if name in context.line.given]
     if len(kinds) > 1:
         raise UsageError("Specify only one of --all, --offset, --writer.")
@@ -66,7 +65,7 @@ def list_stream_tracking(context: Context) -> None:
 
 
 def _checked(answer: ApiAnswer) -> ApiAnswer:
-    """Raises: Failure; 64 of a queue that is no stream, and of an offset out of bounds."""
+    """Return the answer. Raises: Failure, with 64 if the queue is no stream or the offset is out of bounds."""
     if answer.status == 400:
         raise Failure(USAGE, answer.reason)
     return answer.checked()
@@ -146,7 +145,7 @@ def _size(context: Context, option: str) -> int:
 
 
 def _age(text: str) -> str:
-    """ISO 8601 to what x-max-age takes."""
+    """Convert an ISO 8601 period to a value of x-max-age."""
     found = _PERIOD.fullmatch(text)
     if found is None or not any(found.groups()):
         raise UsageError("Invalid value for --max-age, valid example values: P10D, PT24H")
@@ -154,7 +153,7 @@ def _age(text: str) -> str:
 
 
 def _arguments(context: Context) -> dict[str, Any]:
-    """rabbit: in this order, which list_queues shows."""
+    """Return the arguments of the streams, in RabbitMQ's order, which list_queues shows."""
     given = context.line.given
     arguments: dict[str, Any] = {}
     if "leader-locator" in given:
@@ -173,7 +172,7 @@ def _arguments(context: Context) -> dict[str, Any]:
 
 
 def _partitions(context: Context) -> list[str]:
-    """Their routing keys."""
+    """Return the routing keys of the partitions."""
     given = context.line.given
     if "partitions" in given and "routing-keys" in given:
         raise UsageError("'Specify --partitions or routing-keys, not both.'")
@@ -187,7 +186,7 @@ def _partitions(context: Context) -> list[str]:
 
 
 def add_super_stream(context: Context) -> None:
-    """All of it, or, when something is in the way, nothing. rabbit: 70 where a name is taken."""
+    """Create the exchange and all streams, or nothing after an error. rabbit: 70 if a name is taken."""
     name = context.operands[0]
     keys, arguments = _partitions(context), _arguments(context)
     context.info("Adding a super stream ...")
@@ -246,7 +245,6 @@ def list_nobody(what: str, columns: Sequence[str], context: Context) -> None:
 
 
 def no_group(context: Context) -> None:
-    """Raises: Failure."""
     if not {"stream", "reference"} <= set(context.line.given):
         raise UsageError("not enough arguments.")
     context.info("Listing group consumers ...")
@@ -255,7 +253,7 @@ def no_group(context: Context) -> None:
 
 
 def set_retention(context: Context) -> None:
-    """rabbit: 3.10 has it; a policy does it here, as in later versions."""
+    """Refuse, and show the policy that does it. rabbit: 3.10 has the command, later versions use policies."""
     name, text = context.operands
     context.info(f"Setting retention policy of stream queue {name} to {text} ...")
     path = f"/api/queues/{quoted(context.vhost)}/{quoted(name)}?columns=name"

@@ -1,10 +1,8 @@
-"""Virtual hosts, users, permissions.
+"""Users, their permissions, password hashes for definitions; and creation and deletion of vhosts.
 
-Which missing thing ends with which exit code is rabbitmqctl 3.10's, measured, however uneven: a missing user is 67 for
-most, 69 for clear_password and list_user_permissions; a missing vhost is 65 for delete_vhost and the permission lists,
-69 elsewhere.
-
-Hashes of passwords, for definitions.
+Exit codes for missing objects are rabbitmqctl 3.10's, measured, although they are not regular: a missing user is
+67, but 69 for clear_password and list_user_permissions. A missing vhost is 65 for delete_vhost and the permission
+lists, else 69.
 """
 
 from __future__ import annotations
@@ -153,7 +151,7 @@ def list_user_permissions(context: Context) -> None:
 
 
 def _named(context: Context, thing: str) -> str:
-    """rabbit: an empty user name is 65, not 64."""
+    """Return the first operand. rabbit: an empty name is 65, not 64."""
     name = context.operands[0]
     if not name:
         raise UsageError(f"Bad argument: {thing} cannot be an empty string", DATA)
@@ -161,7 +159,7 @@ def _named(context: Context, thing: str) -> str:
 
 
 def _password(text: str) -> dict[str, str]:
-    """rabbit: an empty password means that nobody can log in with one."""
+    """Return the body for a password. rabbit: an empty password disables logins by password."""
     return {"password": text} if text else {"password_hash": ""}
 
 
@@ -174,7 +172,7 @@ def no_user(name: str, exit_code: int = NO_USER) -> Failure:
 
 
 def _expect_pair(context: Context, answer: ApiAnswer, user: str, *, may_lack: bool = False) -> None:
-    """An answer about a user in a vhost. may_lack: there may be no permission to clear; rabbit: that is a success."""
+    """Check an answer about a user in a vhost. `may_lack`: a missing permission is a success (rabbit)."""
     if answer.status in {400, 404} and "does not exist" in answer.reason:
         if answer.reason.startswith("vhost"):
             raise Failure(UNAVAILABLE, f"Virtual host {context.vhost} does not exist")
@@ -399,11 +397,11 @@ COMMANDS: Final = (
 
 SALT_BYTES: Final = 4
 HASHES: Final = ("sha512", "sha256")
-"""Of RabbitMQ's hashes of passwords, those that are taken; see docs/definitions.md for amqpd's own."""
+"""RabbitMQ's password hashes that amqpd accepts. Its own: docs/definitions.md."""
 
 
 def hash_password(context: Context) -> None:
-    """rabbit: base64 of a salt of 4 bytes and SHA-256 over salt and password; `password_hash` of a user takes it."""
+    """Print base64 of 4 bytes of salt and SHA-256 over salt and password (rabbit), for a user's `password_hash`."""
     import base64
     import hashlib
     import os

@@ -1,12 +1,8 @@
-"""What is known of a vhost: description, tags, default queue type, protection from deletion; and the cluster's name.
+"""Vhost properties, limits of vhosts and users, and the cluster's name.
 
-Texts and exit codes of `set_vhost_tags` and `set_cluster_name` are rabbitmqctl 3.10's, measured; the others came with
-later ones.
-
-Limits of vhosts and of users: set, cleared, listed.
-
-Texts and exit codes are rabbitmqctl 3.10's, measured: a missing vhost is 65, but 69 where limits are cleared; a missing
-user is 69. Setting the limits of a vhost replaces them, setting those of a user adds to them.
+Texts and exit codes are rabbitmqctl 3.10's, measured; commands that came later have those of later versions. For
+limits, a missing vhost is 65, but 69 if limits are cleared; a missing user is 69. Setting the limits of a vhost
+replaces all of them; setting limits of a user keeps the others.
 """
 
 from __future__ import annotations
@@ -61,7 +57,7 @@ def set_cluster_name(context: Context) -> None:
 
 
 def _change(context: Context, name: str, body: dict[str, object]) -> None:
-    """Of a vhost that is there."""
+    """Change a vhost. Raises: VhostNotFound instead of creating it."""
     answer = context.client.send("PUT", f"/api/vhosts/{quoted(name)}", body, {"If-Match": "*"})
     if answer.status == 412:
         raise VhostNotFound(name)
@@ -171,7 +167,7 @@ def list_vhost_limits(context: Context) -> None:
     answer = context.client.send("GET", f"/api/vhost-limits/{quoted(context.vhost)}")
     found = answer.checked(VhostNotFound(context.vhost)).data
     text = compact(found[0]["value"]) if found and found[0]["value"] else ""
-    if context.line.formatter == "json":  # rabbit: the JSON as a text
+    if context.line.formatter == "json":  # rabbit: the JSON as a text value
         context.out.write(compact({"node": context.node, "result": "ok", "value": text}) + "\n")
     else:
         context.out.write(text + "\n")

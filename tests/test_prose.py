@@ -14,7 +14,6 @@ FINDINGS_MAX: dict[str, int] = {
     "amqpd.broker.publish": 103,
     "amqpd.broker.queue": 355,
     "amqpd.broker.vhost": 177,
-    "amqpd.cli": 83,
     "amqpd.cluster": 362,
     "amqpd.config": 35,
     "amqpd.storage": 178,
