@@ -1,24 +1,26 @@
-"""The log of one queue on this machine's disk: messages in, offsets out, and a memory of what was settled.
+"""`LocalLog`: the log of one queue on the local disk.
 
-`append` writes into the open batch, `settle` extends a run; neither makes an object per message nor a system call.
-`write`, once per loop turn, closes the batch and writes all of the turn's batches in one `writev`. After that a kill of
-the process loses no message; after the sync that the group commit (commit/) sees to, a power cut neither.
+`append` writes into the open batch, and `settle` extends a run of offsets. Neither makes an object per message or a
+system call. `write` runs once per loop turn, closes the batch and writes all batches of the turn with one `writev`.
+From then on a kill of the process loses no message. After the sync of the group commit, a power cut loses none
+either.
 
-What was settled is written by `tick`, up to 50 ms later and for all of that while together, when the storage has a
-clock to call it (`LogContext.paced`), else by `write` too. So a kill may bring back what was settled within the last
-50 ms, as redelivered. The delivery mark precedes the deliveries; while they go on without a pause it runs ahead of
-them, so that it need not be written with every turn: after a kill up to AHEAD_MAX messages may be called redelivered
-that nobody has seen.
+If the storage has a clock (`LogContext.has_ticks`), `tick` writes settled offsets, at most 50 ms later and many
+together; otherwise `write` does. So a kill may bring back messages settled in the last 50 ms, as redelivered.
 
-Offsets rise by one with each append and are never used twice, also when a write fails. `record_count` and `size_bytes`
-(of bodies) are what is in the log and not settled; both are true from `recover` on, which the first use calls by
-itself.
+The delivered mark is written before the deliveries are sent. During steady delivery it runs ahead, so that not
+every turn writes it. After a kill, up to AHEAD_MAX messages may then be marked redelivered that no consumer
+received.
 
-Order of writes: batches, then settlements and delivery marks, the latter before a byte of a delivery reaches a socket.
+Invariants:
+- Offsets rise by one per append and are never used twice, even after a failed write.
+- `record_count` and `size_bytes` (of bodies) describe live messages. They are correct after `recover`, which the
+  first use calls.
+- A write puts batches first, then settled offsets and delivered marks. The marks are in the file before a delivery
+  is on a socket.
 
-Its parts, each with one idea: the `Appender` (log/appender.py), the `CursorSet` (log/cursor.py), the `QueueAcks`
-(storage/acks/acks.py; none where nobody settles), and beneath them the `Log` of segments (log/log.py). This file is
-what they are together: a queue's log, a turn's, a job's.
+Parts: `Appender` (log/appender.py), `CursorSet` (log/cursor.py), `QueueAcks` (acks/acks.py; absent if no message
+was settled), and `Log`, the segments (log/log.py).
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ from amqpd.storage.loop_log import GroupCommitLog, LogContext
 from amqpd.storage.queue_log import Cursor
 from amqpd.storage.sync_job import SyncPart
 
-_GROUP_LARGE: Final = 9  # logs
-# Ticks of 50 ms between two that do this for a log that is busy; one that comes to rest does both at once.
+_GROUP_LARGE: Final = 9  # logs in one sync: from here on `tick` publishes the high watermark
+# A busy log does these in every Nth tick of 50 ms, an idle one does both at once.
 _PUBLISH_TICKS: Final[i64] = 4
 _INDEX_TICKS: Final[i64] = 20
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LogKeeper:
-    """Who opens and removes the logs of a data directory, as they see it: `Storage`."""
+    """Opens and removes the logs of a data directory. `Storage` implements it."""
 
     def recover(self, store: LocalLog) -> None:
-        """Fills the log from the disk; once, before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
+        """Recover the log from the disk. Raises: OSError; UnknownFormat; DamagedLog."""
         raise NotImplementedError
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
@@ -68,10 +70,13 @@ class LogKeeper:
 
 
 class LocalLog(GroupCommitLog):
-    """The log of one queue in segments on this disk. Made by `Storage` only. Loop thread only. Subclassed by
-    `ReplicatedLog` alone (cluster/replicated_log.py).
+    """The log of one queue in segments on the local disk.
 
-    torn_bytes: cut off at recovery. appender: what else may be put at its end.
+    Only `Storage` creates one; cluster/replicated_log.py has the only subclass. Loop thread only.
+
+    Attributes:
+        torn_bytes: cut off by recovery.
+        appender: the end of the log.
     """
 
     def __init__(
@@ -91,15 +96,17 @@ class LocalLog(GroupCommitLog):
         self.appender: Appender = Appender(self, log)
         self._cursors: CursorSet = CursorSet(log)
         self._settlements: QueueAcks | None = None
-        # for `tick`
+        # state of `tick`
         self._tick_end: i64 = 0
         self._ticks: i64 = 0
 
-    # -- its life
+    # -- opening and removal
 
     def recover(self) -> None:
-        """See `QueueLog.recover`. Cost: after a clean stop some 0.2 ms and 0.3 us per settlement entry; after a kill
-        besides 25 ms per 64 MiB written since the recovery point. Raises: OSError; UnknownFormat.
+        """See `QueueLog.recover`. Raises: OSError; UnknownFormat.
+
+        Cost: after a clean stop some 0.2 ms plus 0.3 us per entry of settled offsets. After a kill also 25 ms per
+        64 MiB written since the recovery point.
         """
         if not self.ready:
             self._keeper.recover(self)
@@ -117,14 +124,17 @@ class LocalLog(GroupCommitLog):
     def recovered(
         self, delivered_mark: i64, seen_end: i64, returned: dict[int, int], lost: list[tuple[int, int]]
     ) -> None:
-        """What recovery found, besides the log itself.
+        """Take over the result of recovery, except the log itself.
 
-        delivered_mark: as the files tell it. seen_end: offsets below may have been delivered; when that is more (after
-        a power cut), the files tell so with the first write.
+        Args:
+            delivered_mark: as stored in the files.
+            seen_end: offsets below it may have been delivered. If it is higher than the stored mark (after a power
+                cut), the next write stores it.
         """
         log = self.log
         self._tick_end = log.end
-        if seen_end - 1 > delivered_mark:  # goes with the first entry of this life, whose boot id would deny it
+        # The entry needs the boot id of this process: it is written together with the first entry of this process.
+        if seen_end - 1 > delivered_mark:
             log.mark_delivered(seen_end - 1, 0)
         log.delivered_mark = seen_end - 1
         self._settlements = None
@@ -135,9 +145,12 @@ class LocalLog(GroupCommitLog):
         self.recount()
 
     def recount(self, seen_end: i64 = 0) -> None:
-        """Take the counts from the segments: a failed write, a cleaning or a range has changed what is live.
+        """Compute the counts from the segments again, after a failed write, a compaction or `settle_range`.
 
-        seen_end: what is live below may have been delivered. Cost: a step per segment.
+        Args:
+            seen_end: live messages below it may have been delivered.
+
+        Cost: a step per segment.
         """
         self.changed_beneath(seen_end)
         settlements = self._settlements
@@ -156,12 +169,12 @@ class LocalLog(GroupCommitLog):
             self.recounted()
 
     def changed_beneath(self, seen_end: i64) -> None:
-        """As `recount`, by who sees to the counts: cursors look up their places, what was delivered is noted."""
+        """Update cursors and delivered marks after segments changed. The caller updates the counts."""
         self._cursors.leave_batches()
         if seen_end > 0:
             self._begin_settling().seen(seen_end)
 
-    # -- appending
+    # -- append
 
     def append(
         self,
@@ -187,7 +200,7 @@ class LocalLog(GroupCommitLog):
         return self.appender.append_prepared(prepared)
 
     def producers(self) -> Producers:
-        """See `QueueLog.producers`; remembered over restarts (storage/log/producer_state.py)."""
+        """See `QueueLog.producers`. They survive a restart (log/producer_state.py)."""
         if not self.ready:
             self.recover()
         if self._producers is None:
@@ -209,13 +222,13 @@ class LocalLog(GroupCommitLog):
         self.mark_dirty()
         self._write_now()
 
-    # -- safety
+    # -- high watermark
 
     @property
     def high_watermark(self) -> i64:
         return self.log.watermark.offset
 
-    # -- reading
+    # -- read
 
     @property
     def cursor(self) -> Cursor:
@@ -232,13 +245,14 @@ class LocalLog(GroupCommitLog):
         self._write_now()
         return offset_before(self.log, timestamp_ms)
 
-    # -- settling
+    # -- settle
 
     def settle(self, offset: i64, body_size_bytes: i64 = 0) -> None:
         """See `QueueLog.settle`.
 
-        body_size_bytes: left out, `size_bytes` is too large until its segment is drained, and a limit in bytes would
-        drop what is within it.
+        Args:
+            body_size_bytes: without it `size_bytes` is too large until the segment is removed, and a limit in bytes
+                would drop messages too early.
         """
         settlements = self._settlements
         if settlements is None:
@@ -246,7 +260,7 @@ class LocalLog(GroupCommitLog):
         settlements.settle(offset, body_size_bytes)
 
     def _begin_settling(self) -> QueueAcks:
-        """The first time since recovery, which may find that it is not."""
+        """Return the acks of this log; create them if recovery left none."""
         if not self.ready:
             self.recover()
         settlements = self._settlements
@@ -258,7 +272,7 @@ class LocalLog(GroupCommitLog):
         """See `QueueLog.settle_range`. Cost: per segment, not per message."""
         if last < first:
             return
-        self._write_now()  # so that the count of live ones is taken from what is there
+        self._write_now()  # the live messages are counted in what is written
         self.mark_dirty()
         self.log.settle(first, last, body_size_bytes)
         settlements = self._settlements
@@ -273,12 +287,12 @@ class LocalLog(GroupCommitLog):
         self.mark_dirty()
 
     def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
-        """See `QueueLog.pass_older`. Cost: some 50 ns a message."""
+        """See `QueueLog.pass_older`. Cost: some 50 ns per message."""
         count: i64 = 0
         size: i64 = 0
         settlements = self._begin_settling()
         if settlements.waiting:
-            self._write_now()  # so that nothing is counted that was settled before
+            self._write_now()  # otherwise settled messages would be counted
         log = self.log
         end: i64 = log.watermark.offset if self.failed else log.end
         place = self._cursors.own(self)
@@ -292,7 +306,7 @@ class LocalLog(GroupCommitLog):
             try:
                 live, live_bytes = batch.pass_over(offset, segment.settled if segment is not None else None)
             except BadRecord:
-                break  # `read` knows what to do
+                break  # `read` handles damage
             first: i64 = max(offset, batch.base_offset)
             offset = batch.last_offset + 1
             if live > 0 and settles:
@@ -303,7 +317,7 @@ class LocalLog(GroupCommitLog):
 
     @property
     def delivered_mark(self) -> i64:
-        """The highest offset that was given to a consumer, in this life or, as far as is known, before it; -1: none."""
+        """The highest offset known to be delivered, also before a restart; -1 for none."""
         settlements = self._settlements
         return settlements.delivered_mark if settlements is not None else -1
 
@@ -315,7 +329,7 @@ class LocalLog(GroupCommitLog):
 
     def forget_delivered(self) -> None:
         if self._settlements is not None:
-            self._settlements.delivered_mark = -1  # the clean-shutdown mark says so
+            self._settlements.delivered_mark = -1  # the clean-shutdown mark stores it
 
     def mark_delayed(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
         settlements = self._settlements
@@ -331,7 +345,7 @@ class LocalLog(GroupCommitLog):
         settlements = self._settlements
         return settlements is not None and settlements.seen_earlier(offset)
 
-    # -- the end of a turn
+    # -- end of a loop turn
 
     def write(self) -> None:
         if not self.ready:
@@ -387,11 +401,12 @@ class LocalLog(GroupCommitLog):
         return self._settlements is not None and self._settlements.waiting
 
     def write_settled(self) -> None:
-        self._write_now()  # a settlement of an offset that is in no file would count for another message
+        # If its message were in no file, the next message with this offset would count as settled.
+        self._write_now()
         self.write_late()
 
     def _write_now(self) -> None:
-        """The segments know all there is."""
+        """Write everything, so that the segments are complete."""
         if not self.ready:
             self.recover()
         self.appender.write()
@@ -399,7 +414,7 @@ class LocalLog(GroupCommitLog):
         if settlements is not None:
             settlements.flush_runs()
 
-    # -- the group commit
+    # -- group commit
 
     @property
     def unsynced(self) -> bool:
@@ -420,13 +435,13 @@ class LocalLog(GroupCommitLog):
             self.mark_dirty_later()
 
     def finish(self) -> None:
-        """A clean stop is at hand: everything is written, totals and indexes too. Raises nothing."""
+        """Write everything for a clean stop, totals and indexes too. Raises nothing."""
         self.write()
         self.write_late()
         writer.finish(self.log)
 
     def let_go(self) -> None:
-        """The queue is deleted. Its parts get another owner, in no list, so that no circle of references stays."""
+        """Detach a deleted log: its parts get a dummy owner, so that no reference cycle remains."""
         self._cursors.let_go()
         self.recounted = None
         nobody = GroupCommitLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
@@ -442,7 +457,7 @@ class LocalLog(GroupCommitLog):
             self._cursors.release()
 
     def release(self) -> bool:
-        """Gives up descriptors and buffers; False if something is unsynced."""
+        """Close descriptors and release buffers. Return False if something is unsynced."""
         if self.dirty or not self.log.release():
             return False
         self._cursors.release()
@@ -450,4 +465,4 @@ class LocalLog(GroupCommitLog):
 
 
 def _nothing() -> None:
-    """Who settles what is old asks again by itself."""
+    """Ignore the callback: the caller of `pass_older` asks again."""

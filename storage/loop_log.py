@@ -1,9 +1,9 @@
-"""A log of this data directory as the loop's turns and the group commit see it (`GroupCommitLog`), and what all of them
-share.
+"""`GroupCommitLog`: a local log as the loop turn and the group commit use it; and `LogContext`, shared by all of
+them.
 
-A turn writes each log in `LogContext.dirty` once, at its end (group.py); a tick, every 50 ms, those in `late`. A log
-enters a list when there is something to write, never twice. The parts of a log (log/appender.py, storage/acks/acks.py,
-log/cursor.py) know it as a `GroupCommitLog`: they say by it that there is something to write, and keep its counts.
+At the end of a turn the group commit writes each log in `LogContext.dirty` once. A tick, every 50 ms, writes the
+logs in `late`. A log is in a list only once, and only if it has something to write. Its parts (log/appender.py,
+acks/acks.py, log/cursor.py) know the log by this class: through it they ask for a write and update its counts.
 """
 
 from __future__ import annotations
@@ -20,32 +20,37 @@ from amqpd.storage.sync_job import SyncPart
 from amqpd.storage.worker import ReadAhead
 
 DIRTY_MAX: Final[i64] = 256
-_NONE_RETURNED: Final[dict[int, int]] = {}  # never written to
+_NONE_RETURNED: Final[dict[int, int]] = {}  # shared, must stay empty
 
 
 @final
 class LogContext:
-    """What all logs of one process share: the turn's dirty ones, spare writers, the clock, the reading ahead."""
+    """State shared by all logs of a process: dirty logs, spare writers, clock, read-ahead."""
 
     def __init__(self, clock: Clock, ahead: ReadAhead | None) -> None:
         self.clock: Clock = clock
         self.ahead: ReadAhead | None = ahead
         self.dirty: list[GroupCommitLog] = []
-        # So many logs are some milliseconds of writing, by what it took of late: then it is the others' turn.
+        # Write at most this many logs before other work runs. The group commit adapts it to recent write times.
         self.dirty_max: i64 = DIRTY_MAX
-        self.has_ticks: bool = False  # somebody calls `tick` for the logs in `late`, every 50 ms
+        self.has_ticks: bool = False  # True: `tick` is called every 50 ms for the logs in `late`
         self.late: list[GroupCommitLog] = []
         self.writers: list[BytesWriter] = []
         self.scratch: BytesWriter = BytesWriter()
 
 
 class GroupCommitLog(QueueLog):
-    """A log of this data directory, as turns and the group commit write and sync it. Subclassed by `LocalLog` alone.
+    """A local log, as loop turns and the group commit write and sync it. `LocalLog` is the only subclass.
 
-    ready: recovery is done, so that its counts are true. gathered: it waits for the next job. needs_commit: something
-    that somebody waits for was appended since it was gathered last. write_failed: or could not be written.
-    written_bytes: since `group.write` took them. last_turn: that wrote it. dirty, late: it stands in that list.
-    in_job: a job has its share, and is not done.
+    Attributes:
+        ready: recovery is complete and the counts are correct.
+        gathered: the log waits for the next sync job.
+        needs_commit: since it was last gathered, something was appended for which a confirm waits.
+        write_failed: an append could not be written.
+        written_bytes: since `group_commit.write` last reset it.
+        last_turn: the last turn that wrote it.
+        dirty, deferred: the log is in `LogContext.dirty` or `late`.
+        in_job: a sync job includes it and is not complete.
     """
 
     def __init__(
@@ -60,14 +65,14 @@ class GroupCommitLog(QueueLog):
         self.written_bytes: i64 = 0
         self.last_turn: i64 = 0
         self.in_job: bool = False
-        self.returned: dict[int, int] = _NONE_RETURNED  # offset -> tally of what was given back and is live
+        self.returned: dict[int, int] = _NONE_RETURNED  # offset -> tally, for live messages that were returned
         self.dirty: bool = False
         self.deferred: bool = False
 
-    # -- for its parts
+    # -- for the parts of the log
 
     def ensure_open(self) -> None:
-        """Something is about to be appended. Raises: LogFailed; as `recover`."""
+        """Prepare for an append. Raises: LogFailed; as `recover`."""
         if not self.ready:
             self.recover()
         if self.failed:
@@ -76,13 +81,13 @@ class GroupCommitLog(QueueLog):
             self.mark_dirty()
 
     def mark_dirty(self) -> None:
-        """Something is to be written at the end of this turn."""
+        """Write the log at the end of this turn."""
         if not self.dirty:
             self.dirty = True
             self.context.dirty.append(self)
 
     def mark_dirty_later(self) -> None:
-        """Something is to be written, which may wait for the next tick."""
+        """Write the log at the next tick."""
         if self.dirty or self.deferred:
             return
         if self.context.has_ticks:
@@ -92,11 +97,11 @@ class GroupCommitLog(QueueLog):
             self.mark_dirty()
 
     def recount(self, seen_end: i64 = 0) -> None:
-        """What is live has changed beneath the counts."""
+        """Compute the counts again after live messages changed."""
         raise NotImplementedError
 
     def read_end(self) -> i64:
-        """Where reading ends. What was appended and settled is written first: readers look at files alone."""
+        """Write what was appended and settled, and return the offset where reading ends. Readers see only files."""
         raise NotImplementedError
 
     def mark_returned(self, offset: i64, delivery_count: i64) -> None:
@@ -115,47 +120,55 @@ class GroupCommitLog(QueueLog):
 
     @property
     def unsynced(self) -> bool:
-        """Whether there is something for a job."""
+        """True if a sync job is needed."""
         raise NotImplementedError
 
     def write(self) -> None:
-        """What was appended and delivered since the last call reaches the files, with what was settled if that may not
-        wait or has to be written to anyway. Raises nothing: see `failed` and `take_failed_ranges`.
+        """Write appends and deliveries since the last call, and settled offsets if they must not wait or the file
+        is written anyway.
+
+        Raises nothing: see `failed` and `take_failed_ranges`.
         """
         raise NotImplementedError
 
     def tick(self) -> bool:
-        """Between two turns, 50 ms after what is written at the latest. True: wanted again in 50 ms, the log is busy.
+        """Write deferred data between two turns, at most 50 ms old. Return True if the log is busy and needs the
+        next tick.
 
-        Nothing that was appended is waiting for `write`. Cost: 0.1 us and what there is to write. Raises nothing.
+        All appends are already written. Cost: 0.1 us plus the writes. Raises nothing.
         """
         raise NotImplementedError
 
     def write_late(self) -> None:
-        """What was settled, delivered and given back reaches the files; the next tick still comes, since by it alone
-        time is told. Raises nothing.
+        """Write settled, delivered and returned offsets. The next tick still runs, because ticks measure time.
+        Raises nothing.
         """
         raise NotImplementedError
 
     @property
     def settles(self) -> bool:
-        """Whether something was settled that is not written yet."""
+        """True if settled offsets are not written yet."""
         raise NotImplementedError
 
     def write_settled(self) -> None:
-        """What was settled reaches the files, and before that what was appended. Between two reads of one turn, whose
-        end and the next tick still come. Raises nothing.
+        """Write appends, then settled offsets, between two reads of one turn. Raises nothing.
+
+        The end of the turn and the next tick still run.
         """
         raise NotImplementedError
 
     def collect(self, part: SyncPart, settled_too: bool = True) -> None:
-        """Moves what needs a sync into `part`; settlements alone only when `settled_too`."""
+        """Move what needs a sync into `part`; settled offsets alone only if `settled_too`."""
         raise NotImplementedError
 
     def synced(self, part: SyncPart, group_size: int = 1) -> None:
-        """A job is done. group_size: how many logs it was for; those of a large one tell readers outside later."""
+        """Handle the end of a sync job.
+
+        Args:
+            group_size: logs in the job. Logs of a large job publish the high watermark later.
+        """
         raise NotImplementedError
 
     def close_unsynced_files(self) -> None:
-        """Gives up descriptors, also of what is unsynced: the next job syncs the whole disk."""
+        """Close descriptors, also unsynced ones: the next job then syncs the whole disk."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""What is made safe together: a job is one group of the group commit, a part is one log's share in it.
+"""Sync jobs: `SyncBatch` is one group of the group commit, `SyncPart` the files of one log in it.
 
-A job is immutable once it is handed to the committer, but for what that answers: which parts failed. It names files,
-directories and small texts, never a log: who gathers it (group.py) remembers whose part is whose.
+After the group commit has submitted a job, only the fsync thread changes it, to record which parts failed. A job
+contains files, directories and small texts, never a log. The group commit knows which log a part belongs to.
 """
 
 from __future__ import annotations
@@ -10,31 +10,32 @@ from amqpd.storage.filesystem import OpenFile
 
 
 class SyncPart:
-    """One log's share in a job. name: of its queue, for what is logged."""
+    """The files of one log in a job. `name` is the queue's, for log lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.files: list[OpenFile] = []
-        self.closed = False  # others were written to and closed already: only a sync of the whole disk covers them
+        # True if other files were written and closed already; only a sync of the whole disk includes them.
+        self.closed = False
         self.paths: list[str] = []  # small files, closed already
         self.directories: list[str] = []
-        self.checkpoints: list[tuple[str, bytes]] = []  # written when all of the above is safe
-        self.renames: list[tuple[str, str]] = []  # (from, to), likewise
-        self.renamed = True  # False when that did not succeed
-        self.unlinks: list[str] = []  # then removed, in this order
-        self.discards: list[str] = []  # then renamed `.deleted`, where they exist
-        self.removed: list[int] = []  # base offsets of the segments these files belong to
+        self.checkpoints: list[tuple[str, bytes]] = []  # written after all syncs above
+        self.renames: list[tuple[str, str]] = []  # (from, to), done after all syncs above
+        self.renamed = True  # False if a rename failed
+        self.unlinks: list[str] = []  # then deleted, in this order
+        self.discards: list[str] = []  # then renamed to `.deleted` if they exist
+        self.removed: list[int] = []  # base offsets of the segments of these files
         self.end_offset = 0
-        self.failed = False  # the sync did
-        self.write_failed = False  # a write before it did
+        self.failed = False  # a sync failed
+        self.write_failed = False  # a write before it failed
 
     def follows(self) -> bool:
-        """Whether there is something to do once the syncs are done."""
+        """Return whether work remains after the syncs."""
         return bool(self.checkpoints or self.unlinks or self.discards or self.renames)
 
 
 class SyncBatch:
-    """One group. `generation`: see `GroupCommit`. `size_bytes`: what was appended to it."""
+    """One group. `generation`: see `GroupCommit`. `size_bytes`: bytes appended in it."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
@@ -42,14 +43,14 @@ class SyncBatch:
         self.size_bytes = 0
 
     def file_count(self) -> int:
-        """Files to sync."""
+        """Return the number of files to sync."""
         count = 0
         for part in self.parts:
             count += len(part.files)
         return count
 
     def closed(self) -> bool:
-        """Whether some of what is to be synced has no descriptor any more."""
+        """Return whether a file to sync has been closed."""
         for part in self.parts:  # noqa: SIM110  # a generator would cost a nested function when compiled
             if part.closed:
                 return True
