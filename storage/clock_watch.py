@@ -1,26 +1,26 @@
-"""The clock watch: notices when the wall clock was set, and holds the jump back until it is accepted.
+"""Clock watch: detects that the wall clock was set, and ignores the jump until it is accepted.
 
-A clock that is a day ahead for a minute must not delete what retention keeps for a day: nothing undoes that. So the
-watch compares the wall clock with the machine's uptime. A difference of more than JUMP_MS between two looks is a jump.
-Smaller ones are drift, and are followed. A jump is held until
+If a clock is one day ahead for a minute, retention must not delete a day of messages: nothing could restore them.
+So the watch compares the wall clock with the machine's uptime. A change of more than JUMP_MS between two checks is
+a jump; smaller changes are drift and are followed. A jump is held until
 
 - an operator accepts it (`accept`),
 - the wall clock has not jumped again for `hold_ms`, or
-- the wall clock is back where it was.
+- the wall clock is back at the old time.
 
-Three readings follow from that:
+There are three readings:
 
-    clock.time_ms()   the wall clock as it is. Messages are stamped with it.
-    steady_ms()       the wall clock without the jump that is held. Delayed messages are due by it.
-    agreed_ms()       the lower of the two. What the wall clock has stamped is old when it is old by this reading.
+clock.time_ms()   the wall clock. Messages are stamped with it.
+steady_ms()       the wall clock without the held jump. Delayed messages are due by it.
+agreed_ms()       the lower of the two. Ages of messages are computed with it.
 
-So while a jump is held, delays take as long as they would have taken, and nothing becomes old because of the jump. When
-the jump is accepted, all three readings are the same again.
+So while a jump is held, delays last as long as without it, and the jump makes nothing old. After it is accepted,
+all three readings are equal.
 
-**Over a restart** the file `clock` in the data directory has the last readings, written once a minute and at a stop.
-While the machine runs, a restart of the broker hides no jump: the uptime tells how long the broker was away. After a
-restart of the machine it may have been off for days, so a clock that is ahead is believed, unless it is ahead by more
-than GAP_MS_MAX or a jump was held. A clock that is behind the file by more than JUMP_MS is not believed.
+**Restarts.** The file `clock` in the data directory has the last readings, written once a minute and at a stop. If
+only the broker restarts, a jump is always detected, because the uptime shows how long it was away. If the machine
+restarts, it may have been off for days. So a clock ahead of the file is accepted unless it is ahead by more than
+GAP_MS_MAX or a jump was held. A clock more than JUMP_MS behind the file is a jump.
 
 Compiled by mypyc.
 """
@@ -47,19 +47,20 @@ SAVE_MS: Final = 60_000
 
 @final
 class ClockWatch:
-    """One per data directory. Looks at the clocks at each reading, and when `look` is called from a timer.
+    """The clock watch of a data directory. It checks the clocks at each reading, and when a timer calls `look`.
 
-    hold_ms: for how long the wall clock must be steady after a jump; 0 accepts each jump at once.
-    held: whether a jump is held now.
+    Attributes:
+        hold_ms: how long the wall clock must be steady after a jump; 0 accepts each jump at once.
+        held: a jump is held now.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.hold_ms: i64 = HOLD_MS
         self.held = False
-        # When it jumped last, by uptime.
+        # Uptime of the last jump.
         self._jumped_ms: i64 = 0
-        # How far the wall clock is ahead of the uptime: at the last look, and without the jump that is held.
+        # Wall clock minus uptime: at the last check, and without the held jump.
         self._apart_ms: i64 = self._difference_ms()
         self._steady_apart_ms: i64 = self._apart_ms
         self._filesystem: FileSystem | None = None
@@ -69,32 +70,33 @@ class ClockWatch:
         self._unsaved = False
 
     def steady_ms(self) -> i64:
-        """Milliseconds since 1970, without the jump that is held."""
+        """Return milliseconds since 1970 without the held jump."""
         self.look()
         return self.clock.time_ms() - (self._apart_ms - self._steady_apart_ms)
 
     def agreed_ms(self) -> i64:
-        """Milliseconds since 1970: the wall clock's, or less while a jump ahead is held."""
+        """Return milliseconds since 1970 by the wall clock; less while a jump ahead is held."""
         self.look()
         ahead_ms = self._apart_ms - self._steady_apart_ms
         return self.clock.time_ms() - (ahead_ms if ahead_ms > 0 else 0)
 
     @property
     def jump_ms(self) -> int:
-        """By how much the wall clock is ahead because of the jump that is held; below 0: it is behind. 0: none is."""
+        """The size of the held jump; negative if the clock is behind. 0 without a jump."""
         return int(self._apart_ms - self._steady_apart_ms) if self.held else 0
 
     @property
     def left_ms(self) -> int:
-        """How long the jump is held from now on, if the clock stays steady."""
+        """How long the jump is still held if the clock stays steady."""
         return max(0, int(self._jumped_ms + self.hold_ms - self._uptime_ms())) if self.held else 0
 
     def look(self) -> None:
-        """Compare the clocks now. Cost: two system calls, less than 1 us."""
+        """Compare the clocks. Cost: two system calls, less than 1 us."""
         apart_ms = self._difference_ms()
         step_ms = apart_ms - self._apart_ms
         if not _is_small(step_ms):
-            apart_ms = self._difference_ms()  # the process may have been stopped between its two readings
+            # The process may have been stopped between the two readings.
+            apart_ms = self._difference_ms()
             step_ms = apart_ms - self._apart_ms
         self._apart_ms = apart_ms
         if self.held and _is_small(apart_ms - self._steady_apart_ms):
@@ -111,7 +113,7 @@ class ClockWatch:
             self._steady_apart_ms = apart_ms
 
     def accept(self) -> None:
-        """The wall clock is right as it is: what is old or due by it may go."""
+        """Accept the wall clock: messages that are old or due by it may be removed or delivered."""
         self.look()
         if self.held:
             logger.warning("the wall clock is accepted %s", self._where())
@@ -139,7 +141,7 @@ class ClockWatch:
         self._unsaved = True
 
     def _where(self) -> str:
-        """How far the wall clock is from the steady time, and what it shows, for the log."""
+        """Return the distance from the steady time and the wall clock's time, for the log."""
         jump_ms: int = self._apart_ms - self._steady_apart_ms
         shown = datetime.fromtimestamp(self.clock.time_ms() / 1000, UTC).isoformat(timespec="seconds")
         return f"{abs(jump_ms) / 1000:.0f} s {'ahead' if jump_ms > 0 else 'behind'} ({shown})"
@@ -150,10 +152,10 @@ class ClockWatch:
     def _difference_ms(self) -> i64:
         return self.clock.time_ms() - int(self.clock.uptime() * 1000)
 
-    # -- over a restart
+    # -- restarts
 
     def begin(self, filesystem: FileSystem, directory: str, boot_id: str, hold_ms: int) -> None:
-        """Compare the clock with the file of the last life, and keep it there from now on. Raises: OSError."""
+        """Compare the clock with the file of the last process, and keep that file from now on. Raises: OSError."""
         self._filesystem = filesystem
         self._path = f"{directory}/{CLOCK}"
         self._boot_id = boot_id
@@ -189,13 +191,13 @@ class ClockWatch:
             self._jumped(why)
 
     def tick(self) -> None:
-        """Look, and write the file if a minute has passed or something has changed. For a timer of a few seconds."""
+        """Check the clocks, and write the file once a minute or after a change. For a timer of a few seconds."""
         self.look()
         if self._unsaved or self._uptime_ms() - self._saved_ms >= SAVE_MS:
             self.save()
 
     def save(self) -> None:
-        """Write the file. Not synced: what a power cut loses of it is a minute."""
+        """Write the file without a sync: a power cut loses at most a minute."""
         if self._filesystem is None:
             return
         uptime_ms = self._uptime_ms()
@@ -215,5 +217,4 @@ class ClockWatch:
 
 
 def _is_small(step_ms: i64) -> bool:
-    """Return whether the step is drift, and no jump."""
     return -JUMP_MS <= step_ms <= JUMP_MS

@@ -1,41 +1,38 @@
-"""Cleaned segments take the place of those they were made of.
+"""Log compaction: the log keeps the last record of each key.
 
-    in the cleaner's thread   `.log.cleaned` and `.settled.cleaned` (and both indexes) are written and synced; then
-                              `.settled.cleaned` becomes `.settled.swap`, then, the directory synced in between and
-                              after, `.log.cleaned` becomes `.log.swap`: from here on the new segment stands
-    on the loop (`place`)     the old `.log` files are renamed `.deleted`; readers find the new segment, still called
-                              `.log.swap`, its file held open
-    in the committer's        the directory is synced; the other files of the old segments go; the directory is synced;
-                              the new ones get their names
+A log whose policy has a `CleanerPolicy` is cleaned in the background, one log at a time, the dirtiest first.
+Records below its *first dirty offset* were cleaned before; records from there to the active segment are *dirty*.
+When enough bytes are dirty, a cleaning reads the dirty records into a map: a 16-byte digest per key, and the key's
+last offset. The map is limited in bytes; the rest waits for the next cleaning. Then the cleaner rewrites every
+sealed segment without the superseded records and joins small neighbours. Records keep their offsets, and gaps count
+as settled. A record without a key remains.
 
-What a crash leaves (`finish_swaps`, at recovery): `.cleaned` files are dropped. A `.log.swap` is whole: the directory
-is synced, since a kill may have come before that; old segments in its range are removed with all their files, what
-these told of messages being kept, the directory synced, and it gets its name. It is believed only if `.settled.swap`
-(or `.settled`) names its size and end, and every batch is good or the old logs have begun to go; where that entry is
-damaged, if every batch is good and no log stands in its range. Any other is not ours: it is renamed `.foreign`, and
-nothing is removed for it. A `.settled.swap` without a `.log.swap` is united with `.settled`, as any other: it settles
-what a later record of the same key supersedes, and that one is on the medium.
+**Tombstones.** A record with a null value removes earlier records of its key. It is removed itself after
+`tombstone_retention_ms` in the clean part, so that readers that started before can see it.
+`cleaner-offset-checkpoint` in the log's directory has a line `first dirty offset, milliseconds` per cleaning and a
+CRC-32C in the last line. Without this file everything is dirty.
 
-While a log is being cleaned none of its segments is removed and no `.settled` file is written anew, so nobody else
-touches these names.
+**Replacing segments:**
 
-Compaction: of each key a log keeps the last record.
+cleaner thread      write and sync `.log.cleaned`, `.settled.cleaned` and both indexes; rename `.settled.cleaned` to
+                    `.settled.swap`, sync the directory, rename `.log.cleaned` to `.log.swap`, sync the directory. From
+                    here on the new segment is valid
+loop thread         (`publish_cleaned`) rename the old `.log` files to `.deleted`; readers use the new segment, which is
+                    still named `.log.swap` and is open
+fsync thread        sync the directory, delete the other old files, sync the directory, rename the new files
 
-A log whose policy has a `CleanerPolicy` is cleaned in the background, one log at a time, the dirtiest first. What lies
-below its *first dirty offset* was cleaned before; what lies between that and the active segment is *dirty*. When enough
-of the bytes is dirty, a cleaning reads the dirty part into a map of keys (a 16-byte digest of each, and its last
-offset; bounded in bytes: what does not fit waits for the next cleaning), and then writes every sealed segment anew
-without the records that a later one of the same key supersedes, small neighbours together into one. Records keep their
-offsets; the holes count as settled. A record without a key stays.
+**After a crash** (`finish_swaps`, at recovery), `.cleaned` files are deleted. A `.log.swap` is complete. The
+directory is synced first, because a kill may have come before its sync. Then the old segments in its range are
+removed, except their entries about messages, and the file gets its final name.
 
-**Tombstones.** A record with a null value takes what was before it away, and goes itself when it has been in the clean
-part for `tombstone_retention_ms`, so that a reader that began before has the time to see it. In the log's directory
-`cleaner-offset-checkpoint` says since when what is clean: a line `first dirty offset, milliseconds` for each cleaning,
-the last line their CRC-32C. Without it everything is dirty.
+A `.log.swap` is accepted only if `.settled.swap` or `.settled` names its size and end, and either every batch is
+good or the deletion of the old logs has begun. If that entry is damaged, every batch must be good, and no log may
+be in its range. Any other file is renamed `.foreign`, and nothing is removed for it. A `.settled.swap` without a
+`.log.swap` is merged into `.settled`: it settles records superseded by later ones, which are synced.
 
-The new files are made and put in their place by compaction.py, which also says what a crash leaves. All of this module
-but `plan` runs in a thread of its own, on sealed files and copies. It gives way after each batch, and within a large
-one.
+During a cleaning, no segment of the log is removed and no `.settled` file rewritten, so these names are not used
+otherwise. Except for `plan` and `publish_cleaned`, this module runs in the cleaner thread, on sealed files and
+copies. It yields to the loop after each batch, and within large ones.
 """
 
 from __future__ import annotations
@@ -87,7 +84,7 @@ class Cancelled(Exception):
 
 
 class OffsetMap:
-    """Digest of a key -> the last offset it was seen at, in three flat arrays: no object for a key."""
+    """Digest of a key -> its last offset, in three flat arrays without an object per key."""
 
     def __init__(self, size_bytes: int) -> None:
         slots = max(4, size_bytes // _SLOT_SIZE)
@@ -107,7 +104,7 @@ class OffsetMap:
         return slot, high, low
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Notes the offset, which is above all before; False when the map is full and the key is not in it."""
+        """Store the offset, which is above all earlier ones. Return False if the map is full and lacks the key."""
         slot, high, low = self._find(key)
         if self._offsets[slot] < 0:
             if self.count >= self.capacity:
@@ -118,18 +115,18 @@ class OffsetMap:
         return True
 
     def get(self, key: bytes) -> int:
-        """The last offset of the key, -1 where it is not in the map."""
+        """Return the last offset of the key, -1 if the map lacks it."""
         return int(self._offsets[self._find(key)[0]])
 
 
 def encode_clean_offsets(history: list[tuple[int, int]]) -> bytes:
-    """The text of `cleaner-offset-checkpoint`: (first dirty offset, since when) of each cleaning, oldest first."""
+    """Encode `cleaner-offset-checkpoint`. `history`: (first dirty offset, time) of each cleaning, oldest first."""
     text = "".join(f"{offset} {time_ms}\n" for offset, time_ms in history).encode()
     return text + f"{value(text)}\n".encode()
 
 
 def decode_clean_offsets(data: bytes) -> list[tuple[int, int]]:
-    """What `encode_clean_offsets` was given; empty where the text is damaged."""
+    """Decode `cleaner-offset-checkpoint`; empty if it is damaged."""
     try:
         text, _, crc = data.rstrip(b"\n").rpartition(b"\n")
         if value(text + b"\n") != int(crc):
@@ -141,7 +138,7 @@ def decode_clean_offsets(data: bytes) -> list[tuple[int, int]]:
 
 
 def read_clean_offsets(filesystem: FileSystem, directory: str) -> list[tuple[int, int]]:
-    """What `encode_clean_offsets` was given; empty where the file is missing or damaged."""
+    """Read `cleaner-offset-checkpoint`; empty if it is missing or damaged."""
     try:
         return decode_clean_offsets(filesystem.read_file(f"{directory}/{CLEANER_OFFSET}"))
     except OSError:
@@ -150,7 +147,7 @@ def read_clean_offsets(filesystem: FileSystem, directory: str) -> list[tuple[int
 
 @dataclass
 class CleanerView:
-    """A sealed segment as it is when the cleaning begins."""
+    """A sealed segment at the beginning of the cleaning."""
 
     segment: Segment
     base: int
@@ -162,10 +159,11 @@ class CleanerView:
 
 @dataclass
 class Cleaning:
-    """One cleaning of one log. groups: the segments that go into one, in order. history: the lines of
-    `cleaner-offset-checkpoint`.
+    """One cleaning of one log.
 
-    done: (the views of a group, the segment that replaces them, None where nothing is left of them) in order.
+    Attributes:
+        history: the lines of `cleaner-offset-checkpoint`.
+        done: in order, (the old segments of a group, the segment that replaces them or None if nothing remains).
     """
 
     log: Log
@@ -176,14 +174,14 @@ class Cleaning:
     dirty_ratio: float
     now_ms: int
     boot: tuple[int, int]
-    clean_end: int = 0  # everything below is clean when this is done
+    clean_end: int = 0  # everything below is clean at the end of this cleaning
     map: OffsetMap = field(default_factory=lambda: OffsetMap(0))
     cancelled: bool = False
     dropped_count: int = 0
     done: list[tuple[list[CleanerView], Segment | None]] = field(default_factory=list)
 
     def new_history(self) -> list[tuple[int, int]]:
-        """The checkpoint's next content: what is older than the tombstones' time is one line."""
+        """Return the next checkpoint. Cleanings older than the tombstone retention share one line."""
         history = [each for each in self.history if each[0] < self.clean_end]
         history.append((self.clean_end, self.now_ms))
         old = [each for each in history if each[1] <= self.now_ms - self.policy.tombstone_retention_ms]
@@ -197,7 +195,10 @@ class Cleaning:
 
 
 def plan(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int, int]) -> Cleaning | None:
-    """What there is to clean, None if nothing. On the loop; cost: a step per segment, copies of their settled sets."""
+    """Return the cleaning that the log needs, None for none. Loop thread.
+
+    Cost: a step per segment, and copies of their ack sets.
+    """
     sealed = [segment for segment in log.segments[:-1] if segment.sealed and not segment.gone and segment.live > 0]
     if not sealed or any(segment.removing or segment.swapping or segment.dirty() for segment in sealed):
         return None
@@ -214,7 +215,10 @@ def plan(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int, int]) ->
 
 
 def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], None]) -> None:
-    """Reads the dirty part into the map; sets `clean_end`. Cost: 3 us a record, interpreted. Raises: OSError."""
+    """Read the dirty records into the map and set `clean_end`.
+
+    Cost: 3 us per record, interpreted. Raises: OSError.
+    """
     dirty = [view for view in cleaning.views if view.end > cleaning.first_dirty]
     most = sum(view.end - view.base for view in dirty) * _SLOT_SIZE * 4 // 3 + 8 * _SLOT_SIZE
     cleaning.map = OffsetMap(min(most, cleaning.policy.map_size_bytes))
@@ -237,7 +241,12 @@ def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], 
 
 @dataclass
 class CleanedRange:
-    """One good batch, plain: `header` stands at `at` in `data`. codec: how it is compressed in the file."""
+    """A good batch, decompressed.
+
+    Attributes:
+        header: the one at `at` in `data`.
+        codec: compression in the file.
+    """
 
     data: bytes
     at: int
@@ -246,10 +255,9 @@ class CleanedRange:
 
 
 def batches(filesystem: FileSystem, view: CleanerView) -> Iterator[CleanedRange]:
-    """The good batches of a sealed segment. What is damaged is passed over as readers do: see `reader.py`.
+    """Yield the good batches of a sealed segment. Known damage is skipped, as in log/reader.py.
 
-    Raises: OSError; BadRecord where something is damaged that nobody has noted as lost yet: it is not for the cleaner
-    to throw away.
+    Raises: OSError; BadRecord for damage that is not recorded as lost yet: the cleaner must not remove it.
     """
     fd = filesystem.open(view.path, READ)
     try:
@@ -277,7 +285,7 @@ def batches(filesystem: FileSystem, view: CleanerView) -> Iterator[CleanedRange]
 
 
 def records(piece: CleanedRange) -> Iterator[tuple[Record, int, int]]:
-    """(record, where its bytes start, where they end) of a batch; none of a marker. Raises: BadRecord."""
+    """Yield (record, start, end of its bytes) of a batch; nothing for a transaction marker. Raises: BadRecord."""
     header = piece.header
     if header.control():
         return
@@ -296,7 +304,7 @@ def records(piece: CleanedRange) -> Iterator[tuple[Record, int, int]]:
 
 @dataclass
 class KeptRecord:
-    """What stays of a batch: the records, and their bytes. codec: how it was compressed, and is again."""
+    """The remaining records of a batch and their bytes. `codec` is the old and new compression."""
 
     header: BatchHeader
     records: list[Record]
@@ -304,9 +312,9 @@ class KeptRecord:
     codec: int
 
     def encoded(self, last_offset: int) -> bytes:
-        """The batch, with `last_offset` as its last: that of its last record, or of holes behind it.
+        """Encode the batch. `last_offset` is the one of its last record, or of the gap after it.
 
-        What is left of a transaction is complete: it was, before it got here. So neither flag nor marker is needed.
+        A transaction in a sealed segment is complete, so the batch needs no transaction flag and no marker.
         """
         header = self.header
         body = b"".join(self.parts)
@@ -322,7 +330,7 @@ class KeptRecord:
 
 
 def kept_of(piece: CleanedRange, cleaning: Cleaning, view: CleanerView, give_way: Callable[[], None]) -> KeptRecord:
-    """The batch without what goes."""
+    """Return the batch without removed records."""
     kept = KeptRecord(piece.header, [], [], piece.codec)
     for number, (record, start, stop) in enumerate(records(piece)):
         if number % _GIVE_WAY_RECORDS == _GIVE_WAY_RECORDS - 1:
@@ -352,9 +360,9 @@ _SUFFIXES = (".log", ".index", ".timeindex", ".settled", ".settled.swap")
 
 
 def clean(cleaning: Cleaning, give_way: Callable[[], None]) -> None:
-    """All that is done in the cleaner's thread. Cost: two reads and one write of the log.
+    """Do all work of the cleaner thread. Cost: two reads and one write of the log.
 
-    Raises: OSError, BadRecord, Cancelled; what was done of `cleaning.done` before stands.
+    Raises: OSError, BadRecord, Cancelled; earlier entries of `cleaning.done` remain valid.
     """
     filesystem = cleaning.log.filesystem
     fill_map(cleaning, filesystem, give_way)
@@ -373,7 +381,7 @@ def clean(cleaning: Cleaning, give_way: Callable[[], None]) -> None:
 
 
 def _groups(cleaning: Cleaning) -> list[list[CleanerView]]:
-    """Neighbours that fit into one segment together, all below where the map ends."""
+    """Return groups of neighbours that fit into one segment, below `clean_end`."""
     groups: list[list[CleanerView]] = []
     size = 0
     for view in cleaning.views:
@@ -390,7 +398,7 @@ def _groups(cleaning: Cleaning) -> list[list[CleanerView]]:
 
 
 def _write(cleaning: Cleaning, group: list[CleanerView], give_way: Callable[[], None]) -> Segment | None:
-    """The group's new segment, its files synced, or an empty one; None where nothing would change."""
+    """Return the group's new segment with synced files, or an empty one; None if nothing would change."""
     log = cleaning.log
     filesystem = log.filesystem
     segment = Segment(filesystem, log.directory, group[0].base)
@@ -411,7 +419,8 @@ def _write(cleaning: Cleaning, group: list[CleanerView], give_way: Callable[[], 
                 if last is not None:
                     _append(filesystem, fd, segment, last, last.records[-1].offset)
                 last = kept
-        if last is not None:  # the holes at the end are in the last batch's range, so the log alone tells where it ends
+        # The last batch covers the gap at the end, so that the log alone shows where it ends.
+        if last is not None:
             _append(filesystem, fd, segment, last, group[-1].end - 1)
         if len(group) == 1 and whole:
             _unlink_cleaned(filesystem, group[0])
@@ -478,8 +487,9 @@ def _commit(filesystem: FileSystem, directory: str, segment: Segment) -> None:
 
 
 def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
-    """`new` stands for `old`, which are neighbours. Its files are opened and held; returns what has to be unpinned.
-    Raises: OSError, before anything is changed.
+    """Replace the neighbours `old` by `new` in the log. Return the files of `new`, open and pinned.
+
+    Raises: OSError, before any change.
     """
     held = [new.open_log(), new.open_settled()]
     for file in held:
@@ -493,7 +503,8 @@ def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
     index = log.segments.index(old[0])
     log.segments[index : index + len(old)] = [new]
     log.sealed = [segment for segment in log.sealed if segment not in old]
-    settled_paths = [f"{segment.prefix}.settled" for segment in old]  # recovery wanted them synced; the new one is
+    # Recovery wanted these synced; the new file is.
+    settled_paths = [f"{segment.prefix}.settled" for segment in old]
     unsynced.paths = [path for path in unsynced.paths if path not in settled_paths]
     log.found = None
     if new.live == 0:
@@ -504,18 +515,22 @@ def _replace(log: Log, old: list[Segment], new: Segment) -> list[OpenFile]:
 def publish_cleaned(
     log: Log, group: list[CleanerView], segment: Segment, now_ms: int, delivered_mark: int, returned: dict[int, int]
 ) -> tuple[Callable[[], None], list[OpenFile]]:
-    """On the loop: `segment` stands for the group's. Returns what the committer's thread is to do then, and files to
-    hand to `placed` after that. Raises: OSError.
+    """Make `segment` replace those of the group. Loop thread.
 
-    What has been settled or lost since the cleaning began is settled in the new one too.
-    delivered_mark, returned: of the queue; the files that told them go.
+    Offsets settled or lost since the beginning of the cleaning are settled in the new segment too.
+
+    Args:
+        delivered_mark, returned: of the queue; the files that contained them are deleted.
+
+    Returns: work for the fsync thread, and files for `placed` after it.
+    Raises: OSError.
     """
     filesystem = log.filesystem
     segment.log_suffix = ".log.swap"
     segment.swapping = True
     first = log.segments.index(group[0].segment)
     stop = log.segments.index(group[-1].segment) + 1
-    old = log.segments[first:stop]  # those that are gone in between, too
+    old = log.segments[first:stop]  # includes those removed meanwhile
     log.flush()
     held = _replace(log, old, segment)
     for each in old:
@@ -545,9 +560,10 @@ def publish_cleaned(
 
 
 def _name(filesystem: FileSystem, directory: str, segment: Segment, old: list[Segment], settled_fd: int) -> None:
-    """In the committer's thread: the old ones' other files go, the new ones get their names.
+    """Delete the other old files and rename the new ones. Fsync thread. Raises: OSError.
 
-    settled_fd: of the new `.settled` file when it was written to since, -1 when it was not. Raises: OSError.
+    Args:
+        settled_fd: of the new `.settled` file if it was written since, else -1.
     """
     if settled_fd >= 0:
         filesystem.fdatasync(settled_fd)
@@ -563,7 +579,7 @@ def _name(filesystem: FileSystem, directory: str, segment: Segment, old: list[Se
 
 
 def placed(segment: Segment, held: list[OpenFile]) -> None:
-    """On the loop, when that is done."""
+    """Finish on the loop after the fsync thread has renamed the files."""
     segment.log_suffix = ".log"
     segment.swapping = False
     for file in held:
@@ -571,12 +587,14 @@ def placed(segment: Segment, held: list[OpenFile]) -> None:
 
 
 def finish_swaps(filesystem: FileSystem, directory: str, names: list[str]) -> bool:
-    """At recovery: completes the cleanings that a crash interrupted, or drops what they made.
+    """Complete cleanings that a crash interrupted, or delete their files. For recovery.
 
-    True when something was done, and `names` is not true any more. Raises: OSError.
+    Returns: True if files changed, so that `names` is outdated.
+    Raises: OSError.
     """
     swaps = sorted(name for name in names if name.endswith(".log.swap") and name[:20].isdigit() and len(name) == 29)
-    if swaps:  # their names may be in memory only; without them the old ones' removal would be a loss
+    # The swap files may not be synced yet, and the old segments must not be removed before.
+    if swaps:
         filesystem.fsync_dir(directory)
     for name in swaps:
         base = int(name[:20])
@@ -603,8 +621,9 @@ def _base(name: str) -> int:
 
 
 def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[str]) -> None:
-    """What the old segments' `.settled` files tell of messages, the new one's tells too, synced, before they go: it may
-    have been settled or delivered since the cleaning began.
+    """Copy the entries about messages from the old `.settled` files into the new one, and sync it.
+
+    Messages may have been settled or delivered since the beginning of the cleaning.
     """
     facts = []
     for name in names:
@@ -619,7 +638,7 @@ def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[s
     fd = filesystem.open(path, APPEND)
     try:
         rest = filesystem.file_size(fd) % ack_set.ENTRY_SIZE
-        if rest:  # a torn entry, which would shift all that follows
+        if rest:  # a torn entry, which would shift all later ones
             filesystem.truncate(fd, filesystem.file_size(fd) - rest)
         filesystem.write_whole(fd, b"".join(facts))
         filesystem.fdatasync(fd)
@@ -628,10 +647,7 @@ def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[s
 
 
 def _end(filesystem: FileSystem, directory: str, name: str, names: list[str]) -> int:
-    """Where the new segment ends; -1 where this is not one that a cleaning has left (as the module says).
-
-    Cost: reads the file.
-    """
+    """Return the end of the new segment, -1 if the file is not acceptable (see the module). Cost: reads the file."""
     base = int(name[:20])
     end, whole = _walk(filesystem, directory, name)
     told = _told_end(filesystem, f"{directory}/{name[:20]}", filesystem.size(f"{directory}/{name}"))
@@ -646,7 +662,7 @@ def _end(filesystem: FileSystem, directory: str, name: str, names: list[str]) ->
 
 
 def _walk(filesystem: FileSystem, directory: str, name: str) -> tuple[int, bool]:
-    """(the offset behind the last good batch from the start on, whether all of the file is good batches)."""
+    """Return the offset after the last good batch, and whether the whole file consists of good batches."""
     base = int(name[:20])
     path = f"{directory}/{name}"
     segment = Segment(filesystem, directory, base)
@@ -661,7 +677,7 @@ def _walk(filesystem: FileSystem, directory: str, name: str) -> tuple[int, bool]
 
 
 def _told_end(filesystem: FileSystem, prefix: str, size: int) -> int:
-    """The end that `.settled.swap` or `.settled` names for a log of this size, 0 if none does."""
+    """Return the end in `.settled.swap` or `.settled` for a log of this size, 0 for none."""
     for suffix in (".settled.swap", ".settled"):
         if filesystem.exists(prefix + suffix):
             end = told_end(AckFileReader(filesystem.read_file(prefix + suffix)).entries, size)

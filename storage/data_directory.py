@@ -1,16 +1,15 @@
-"""What stands in a data directory besides the logs, and who has it.
+"""The data directory: its lock, format version, boot id, and the paths of logs.
 
-<data_dir>/format                                version of all that is below: see `checkpoint.check_format`
-<data_dir>/.lock                                 held while the process lives: one process per directory
-<data_dir>/boot-id                               the machine's boot id while a broker runs; a clean stop removes it
-<data_dir>/clock                                 the last readings of the clocks: see clock_watch.py
-<data_dir>/reserve                               room that is given up so that a full disk can be drained
-<data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log.py); ids are random, never used twice
-<data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of messages that are delayed, by exchange (broker/delayed)
-<data_dir>/spill/<id>/                           logs of transient queues that did not fit in memory; emptied at
-                                                 the start
-<data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   was deleted: see directory_removal.py
-<data_dir>/lost+found/                           directories that neither metadata nor their queue.json know
+<data_dir>/format                                version of everything below: see `checkpoint.check_format`
+<data_dir>/.lock                                 locked while the process runs: one process per directory
+<data_dir>/boot-id                               the machine's boot id while a broker runs; a clean stop deletes it
+<data_dir>/clock                                 last readings of the clocks: see clock_watch.py
+<data_dir>/reserve                               disk space that is freed when the disk is full
+<data_dir>/vhosts/<vhost id>/queues/<queue id>/  a log each (log/log.py); ids are random and never used twice
+<data_dir>/vhosts/<vhost id>/delays/<id>/<bucket>/  logs of delayed messages, by exchange (broker/delayed)
+<data_dir>/spill/<id>/                           logs of transient queues too large for memory; emptied at the start
+<data_dir>/vhosts/<id>.deleted, .../queues/<id>.deleted   deleted: see directory_removal.py
+<data_dir>/lost+found/                           directories unknown to the metadata and to their queue.json
 """
 
 from __future__ import annotations
@@ -32,28 +31,33 @@ RESERVE = "reserve"
 
 
 class DataDirectoryInUse(Exception):
-    """Another process holds the data directory."""
+    """Another process uses the data directory."""
 
 
 class DataDirectory:
-    """Makes it where there is none, and takes it. Nothing is touched where a newer version made it.
+    """An open data directory, created if it does not exist. A directory of a newer version is not changed.
 
-    boot_id: of the machine, 32 hexadecimal digits; `boot`: the same as two signed words. power_cut: the process before
-    this one ended with the machine. ended_badly: so it did, or it was killed. lock_fd: a descriptor on the disk.
-    Raises: DataDirectoryInUse, OSError, UnknownFormat.
+    Attributes:
+        boot_id: of the machine, 32 hexadecimal digits.
+        boot: the same as two signed words.
+        power_cut: the previous process ended with the machine.
+        ended_badly: the previous process was killed, or ended with the machine.
+        lock_fd: a descriptor on this disk.
+
+    Raises: DataDirectoryInUse; OSError; UnknownFormat.
     """
 
     def __init__(self, filesystem: FileSystem, path: str, boot_id: str | None) -> None:
         self.path = path
         self._filesystem = filesystem
         self._chains: dict[str, list[str]] = {}
-        self._format = 0  # as far as this process has written it
+        self._format = 0  # the version that this process wrote
         new = not checkpoint.check_format(filesystem, f"{path}/{checkpoint.FORMAT}")
         made = filesystem.mkdir(path)
         if made or not filesystem.exists(f"{path}/{BOOT_ID}"):
             try:
                 filesystem.fsync_dir(os.path.dirname(path))
-            except PermissionError:  # then it was not this user that made the directory
+            except PermissionError:  # another user created the directory, and synced it
                 if made:
                     raise
         self.lock_fd = self._lock()
@@ -77,11 +81,11 @@ class DataDirectory:
         return fd
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Release the lock."""
         self._filesystem.close(self.lock_fd)
 
     def _write_format(self) -> None:
-        """A full disk must not keep a broker from starting: then the next start writes it."""
+        """Write the format file. On a full disk the broker starts without it, and the next start writes it."""
         path = f"{self.path}/{checkpoint.FORMAT}"
         try:
             self._filesystem.replace_file(path, checkpoint.encode_format(), sync=True)
@@ -92,23 +96,21 @@ class DataDirectory:
             logger.warning("%s: %s", path, error)
 
     def note_format(self, version: int) -> None:
-        """It is of this format from now on, if it was of a lower one. Once, and on the medium when this returns.
-        Raises: OSError.
-        """
+        """Raise the format version to `version` and sync it. Raises: OSError."""
         if self._format < version:
             path = f"{self.path}/{checkpoint.FORMAT}"
             self._filesystem.replace_file(path, checkpoint.encode_format(version), sync=True)
             self._filesystem.fsync_dir(self.path)
             self._format = version
 
-    # -- the boot id
+    # -- boot id
 
     def _boot_id_before(self) -> str:
-        """Of the process before this one, if it did not stop cleanly.
+        """Return the boot id of the previous process, "" if it stopped cleanly.
 
-        Each log tells by itself whether it was stopped cleanly. But a log that was woken within the last sync before
-        a power cut may still have its clean mark, and have lost what was written since; hence a mark for all of them.
-        It keeps the old boot id until every log that is open has been recovered.
+        Each log has its own clean-shutdown mark. But a log that was first used just before a power cut may still
+        have its mark without the later writes. So the directory has a mark for all logs. It keeps the old boot id
+        until every open log is recovered.
         """
         path = f"{self.path}/{BOOT_ID}"
         if not self._filesystem.exists(path):
@@ -116,7 +118,7 @@ class DataDirectory:
         return self._filesystem.read_file(path).decode("ascii", "replace").strip()
 
     def note_boot(self) -> None:
-        """A process runs, under this boot of the machine. Raises: OSError."""
+        """Record that a process runs under this boot id. Raises: OSError."""
         path = f"{self.path}/{BOOT_ID}"
         data = f"{self.boot_id}\n".encode()
         try:
@@ -124,21 +126,21 @@ class DataDirectory:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            # A full disk must not keep a broker from starting.
+            # On a full disk, use the space of the reserve.
             self._filesystem.unlink(f"{self.path}/{RESERVE}")
             self._filesystem.replace_file(path, data, sync=True)
         self._filesystem.fsync_dir(self.path)
 
     def forget_boot(self) -> None:
-        """A clean stop: everything is synced and marked. Raises: OSError."""
+        """Delete the boot id at a clean stop, when everything is synced. Raises: OSError."""
         self._filesystem.unlink(f"{self.path}/{BOOT_ID}")
 
     # -- queues
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
-        """The directories to make on the way to a queue's, outermost first, it being the last."""
+        """Return the directories down to the one of the queue, outermost first."""
         above = self._chains.get(vhost_id)
-        if above is None:  # kept: a hundred thousand queues share these strings
+        if above is None:  # cached: a hundred thousand queues share these strings
             vhosts = f"{self.path}/vhosts"
             above = [self.path, vhosts, f"{vhosts}/{vhost_id}", f"{vhosts}/{vhost_id}/queues"]
             self._chains[vhost_id] = above
@@ -173,7 +175,8 @@ def _machine_boot_id(filesystem: FileSystem) -> str:
     try:
         return filesystem.read_file("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
     except OSError:
-        return secrets.token_hex(16)  # cannot be told: every start counts as one after a power cut
+        # Unknown: each start then counts as one after a power cut.
+        return secrets.token_hex(16)
 
 
 def _words(boot_id: str) -> tuple[int, int]:

@@ -1,15 +1,14 @@
-"""How a queue's or a vhost's directory leaves, so that nothing of it ever comes back.
+"""Removal of the directory of a queue or vhost, in three steps. No crash can restore the deleted object.
 
-    renamed   `<id>` to `<id>.deleted`, or an empty `<id>.deleted` made where there never was a directory; then the
-              directory above is synced. From here on it is deleted, whatever the metadata says: only then is
-              whoever deletes it answered
-    emptied   once its tombstone is in the metadata; the name stays
-    gone      the empty `<id>.deleted` is removed when the database holds the deletion in its file and no longer in its
-              log alone (`Metadata.checkpoint`): a log that loses its tail may bring the row back, and the next start
-              knows by this name that the row is void
+renamed   `<id>` becomes `<id>.deleted`; if there is no directory, an empty `<id>.deleted` is created. Then the
+          parent directory is synced. From here on the object is deleted even if the metadata still has it, and the
+          client gets its reply
+emptied   when the tombstone is in the metadata; the name remains
+gone      the empty `<id>.deleted` is deleted when the database file contains the deletion (`Metadata.checkpoint`).
+          Until then, a damaged database log may restore the row, and this name makes the next start ignore it
 
-The committer's thread renames, behind the sync that may be at work in the directory, all that has gathered at a time
-with one sync for each directory above. Another thread removes.
+The fsync thread renames, after any sync that is running in the directory. It handles all waiting renames together
+and syncs each parent directory once. Another thread deletes the content.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ logger = logging.getLogger(__name__)
 
 
 class DirectoryRemover:
-    """Renames, empties and removes directories.
-
-    Everything is called on the loop, and calls back there. One per storage.
-    """
+    """Renames, empties and deletes directories. One per storage; called on the loop, and calls back there."""
 
     def __init__(
         self, filesystem: FileSystem, committer: FsyncThread, chore: Callable[[Callable[[], None]], None]
     ) -> None:
-        """chore: has something done by another thread, or at once in simulations."""
+        """Args:
+        chore: runs a function in another thread, or at once in simulations.
+        """
         self._filesystem = filesystem
         self._committer = committer
         self._chore = chore
@@ -45,16 +43,16 @@ class DirectoryRemover:
         self._busy = False
 
     def rename(self, chain: list[str], done: Callable[[], None]) -> None:
-        """The last directory of `chain` is deleted from now on; `done()` when that is on the medium.
+        """Delete the last directory of `chain` by renaming it; call `done` when this is synced.
 
-        An error is logged and no more: the tombstone in the metadata then is what keeps it deleted.
+        Errors are only logged: the tombstone in the metadata then records the deletion.
         """
         self._waiting.append((chain, done))
         if not self._busy:
             self._submit()
 
     def rename_now(self, chain: list[str]) -> None:
-        """The same before it returns: at a start, when nobody else is at work in the directory. Any error is logged."""
+        """Rename before returning. Only at a start, when no other thread uses the directory. Errors are logged."""
         self._rename([chain])
 
     def _submit(self) -> None:
@@ -73,7 +71,7 @@ class DirectoryRemover:
         self._committer.submit(Task(lambda: self._rename(chains), renamed))
 
     def _rename(self, chains: list[list[str]]) -> None:
-        """In the committer's thread."""
+        """Runs in the fsync thread."""
         filesystem = self._filesystem
         touched: dict[str, None] = {}
         for chain in chains:
@@ -96,15 +94,15 @@ class DirectoryRemover:
                 logger.error("%s could not be synced, deletions stand in the metadata alone: %s", above, error)
 
     def empty(self, path: str, done: Callable[[], None]) -> None:
-        """Removes what is in `path`.deleted, not itself; `done()` when it is gone. An error is logged."""
+        """Delete the content of `path`.deleted, then call `done`. Errors are logged."""
         self._committer.submit(Removal(path + DELETED, done, keep=True))
 
     def remove(self, path: str) -> None:
-        """Removes `path`.deleted, of which no metadata knows. An error is logged."""
+        """Delete `path`.deleted, which the metadata does not know. Errors are logged."""
         self._committer.submit(Removal(path + DELETED, _nothing))
 
     def forget(self, paths: Sequence[str]) -> None:
-        """Removes the empty `path`.deleted of each: the metadata has forgotten them for good."""
+        """Delete the empty `path`.deleted of each path, after the metadata has checkpointed the deletions."""
         if paths:
             self._chore(lambda: self._forget(paths))
 
@@ -117,4 +115,4 @@ class DirectoryRemover:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits."""

@@ -1,12 +1,12 @@
-"""What the machine gives in bounded amounts, and all logs share: descriptors, and the last room on a full disk.
+"""Limited resources shared by all logs: descriptors, and the last space on a full disk.
 
-**Descriptors.** Logs open files on demand and keep them: opening one costs more than a write. The number that stay open
-has a bound. After each commit those of the logs that were not written to for longest are closed; whoever writes to
-thousands of logs in one turn closes at once what is beyond (storage/group_commit.py). Where somebody else has taken the
-process's descriptors, ours go before an append fails.
+**Descriptors.** Logs keep their files open, because opening costs more than a write. The number of open files is
+limited. After each commit, the logs written least recently close theirs. A turn that writes to thousands of logs
+closes the excess at once (group_commit.py). If other code used up the descriptors of the process, logs close files
+before an append fails.
 
-**The reserve.** A file of zeros, given up when the disk is full so that what is settled can still be written, which
-makes room; it is taken back once there is some.
+**Reserve.** A file of zeros is deleted when the disk is full. Then settled offsets can still be written, which
+frees segments. The reserve is created again when there is space.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from amqpd.storage.local_log import LocalLog
 logger = logging.getLogger(__name__)
 
 RESERVE_RETRY_S = 1.0
-OPEN_FILE_COUNT_MAX = 4096  # or three quarters of what the process may open, whichever is less
-CLOSE_PAUSE_S = 0.2  # between two looks at all logs for files to close
+OPEN_FILE_COUNT_MAX = 4096  # or three quarters of the process limit, if that is less
+CLOSE_PAUSE_S = 0.2  # between two searches for files to close
 
 
 class FdBudget:
-    """Keeps descriptors below their bound, and the reserve in being. Loop thread only.
+    """Limits the open files and keeps the reserve. Loop thread only.
 
-    stores: all that are in use, as they come and go. open_file_count_max: None: 3/4 of what the process may have, at
-    most 4,096. reserve_path: of the reserve's file, which is made by `take_reserve`.
+    Args:
+        stores: the logs in use; the collection changes.
+        open_file_count_max: None for 3/4 of the process limit, at most 4,096.
+        reserve_path: of the file that `take_reserve` creates.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class FdBudget:
         filesystem.open_file_count_max = _own_share() if open_file_count_max is None else open_file_count_max
         filesystem.make_room = self._make_room
 
-    # -- the reserve
+    # -- reserve
 
     def take_reserve(self) -> None:
-        """At the start. A disk without room for it serves all the same."""
+        """Create the reserve at the start. The broker also works without it."""
         self._reserve_tried_s = self._clock.monotonic()
         try:
             self.reserve.take()
@@ -61,7 +63,7 @@ class FdBudget:
             logger.warning("no room for the settlement reserve: %s", error)
 
     def take_reserve_again(self) -> None:
-        """After each commit: if it was given up, it is taken again, once a second while there is no room."""
+        """Create a released reserve again, trying once per second. Called after each commit."""
         if self.reserve.held:
             return
         now_s = self._clock.monotonic()
@@ -77,9 +79,9 @@ class FdBudget:
     # -- descriptors
 
     def close_some_files(self) -> None:
-        """Keeps the number of open files below its bound, where who writes would have to close at once what it opens:
-        those of the stores that were not written to for longest go. Cost: nothing below 7/8 of the bound, else a sort
-        of all stores.
+        """Close the files of the logs written least recently, so that writers need not close theirs at once.
+
+        Cost: nothing below 7/8 of the limit, else a sort of all logs.
         """
         total = self._filesystem.open_file_count
         bound = self._filesystem.open_file_count_max
@@ -98,7 +100,7 @@ class FdBudget:
                     return
 
     def _make_room(self) -> bool:
-        """Somebody else has taken the descriptors: all goes that no sync is at work on. Whether that was any."""
+        """Close every file without a running sync, because no descriptor is free. Return whether any was closed."""
         before = self._filesystem.open_file_count
         for store in self._stores:
             if store.log.open_file_count():

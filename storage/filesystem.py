@@ -1,11 +1,9 @@
-"""The one seam between the store and the operating system: files, and time.
+"""The interface to the operating system: files (`FileSystem`) and time (`Clock`).
 
-Everything in this package that touches a disk goes through a `FileSystem`, everything that asks for the time through a
-`Clock`. The ones here are the real ones; a test puts in one that records, forgets what was not synced, or fails at the
-n-th call, and a seed then replays a failure.
+All disk access of this package uses a `FileSystem`, and all time a `Clock`. Tests replace them by objects that
+record calls, lose unsynced data or fail at the n-th call; a seed then replays a failure.
 
-`OpenFile` is one descriptor and what must be known before it may be closed: whether it holds bytes that no sync has
-covered, and how many syncs are at work on it in the committer's thread just now.
+`OpenFile` is a descriptor with the facts that decide when it may be closed: unsynced bytes, and syncs in progress.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 RESERVE_SIZE_BYTES = 1 << 20
 READ = os.O_RDONLY | os.O_CLOEXEC
-# A read that must not wait for the disk would have to, or the file system cannot say.
+# Errors of a read that must not wait: the data is not cached, or the file system does not support the check.
 NOT_SAID = frozenset((errno.EAGAIN, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
 class MappedBytes(Protocol):
-    """A few bytes of a file that are written by assignment, without a system call."""
+    """Some bytes of a file that assignment changes without a system call."""
 
     def __setitem__(self, key: slice, value: bytes, /) -> None: ...
 
@@ -38,38 +36,40 @@ class MappedBytes(Protocol):
 
 
 class FileSystem:
-    """The operating system's calls, named as there. Every method raises OSError and nothing else."""
+    """System calls under their usual names. Methods raise OSError only."""
 
     def __init__(self) -> None:
-        self.open_file_count = 0  # of OpenFile objects, and of mappings, which keep one each
-        self.open_file_count_max = 1 << 30  # above it logs close what they have written to, before it is synced
-        self.make_room: Callable[[], bool] | None = None  # closes what may be closed; whether that was any (loop only)
-        self.safe_directories: set[str] = set()  # above the logs: their names were synced in this life
+        self.open_file_count = 0  # OpenFile objects, and mappings, which keep a descriptor
+        self.open_file_count_max = 1 << 30  # above it, logs close files with unsynced writes
+        # Closes files that may be closed and returns whether it closed any. Loop thread only.
+        self.make_room: Callable[[], bool] | None = None
+        # Parent directories of logs whose names this process has synced.
+        self.safe_directories: set[str] = set()
         self._libc: ctypes.CDLL | None = None
         self._nowhere = -1
-        self.closer: Callable[[int], None] | None = None  # closes descriptors of removed files; see `dispose`
+        self.closer: Callable[[int], None] | None = None  # closes descriptors of deleted files; see `dispose`
         self._spare = -1
 
     def open(self, path: str, flags: int) -> int:
-        """A descriptor; new files get mode 0600."""
+        """Open a file and return its descriptor. New files get mode 0600."""
         return os.open(path, flags, 0o600)
 
     def close(self, fd: int) -> None:
-        """Closes `fd`."""
         os.close(fd)
 
     @property
     def crowded(self) -> bool:
-        """Whether more descriptors are open than should be."""
+        """True if more descriptors are open than allowed."""
         return self.open_file_count > self.open_file_count_max
 
     def room_after(self, error: OSError) -> bool:
-        """Whether to try again what has failed so: there was no descriptor, and some of our own were closed. Loop."""
+        """Return whether to retry after `error`: no descriptor was free, and own files were closed. Loop thread only."""
         return error.errno in {errno.EMFILE, errno.ENFILE} and self.make_room is not None and self.make_room()
 
     def dispose(self, fd: int) -> None:
-        """Closes the last descriptor of a removed file. That frees its blocks and pages, some milliseconds per 64 MiB,
-        and many more where the disk is told (mount option discard), so it is done elsewhere if somebody does.
+        """Close the last descriptor of a deleted file, in another thread if `closer` is set.
+
+        This frees its blocks and pages: some milliseconds per 64 MiB, and much more with the mount option discard.
         """
         if self.closer is not None:
             self.closer(fd)
@@ -77,20 +77,21 @@ class FileSystem:
             self.close(fd)
 
     def write(self, fd: int, data: bytes) -> int:
-        """Bytes written, which may be fewer than given."""
+        """Write and return the number of bytes written, which may be fewer."""
         return os.write(fd, data)
 
     def writev(self, fd: int, parts: list[bytes]) -> int:
-        """Bytes written of all `parts` together (at most 1024 parts), which may be fewer than given."""
+        """Write `parts` (at most 1024) and return the number of bytes written, which may be fewer."""
         return os.writev(fd, parts)
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """Up to `size` bytes from `position`; fewer at the end of the file."""
+        """Return up to `size` bytes from `position`, fewer at the end of the file."""
         return os.pread(fd, size, position)
 
     def resident(self, fd: int, size: int, position: int) -> bool:
-        """Whether these bytes are in the page cache, as far as a look each 64 KiB tells; where the file system cannot
-        say, they are not. Cost: 0.5 us a look.
+        """Return whether the range is in the page cache, checking one byte per 64 KiB.
+
+        False if the file system does not support the check. Cost: 0.5 us per check.
         """
         byte = [bytearray(1)]
         try:
@@ -104,7 +105,7 @@ class FileSystem:
         return True
 
     def read_resident(self, fd: int, size: int, position: int) -> bytes:
-        """As `pread` of a few bytes, where they are in the page cache; else, or where nobody can say, nothing."""
+        """Return the bytes if they are in the page cache, else nothing. For small sizes."""
         data = bytearray(size)
         try:
             size = os.preadv(fd, [data], position, os.RWF_NOWAIT)
@@ -115,7 +116,7 @@ class FileSystem:
         return bytes(data[:size]) if size < len(data) else bytes(data)
 
     def fetch(self, fd: int, size: int, position: int) -> None:
-        """Returns when these bytes are in the page cache. They are not copied: some 25 us per MiB that is there."""
+        """Read the range into the page cache without copying it. Blocks. Cost: some 25 us per MiB already there."""
         if self._nowhere < 0:
             self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
@@ -127,15 +128,15 @@ class FileSystem:
             size -= sent
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cuts (or extends with zeros) the file to `size` bytes."""
+        """Set the file size; a larger size adds zeros."""
         os.ftruncate(fd, size)
 
     def fdatasync(self, fd: int) -> None:
-        """Returns when the file's bytes and size are on the medium. Never call it again for a file it failed on."""
+        """Sync data and size of the file. Never call it again for a file for which it failed."""
         os.fdatasync(fd)
 
     def fsync_dir(self, path: str) -> None:
-        """Returns when the entries of the directory `path` are on the medium."""
+        """Sync the entries of the directory."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -143,7 +144,7 @@ class FileSystem:
             os.close(fd)
 
     def syncfs(self, fd: int) -> None:
-        """Syncs the whole file system that `fd` is on. Python 3.11 has no os.syncfs, hence ctypes."""
+        """Sync the whole file system of `fd`. Python 3.11 has no os.syncfs, so this uses ctypes."""
         if self._libc is None:
             self._libc = ctypes.CDLL(None, use_errno=True)
         if self._libc.syncfs(fd) != 0:
@@ -151,26 +152,26 @@ class FileSystem:
             raise OSError(number, os.strerror(number))
 
     def size(self, path: str) -> int:
-        """Size of the file in bytes."""
+        """Return the size of the file in bytes."""
         return os.stat(path).st_size
 
     def file_size(self, fd: int) -> int:
-        """Size of the open file in bytes."""
+        """Return the size of the open file in bytes."""
         return os.fstat(fd).st_size
 
     def exists(self, path: str) -> bool:
-        """Whether something stands at `path`."""
+        """Return whether `path` exists."""
         return os.path.exists(path)
 
     def listdir(self, path: str) -> list[str]:
-        """Names in the directory; an empty list where there is none."""
+        """Return the names in the directory; an empty list if it does not exist."""
         try:
             return os.listdir(path)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def mkdir(self, path: str) -> bool:
-        """Makes one directory (mode 0700); False where it exists already."""
+        """Create a directory with mode 0700. Return False if it exists."""
         try:
             os.mkdir(path, 0o700)
         except FileExistsError:
@@ -178,38 +179,38 @@ class FileSystem:
         return True
 
     def rmdir(self, path: str) -> None:
-        """Removes an empty directory."""
+        """Remove an empty directory."""
         os.rmdir(path)
 
     def rename(self, source: str, target: str) -> None:
-        """Moves `source` over `target` in one step."""
+        """Rename `source` to `target` atomically, replacing it."""
         os.replace(source, target)
 
     def unlink(self, path: str) -> None:
-        """Removes a file; one that is not there is no error."""
+        """Delete a file if it exists."""
         try:
             os.unlink(path)
         except FileNotFoundError:
             return
 
     def map(self, path: str, size: int) -> MappedBytes:
-        """The first `size` bytes of `path`, which is made and filled with zeros when it is shorter. Raises: OSError."""
+        """Map the first `size` bytes of `path`; create or extend the file with zeros."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # Writing into a mapping for which a full disk has no block is a SIGBUS. A write does not do: ext4 puts its
-            # block off, also in a life that was killed before.
+            # Writing to a mapping raises SIGBUS if a full disk has no block for it. A write is not enough: ext4
+            # allocates its block later, and a kill may come before.
             os.posix_fallocate(fd, 0, size)
             return mmap.mmap(fd, size)
         finally:
             os.close(fd)
 
     def free_bytes(self, path: str) -> int:
-        """What an unprivileged process may still write to the file system of `path`."""
+        """Return the bytes that an unprivileged process can still write to this file system."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
     def keep_spare(self) -> None:
-        """Holds a descriptor for when there is no other, if it can have one. One thread's, as `give_spare` is."""
+        """Open a spare descriptor for later, if possible. Only one thread may use it, also `give_spare`."""
         if self._spare < 0:
             try:
                 self._spare = self.open("/dev/null", READ)
@@ -217,24 +218,24 @@ class FileSystem:
                 logger.warning("no descriptor to spare: %s", error)
 
     def give_spare(self) -> bool:
-        """Lets go of it, so that something can be opened; False when there is none."""
+        """Close the spare descriptor so that a file can be opened. Return False if there is none."""
         spare, self._spare = self._spare, -1
         if spare >= 0:
             self.close(spare)
         return spare >= 0
 
     def pause(self, seconds: float) -> None:
-        """Waits for something that passes, in a thread that may; 0: lets the other threads run."""
+        """Sleep; 0 lets other threads run. Not on the loop's thread."""
         time.sleep(seconds)
 
     def lock(self, fd: int) -> None:
-        """Takes the exclusive lock of the open file. Raises: BlockingIOError when another process has it."""
+        """Lock the open file exclusively. Raises: BlockingIOError if another process has the lock."""
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    # what follows is made of the calls above
+    # The methods below use only those above.
 
     def read_file(self, path: str) -> bytes:
-        """The whole file. Raises: FileNotFoundError."""
+        """Return the content of a file. Raises: FileNotFoundError."""
         fd = self.open(path, READ)
         try:
             parts = []
@@ -247,7 +248,7 @@ class FileSystem:
             self.close(fd)
 
     def write_whole(self, fd: int, data: bytes) -> None:
-        """All of `data`, in as many writes as it takes."""
+        """Write all of `data`, with as many calls as necessary."""
         while data:
             written = self.write(fd, data)
             if written <= 0:
@@ -255,9 +256,9 @@ class FileSystem:
             data = data[written:]
 
     def read_if_there(self, path: str) -> bytes:
-        """The whole file, nothing where it is missing or unreadable: of those that can be done without.
+        """Return the content of an optional file; nothing if it is missing or unreadable.
 
-        Raises: OSError where there is no descriptor to read it with, which says nothing about the file.
+        Raises: OSError without a free descriptor, which says nothing about the file.
         """
         try:
             return self.read_file(path)
@@ -267,7 +268,7 @@ class FileSystem:
             return b""
 
     def fsync_file(self, path: str) -> None:
-        """`fdatasync` for a file that is not open."""
+        """`fdatasync` a file that is not open."""
         fd = self.open(path, READ)
         try:
             self.fdatasync(fd)
@@ -275,8 +276,10 @@ class FileSystem:
             self.close(fd)
 
     def replace_file(self, path: str, data: bytes, *, sync: bool) -> None:
-        """`path` holds `data` or what it held before, never a part. sync: before the rename, so also after a power
-        cut.
+        """Replace the content of a file atomically: a crash leaves the old or the new content.
+
+        Args:
+            sync: sync before the rename, so that this also holds for a power cut.
         """
         temporary = path + ".swap"
         fd = self.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
@@ -285,14 +288,14 @@ class FileSystem:
             if sync:
                 self.fdatasync(fd)
         except OSError:
-            self.unlink(temporary)  # on a full disk even the part that was written is missed elsewhere
+            self.unlink(temporary)  # frees space on a full disk
             raise
         finally:
             self.close(fd)
         self.rename(temporary, path)
 
     def remove_tree(self, path: str) -> None:
-        """Removes a directory and everything in it. What is not there is no error."""
+        """Delete a directory and its content, if it exists."""
         self.empty_tree(path)
         try:
             self.rmdir(path)
@@ -300,7 +303,7 @@ class FileSystem:
             return
 
     def empty_tree(self, path: str) -> None:
-        """Removes everything in a directory. What is not there is no error."""
+        """Delete the content of a directory, if it exists."""
         for name in self.listdir(path):
             child = f"{path}/{name}"
             try:
@@ -310,24 +313,28 @@ class FileSystem:
 
 
 class Clock:
-    """Wall and monotonic time."""
+    """Wall-clock and monotonic time."""
 
     def time_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Return seconds that never decrease."""
         return time.monotonic()
 
     def uptime(self) -> float:
-        """Seconds since the machine started, those included in which it slept; never goes back."""
+        """Return seconds since the machine started, including sleep; they never decrease."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class OpenFile:
-    """One open descriptor. `dirty`: written to since it was last given to a sync. `pins`: syncs at work on it.
-    `removed`: its file is gone, and this keeps the last of it.
+    """An open descriptor.
+
+    Attributes:
+        dirty: written since it was last included in a sync.
+        pins: syncs and reads in progress.
+        removed: the file is deleted, and this is its last descriptor.
     """
 
     __slots__ = ("closing", "dirty", "fd", "filesystem", "path", "pins", "removed")
@@ -343,7 +350,7 @@ class OpenFile:
         self.removed = False
 
     def close(self) -> None:
-        """Closes at once, or when the syncs at work are done. The object is not used afterwards."""
+        """Close now, or when the syncs in progress end. The object must not be used again."""
         if self.pins > 0:
             self.closing = True
         elif self.fd >= 0:
@@ -355,14 +362,14 @@ class OpenFile:
                 self.filesystem.close(fd)
 
     def unpin(self) -> None:
-        """One sync is done."""
+        """End one use that `pins` counts."""
         self.pins -= 1
         if self.closing and self.pins == 0:
             self.close()
 
 
 class Reserve:
-    """Room kept on the disk for settlements, so that a full disk can still be drained. A file of zeros."""
+    """A file of zeros that reserves disk space: when the disk is full, settled offsets can still be written."""
 
     def __init__(self, filesystem: FileSystem, path: str) -> None:
         self._filesystem = filesystem
@@ -370,13 +377,13 @@ class Reserve:
         self.held = False
 
     def take(self) -> None:
-        """Fills the file, so that its blocks are ours. Raises: OSError where there is no room."""
+        """Write the file, which allocates its blocks. Raises: OSError on a full disk."""
         if not self._filesystem.exists(self._path) or self._filesystem.size(self._path) != RESERVE_SIZE_BYTES:
             self._filesystem.replace_file(self._path, bytes(RESERVE_SIZE_BYTES), sync=False)
         self.held = True
 
     def release(self) -> bool:
-        """Gives the room up; False when it was given up before."""
+        """Delete the file. Return False if it was deleted before."""
         if not self.held:
             return False
         self.held = False

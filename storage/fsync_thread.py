@@ -1,18 +1,16 @@
-"""The committer: one thread that makes what was written safe, and says so.
+"""The fsync thread: makes written files safe and reports it to the loop.
 
-A `SyncBatch` is everything the stores wrote since the last one: group commit, without an object per message. The thread
-syncs its files and directories, then does what was waiting for that (checkpoints, removing settled segments), then
-posts the job back to the loop. While it works the next job fills, so the size of a group finds itself.
+A `SyncBatch` contains all writes since the last one, so there is no object per message. The thread syncs the files
+and directories of the batch. Then it does what waited for the syncs (checkpoints, deleting settled segments), and
+posts the batch back. The next batch fills meanwhile, so the size of groups adapts to the disk.
 
-Many dirty files are synced by one `syncfs`. That reports no file, so when it fails each file gets one `fdatasync`; the
-descriptors still remember an error they were not told of. (Of a log with files that were closed for want of descriptors
-nothing remembers: with a `syncfs` that fails it has failed.) A file whose sync failed is never synced again: after the
-failure the kernel calls its pages clean, and a second sync would succeed without the data.
+One `syncfs` syncs many dirty files. It names no file when it fails. Then each file gets one `fdatasync`, because
+its descriptor still reports an error that was not reported yet. A log with files that were closed before a failed
+`syncfs` counts as failed. A file whose sync failed is never synced again: the kernel then marks its pages clean,
+and a second sync would succeed without the data.
 
-Histograms of the group commit: how long groups take to sync, how large they are, how old acks are when written.
-
-Counts are by bucket, not added up; the last is of what is above all bounds. The committer's thread alone writes those
-of `SyncTimes`, once per group: a reader sees at most one group that is counted in one of them and not yet in another.
+The histograms of the group commit are here too: sync time, bytes and logs per group, and the age of acks when they
+are written. A count is for one bucket (not cumulative); the last bucket has no upper bound.
 """
 
 from __future__ import annotations
@@ -38,7 +36,13 @@ BOUNDS_LOGS: Final = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)
 
 
 class SyncTimes:
-    """total_s, total_bytes, total_logs: of all groups together."""
+    """Histograms of sync jobs, written by the fsync thread only.
+
+    A reader may see one group that is in one histogram and not yet in another.
+
+    Attributes:
+        total_s, total_bytes, total_logs: sums over all groups.
+    """
 
     def __init__(self) -> None:
         self.by_time = [0] * (len(BOUNDS_S) + 1)
@@ -49,7 +53,7 @@ class SyncTimes:
         self.total_logs = 0
 
     def add(self, took_s: float, size_bytes: int, logs: int) -> None:
-        """One group. Cost: 1 us."""
+        """Add one group. Cost: 1 us."""
         self.by_time[bisect_left(BOUNDS_S, took_s)] += 1
         self.by_bytes[bisect_left(BOUNDS_BYTES, size_bytes)] += 1
         self.by_logs[bisect_left(BOUNDS_LOGS, logs)] += 1
@@ -59,35 +63,36 @@ class SyncTimes:
 
     @property
     def count(self) -> int:
-        """Groups."""
+        """The number of groups."""
         return sum(self.by_time)
 
 
 class AckAges:
-    """How old the oldest ack was, each time that acks were written. The loop's thread writes it, 20 times a second."""
+    """Histogram: age of the oldest ack at each write of acks. The loop's thread writes it, 20 times per second."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_ACKS_S) + 1)
         self.total_s = 0.0
 
     def add(self, age_s: float) -> None:
-        """Acks were written, the oldest of them of this age."""
+        """Add one write of acks."""
         self.counts[bisect_left(BOUNDS_ACKS_S, age_s)] += 1
         self.total_s += age_s
 
 
 logger = logging.getLogger(__name__)
 
-SYNCFS_FROM = 9  # files; below it one fdatasync each is cheaper (measured: 200 files 20 ms one by one, 3 ms together)
+# Files. Below it, one fdatasync each is cheaper. Measured: 200 files take 20 ms one by one, 3 ms together.
+SYNCFS_FROM = 9
 SETTLED_FILES = (".settled", ".settled.swap")
 OPEN_TRIES = 50
 OPEN_RETRY_S = 0.1
 
 
 class Task:
-    """Work of any kind, in its order between the jobs: `run` in the thread, then `done` on the loop.
+    """Other work for the fsync thread, in order between the jobs: `run` in the thread, then `done` on the loop.
 
-    run raises OSError, which is logged and given to `done`, or nothing.
+    If `run` raises OSError, it is logged and passed to `done`.
     """
 
     def __init__(self, run: Callable[[], None], done: Callable[[OSError | None], None]) -> None:
@@ -96,7 +101,7 @@ class Task:
 
 
 class Removal:
-    """A directory to remove, then `done` to call on the loop. keep: only what is in it goes."""
+    """Deletion of a directory, then `done` on the loop. With `keep` only its content is deleted."""
 
     def __init__(self, path: str, done: Callable[[], None], *, keep: bool = False) -> None:
         self.path = path
@@ -105,10 +110,9 @@ class Removal:
 
 
 def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) -> None:
-    """Opens and syncs what is at `path`. With no descriptor to be had it takes the spare one, and else waits: nothing
-    has failed to be synced then.
+    """Open and sync `path`. Without a free descriptor, use the spare one or retry: no sync has failed in this case.
 
-    Raises: OSError, after some seconds without a descriptor or as soon as anything else goes wrong.
+    Raises: OSError, after OPEN_TRIES x OPEN_RETRY_S without a descriptor, or at once for any other error.
     """
     spare = False
     for left in range(OPEN_TRIES, 0, -1):
@@ -127,7 +131,7 @@ def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) ->
 
 
 def _sync_part(filesystem: FileSystem, part: SyncPart) -> None:
-    if part.closed:  # what the disk forgot of it nobody can tell any more
+    if part.closed:  # only an open descriptor would report an earlier sync error
         part.failed = True
         logger.error("sync failed: files that were closed before it", extra={"queue": part.name})
         return
@@ -144,8 +148,10 @@ def _sync_part(filesystem: FileSystem, part: SyncPart) -> None:
 
 
 def _follow(filesystem: FileSystem, part: SyncPart) -> None:
-    """What was waiting for the part's syncs. Where a checkpoint finds no room it comes once more, behind the removal of
-    segments, which makes some; `.settled` files go behind it in any case. Raises: OSError.
+    """Do what waited for the part's syncs. Raises: OSError.
+
+    If the disk is full, delete the segments first, then write the checkpoints again. `.settled` files are always
+    deleted after the checkpoint.
     """
     full = False
     try:
@@ -180,7 +186,11 @@ def _write_checkpoints(filesystem: FileSystem, part: SyncPart) -> None:
 
 
 def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
-    """Makes the job's files safe; marks the parts that failed. root_fd: a descriptor on the data directory's disk."""
+    """Sync the files of a job and mark the parts that failed.
+
+    Args:
+        root_fd: a descriptor on the disk of the data directory.
+    """
     together = tried = False
     if job.file_count() >= SYNCFS_FROM or job.closed():
         try:
@@ -192,7 +202,8 @@ def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
     if not together:
         for part in job.parts:
             _sync_part(filesystem, part)
-        if tried and not any(part.failed for part in job.parts):  # nobody owns up to the error: nothing can be trusted
+        # No file reports the error of syncfs, so no part can be trusted.
+        if tried and not any(part.failed for part in job.parts):
             for part in job.parts:
                 part.failed = True
     for part in job.parts:
@@ -200,16 +211,22 @@ def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
             continue
         try:
             _follow(filesystem, part)
-        except OSError as error:  # costs time at the next start, or space until then; never a message
+        # Costs time at the next start, or disk space until then, but no message.
+        except OSError as error:
             logger.warning("after the sync: %s", error, extra={"queue": part.name})
 
 
 class FsyncThread:
-    """Runs jobs on its thread.
+    """Runs sync jobs, tasks and removals on a thread.
 
-    post: calls a function on the loop, from any thread. committed: what is called there with each job done.
-    settle_due: what is called there when a `wake` has come due. elsewhere: has a function called by another thread:
-    removing a long log takes seconds, in which nothing would be synced. times: how long its jobs took.
+    Args:
+        post: calls a function on the loop, from any thread.
+        committed: called on the loop with each completed job.
+        settle_due: called on the loop when a `wake` is due.
+        elsewhere: runs a function in another thread. Deleting a long log takes seconds, which would delay syncs.
+
+    Attributes:
+        times: durations of the jobs.
     """
 
     def __init__(
@@ -239,15 +256,17 @@ class FsyncThread:
         self._thread.start()
 
     def submit(self, work: SyncBatch | Removal | Task) -> None:
-        """Hands over work; done in order."""
+        """Submit work. The thread does it in order."""
         self._queue.put(work)
 
     def wake(self, delay_s: float) -> None:
-        """Calls `settle_due` on the loop after `delay_s`, unless a job comes first, whose end does as much."""
+        """Call `settle_due` on the loop after `delay_s`, unless a job comes first. The end of a job has the same
+        effect.
+        """
         self._queue.put(delay_s)
 
     def close(self) -> None:
-        """Does what was handed over, then ends the thread."""
+        """Complete all submitted work, then end the thread."""
         self._queue.put(None)
         self._thread.join()
         self._filesystem.give_spare()
@@ -267,16 +286,17 @@ class FsyncThread:
                 delay_s = work
                 continue
             if isinstance(work, SyncBatch):
-                delay_s = None  # behind other work, which is rare, the waiting begins anew
+                delay_s = None  # other work, which is rare, restarts the delay
             self._do(work)
-            del work  # who asked for it is not kept until the next
+            del work  # release its objects while the thread waits
 
     def _do(self, work: SyncBatch | Removal | Task) -> None:
         if isinstance(work, SyncBatch):
             begun_s = self._clock.monotonic()
             try:
                 run_job(self._filesystem, work, self._root_fd)
-            except Exception:  # a bug; but without an answer every publisher would wait for ever
+            # A bug. Without a result, every publisher would wait forever.
+            except Exception:
                 logger.exception("the committer failed")
                 for part in work.parts:
                     part.failed = True
@@ -305,9 +325,10 @@ class FsyncThread:
 
 
 class InlineCommitter(FsyncThread):
-    """Does each piece of work at once, in the caller's thread: for simulations, where every run must be the same.
+    """Does all work at once in the caller's thread. For simulations, whose runs must be reproducible.
 
-    later: the simulation's `call_later`, if it has one.
+    Attributes:
+        later: `call_later` of the simulation, if it has one.
     """
 
     later: Callable[[float, Callable[[], None]], object] | None = None
@@ -318,19 +339,19 @@ class InlineCommitter(FsyncThread):
         self._elsewhere = _at_once
 
     def submit(self, work: SyncBatch | Removal | Task) -> None:
-        """Does it; after `close` nothing, as the thread."""
+        """Do the work now. After `close`, do nothing."""
         if not self._closed:
             self._do(work)
 
     def wake(self, delay_s: float) -> None:
-        """Calls `settle_due` when it is time; where there is no clock that calls, at once."""
+        """Call `settle_due` after the delay, or at once if the simulation has no timer."""
         if self.later is not None:
             self.later(delay_s, self._settle_due)
         else:
             self._post(self._settle_due)
 
     def close(self) -> None:
-        """Nothing is ever waiting."""
+        """Ignore later work."""
         self._closed = True
 
 

@@ -1,22 +1,17 @@
-"""The group commit: what turns of the loop append becomes safe, many logs and turns at a time.
+"""Group commit: makes the appends of many logs and many loop turns safe with one sync job.
 
-**Groups.** What a turn appends is safe when `on_commit(g, ...)` has been called on the loop, g being `generation` just
-before the `end_of_turn` that writes it. `end_of_turn` writes every dirty store and, if the committer is idle, hands it
-the group and begins the next; while it is at work the next turns' writes gather in one group. Turns in which nothing
-was appended but something settled wait for the next append's sync, 50 ms at the latest, since a settlement that is
-lost costs a redelivery and never a message.
+**Groups.** Appends of a turn belong to `generation`, read before the `end_of_turn` that writes them. They are safe
+when `on_commit` is called with that number. `end_of_turn` writes every dirty log. If the fsync thread is idle, it
+submits the group and begins the next one; otherwise the writes of further turns gather in one group. Turns that
+only settled messages wait for the sync of the next append, at most 50 ms: a lost settle costs a redelivery and
+never a message.
 
-**Ticks.** With `later` (`loop.call_later`) settlements are written every 50 ms and not with each turn, see
-`GroupCommitLog.tick`; over many logs in slices, so that the loop is held for no longer than WRITE_SLICE_S. A turn of
-the loop that takes longer than that holds up its timers: then settlements are written between two of its reads, see
-`look`.
+**Ticks.** With `later` (`loop.call_later`), settled offsets are written every 50 ms instead of every turn
+(`GroupCommitLog.tick`). With many logs a tick works in slices of WRITE_SLICE_S. A loop turn that lasts longer than
+50 ms delays its timers; then `look` writes settled offsets between two reads.
 
-All of it runs on the loop's thread; the committer is given immutable work and posts its answer back.
-
-One group of the commit, store by store: what is done for each of hundreds of dirty logs, and therefore compiled.
-
-`GroupCommit` (group_commit.py) decides when; here stands what happens then to every store: it is written, its share
-goes into the job, and the job's end is told to it.
+Everything runs on the event loop's thread. The fsync thread gets immutable jobs and posts the result back. The
+functions of this module do the work for hundreds of dirty logs per turn, so the module is compiled.
 """
 
 from __future__ import annotations
@@ -36,7 +31,7 @@ from amqpd.storage.sync_job import SyncBatch, SyncPart
 
 @final
 class LogSyncPart(SyncPart):
-    """One store's share in a job, which that store is told the end of."""
+    """The files of one log in a job, with the log that learns the result."""
 
     def __init__(self, store: GroupCommitLog) -> None:
         super().__init__(store.name)
@@ -46,10 +41,11 @@ class LogSyncPart(SyncPart):
 def write(
     filesystem: FileSystem, stores: list[GroupCommitLog], gathered: list[GroupCommitLog], turn: i64
 ) -> tuple[i64, bool]:
-    """Writes what `stores` have of this turn; those with something to sync join `gathered`.
+    """Write the appends of this turn; append logs that need a sync to `gathered`.
 
-    However many they are, descriptors stay within their bounds: what is beyond is closed at once, unsynced.
-    Returns (bytes appended that somebody waits for, whether a commit is wanted).
+    If this opens too many files, the log closes its own at once, unsynced.
+
+    Returns: bytes appended for which a confirm waits, and whether a commit is needed.
     """
     size: i64 = 0
     commit = False
@@ -58,8 +54,8 @@ def write(
         store.last_turn = turn
         if filesystem.open_file_count > filesystem.open_file_count_max:
             store.close_unsynced_files()
-        # needs_commit: what it appended may be with an earlier group already (something read or rolled the log in
-        # mid-turn); if that group's sync fails, this one must say so too.
+        # needs_commit: a read or a new segment in this turn may have put the append into an earlier group already.
+        # If the sync of that group fails, this group must fail too.
         if not store.gathered and (store.needs_commit or store.write_failed or store.unsynced):
             store.gathered = True
             gathered.append(store)
@@ -74,7 +70,7 @@ def write(
 def tick(
     filesystem: FileSystem, stores: list[GroupCommitLog], gathered: list[GroupCommitLog], busy: list[GroupCommitLog]
 ) -> bool:
-    """Has `stores` write what could wait; those that have more to come join `busy`. Returns whether there were acks."""
+    """Run the tick of each log and append logs that need another one to `busy`. Return whether offsets were settled."""
     settled = False
     for store in stores:
         if store.deleted:
@@ -92,9 +88,9 @@ def tick(
 
 
 def write_settled(filesystem: FileSystem, stores: list[GroupCommitLog], count_max: i64) -> i64:
-    """Has `stores` write what was settled, in the middle of a turn. Returns how many did, at most `count_max`.
+    """Write settled offsets of up to `count_max` logs during a turn, and return how many logs wrote.
 
-    They stay in their lists, and join the next job by them.
+    The logs stay in their lists, which bring them into the next job.
     """
     count: i64 = 0
     for store in stores:
@@ -110,7 +106,7 @@ def write_settled(filesystem: FileSystem, stores: list[GroupCommitLog], count_ma
 
 
 def write_late(filesystem: FileSystem, stores: list[GroupCommitLog], gathered: list[GroupCommitLog]) -> None:
-    """Has `stores` write what could wait for the next tick, which then comes all the same."""
+    """Write what could wait for the next tick. The tick still runs."""
     for store in stores:
         if store.deleted:
             continue
@@ -123,7 +119,7 @@ def write_late(filesystem: FileSystem, stores: list[GroupCommitLog], gathered: l
 
 
 def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]:
-    """The share of each store in the next job."""
+    """Return the part of each log in the next job."""
     parts: list[SyncPart] = []
     for store in gathered:
         part = LogSyncPart(store)
@@ -136,7 +132,7 @@ def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]
 
 
 def synced(parts: list[SyncPart], gathered: list[GroupCommitLog]) -> list[QueueLog]:
-    """A job is done. Returns the stores that failed in it; those with something left to do join `gathered`."""
+    """Report a completed job to its logs and return those that failed. Logs with more to sync join `gathered`."""
     failed: list[QueueLog] = []
     count = len(parts)
     for part in parts:
@@ -149,26 +145,32 @@ def synced(parts: list[SyncPart], gathered: list[GroupCommitLog]) -> list[QueueL
         if part.failed or part.write_failed or store.failed:
             failed.append(store)
         if not store.gathered and store.unsynced:
-            store.gathered = True  # files of removed segments are left to go
+            store.gathered = True  # files of removed segments remain to be deleted
             gathered.append(store)
     return failed
 
 
 SETTLE_DELAY_S: Final = 0.05
 POSTPONE_FROM: Final = 32  # dirty logs
-WRITE_SLICE_S: Final = 0.005  # of writing to many logs before it is the others' turn; but DIRTY_MIN logs in any case
+# Seconds of writing to many logs before other work runs; at least DIRTY_MIN logs in each slice.
+WRITE_SLICE_S: Final = 0.005
 DIRTY_MIN: Final = 64
 POSTPONE_S: Final = 0.002
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)  # tests/limits counts what each turn writes
+@mypyc_attr(allow_interpreted_subclasses=True)  # tests/limits counts the writes of a turn
 class GroupCommit:
-    """From `dirty` (a turn wrote to it) over `gathered` (written, wants a sync) to a job of the committer, and back.
+    """Writes, syncs and confirms groups of logs.
 
-    generation: of the group that the running turn's appends will be in; it goes up as a group is handed over.
-    unsynced_bytes: appended and not yet synced. on_commit: called on the loop with a generation and the stores that
-    failed in it. commit_waiting: appends of the current generation are written and wait for the committer. ack_ages:
-    how old settlements were when they were written.
+    A log moves from `dirty` (the turn changed it) to `gathered` (written, needs a sync), then into a job of the
+    fsync thread.
+
+    Attributes:
+        generation: the group of the running turn's appends. It rises when a group is submitted.
+        unsynced_bytes: appended and not synced.
+        on_commit: called on the loop with a generation and the logs that failed in it.
+        commit_waiting: appends of the current generation are written and wait for the fsync thread.
+        ack_ages: ages of settled offsets when they were written.
     """
 
     def __init__(
@@ -191,33 +193,33 @@ class GroupCommit:
         self._committer: FsyncThread | None = None
         self._job: SyncBatch | None = None
         self._closed: bool = False
-        # the group that gathers
+        # the next group
         self._gathered: list[GroupCommitLog] = []
         self._gathered_bytes: int = 0
         self._turn: i64 = 0
-        self._write_cost_s: float = 0.0  # of one log among many, of late
+        self._write_cost_s: float = 0.0  # recent average for one log, when many are written
         self._postponed: bool = False
         # ticks
         self._tick_armed: bool = False
-        self._tick_wanted: bool = False  # it came in the middle of a turn, whose end does it
-        self._ticking: list[GroupCommitLog] = []  # those that the tick at work has not come to
-        # No settlement that is not written is older than this; -1: there is none, or nothing has looked since.
+        self._tick_wanted: bool = False  # the tick fell into a turn, and runs at its end
+        self._ticking: list[GroupCommitLog] = []  # logs left for the current tick
+        # Settled offsets that are not written are younger than this time. -1: none, or not checked since.
         self._unwritten_s: float = -1.0
-        # when a job last took settlements along, whether the next one has to, and whether somebody will see to it
+        # The last job with settled offsets; whether the next job must have them; whether a wake-up is scheduled.
         self._settled_handed_s: float = -SETTLE_DELAY_S
         self._settled_wanted: bool = False
         self._settle_armed: bool = False
 
     def start(self, committer: FsyncThread) -> None:
-        """Names who syncs; before the first store is written to. It calls `committed` and `settle_due` on the loop."""
+        """Set the fsync thread, which calls `committed` and `settle_due` on the loop. Call it before the first write."""
         self._committer = committer
 
-    # -- from the turn
+    # -- called by the loop turn
 
     def end_of_turn(self) -> None:
-        """Writes what the turn left, hands the group over if the committer is idle. Raises nothing.
+        """Write what the turn changed, and submit the group if the fsync thread is idle. Raises nothing.
 
-        Before any byte of a delivery of this turn goes to a socket. Cost: 50 ns when there is nothing to do.
+        Runs before any delivery of this turn is written to a socket. Cost: 50 ns if nothing changed.
         """
         if not self._context.dirty:
             if self._context.late and not self._tick_armed:
@@ -235,9 +237,9 @@ class GroupCommit:
                 self._arm()
 
     def look(self) -> None:
-        """Write what was settled when the tick is overdue. `LoopTurn` calls it between two reads of one turn.
+        """Write settled offsets if the tick is overdue. `LoopTurn` calls it between two reads of one turn.
 
-        Cost: 0.1 us; when settlements have waited for SETTLE_DELAY_S, a write for each log that has some.
+        Cost: 0.1 us; after SETTLE_DELAY_S a write for each log with settled offsets.
         """
         context = self._context
         if self._later is None or not (context.dirty or context.late or self._ticking):
@@ -251,13 +253,14 @@ class GroupCommit:
                 left -= write_settled(self._filesystem, stores, left)
             if left < context.dirty_max:
                 self.ack_ages.add(now_s - self._unwritten_s)
-            if left > 0:  # else some may be left for the next look
+            if left > 0:  # otherwise logs may remain for the next call
                 self._unwritten_s = now_s
 
     def postpone(self, call: Callable[[], None]) -> bool:
-        """Whether the end of this turn had better wait: many logs are dirty, and the committer is at work, so that no
-        confirm depends on it. Then `call` is called in 2 ms: one write for what else comes in until then. Each turn is
-        put off once.
+        """Return True to postpone the end of this turn by 2 ms, when `call` runs; more input then shares its writes.
+
+        Only if many logs are dirty and the fsync thread is busy, so that no confirm is delayed. A turn is postponed
+        once.
         """
         if self._postponed:
             self._postponed = False
@@ -271,7 +274,7 @@ class GroupCommit:
         return True
 
     def flush(self) -> None:
-        """Writes and hands over everything now, also settlements alone; behind the sync at work if there is one."""
+        """Write and submit everything now, also settled offsets alone. A running sync job completes first."""
         if self._context.dirty:
             self._write_dirty()
         if self._tick_wanted:
@@ -289,14 +292,16 @@ class GroupCommit:
             self._hand_over()
 
     def gather(self, store: GroupCommitLog) -> None:
-        """The store has something to sync or to remove, though nobody waits for it: it goes with the next job."""
+        """Put the log into the next job. It has something to sync or delete, but no confirm waits."""
         if not store.gathered:
             store.gathered = True
             self._gathered.append(store)
             self._arm()
 
     def drop(self, store: GroupCommitLog) -> None:
-        """The store is being deleted: nothing of it is written or synced any more. A job at work counts as done."""
+        """Remove a log that is being deleted: it is not written or synced again. A running job counts as complete
+        for it.
+        """
         dirty = self._context.dirty
         if store in dirty:
             dirty.remove(store)
@@ -341,7 +346,7 @@ class GroupCommit:
 
     def _tick_or_wait(self) -> None:
         if self._context.dirty:
-            self._tick_wanted = True  # the running turn has appended: its end writes that first
+            self._tick_wanted = True  # the end of the running turn writes its appends first
             return
         self._tick()
         if self._context.late and not self._tick_armed:
@@ -350,12 +355,12 @@ class GroupCommit:
             self._hand_over()
 
     def _tick_on(self) -> None:
-        """The next slice of a tick over many logs."""
+        """Run the next slice of a tick over many logs."""
         if self._ticking and not self._closed:
             self._tick_or_wait()
 
     def _tick(self) -> None:
-        """Writes what could wait, or the next slice of it, and sees to it that the next job syncs it."""
+        """Write deferred data, or the next slice of it, and include it in the next job."""
         self._tick_wanted = False
         context = self._context
         if not self._ticking:
@@ -371,7 +376,7 @@ class GroupCommit:
             self._unwritten_s = -1.0
         self._settled_wanted = True
 
-    # -- to the committer and back
+    # -- to the fsync thread and back
 
     def _hand_over(self) -> None:
         job = SyncBatch(self.generation)
@@ -400,16 +405,16 @@ class GroupCommit:
             committer.wake(left_s if 0 < left_s < SETTLE_DELAY_S else SETTLE_DELAY_S)
 
     def settle_due(self) -> None:
-        """What waits without an append has waited for 50 ms. The committer calls it."""
+        """Submit data that has waited 50 ms without an append. Posted by the fsync thread."""
         self._settle_armed = False
         if (self._gathered or self.commit_waiting) and self._job is None and not self._closed:
             self._settled_wanted = True
             self._hand_over()
 
     def committed(self, job: SyncBatch) -> None:
-        """The job is done: its stores and `on_commit` are told, and the next group goes. The committer calls it."""
+        """Complete a job: notify its logs, call `on_commit`, submit the next group. Posted by the fsync thread."""
         if job is not self._job:
-            return  # a stop did not wait for the loop
+            return  # `finish_job` has completed it at a stop
         self._job = None
         self._settle_armed = False
         self.unsynced_bytes -= job.size_bytes
@@ -420,7 +425,7 @@ class GroupCommit:
         self.on_commit(job.generation, failed)
         if self._closed:
             return
-        # What the running turn has appended is left alone: its end of turn writes it, into the generation read then.
+        # The end of the running turn writes its own appends; they belong to the generation read then.
         if (self._gathered or self.commit_waiting) and self._job is None:
             overdue = self._clock.monotonic() >= self._settled_handed_s + SETTLE_DELAY_S
             if self.commit_waiting or overdue:
@@ -429,21 +434,22 @@ class GroupCommit:
                 self._arm()
         self._resources.close_some_files()
 
-    # -- a stop
+    # -- stop
 
     def stop(self) -> None:
-        """Nothing is handed over any more. The job at work, if there is one, is finished: see `finish_job`."""
+        """Submit no more jobs. `finish_job` completes the running one."""
         self._closed = True
 
     def finish_job(self) -> None:
-        """The committer's thread has ended: what it did last counts, though the loop may never be told."""
+        """Complete the last job after the fsync thread has ended: the loop may not run its callback any more."""
         if self._job is not None:
             self.committed(self._job)
 
     def sync_all(self, stores: Iterable[GroupCommitLog], root_fd: int) -> None:
-        """After `stop`, for a clean one: all that `stores` have written is synced, here and now, as one group.
+        """Sync everything that `stores` have written, as one group. For a clean stop, after `stop`. Blocks.
 
-        root_fd: as `run_job`'s. Blocks for the syncs.
+        Args:
+            root_fd: see `run_job`.
         """
         self._context.dirty.clear()
         job = SyncBatch(self.generation)
@@ -462,4 +468,4 @@ class GroupCommit:
 
 
 def _nobody(generation: int, failed: list[QueueLog]) -> None:
-    """Until the broker sets `on_commit`."""
+    """Do nothing, until the broker sets `on_commit`."""

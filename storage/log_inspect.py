@@ -1,17 +1,12 @@
-"""Looks into the files of a log without changing any of them, and without believing any of them.
+"""Read-only inspection of log files: `amqpctl dump_log` and `amqpctl verify_log`.
 
-For a person with a data directory: of a broker that runs, that was killed, or a copy. Every file is read on its own and
-told as events, in the order of its bytes: batches (with their records when asked for), index entries, settlement
-entries, lines of checkpoints, and `Damage` with file and position. log_inspect.py holds the files of one queue against
-each other.
+It works on the data directory of a running or a killed broker, or on a copy, locks nothing, and does not trust the
+files. `look_into` reads one file and yields events in the order of its bytes. Events are batches, records, index
+entries, entries of settled offsets, checkpoint lines, and `Damage` with file and position. `check_queue` compares
+the files of one queue: segments must follow each other, totals must match, and settled offsets must be in the log.
 
-Nothing is locked. In a live directory the last segment grows meanwhile: bytes behind its last whole batch, and the
-indexes' lag, are told as harmless, as long as they lie above the high watermark; so is what recovery cuts off.
-
-Holds the files of a queue's log against each other, without changing any of them: `amqpctl verify_log`.
-
-What each file tells is log_inspect.py's; here it must agree: segments that go on where the one before ended, totals
-that are there, and what is settled of what is in the logs.
+In a live directory the last segment grows. Bytes after its last complete batch and missing index entries are
+harmless above the high watermark, and so is what recovery cuts off.
 """
 
 from __future__ import annotations
@@ -51,7 +46,9 @@ _REST: Final = struct.Struct(">qqqhi")  # base timestamp, max timestamp, produce
 
 
 class Damage(NamedTuple):
-    """What is wrong in `file` at byte `position`. harmless: recovery expects it, and nothing confirmed is in it."""
+    """An error in `file` at byte `position`. Harmless damage is expected by recovery and contains no confirmed
+    message.
+    """
 
     file: str
     position: int
@@ -60,7 +57,7 @@ class Damage(NamedTuple):
 
 
 class InspectedBatch(NamedTuple):
-    """One good batch. records: those in it when asked for, else None; none in a marker."""
+    """A good batch. `records` is None unless requested, and empty for a transaction marker."""
 
     file: str
     position: int
@@ -90,7 +87,7 @@ class InspectedBatch(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """The batch that ends with `offset` starts at `log_position`."""
+    """The batch that ends with `offset` begins at `log_position`."""
 
     file: str
     position: int
@@ -108,7 +105,7 @@ class TimeEntry(NamedTuple):
 
 
 class SettledEntry(NamedTuple):
-    """One entry of a `.settled` file: see ack_set.py."""
+    """An entry of a `.settled` file: see acks/ack_set.py."""
 
     file: str
     position: int
@@ -119,7 +116,7 @@ class SettledEntry(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What a small file says."""
+    """The content of a small file."""
 
     file: str
     text: str
@@ -129,7 +126,7 @@ Event = InspectedBatch | IndexEntry | TimeEntry | SettledEntry | Text | Damage
 
 
 def plain_name(path: str) -> str:
-    """The file's name without what it is called while it comes or goes: `.deleted`, `.cleaned`, `.swap`."""
+    """Return the file's name without `.deleted`, `.cleaned` or `.swap`."""
     name = path.rpartition("/")[2]
     for suffix in IN_BETWEEN:
         name = name.removesuffix(suffix)
@@ -137,12 +134,12 @@ def plain_name(path: str) -> str:
 
 
 def is_segment_file(name: str) -> bool:
-    """Whether the (plain) name is that of a file of a segment."""
+    """Return whether the plain name is that of a segment's file."""
     return name[:20].isdigit() and name[20:] in {".log", ".index", ".timeindex", ".settled"}
 
 
 def is_known(name: str) -> bool:
-    """Whether `look_into` knows what is in a file with this (plain) name."""
+    """Return whether `look_into` can read files with this plain name."""
     return (
         is_segment_file(name)
         or name in CHECKPOINTS
@@ -160,10 +157,14 @@ def is_known(name: str) -> bool:
 def look_into(
     filesystem: FileSystem, path: str, *, deep: bool = False, offsets: tuple[int, int] | None = None
 ) -> Iterator[Event]:
-    """The events of one file. deep: with records. offsets: only batches and entries that touch them, both inclusive.
+    """Yield the events of one file.
 
-    Cost: one read of the file; of a `.log` in pieces, so memory stays small. Raises: OSError; ValueError when the name
-    tells no kind of file.
+    Args:
+        deep: include records.
+        offsets: only batches and entries that overlap this range, both ends inclusive.
+
+    Cost: one read of the file; a `.log` is read in pieces, so memory stays small.
+    Raises: OSError; ValueError for an unknown file name.
     """
     name = plain_name(path)
     kind = name[20:] if is_segment_file(name) else name
@@ -197,7 +198,7 @@ class _LogFile:
         self._filesystem.close(self.fd)
 
     def load(self, position: int, size: int) -> tuple[bytes, int] | None:
-        """(bytes, where `position` is in them), with `size` bytes from there on; None where there are not so many."""
+        """Return bytes and the index of `position` in them, with at least `size` bytes after it; None at the end."""
         at = position - self._start
         if not (at >= 0 and at + size <= len(self._chunk)):
             self._chunk = self._filesystem.pread(self.fd, max(size, CHUNK_SIZE), position)
@@ -209,7 +210,7 @@ class _LogFile:
         return BatchHeader(*piece) if piece is not None else None
 
     def fault(self, position: int) -> str:
-        """What is wrong with the batch at `position`; nothing when it is good."""
+        """Return the fault of the batch at `position`, "" if it is good."""
         header = self.header(position)
         if header is None:
             return f"{self.size - position} bytes, too few for a batch"
@@ -223,7 +224,10 @@ class _LogFile:
         return ""
 
     def next_good(self, position: int, index: OffsetIndex) -> int:
-        """The next place with a good batch: behind the bad one if its size can be believed, else one of `index`."""
+        """Return the position of the next good batch, -1 for none.
+
+        It follows the bad batch if the size of that one is plausible; otherwise an entry of `index` leads to it.
+        """
         header = self.header(position)
         if header is not None and header.plausible() and not self.fault(position + header.size):
             return position + int(header.size)
@@ -234,7 +238,7 @@ class _LogFile:
 
 
 def beside(filesystem: FileSystem, path: str, suffix: str) -> bytes:
-    """The segment's file with `suffix`; nothing where there is none."""
+    """Return the file of the same segment with `suffix`, nothing if it is missing."""
     try:
         return filesystem.read_file(path[: path.rfind("/") + 1] + plain_name(path)[:20] + suffix)
     except OSError:
@@ -242,7 +246,7 @@ def beside(filesystem: FileSystem, path: str, suffix: str) -> bytes:
 
 
 def _confirmed_end(filesystem: FileSystem, path: str, base: int) -> int:
-    """The offset below which a segment must be whole: where it was sealed, or the high watermark."""
+    """Return the offset below which a segment must be complete: the next segment, or the high watermark."""
     directory = path[: path.rfind("/")] if "/" in path else "."
     later = [
         int(name[:20]) for name in filesystem.listdir(directory) if is_segment_file(name) and int(name[:20]) > base
@@ -368,7 +372,7 @@ def _time_index(filesystem: FileSystem, path: str, base: int, first: int, last: 
 
 
 def _latest_times(filesystem: FileSystem, path: str) -> tuple[dict[int, int], int]:
-    """(last offset of each batch -> latest time up to there, the offset below which that is known)."""
+    """Return (last offset of each batch -> latest time up to it, offset below which these are known)."""
     found: dict[int, int] = {}
     latest = position = known = 0
     try:
@@ -450,7 +454,7 @@ def _small(filesystem: FileSystem, path: str, name: str) -> Iterator[Event]:
 
 
 class QueueReport:
-    """What `check_queue` found. settled_count: offsets of the logs present that are settled, lost or no message."""
+    """The result of `check_queue`. `settled_count`: offsets of existing logs that are settled, lost or no message."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -474,9 +478,10 @@ class QueueReport:
 
 
 def check_queue(filesystem: FileSystem, directory: str) -> QueueReport:
-    """Reads all files of one queue's directory and holds them against each other. Cost: one read of everything.
+    """Read all files of one queue's directory and compare them. Files that a live queue deletes meanwhile are
+    skipped.
 
-    Raises: OSError. Files that go while it reads (of a live queue) are passed over.
+    Cost: one read of everything. Raises: OSError.
     """
     report = QueueReport(directory)
     names = sorted(filesystem.listdir(directory))
@@ -487,7 +492,7 @@ def check_queue(filesystem: FileSystem, directory: str) -> QueueReport:
     for name in names:
         path = f"{directory}/{name}"
         if name.endswith(IN_BETWEEN):
-            continue  # coming or going: recovery knows what to do
+            continue  # temporary names, which recovery handles
         if not is_known(name):
             report.foreign.append(name)
             continue
@@ -540,8 +545,8 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
 
 
 def queue_directories(filesystem: FileSystem, data_dir: str) -> list[str]:
-    """The directories of all logs in a data directory, sorted: of queues, then of delayed messages, vhost by vhost;
-    empty where it is none.
+    """Return the sorted directories of all logs: queues, then delayed messages, per vhost. Empty for another
+    directory.
     """
     root = f"{data_dir}/vhosts"
     found: list[str] = []

@@ -1,14 +1,13 @@
-"""The background work of the logs: retention, compaction, segments that are old or drained, files whose delay is over.
+"""Background maintenance of logs: retention, compaction, rolling of old or drained segments, delayed deletion of
+files.
 
-`maintain` is called by the owner from a timer, on the loop, and begins a round over all logs; after each SLICE_S it
-lets the loop have its turn. Retention costs a step per segment. What a roll writes is written there and then, as when
-a message is appended; files are removed by the committer's thread. A cleaning (compaction.py, compaction.py) has a
-thread of its own, one at a time, the dirtiest log first; when it is done, the loop puts the new segments in place and
-the committer's thread gives them their names. Meanwhile nothing of that log is removed; a queue that is deleted waits
-for the cleaner to let go.
+A timer calls `maintain` on the loop. It starts a round over all logs and yields to the loop after each SLICE_S.
+Retention costs a step per segment. A roll writes at once, as in an append; the fsync thread deletes files. A
+cleaning (compaction.py) has its own thread; only the dirtiest log is cleaned at a time. Then the loop replaces the
+segments and the fsync thread renames the files. During a cleaning nothing of that log is removed, and deletion of
+its queue waits until the cleaner stops.
 
-A stop of the broker does not wait for a cleaning to end, only for the thread to notice: what it has finished is put in
-place at the next start.
+A stop of the broker waits only until the cleaner notices it; the next start completes the segments that are ready.
 """
 
 from __future__ import annotations
@@ -34,10 +33,13 @@ SLICE_S = 0.005
 
 
 class LogMaintenance:
-    """The rounds over all logs, and the one cleaning at work.
+    """Rounds over all logs, and the running cleaning.
 
-    committer, post: as `Storage` has them. gather: hands a store to the next job. inline: no thread and no slices, for
-    simulations. segment_age_ms: see `retention.roll_idle`.
+    Args:
+        committer, post: see `Storage`.
+        gather: puts a log into the next sync job.
+        segment_age_ms: see `retention.roll_idle`.
+        inline: no thread and no slices, for simulations.
     """
 
     def __init__(
@@ -65,14 +67,14 @@ class LogMaintenance:
         self._store: LocalLog | None = None  # being cleaned
         self._cleaning: Cleaning | None = None
         self._thread: threading.Thread | None = None
-        self._naming = 0  # tasks with the committer
+        self._naming = 0  # rename tasks in the fsync thread
         self._waiting: list[Callable[[], None]] = []
-        self._stopped = False  # the directory may be another process's by now
+        self._stopped = False  # another process may own the directory now
 
     def maintain(self, stores: Iterable[LocalLog]) -> None:
-        """A round; nothing while the last one is under way. Raises nothing.
+        """Start a round, unless one is running. Raises nothing.
 
-        Cost: 1 us per log, a step per segment of those that keep; their first round recovers them.
+        Cost: 1 us per log and a step per segment of logs with retention; the first round recovers these.
         """
         if self._stopped or self._left:
             return
@@ -106,9 +108,9 @@ class LogMaintenance:
             try:
                 if log.policy is not None:
                     if not store.ready and not log.policy.removes:
-                        return  # it is not opened for nothing
+                        return  # recovery would be useless
                     if not store.local and not store.open_soon(_opened):
-                        return  # it is read from Kafka first
+                        return  # the log must be read from Kafka first
                     retention.retain(store, now_ms)
                     store.write()
                     self._wake(store)
@@ -150,7 +152,7 @@ class LogMaintenance:
             self._thread.start()
 
     def _run(self, cleaning: Cleaning) -> None:
-        """In the cleaner's thread."""
+        """Runs in the cleaner thread."""
         whole = False
         try:
             compaction.clean(cleaning, self._give_way)
@@ -159,12 +161,12 @@ class LogMaintenance:
             logger.info("cleaning of %s given up", cleaning.log.directory)
         except (OSError, BadRecord) as error:
             logger.warning("cleaning of %s: %s", cleaning.log.directory, error)
-        except Exception:  # a bug; but the log must not stay closed for retention
+        except Exception:  # a bug; but retention must not be blocked
             logger.exception("cleaning of %s failed", cleaning.log.directory)
         self._post(self._cleaned, cleaning, whole)
 
     def _give_way(self) -> None:
-        """Lets the loop's thread run: between two batches rather than when the interpreter insists, 5 ms later."""
+        """Let the loop's thread run between two batches; otherwise the interpreter would switch only after 5 ms."""
         if not self._inline:
             self._filesystem.pause(0)
 
@@ -177,7 +179,7 @@ class LogMaintenance:
             return
         now_ms = self._watch.agreed_ms()
         for group, segment in cleaning.done:
-            if segment is None:  # as if read: its files go as those of any settled segment
+            if segment is None:  # removed like any settled segment
                 for view in group:
                     cleaning.log.settle(view.base, view.end - 1, 0)
                 continue
@@ -202,7 +204,8 @@ class LogMaintenance:
             self._naming -= 1
             if self._stopped:
                 return
-            if error is not None:  # a sync failed, and is never tried again; the next start finishes it
+            # A sync failed and is never repeated; the next start completes the cleaning.
+            if error is not None:
                 cleaning.log.failed = True
                 self._keep_closed(cleaning.log)
                 return
@@ -213,7 +216,7 @@ class LogMaintenance:
         return named
 
     def _keep_closed(self, log: Log) -> None:
-        """New files stand beside old ones: nothing of the log is removed or cleaned before the next start."""
+        """Leave the log closed to retention and cleaning until the next start: it has new and old files."""
         logger.error("no retention in %s before the next start", log.directory)
         self._let_go()
 
@@ -221,7 +224,7 @@ class LogMaintenance:
         store = self._store
         if whole and store is not None and not store.deleted:
             path = f"{cleaning.log.directory}/{compaction.CLEANER_OFFSET}"
-            # It follows with the next job, which syncs the directory first.
+            # The next job writes it, after it has synced the directory.
             unsynced = cleaning.log.unsynced
             unsynced.checkpoints.append((path, compaction.encode_clean_offsets(cleaning.new_history())))
             unsynced.note_directory(cleaning.log.directory)
@@ -250,14 +253,14 @@ class LogMaintenance:
         if store.log.dirty:
             self._gather(store)
 
-    # -- others
+    # -- deletion and stop
 
     def is_at(self, store: LocalLog) -> bool:
-        """Whether a cleaner is at work in the store's directory."""
+        """Return whether the log is being cleaned."""
         return self._store is store
 
     def when_free(self, store: LocalLog, action: Callable[[], None]) -> None:
-        """Calls `action` once no cleaner is at work in the store's directory; a cleaning of it is given up."""
+        """Call `action` when the log is not being cleaned; cancel its cleaning."""
         if self._store is not store:
             action()
             return
@@ -266,7 +269,7 @@ class LogMaintenance:
         self._waiting.append(action)
 
     def stop(self) -> None:
-        """Gives a cleaning up. Blocks until its thread has noticed, a batch's time. Nothing is done after that."""
+        """Cancel the cleaning and block until its thread ends, which takes a batch. Nothing runs afterwards."""
         self._stopped = True
         if self._cleaning is not None:
             self._cleaning.cancelled = True
@@ -275,8 +278,8 @@ class LogMaintenance:
 
 
 def _opened() -> None:
-    """The next round finds it open."""
+    """Do nothing: the next round finds the log open."""
 
 
 def _nothing(error: OSError | None) -> None:
-    """What could not be removed has been logged; the next start of the broker removes it."""
+    """Do nothing: the error was logged, and the next start deletes the file."""

@@ -1,13 +1,11 @@
-"""queue.json: what a queue's directory says of itself, for people, and for a start whose metadata has lost the queue.
+"""queue.json, the description in the directory of a queue, and the survey of these directories at a start.
 
-    {"queue": name, "vhost": its vhost's name, "id": the directory's name, "auto_delete": false,
-     "arguments": its declaration's field table as it is encoded, in base64, "checksum": CRC-32C}
+{"queue": name, "vhost": name of its vhost, "id": name of the directory, "auto_delete": false,
+ "arguments": the encoded field table of its declaration in base64, "checksum": CRC-32C}
 
-It is written before the first message is, and synced with it. The checksum goes over the other values: a wrong bit must
-not declare a queue of another name. Files of earlier versions hold the first three values and no checksum; they are
-written anew with the first message of a later life.
-
-Which queues' directories stand in a data directory, before anything is opened. Cost: one listing per vhost.
+People read it, and a start uses it if the metadata lost the queue. It is written before the first message and
+synced with it. The checksum covers the other values, so that a wrong bit cannot declare a queue of another name.
+Files of earlier versions have only the first three values; the next process replaces them at its first message.
 """
 
 from __future__ import annotations
@@ -27,10 +25,11 @@ _KEYS: Final = {*_OLD, "auto_delete", "arguments"}
 
 
 class Description(NamedTuple):
-    """What a queue's directory says of its queue.
+    """The content of a queue.json.
 
-    arguments: an encoded field table; `whole`: False where an earlier version wrote it, which told neither
-    arguments nor auto-delete.
+    Attributes:
+        arguments: an encoded field table.
+        whole: False for a file of an earlier version, without arguments and auto_delete.
     """
 
     queue: str
@@ -42,7 +41,7 @@ class Description(NamedTuple):
 
 
 def describe(name: str, vhost_name: str, auto_delete: bool, arguments: bytes, queue_id: str) -> bytes:
-    """The text of a queue.json. Cost: 10 us, once a queue."""
+    """Return the content of a queue.json. Cost: 10 us, once per queue."""
     told: dict[str, object] = {
         "queue": name,
         "vhost": vhost_name,
@@ -55,7 +54,7 @@ def describe(name: str, vhost_name: str, auto_delete: bool, arguments: bytes, qu
 
 
 def read_description(data: bytes, queue_id: str) -> Description | None:
-    """What it says, None where it is damaged or speaks of another directory than `queue_id`."""
+    """Decode a queue.json. Returns: None if it is damaged or describes another directory than `queue_id`."""
     try:
         told = json.loads(data)
         if not isinstance(told, dict):
@@ -79,8 +78,12 @@ def _checksum(told: dict[str, object]) -> int:
 
 
 class DirectorySurvey(NamedTuple):
-    """Ids. queues: vhost -> its queues. deleted, deleted_vhosts: those whose deletion was answered, or was about to be
-    (directory_removal.py).
+    """Ids of the queue directories in a data directory.
+
+    Attributes:
+        queues: vhost -> its queues.
+        deleted: vhost -> its queues that are deleted, see directory_removal.py.
+        deleted_vhosts: vhosts that are deleted.
     """
 
     queues: dict[str, list[str]]
@@ -89,7 +92,7 @@ class DirectorySurvey(NamedTuple):
 
 
 def survey(filesystem: FileSystem, data_dir: str) -> DirectorySurvey:
-    """Raises: OSError."""
+    """Return the queue directories before anything is opened. Cost: one listing per vhost. Raises: OSError."""
     found = DirectorySurvey({}, {}, [])
     root = f"{data_dir}/vhosts"
     for vhost in filesystem.listdir(root):

@@ -1,21 +1,20 @@
-"""Logs that keep: what leaves because of its age, or because there is too much, and not because it was read.
+"""Retention: removes messages because of age or amount, not because they were consumed.
 
-A log with a `RetentionPolicy` is looked after in the background (`Storage.maintain`, on a timer), never
-in the way of a message. Retention removes whole segments from the head, by settling everything before a *start offset*:
-how that becomes safe and how files go is the same as for any settled segment (segment_removal.py). A crash before the
-commit may leave some of what was to go, which the next check removes; after it nothing returns, and never is more gone.
+`Storage.maintain` applies the `RetentionPolicy` of each log from a timer, outside the message path. Retention
+settles everything before a *start offset*; then whole segments are removed like any settled segment
+(acks/segment_removal.py). A crash before the commit may keep some of them, and the next round removes these. After
+the commit nothing returns.
 
-    age       a segment whose latest record is older than `max_age_ms`; the active one is rolled first if it is such
-    bytes     the oldest segment, while the others alone have `max_bytes` or more
-    records   the oldest segment, while the others alone have `max_records` or more
-    offset    `trim`: exactly to the record; whole segments below go, the rest of the head counts as settled
+age       removes a segment whose latest record is older than `max_age_ms`; an active one is rolled first
+bytes     removes the oldest segment while the others have at least `max_bytes`
+records   removes the oldest segment while the others have at least `max_records`
+offset    `trim` is exact to the record; the start of a partial segment counts as settled
 
-So a log holds at most its limit and one segment; the active one stays, except by age. Time is the broker's when it
-appended (LogAppendTime).
+So a log has at most its limit plus one segment. The active segment is removed only by age. Time is LogAppendTime.
 
-A log without a policy (a work queue) gives back whole segments as they are settled. `roll_idle` sees to the last one,
-which an append rolls by size only: an old one is rolled, and one that is drained and worth the trouble. Where what is
-settled is retained (storage/acks/retained.py) `let_go` sees to that, and to what has become old.
+A log without a policy (a work queue) removes segments when all their messages are settled. Appends roll the active
+segment only by size, so `roll_idle` rolls old ones and drained ones. For logs that retain settled messages
+(acks/retained.py), `let_go` does this and removes what is too old.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ if TYPE_CHECKING:
     from amqpd.storage.local_log import LocalLog
     from amqpd.storage.log.log import Log
 
-DRAINED_SIZE_MIN = 64 * 1024  # bytes; below it a drained active segment waits until it is old
+DRAINED_SIZE_MIN = 64 * 1024  # bytes; a smaller drained active segment waits until it is old
 
 
 def retain(store: LocalLog, now_ms: int) -> int:
-    """Rolls what is old enough and removes what the policy of the store's log says. Returns the start offset.
+    """Roll old segments, apply the policy, and return the start offset.
 
-    Cost: a step per segment. Raises: OSError; LogFailed where the log takes nothing more.
+    Cost: a step per segment. Raises: OSError; LogFailed.
     """
     store.recover()
     log = store.log
@@ -54,10 +53,13 @@ def retain(store: LocalLog, now_ms: int) -> int:
 
 
 def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
-    """Rolls the active segment of a log without a policy, if it is time: its first message is older than `age_ms` (-1:
-    none ever is), or all of DRAINED_SIZE_MIN bytes and more is settled and not retained. True when it did.
+    """Roll the active segment of a log without a policy if it is old or drained. Return whether it was rolled.
 
-    Does nothing to a log that nobody has used since the start. Cost: some 0.3 ms for a roll. Raises: OSError.
+    Does nothing for a log that was not used since the start. Cost: some 0.3 ms for a roll. Raises: OSError.
+
+    Args:
+        age_ms: roll if the first message is older; -1 for never. A drained segment of DRAINED_SIZE_MIN is rolled
+            unless the log retains settled messages.
     """
     log = store.log
     if not store.ready or store.failed or log.cleaning or not log.durable or not log.segments:
@@ -78,10 +80,9 @@ def roll_idle(store: LocalLog, now_ms: int, age_ms: int) -> bool:
 
 
 def let_go(store: LocalLog, now_ms: int, age_ms: int) -> bool:
-    """For a work queue's log that retains what is settled (storage/acks/retained.py): rolls the active segment if it is
-    time, and notes that what has become old goes with the next job. Whether there is something to do.
+    """Roll and expire a work queue's log that retains settled messages. Return whether there is something to remove.
 
-    Cost: a step per segment; the first one recovers the log. Raises: OSError.
+    The next sync job removes it. Cost: a step per segment; the first call recovers the log. Raises: OSError.
     """
     store.recover()
     log = store.log
@@ -95,9 +96,9 @@ def let_go(store: LocalLog, now_ms: int, age_ms: int) -> bool:
 
 
 def trim(store: LocalLog, offset: int) -> int:
-    """Everything before `offset` goes, if it is there. Returns the new start offset; it is safe with the next commit.
+    """Remove everything before `offset` and return the new start offset. It is safe with the next commit.
 
-    Kafka's DeleteRecords. Cost: a step per segment. Raises: OSError; LogFailed.
+    Kafka: DeleteRecords. Cost: a step per segment. Raises: OSError; LogFailed.
     """
     store.recover()
     log = store.log
@@ -108,7 +109,7 @@ def trim(store: LocalLog, offset: int) -> int:
         return before
     active = log.segments[-1]
     if offset >= active.end and not active.sealed and active.size > 0:
-        log.roll()  # so that it can go
+        log.roll()  # only sealed segments can be removed
     store.settle_range(before, offset - 1)
     log.note_start(offset)
     return log.start_offset()

@@ -1,4 +1,4 @@
-"""What a log is to keep, as its owner says it: plain values, which retention.py and compaction.py act on."""
+"""Retention and compaction policies of a log: plain values that retention.py and compaction.py use."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ FILE_DELETE_DELAY_MS = 60_000
 
 
 def routing_key(record: Record) -> bytes | None:
-    """The key that a record has on the disk."""
+    """Return the record's key as it is on the disk."""
     return record.routing_key or None
 
 
 @dataclass(frozen=True)
 class CleanerPolicy:
-    """How a log is compacted.
+    """Compaction of a log.
 
-    key: of a record; None: it has none and stays. min_dirty_ratio: share of the sealed bytes that must be dirty.
-    tombstone_retention_ms: see compaction.py. map_size_bytes: what the map of keys may take, 24 bytes for each, a
-    quarter free.
+    Attributes:
+        key: returns the key of a record; None if it has none and remains.
+        min_dirty_ratio: share of the sealed bytes that must be dirty.
+        tombstone_retention_ms: see compaction.py.
+        map_size_bytes: limit of the key map; a key takes 24 bytes, and a quarter remains free.
     """
 
     key: Callable[[Record], bytes | None] = routing_key
@@ -32,12 +34,14 @@ class CleanerPolicy:
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """What a log keeps. -1: no limit.
+    """Retention of a log. -1 means no limit.
 
-    segment_age_ms: a segment whose first record is older is rolled, so that age can take effect where little is
-    appended. segment_size_bytes: at which the active segment is rolled; -1: that of all logs. file_delete_delay_ms: how
-    long removed files stay, renamed `.deleted`. compaction: see compaction.py.
-    codec: how batches are compressed from now on, a number of storage/log/batch.py; what stands there stays as it is.
+    Attributes:
+        segment_age_ms: roll a segment whose first record is older, so that age works with few appends.
+        segment_size_bytes: roll the active segment at this size; -1 for the default of all logs.
+        file_delete_delay_ms: how long removed files remain, renamed to `.deleted`.
+        compaction: see compaction.py.
+        codec: compression of new batches, a number of log/batch.py. Existing batches do not change.
     """
 
     max_age_ms: int = -1
@@ -51,6 +55,6 @@ class RetentionPolicy:
 
     @property
     def removes(self) -> bool:
-        """Whether anything may ever go by it."""
+        """True if the policy can remove messages."""
         limits = (self.max_age_ms, self.max_bytes, self.max_records)
         return max(limits) >= 0 or self.compaction is not None

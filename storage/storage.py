@@ -1,22 +1,19 @@
-"""All the logs of one data directory (data_directory.py): where they lie, how they come and how they go.
+"""Storage: all logs of one data directory.
 
-`Storage` makes, opens and deletes logs, one for each queue, and puts the parts together that all of them share: the
-group commit (`commits`, storage/group_commit.py), what opens a log of an earlier life (storage.py), descriptors and the
-reserve (fd_budget.py), the background work (storage/maintenance.py), the directories that leave
-(storage/directory_removal.py).
+`Storage` creates, opens and deletes logs, one per queue. It connects what they share: group commit
+(group_commit.py), recovery (`LogRecoveryQueue`), descriptors and reserve (fd_budget.py), maintenance
+(maintenance.py) and removal of directories (directory_removal.py). It runs on the loop's thread. The fsync thread
+and the workers get immutable work and post results back.
 
-Everything here runs on the loop's thread, except the committer and the workers, which are given immutable work and
-post their answers back. A start takes the directory and reads no log; a clean stop syncs everything and leaves each log
-its mark, so that the next start need not scan it.
+A start locks the directory and reads no log. A clean stop syncs everything and writes a mark into each log, so that
+the next start does not scan it.
 
-Logs of an earlier life come into use: read on the loop in slices, made whole by a thread, given to their queues.
+**Recovery.** The first use of a log recovers it (`recover`) and waits for the disk. `open_soon` does not wait: it
+reads logs one after another for SLICE_S per loop turn. A thread then does the file writes of recovery
+(log/recovery.py), and callers are notified at the end. `recover` completes such a log at once.
 
-A log is opened by its first use (`recover`), which waits for the disk, or ahead of it (`open_soon`), which does not:
-it is read for SLICE_S a turn of the loop, one log after the other, the file work of recovery (log/recovery.py) then
-stands with another thread, and whoever asked is called when it is done. Who cannot wait has the rest read at once.
-
-After a power cut clean marks are not to be trusted with what was delivered. Only when every log that is open has taken
-note of that does the data directory name the present boot of the machine.
+After a power cut, the clean-shutdown marks do not prove which messages were delivered. When every open log has
+recorded this, the data directory stores the new boot id.
 """
 
 from __future__ import annotations
@@ -52,15 +49,20 @@ from amqpd.storage.worker import ReadAhead, WorkerThread
 
 logger = logging.getLogger(__name__)
 
-# Of one log's reading, before the loop has its turn.
+# Seconds of reading one log before other work runs on the loop.
 SLICE_S: Final = 0.004
 
 
 class LogRecoveryQueue:
-    """The logs that are being opened. Loop thread only, but for the writing.
+    """Logs being recovered. Loop thread only, except the file writes.
 
-    post: calls a function with arguments on the loop, from any thread. strict: see `recovery.Reading`. inline: no
-    thread and no slices, for simulations. cut_noted: no log is left that has yet to take note of a power cut.
+    Args:
+        post: calls a function with arguments on the loop, from any thread.
+        strict: see `recovery.RecoveryReader`.
+        inline: no thread and no slices, for simulations.
+
+    Attributes:
+        cut_noted: every log has recorded the power cut.
     """
 
     def __init__(
@@ -80,29 +82,32 @@ class LogRecoveryQueue:
         self._post = post
         self._strict = strict
         self._thread = None if inline else WorkerThread("amqpd-recovery")
-        self._readings: dict[LocalLog, recovery.RecoveryReader] = {}  # not read to their ends
-        self._failed: set[LocalLog] = set()  # could not be read in slices: who tries again is to meet the error
+        self._readings: dict[LocalLog, recovery.RecoveryReader] = {}  # not read to the end
+        # Reading in slices failed; `recover` reports the error to its caller.
+        self._failed: set[LocalLog] = set()
         self._scheduled = False
-        self._read: dict[LocalLog, recovery.RecoveredLog] = {}  # read, and not in use yet
-        self._uncut: set[LocalLog] = set()  # logs that have not taken note of the power cut
+        self._read: dict[LocalLog, recovery.RecoveredLog] = {}  # read, not in use yet
+        self._uncut: set[LocalLog] = set()  # logs that have not recorded the power cut
 
     def expect(self, store: LocalLog) -> None:
-        """The store has a log of an earlier life, which has to take note of a power cut if there was one."""
+        """Register an existing log, which must record a power cut if there was one."""
         if not self.cut_noted:
             self._uncut.add(store)
 
     def recover(self, store: LocalLog) -> None:
-        """Opens the store's log now. Waits for the disk, or for the thread that is at it. Raises: as `Reading.go_on`
-        and `Opening.finish`; then it may be tried again.
+        """Recover the log now. Waits for the disk, or for the thread that recovers it.
+
+        Raises: as `RecoveryReader` and `RecoveredLog`; the caller may try again.
         """
         opening = self._read.pop(store, None)
         if opening is None:
             opening = self._begin(store)
-        opening.write()  # waits for the thread that is at it
+        opening.write()  # waits if the thread does it now
         opening.finish()
         self._uncut.discard(store)
         if not self.cut_noted and not self._uncut:
-            self.cut_noted = True  # every log has taken note of the power cut, so the next start need not
+            # Every log has recorded the power cut, so the next start need not.
+            self.cut_noted = True
             self._place.note_boot()
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
@@ -122,7 +127,8 @@ class LogRecoveryQueue:
                     except OSError:
                         opening = self._begin(store)
             if opening is None:
-                assert reading is not None  # it has just gone on, or does in another turn
+                # Its slice has just ended, or it waits for another turn.
+                assert reading is not None
                 reading.waiting.append(done)
                 self._readings[store] = reading
                 self._go_on_soon()
@@ -130,14 +136,14 @@ class LogRecoveryQueue:
             if self._is_whole(store, opening):
                 store.recover()
                 return True
-        elif opening.told:  # whoever asks again behind `done` is not called a second time
+        elif opening.told:  # the callback was called before
             store.recover()
             return True
         opening.waiting.append(done)
         return False
 
     def _is_whole(self, store: LocalLog, opening: recovery.RecoveredLog) -> bool:
-        """The log has been read. False: the thread has something to write."""
+        """Return True if the log is completely read and nothing must be written. Otherwise start the writes."""
         self._read[store] = opening
         if self._thread is None or not opening.waits:
             return True
@@ -150,7 +156,7 @@ class LogRecoveryQueue:
             self._post(self._go_on)
 
     def _go_on(self) -> None:
-        """A slice of the log that was begun first."""
+        """Read a slice of the oldest log in the queue."""
         self._scheduled = False
         if not self._readings:
             return
@@ -162,7 +168,7 @@ class LogRecoveryQueue:
                 logger.exception("the log of queue '%s' cannot be read", store.name)
             del self._readings[store]
             self._failed.add(store)
-            _tell(reading.waiting)  # who tries it meets the error too, and tells of it
+            _tell(reading.waiting)  # their `recover` raises the error
         else:
             if opening is not None:
                 del self._readings[store]
@@ -179,7 +185,7 @@ class LogRecoveryQueue:
         return recovery.RecoveryReader(store, place.boot, self._clock, power_cut=place.power_cut, strict=self._strict)
 
     def _begin(self, store: LocalLog) -> recovery.RecoveredLog:
-        """Reads all of it, or what is left, at once."""
+        """Read the log, or the rest of it, at once."""
         self._failed.discard(store)
         reading = self._readings.pop(store, None)
         if reading is None:
@@ -194,7 +200,7 @@ class LogRecoveryQueue:
             return self._reading(store).all()
 
     def _write(self, opening: recovery.RecoveredLog) -> None:
-        """In the thread."""
+        """Runs in the thread."""
         opening.write()
         self._post(self._written, opening)
 
@@ -204,7 +210,7 @@ class LogRecoveryQueue:
         _tell(waiting)
 
     def drop(self, store: LocalLog) -> None:
-        """The store is being deleted."""
+        """Remove a log that is being deleted."""
         self._uncut.discard(store)
         self._failed.discard(store)
         reading = self._readings.pop(store, None)
@@ -212,10 +218,10 @@ class LogRecoveryQueue:
             reading.end()
         opening = self._read.pop(store, None)
         if opening is not None:
-            opening.drop()  # or it goes on, and finds its files or not: nobody will look
+            opening.drop()  # its file writes may still run, and have no effect
 
     def close(self) -> None:
-        """Logs that nobody has waited for are not made whole any more. Blocks for the one that is being written."""
+        """Stop recovery of logs that are not in use. Blocks for the one being written."""
         for reading in self._readings.values():
             reading.end()
         self._readings.clear()
@@ -234,17 +240,22 @@ SEGMENT_SIZE_BYTES = 64 << 20
 
 
 class Storage(LogKeeper):
-    """One per data directory and process. Loop thread only.
+    """All logs of a data directory; one object per directory and process. Loop thread only.
 
-    post: calls a function with arguments on the loop, from any thread (`loop.call_soon_threadsafe`).
-    later: calls a function on the loop after so many seconds (`loop.call_later`): settlements are then written every
-    50 ms; without it with each turn.
-    open_file_count_max: descriptors that logs keep open; by default 3/4 of what the process may have, at most 4,096.
-    segment_age_ms: `maintain` rolls an active segment whose first message is older; -1: none.
-    inline: no thread: each group is synced inside `end_of_turn`, for simulations.
-    boot_id: of the machine, 32 hexadecimal digits with or without dashes; read from /proc by default.
-    context: what all stores share; its `dirty` are those that the end of the running turn writes.
-    Raises: DataDirectoryInUse, OSError; UnknownFormat when a newer version made the directory: it is not touched.
+    Args:
+        post: calls a function with arguments on the loop, from any thread (`loop.call_soon_threadsafe`).
+        later: calls a function on the loop after a delay in seconds (`loop.call_later`). With it, settled offsets
+            are written every 50 ms, otherwise in each turn.
+        segment_age_ms: `maintain` rolls an active segment whose first message is older; -1 for never.
+        open_file_count_max: descriptors for logs; default 3/4 of the process limit, at most 4,096.
+        strict: damage is an error (DamagedLog).
+        boot_id: of the machine, 32 hexadecimal digits with or without dashes; read from /proc by default.
+        inline: no thread: `end_of_turn` syncs each group itself, for simulations.
+
+    Attributes:
+        context: shared by all logs; `dirty` are those that the end of the running turn writes.
+
+    Raises: DataDirectoryInUse; OSError; UnknownFormat for a directory of a newer version, which is not changed.
     """
 
     def __init__(
@@ -271,8 +282,8 @@ class Storage(LogKeeper):
         self.strict = strict
         self.export_losses = ExportLosses()
         self.retained = RetainedBytes()
-        self.replicates = False  # durable queues' logs are elsewhere: a node of a cluster
-        self._stores: dict[LocalLog, None] = {}  # in their order, so that simulations repeat themselves
+        self.replicates = False  # True on a node of a cluster: logs of durable queues are in Kafka
+        self._stores: dict[LocalLog, None] = {}  # in order of creation, so that simulations are reproducible
         self._closed = False
         reserve_path = f"{self.data_dir}/{RESERVE}"
         self._resources = FdBudget(filesystem, clock, self._stores, reserve_path, open_file_count_max)
@@ -315,10 +326,12 @@ class Storage(LogKeeper):
         auto_delete: bool = False,
         arguments: bytes = b"",
     ) -> tuple[str, LocalLog]:
-        """(random 128-bit id in hexadecimal, an empty store). Nothing is on the disk before the first append.
+        """Return a new queue id (128 random bits, hexadecimal) and an empty log. The first append creates the files.
 
-        policy: for a log that keeps what is read; see `set_policy`. queue_id: the one its row has already. vhost_name,
-        auto_delete, arguments (an encoded field table): for its queue.json.
+        Args:
+            policy: see `set_policy`; for logs that keep messages after reading.
+            queue_id: if the queue's row has one already.
+            vhost_name, auto_delete, arguments: for its queue.json; arguments are an encoded field table.
         """
         queue_id = queue_id or secrets.token_hex(16)
         log = self._queue_log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
@@ -337,9 +350,7 @@ class Storage(LogKeeper):
         auto_delete: bool = False,
         arguments: bytes = b"",
     ) -> LocalLog:
-        """The store of an existing queue. Reads nothing: the log is recovered by its first use or by
-        `store.recover()`.
-        """
+        """Return the log of an existing queue. Reads nothing: the first use, or `recover`, recovers it."""
         log = self._queue_log(vhost_id, queue_id, name, vhost_name, auto_delete, arguments)
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, False)
         self.set_policy(store, policy)
@@ -348,7 +359,7 @@ class Storage(LogKeeper):
         return store
 
     def open_own(self, directory: str, queue_id: str, name: str, vhost_name: str, arguments: bytes) -> LocalLog:
-        """The store of a queue of the broker's own, in a directory beside `vhosts`; otherwise as `open_queue`."""
+        """Return the log of a system queue, in a directory beside `vhosts`. Otherwise like `open_queue`."""
         described = partial(describe, name, vhost_name, False, arguments, queue_id)
         log = self._log([self.data_dir, f"{self.data_dir}/{directory}"], described)
         store = LocalLog(self.context, log, "", queue_id, name, self, False)
@@ -357,16 +368,15 @@ class Storage(LogKeeper):
         return store
 
     def recover_all(self) -> None:
-        """Recovers every log that is open, now rather than at its first use. Raises: OSError; UnknownFormat;
-        DamagedLog (strict only).
-        """
+        """Recover every open log now. Raises: OSError; UnknownFormat; DamagedLog (strict only)."""
         for store in list(self._stores):
             store.recover()
 
     def temporary_queue(self, name: str = "", first_offset: int = 0) -> LocalLog:
-        """A store that is never synced and gone at the next start. `delete_queue` removes its files.
+        """Return a log that is never synced; the next start deletes it. `delete_queue` deletes its files now.
 
-        first_offset: of its first record; the queue kept what is below in memory.
+        Args:
+            first_offset: of the first record; the queue has earlier messages in memory.
         """
         queue_id = secrets.token_hex(16)
         root = f"{self.data_dir}/{SPILL}"
@@ -376,16 +386,17 @@ class Storage(LogKeeper):
         self._stores[store] = None
         return store
 
-    # -- logs that are no queue's
+    # -- logs that do not belong to a queue
 
     def create_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
-        """An empty store that lives at the end of `chain`, directories from the data directory on; it is somebody's who
-        is no queue, `name` in its queue.json. Nothing is on the disk before the first append.
+        """Return an empty log in the last directory of `chain`, which starts at the data directory.
+
+        The log does not belong to a queue; `name` is for its queue.json. The first append creates the files.
         """
         return self._log_at(chain, name, vhost_name, vhost_id, True)
 
     def open_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
-        """The store of one that is there already; as `open_queue` it reads nothing."""
+        """Return the existing log of `create_log`. Reads nothing, like `open_queue`."""
         store = self._log_at(chain, name, vhost_name, vhost_id, False)
         self._openings.expect(store)
         return store
@@ -398,8 +409,9 @@ class Storage(LogKeeper):
         return store
 
     def retire_directory(self, chain: list[str], stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
-        """A directory leaves with these logs in it, renamed as a whole, and what was in it goes after that; nothing in
-        the metadata knows of it. `done()` on the loop when it does not come back.
+        """Delete a directory with these logs: rename it as a whole, then remove its content.
+
+        The metadata does not know it. `done` is called on the loop when no crash can restore it.
         """
 
         def renamed() -> None:
@@ -409,25 +421,27 @@ class Storage(LogKeeper):
         self._retire_chain(chain, [store for store in stores if isinstance(store, LocalLog)], renamed)
 
     def delay_chain(self, vhost_id: str, *names: str) -> list[str]:
-        """The directories down to one of a vhost's delayed messages: none, its exchange's, a bucket's."""
+        """Return the directories of delayed messages of a vhost. `names`: none, an exchange, or an exchange and a
+        bucket.
+        """
         chain = self._place.queue_chain(vhost_id, "")[:3]
         for name in ("delays", *names):
             chain.append(f"{chain[-1]}/{name}")
         return chain
 
     def note_delays(self) -> None:
-        """The first message is about to be delayed: from now on an amqpd that would not see such messages does not
-        start here. Raises: OSError.
+        """Mark the format before the first delayed message: older versions, which would not see it, then do not
+        start. Raises: OSError.
         """
         self._place.note_format(FORMAT_WITH_DELAYS)
 
     @property
     def ended_badly(self) -> bool:
-        """Whether the process before this one was killed, or ended with the machine."""
+        """True if the process before this one was killed or ended with the machine."""
         return self._place.ended_badly
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
-        """What the store's log keeps from now on; the next `maintain` acts on it. None: what is settled goes."""
+        """Set the retention policy of a log; the next `maintain` applies it. None: settled messages are removed."""
         size = policy.segment_size_bytes if policy is not None else -1
         store.log.policy = policy
         store.log.segment_size_bytes = size if size > 0 else self.segment_size_bytes
@@ -435,8 +449,10 @@ class Storage(LogKeeper):
         store.appender.codec = policy.codec if policy is not None else 0
 
     def retain(self, store: LocalLog, max_age_ms: int, max_bytes: int) -> None:
-        """What is settled in the store's log stays from now on until it is older, or there is more: see retained.py.
-        -1: no limit; both -1: nothing stays because of this. What it lets go is removed soon.
+        """Set how long settled messages remain in the log (acks/retained.py). The excess is removed soon.
+
+        Args:
+            max_age_ms, max_bytes: -1 for no limit; both -1 ends the retention.
         """
         removals = store.log.removals
         retention = removals.retention
@@ -453,15 +469,17 @@ class Storage(LogKeeper):
         self.hold_changed(store)
 
     def rewind(self, store: LocalLog) -> AckedReplay:
-        """To make settled messages live again: see storage/acks/replay.py."""
+        """Return the replay of settled messages: see acks/replay.py."""
         return AckedReplay(store, self._committer.submit, self.commits.gather)
 
     def find_hold(self, store: QueueLog) -> ExportHold | None:
-        """What the log keeps for exports, if anything was ever to be kept of it."""
+        """Return the export hold of the log, None if it never had one."""
         return store.log.removals.hold if isinstance(store, LocalLog) else None
 
     def hold(self, store: QueueLog) -> ExportHold:
-        """The same; a new hold keeps nothing before it has exporters. Raises: TypeError when it is not a local log."""
+        """Return the export hold, created if necessary; it is empty until it has exporters. Raises: TypeError for a
+        log that is not local.
+        """
         if not isinstance(store, LocalLog):
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
         removals = store.log.removals
@@ -470,41 +488,45 @@ class Storage(LogKeeper):
         return removals.hold
 
     def hold_changed(self, store: QueueLog) -> None:
-        """Somebody has set, cleared or moved a hold: what it lets go is removed soon, on the next commit's way."""
+        """Release what a changed hold no longer keeps; the next commit deletes it."""
         if isinstance(store, LocalLog) and store.ready and not store.failed:
             store.log.removals.wanted = True
             self.commits.gather(store)
 
     def maintain(self) -> None:
-        """A round of the background work: see maintenance.py. The owner calls it from a timer. Raises nothing.
+        """Run a round of maintenance: see maintenance.py. A timer calls it. Raises nothing.
 
-        Cost: 1 us per log and a step per segment of those that keep, in slices of 5 ms.
+        Cost: 1 us per log and a step per segment of logs with retention, in slices of 5 ms.
         """
         self._upkeep.maintain(list(self._stores))
 
     def delete_queue(self, store: LocalLog, done: Callable[[], None] | None = None) -> None:
-        """The store is not used any more; its files are removed behind the syncs at work. For one that no metadata
-        knows of: deletions that are answered go by `retire_queue`.
+        """Delete a log that has no row in the metadata. Its files are removed after the running syncs.
 
-        done: called on the loop when they are gone. A commit that waits for this store counts as done for it.
+        Deletions that a client waits for use `retire_queue`. A commit that waits for this log counts as complete.
+
+        Args:
+            done: called on the loop when the files are gone.
         """
         self._abandon(store)
         removal = Removal(store.log.directory, done if done is not None else _nothing)
         self._upkeep.when_free(store, lambda: self._committer.submit(removal))
 
     def leave_queue(self, store: QueueLog) -> None:
-        """Its queue goes on elsewhere: it is not used here any more, and what it has on this disk goes."""
+        """Delete the local files of a queue that continues on another node."""
         store.remove()
 
     def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
-        """The store is not used any more, and its directory is renamed: see directory_removal.py. `done()` on the loop
-        when that is on the medium. A commit that waits for this store counts as done for it.
+        """Delete a log by renaming its directory: see directory_removal.py. A commit that waits for it counts as
+        complete.
+
+        `done` is called on the loop when the rename is synced.
         """
         self._abandon(store)
         self._upkeep.when_free(store, lambda: self.departures.rename(store.log.chain, done))
 
     def retire_vhost(self, vhost_id: str, stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
-        """The same for a vhost's directory, with these logs in it; those that are elsewhere retire one by one."""
+        """Like `retire_queue`, for the directory of a vhost and its logs. Logs on other nodes retire one by one."""
         local = [store for store in stores if isinstance(store, LocalLog)]
         left = 1 + len(stores) - len(local)
 
@@ -529,15 +551,15 @@ class Storage(LogKeeper):
         self.departures.rename(chain, done)
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
-        """The directories down to a queue's, the data directory first, it being the last."""
+        """Return the directories from the data directory down to the one of the queue."""
         return self._place.queue_chain(vhost_id, queue_id)
 
     def vhost_chain(self, vhost_id: str) -> list[str]:
-        """The same for a vhost's."""
+        """Return the directories from the data directory down to the one of the vhost."""
         return self._place.queue_chain(vhost_id, "")[:3]
 
     def _abandon(self, store: LocalLog) -> None:
-        store.deleted = True  # also to the tick at work, which forgets it
+        store.deleted = True  # the running tick skips it
         store.failed = True
         self._stores.pop(store, None)
         self._openings.drop(store)
@@ -549,17 +571,15 @@ class Storage(LogKeeper):
         store.safety_moved()
 
     def survey(self) -> DirectorySurvey:
-        """Which directories of queues there are, for the start, before any queue is opened."""
+        """Return the queue directories that exist. For the start, before queues are opened."""
         return survey(self.filesystem, self.data_dir)
 
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
-        """Moves a queue's directory to lost+found/, at the start. Returns its new path. Raises: OSError."""
+        """Move the directory of a queue to lost+found/ and return its new path. For the start. Raises: OSError."""
         return self._place.set_aside(vhost_id, queue_id)
 
     def move_queue(self, queue_id: str, source: str, target: str) -> None:
-        """Moves a queue's directory from one vhost's, by ids, to another's, at the start. It is there, synced, when
-        this returns. Raises: OSError.
-        """
+        """Move the directory of a queue from one vhost id to another, and sync. For the start. Raises: OSError."""
         self._place.move(queue_id, source, target)
 
     def _queue_log(
@@ -569,34 +589,35 @@ class Storage(LogKeeper):
         return self._log(self._place.queue_chain(vhost_id, queue_id), described)
 
     def _log(self, chain: list[str], described: Callable[[], bytes], durable: bool = True) -> Log:
-        """At the end of `chain`. described: what its queue.json shall say."""
+        """Return the log in the last directory of `chain`. `described` returns its queue.json."""
         size_bytes, boot, reserve = self.segment_size_bytes, self._place.boot, self._resources.reserve
         return Log(self.filesystem, chain, described, size_bytes, boot, reserve, durable)
 
     def recover(self, store: LocalLog) -> None:
-        """Fills the log from the disk; once, before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
+        """Recover the log from the disk before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
         self._openings.recover(store)
         if find_hold(self.filesystem, store.log.directory):
             self.hold(store).load()
-        if store.log.dirty:  # what was found is synced, and what was settled removed, soon
+        if store.log.dirty:  # recovered data must be synced, and settled data removed
             self.commits.gather(store)
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
-        """Whether the store can be used now. Else its log has been read, and what recovery has to write and sync is
-        with another thread: `done` is called on the loop when `store.recover()` no longer waits for the disk. Who
-        cannot wait calls that at once. Raises: as `recover`.
+        """Return whether the log is usable now. Otherwise recover it in the background.
+
+        `done` is called on the loop when `recover` will not wait for the disk any more. Raises: as `recover`.
         """
         return self._openings.open_soon(store, done)
 
     def _close_later(self, fd: int) -> None:
         self._chores.call(partial(self.filesystem.close, fd))
 
-    # -- the stop
+    # -- stop
 
     def close(self, *, clean: bool) -> None:
-        """Ends the committer. clean: everything is written and synced first, and each log gets its clean-shutdown mark.
+        """End the threads. Blocks for the syncs; `on_commit` is called on the loop or, at the end, in this method.
 
-        Blocks for the syncs; `on_commit` is called for what they covered, on the loop or, at the end, in here.
+        Args:
+            clean: write and sync everything first, and write the clean-shutdown marks.
         """
         if self._closed:
             return
@@ -621,7 +642,8 @@ class Storage(LogKeeper):
             if store.ready:
                 store.finish()
         self.commits.sync_all(self._stores, self._place.lock_fd)
-        late = [store for store in self._stores if store.settles]  # what came from there and is safe elsewhere now
+        # their messages moved to other logs, which the sync above made safe
+        late = [store for store in self._stores if store.settles]
         if late:
             for store in late:
                 store.finish()
@@ -629,22 +651,25 @@ class Storage(LogKeeper):
         for store in self._stores:
             try:
                 mark_clean(store.log, store.delivered_mark)
-            except OSError as error:  # the next start then checks more
+            except OSError as error:  # the next start checks more
                 logger.warning("clean-shutdown mark of queue %s: %s", store.name, error)
         if self._openings.cut_noted:
             self._place.forget_boot()
 
     def _sync_unopened(self) -> None:
-        """What a kill left in the page cache of logs that nobody has opened since: the stop is clean for them too."""
+        """Sync what a kill left in the page cache of logs that were not opened since. Their clean marks are then
+        true.
+        """
         if self._place.ended_badly and not all(store.ready for store in self._stores):
             try:
                 self.filesystem.syncfs(self._place.lock_fd)
-            except OSError as error:  # those logs have no clean mark, so the next start looks at all of them
+            # Those logs have no clean mark: the next start scans them.
+            except OSError as error:
                 logger.error("what an earlier life left could not be synced: %s", error)
 
 
 def _nothing() -> None:
-    """Whoever deleted the queue did not want to be told."""
+    """Do nothing, for a caller that passed no callback."""
 
 
 def _at_once(work: Callable[[], None]) -> None:

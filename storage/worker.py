@@ -1,16 +1,12 @@
-"""A thread for what takes the disk's time and must hold up neither the loop nor the committer.
+"""`WorkerThread` for slow file work, and `ReadAhead`, which loads logs into the page cache.
 
-Brings logs back into the page cache, on a thread of its own, before they are read.
+The loop itself reads what is in the page cache: that costs less than another thread. A read from the disk would
+block every queue for milliseconds. So a reader of a cold log asks for the next range (`LogReader.at_hand`), the
+thread makes the kernel read it, and then notifies the loop, which continues with the queue. While one range is
+delivered, the next is fetched, so the disk is busy and reads in order.
 
-What is in the page cache is read by the loop itself: that costs less than having it read by somebody else. A read from
-the disk would hold every queue for milliseconds. So whoever goes through a cold log asks for the range that comes
-next (`LogReader.at_hand`); the thread has the kernel read it and tells the loop, and the queue is pumped again then.
-While one range is delivered the next one is fetched: the disk always has something to do, and reads in order.
-
-Nothing is held in this process, and nothing is copied here: a range is sent to /dev/null. Should memory be so short
-that it is gone again before it was read, the loop waits for the disk, as it would have without all this.
-
-One thread for all logs: ranges are fetched one after the other, as they were asked for.
+No bytes are kept or copied in this process: a range is sent to /dev/null. If the kernel drops it again before the
+read, the loop waits for the disk. One thread serves all logs, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -26,9 +22,9 @@ from amqpd.storage.filesystem import FileSystem, OpenFile
 
 
 class WorkerThread:
-    """Calls what it is given, one after the other. The thread starts with the first of them.
+    """Runs functions one after another in a thread that starts with the first one.
 
-    What it calls raises nothing, and posts to the loop what it has to say.
+    The functions must not raise; they post results to the loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -39,11 +35,11 @@ class WorkerThread:
 
     @property
     def began(self) -> bool:
-        """Whether it was ever given something."""
+        """True after the first `call`."""
         return self._thread is not None
 
     def call(self, work: Callable[[], None]) -> None:
-        """From any thread. Cost: some 10 us, waking the thread included."""
+        """Run `work` in the thread. Callable from any thread. Cost: some 10 us with the wake-up."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -51,7 +47,7 @@ class WorkerThread:
         self._queue.put(work)
 
     def close(self) -> None:
-        """Does what it was given, then ends the thread. Nothing is given to it afterwards."""
+        """Complete all work, then end the thread. No `call` may follow."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
@@ -59,7 +55,7 @@ class WorkerThread:
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             work()
-            del work  # who asked for it is not kept until the next
+            del work  # release its objects while the thread waits
 
 
 logger = logging.getLogger(__name__)
@@ -68,8 +64,8 @@ RANGE_SIZE: Final = 4 << 20
 
 
 class ReadAheadRange:
-    """The bytes of a log from `position` to `end`. arrived: called on the loop when they are in the page cache, or the
-    disk has failed; None when nobody wants to know any more.
+    """A range of a file to load. `arrived` is called on the loop at the end or after a disk error; None after a
+    cancel.
     """
 
     def __init__(self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]) -> None:
@@ -80,19 +76,23 @@ class ReadAheadRange:
 
 
 class ReadAhead:
-    """The thread that brings ranges of logs into the page cache.
+    """Loads ranges of logs into the page cache.
 
-    post: calls a function on the loop, from any thread.
+    Args:
+        post: calls a function on the loop, from any thread.
+
+    Attributes:
+        count: ranges fetched.
     """
 
     def __init__(self, filesystem: FileSystem, post: Callable[..., object]) -> None:
-        self.count = 0  # of ranges fetched
+        self.count = 0
         self.worker = WorkerThread("amqpd-readahead")
         self._filesystem = filesystem
         self._post = post
 
     def ask(self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]) -> ReadAheadRange:
-        """Begins to fetch a range of a file. Loop thread. Raises nothing. Cost: some 10 us."""
+        """Request a range of a file. Loop thread only. Raises nothing. Cost: some 10 us."""
         asked = ReadAheadRange(file, position, end, arrived)
         file.pins += 1
         self.worker.call(partial(self._fetch, asked))
@@ -102,7 +102,8 @@ class ReadAhead:
         if asked.arrived is not None:
             try:
                 self._filesystem.fetch(asked.file.fd, asked.end - asked.position, asked.position)
-            except OSError as error:  # the loop meets it too, and raises what comes of it
+            # The loop meets the same error when it reads, and raises it.
+            except OSError as error:
                 logger.warning("reading ahead in %s: %s", asked.file.path, error)
         self._post(self._arrived, asked)
 
