@@ -63,7 +63,7 @@ class FileSystem:
         return self.open_file_count > self.open_file_count_max
 
     def room_after(self, error: OSError) -> bool:
-        """Return whether to retry after `error`: no descriptor was free, and own files were closed. Loop thread only."""
+        """Return whether to retry after `error`: no descriptor was free, and own files were closed. Loop thread."""
         return error.errno in {errno.EMFILE, errno.ENFILE} and self.make_room is not None and self.make_room()
 
     def dispose(self, fd: int) -> None:

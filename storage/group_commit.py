@@ -211,7 +211,7 @@ class GroupCommit:
         self._settle_armed: bool = False
 
     def start(self, committer: FsyncThread) -> None:
-        """Set the fsync thread, which calls `committed` and `settle_due` on the loop. Call it before the first write."""
+        """Set the fsync thread, which calls `committed` and `settle_due` on the loop. Call before the first write."""
         self._committer = committer
 
     # -- called by the loop turn

@@ -1,1 +1,1 @@
-"""What is declared, in a database."""
+"""The metadata store: declared objects in a database."""

@@ -1,4 +1,4 @@
-"""Who keeps the metadata: a database of this node (`metadata.Metadata`), or Kafka for all nodes of a cluster."""
+"""Interface of the metadata store: a database of this node (`store.SqlMetadataStore`), or Kafka in a cluster."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
 
 
 class MetadataStore(Protocol):
-    """What a broker asks of it; `Metadata` says it all."""
+    """The metadata operations of the broker; `SqlMetadataStore` documents them."""
 
     def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
-        """All rows, once. Raises: MetadataError."""
+        """Return all rows. Call once. Raises: MetadataError."""
 
     def warm(self) -> None:
-        """What the first change needs is made ready now."""
+        """Prepare for the first change now."""
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
-        """All or none; done(None) on the loop once they are kept, else done(WriteFailed). Raises: MetadataClosed."""
+        """Write all changes or none; `done` gets None or WriteFailed on the loop. Raises: MetadataClosed."""
 
     def checkpoint(self, done: Done) -> None:
-        """done(None) once nothing takes back what was submitted before. Raises: MetadataClosed."""
+        """Call `done(None)` when nothing can undo earlier changes. Raises: MetadataClosed."""
 
     def copy(self, path: Path, done: Done) -> None:
-        """done(None) once `path` is a copy of all submitted before. Raises: MetadataClosed."""
+        """Copy all earlier changes to `path`, then call `done(None)`. Raises: MetadataClosed."""
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Nothing is submitted any more."""
+        """End the store. No `submit` may follow."""

@@ -1,6 +1,6 @@
-"""The rows of what the broker keeps besides messages, and the changes to them. schema.py has the tables.
+"""Rows of the metadata, and changes to them. schema.py has the tables.
 
-NamedTuples, not dataclasses: twelve frozen dataclasses cost 7 ms at import, and rows are made by the ten thousand.
+Rows are NamedTuples: twelve frozen dataclasses would cost 7 ms at import, and there may be tens of thousands of rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ RowState: TypeAlias = Literal["live", "deleting"]
 
 
 class VhostRow(NamedTuple):
-    """A virtual host. `id` (random, 32 hex digits) names its directory; `deleting`: tombstone, before its files go."""
+    """A virtual host. `id` (random, 32 hex digits) names its directory. State `deleting` is a tombstone until its
+    files are deleted.
+    """
 
     name: str
     id: str
@@ -22,7 +24,7 @@ class VhostRow(NamedTuple):
 
 
 class UserRow(NamedTuple):
-    """A user. An empty `password_hash` means that no password opens it."""
+    """A user. With an empty `password_hash` no password is accepted."""
 
     name: str
     password_hash: str
@@ -31,7 +33,7 @@ class UserRow(NamedTuple):
 
 
 class PermissionRow(NamedTuple):
-    """Three patterns of one user in one vhost. Goes with the user and with the vhost."""
+    """The three patterns of a user in a vhost. Deleted with the user and with the vhost."""
 
     user: str
     vhost: str
@@ -41,7 +43,7 @@ class PermissionRow(NamedTuple):
 
 
 class TopicPermissionRow(NamedTuple):
-    """Patterns over routing keys of one topic exchange. Goes with the user and with the vhost."""
+    """Routing key patterns of a user for a topic exchange. Deleted with the user and with the vhost."""
 
     user: str
     vhost: str
@@ -63,9 +65,9 @@ class ExchangeRow(NamedTuple):
 
 
 class QueueRow(NamedTuple):
-    """One incarnation of a queue; `id` (random, 32 hex digits) names its directory and is the key.
+    """One incarnation of a queue. `id` (random, 32 hex digits) is the key and names its directory.
 
-    A queue declared anew while its former incarnation is still being deleted has the same name and another id.
+    A queue that is declared while an earlier one with its name is being deleted has another id.
     """
 
     vhost: str
@@ -79,7 +81,7 @@ class QueueRow(NamedTuple):
 
 
 class BindingRow(NamedTuple):
-    """A binding between durable things. `routing_key`: str, surrogateescape for bytes that are not UTF-8."""
+    """A binding between durable objects. `routing_key`: str, with surrogate escapes for bytes that are not UTF-8."""
 
     vhost: str
     source: str
@@ -90,7 +92,7 @@ class BindingRow(NamedTuple):
 
 
 class PolicyRow(NamedTuple):
-    """A policy or, with `operator`, an operator policy. `definition`: JSON object as text."""
+    """A policy, or an operator policy if `operator`. `definition`: JSON object as text."""
 
     vhost: str
     name: str
@@ -111,16 +113,18 @@ class ParameterRow(NamedTuple):
 
 
 class GlobalParameterRow(NamedTuple):
-    """A runtime parameter of the whole broker. `value`: JSON as text."""
+    """A global runtime parameter. `value`: JSON as text."""
 
     name: str
     value: str
 
 
 class StoredOffsetRow(NamedTuple):
-    """How far a named consumer of a stream has come: `offset` is the next it reads. Goes with the queue's row.
+    """The stored offset of a named stream consumer. Deleted with the queue.
 
-    time_ms: when it was written, milliseconds since 1970.
+    Attributes:
+        offset: the next one to read.
+        time_ms: of the write, milliseconds since 1970.
     """
 
     queue_id: str
@@ -130,15 +134,16 @@ class StoredOffsetRow(NamedTuple):
 
 
 class UserLimitsRow(NamedTuple):
-    """What a user may have open at most. Goes with the user. `limits`: JSON object as text."""
+    """The connection and channel limits of a user. Deleted with the user. `limits`: JSON object as text."""
 
     user: str
     limits: str
 
 
 class SeenCacheRow(NamedTuple):
-    """What a durable exchange of type x-message-deduplication has seen, if that is kept on disk. `id`: random, 32 hex
-    digits. Goes with the vhost; with the exchange, in one commit.
+    """The cache of a durable x-message-deduplication exchange whose cache is on disk.
+
+    Deleted with the vhost, and in one commit with the exchange. `id`: random, 32 hex digits.
     """
 
     id: str
@@ -147,9 +152,11 @@ class SeenCacheRow(NamedTuple):
 
 
 class SeenRow(NamedTuple):
-    """One id that it has seen. Goes with the cache's row.
+    """A message id in such a cache. Deleted with the cache.
 
-    number: the order in which they came. expires_ms: milliseconds since 1970; 0: never.
+    Attributes:
+        number: order of arrival.
+        expires_ms: milliseconds since 1970; 0 for never.
     """
 
     cache_id: str
@@ -177,19 +184,19 @@ Row: TypeAlias = (
 
 
 class Put(NamedTuple):
-    """Write a row, replacing the one with the same key."""
+    """Write a row; replaces the one with the same key."""
 
     row: Row
 
 
 class Delete(NamedTuple):
-    """Remove the row with this row's key (other fields are not looked at), and what goes with it. Absent: no error."""
+    """Delete the row with this key, and its children. Other fields are ignored. A missing row is no error."""
 
     row: Row
 
 
 class DeleteBindings(NamedTuple):
-    """Remove every binding that leads to this queue or exchange and, for an exchange, every one that starts there."""
+    """Delete every binding to this queue or exchange and, for an exchange, every one from it."""
 
     vhost: str
     name: str

@@ -1,15 +1,15 @@
-"""What the broker keeps besides messages: the tables that its rows (rows.py) live in.
+"""Database schema of the metadata: tables and conversion of rows (rows.py).
 
-This module is the one definition of the schema. A row is a NamedTuple whose fields are its columns; `TABLES` adds
-each column's kind, the key, and whose deletion takes the row along. Two modules read it: store.py (standard library,
-at start) and store.py (SQLAlchemy, every write, and every database that is not our own SQLite file).
+This is the only definition of the schema. A row is a NamedTuple whose fields are the columns. `TABLES` adds column
+types, keys, and the parents whose deletion deletes a row. The module sqlite.py uses it at a start with
+the standard library; sql.py uses it with SQLAlchemy for every write and for other databases.
 
-Values in the database are plain: text, integers (booleans are 0 and 1) and bytes. Three kinds are converted here:
-a word list is a JSON array; a routing key is bytes, because AMQP does not promise that it is UTF-8 (in Python it is a
-str with surrogateescape); field tables (`arguments`) are the encoded bytes the caller gives, so every AMQP type
-survives.
+Database values are text, integers (booleans are 0 and 1) and bytes. A word list is a JSON array. A routing key is
+bytes, because AMQP does not require UTF-8; in Python it is a str with surrogate escapes. Field tables (`arguments`)
+are the encoded bytes of the caller, which preserves every AMQP type.
 
-A binding has no short natural key (its arguments may be 64 KiB), so its primary key is the SHA-256 of all its parts.
+A binding has no short natural key, because its arguments may have 64 KiB. Its primary key is the SHA-256 of all
+values.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ from amqpd.storage.metadata.rows import (
 )
 
 SCHEMA_VERSION: Final = 4
-"""Rises with every change of a table. A database with a larger number is refused untouched, one with a smaller number
-is given at its start what it lacks: the tables whose `since` is larger.
+"""Rises with every change of a table.
 
-1: until the first streams. 2: `stored_offsets`. 3: `user_limits`. 4: `seen_caches`, `seen`.
+A database with a larger number is refused unchanged. A start adds to a database with a smaller number the tables
+whose `since` is larger. 1: until the first streams. 2: `stored_offsets`. 3: `user_limits`. 4: `seen_caches`,
+`seen`.
 """
 
 NAME_LENGTH: Final = 255
-"""Longest name, in bytes of UTF-8 (AMQP short string), and so in characters of a VARCHAR."""
+"""Longest name: an AMQP short string in bytes, and so in characters of a VARCHAR."""
 
 Plain: TypeAlias = str | int | bytes
-"""A value as the database sees it."""
+"""A value in the database."""
 
 
 class ColumnType(IntEnum):
-    """What a column holds."""
+    """The type of a column."""
 
     NAME = 0  # text of at most NAME_LENGTH characters
     TEXT = 1
@@ -61,30 +62,30 @@ class ColumnType(IntEnum):
     BOOL = 3
     INT = 4
     WORDS = 5  # tuple[str, ...] as a JSON array
-    KEY = 6  # str with surrogateescape, as bytes
+    KEY = 6  # str with surrogate escapes, as bytes
     LONG = 7  # 64 bits, signed
 
 
 class Table(NamedTuple):
-    """One table: `columns` in the order of the row's fields, after the digest when there is one."""
+    """A table. `columns` are in the order of the row's fields, after the digest if there is one."""
 
     name: str
     row: type[Row]
     columns: tuple[tuple[str, ColumnType], ...]
     key: tuple[str, ...]
     parents: tuple[tuple[str, str], ...] = ()
-    """(column, table): the row goes when the row with that key in that table goes."""
+    """(column, table): the row is deleted with the row of that table that has this key."""
     indexes: tuple[tuple[str, ...], ...] = ()
     since: int = 1
-    """The first schema version that has this table."""
+    """The first schema version with this table."""
 
     @property
     def has_digest(self) -> bool:
-        """True when the key is the digest of all the row's values."""
+        """True if the key is the digest of all values."""
         return self.key == ("digest",)
 
     def encode(self, row: Row) -> dict[str, Plain]:
-        """Column name -> value for the database. Raises: ValueError when a str cannot be stored (lone surrogates)."""
+        """Return column name -> database value. Raises: ValueError for a str with lone surrogates."""
         values: list[Plain] = []
         columns = self.columns
         if self.has_digest:
@@ -96,7 +97,7 @@ class Table(NamedTuple):
         return dict(zip((name for name, _ in self.columns), values, strict=True))
 
     def decode(self, values: Sequence[object]) -> Row:
-        """A row from the values of `columns`, in order. Raises: ValueError for what no version of ours wrote."""
+        """Return the row for the values of `columns`. Raises: ValueError for values that no version wrote."""
         columns = self.columns
         if self.has_digest:
             columns = columns[1:]
@@ -107,8 +108,9 @@ class Table(NamedTuple):
             raise ValueError(f"table {self.name}: {error}") from error
 
     def decode_named(self, values: Mapping[str, object]) -> Row:
-        """As `decode`, by column, without the digest; a column that an earlier version has not had gets the row's
-        default. Raises: ValueError.
+        """Return the row for values by column, without the digest. Missing columns get the row's default.
+
+        Raises: ValueError.
         """
         columns = self.columns[1:] if self.has_digest else self.columns
         unknown = values.keys() - {name for name, _ in columns}
@@ -125,9 +127,9 @@ def _to_plain(table: Table, name: str, kind: ColumnType, value: object) -> Plain
     if isinstance(value, str):
         if kind is ColumnType.KEY:
             return value.encode("utf-8", "surrogateescape")
-        value.encode("utf-8")  # every driver would refuse a lone surrogate, each with its own error
+        value.encode("utf-8")  # every driver refuses a lone surrogate, each with its own error
         if kind is ColumnType.NAME and len(value) > NAME_LENGTH:
-            # SQLite would keep it, other databases refuse it or, worse, cut it.
+            # SQLite would store it; other databases refuse or, worse, truncate it.
             raise ValueError(f"{table.name}.{name}: longer than {NAME_LENGTH} characters")
         return value
     if isinstance(value, tuple):
@@ -156,7 +158,7 @@ def _read_bool(value: object) -> bool:
 
 
 def _read_bytes(value: object) -> bytes:
-    if isinstance(value, memoryview):  # some drivers give that for binary columns
+    if isinstance(value, memoryview):  # some drivers return it for binary columns
         return bytes(value)
     if not isinstance(value, bytes):
         raise ValueError(f"{value!r} is not binary")
@@ -187,7 +189,7 @@ _READERS: Final[dict[ColumnType, Callable[[object], object]]] = {
 
 
 def _digest(values: Iterable[Plain]) -> str:
-    """SHA-256 over the values, each with its length in front, so that no two lists of values read the same."""
+    """Return the SHA-256 of the values with length prefixes, so that different lists have different inputs."""
     digest = hashlib.sha256()
     for value in values:
         part = value if isinstance(value, bytes) else str(value).encode()
@@ -197,11 +199,11 @@ def _digest(values: Iterable[Plain]) -> str:
 
 
 HEADER_TABLE: Final = "amqpd_metadata"
-"""Table of (name, value): `instance_id` and `schema_version`. It tells a database of ours from an empty one."""
+"""Table of (name, value) with `instance_id` and `schema_version`. It marks a database of amqpd."""
 
 _N, _T, _B, _X = ColumnType.NAME, ColumnType.TEXT, ColumnType.BOOL, ColumnType.BYTES
 
-# Parents come before their children: rows are read, and seeds written, in this order.
+# Parents precede children: rows are read, and first rows written, in this order.
 TABLES: Final[tuple[Table, ...]] = (
     Table(
         "vhosts",
@@ -345,10 +347,10 @@ TABLE_OF: Final[dict[type[Row], Table]] = {table.row: table for table in TABLES}
 
 
 def parent_key(parent: str) -> str:
-    """The column of that table which its children name."""
+    """Return the column of `parent` that its children refer to."""
     return next(table.key[0] for table in TABLES if table.name == parent)
 
 
 def tables_after(version: int) -> list[Table]:
-    """Those that a database of that schema version lacks."""
+    """Return the tables that a database of this schema version lacks."""
     return [table for table in TABLES if table.since > version]

@@ -1,9 +1,11 @@
-"""The metadata tables through SQLAlchemy Core: every write, and the start on any database that is not our own file.
+"""The metadata tables in SQLAlchemy Core: every write, and the start with a database other than our SQLite file.
 
-Imported late, on the metadata thread when the database is our own SQLite file (see sqlite.py). PYTEST_DONT_REWRITE: of
-each module of a package with fixtures pytest makes a syntax tree, and CPython 3.11 fails where two threads do at once.
-SQLite and PostgreSQL write a row with INSERT ... ON CONFLICT DO UPDATE, many rows of one table in one executemany
-(5 us a row); other databases get UPDATE and, when nothing was there, INSERT.
+Imported late, and for our SQLite file in the metadata thread (see sqlite.py). SQLite and PostgreSQL write rows by
+INSERT ... ON CONFLICT DO UPDATE, many rows of a table per executemany (5 us per row). Other databases get UPDATE or
+INSERT after a SELECT.
+
+PYTEST_DONT_REWRITE: pytest parses each module of a package with fixtures, and CPython 3.11 fails if two threads
+parse at the same time.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _TYPES: Final[dict[ColumnType, sa.types.TypeEngine[Any]]] = {
 
 
 def core_schema() -> sa.MetaData:
-    """`metadata_schema.TABLES` as SQLAlchemy tables."""
+    """Return `schema.TABLES` as SQLAlchemy tables."""
     schema = sa.MetaData()
     sa.Table(
         HEADER_TABLE,
@@ -72,12 +74,17 @@ def core_schema() -> sa.MetaData:
 
 
 class SqlAlchemyTables:
-    """One engine. Used by one thread at a time. Raises sqlalchemy.exc.SQLAlchemyError; `metadata` translates."""
+    """The metadata in one SQLAlchemy engine, used by one thread at a time.
+
+    Raises sqlalchemy.exc.SQLAlchemyError, which store.py translates.
+    """
 
     def __init__(self, url: str | Path) -> None:
-        """url: an SQLAlchemy URL, or the path of an SQLite file."""
+        """Args:
+        url: an SQLAlchemy URL, or the path of an SQLite file.
+        """
         address = sa.URL.create("sqlite", database=str(url)) if isinstance(url, Path) else sa.make_url(url)
-        # A connection that a database server dropped meanwhile is noticed before the group, not in it.
+        # pool_pre_ping detects a connection dropped by the server before a group is written.
         self._engine = sa.create_engine(address, pool_pre_ping=True, hide_parameters=True)
         self._dialect = self._engine.dialect.name
         if self._dialect == "sqlite":
@@ -90,7 +97,7 @@ class SqlAlchemyTables:
         self._deletes = {table.name: self._delete_statement(table) for table in TABLES}
 
     def header(self) -> dict[str, str] | None:
-        """The header table, or None when it is not there."""
+        """Return the header table, None if it does not exist."""
         table = self._schema.tables[HEADER_TABLE]
         with self._engine.connect() as connection:
             if not sa.inspect(connection).has_table(HEADER_TABLE):
@@ -98,7 +105,7 @@ class SqlAlchemyTables:
             return {row.name: row.value for row in connection.execute(sa.select(table.c.name, table.c.value))}
 
     def rows(self) -> dict[type[Row], list[Row]]:
-        """Every row."""
+        """Return every row."""
         with self._engine.connect() as connection:
             return {
                 table.row: [
@@ -109,7 +116,7 @@ class SqlAlchemyTables:
             }
 
     def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None:
-        """Tables, header and first rows, in one transaction where the database can do that."""
+        """Create tables, header and first rows; in one transaction if the database supports it."""
         with self._engine.begin() as connection:
             self._schema.create_all(connection)
             table = self._schema.tables[HEADER_TABLE]
@@ -117,9 +124,9 @@ class SqlAlchemyTables:
             self._apply(connection, [Put(row) for row in rows])
 
     def upgrade(self, version: int) -> None:
-        """What a database of that schema version lacks, in one transaction where the database can do that.
+        """Add what a database of this schema version lacks; in one transaction if the database supports it.
 
-        Where it cannot, a crash between leaves tables that are there already, which the next start passes over.
+        Otherwise a crash may leave some of the tables, and the next start skips these.
         """
         with self._engine.begin() as connection:
             missing = [self._schema.tables[table.name] for table in tables_after(version)]
@@ -130,15 +137,16 @@ class SqlAlchemyTables:
             )
 
     def write(self, changes: Iterable[Change]) -> None:
-        """All of `changes`, in order, in one transaction; durable when this returns."""
+        """Apply `changes` in order in one transaction, durable at return."""
         with self._engine.begin() as connection:
             self._apply(connection, changes)
 
     def checkpoint(self) -> None:
-        """Everything written stands in SQLite's file itself, its log is empty; nothing for other databases."""
+        """Move SQLite's log into its file. Does nothing for other databases."""
         if self._dialect != "sqlite":
             return
-        connection = self._engine.raw_connection()  # else a transaction is begun, in which it cannot be done
+        # Other connections begin a transaction, in which this is not possible.
+        connection = self._engine.raw_connection()
         try:
             cursor = connection.cursor()
             busy, _, _ = cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -149,10 +157,10 @@ class SqlAlchemyTables:
             raise OSError(errno.EBUSY, "the metadata's log is in use by somebody else")
 
     def copy_to(self, path: Path) -> None:
-        """A copy of SQLite's file, whole and consistent. Raises: OSError for other databases."""
+        """Copy SQLite's file consistently. Raises: OSError for other databases."""
         if self._dialect != "sqlite":
             raise OSError(errno.EOPNOTSUPP, "only SQLite's file is copied")
-        connection = self._engine.raw_connection()  # as in `checkpoint`
+        connection = self._engine.raw_connection()  # see `checkpoint`
         try:
             cursor = connection.cursor()
             cursor.execute("VACUUM INTO ?", (str(path),))
@@ -161,7 +169,7 @@ class SqlAlchemyTables:
             connection.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._engine.dispose()
 
     def _apply(self, connection: sa.Connection, changes: Iterable[Change]) -> None:
@@ -192,7 +200,7 @@ class SqlAlchemyTables:
                 connection.execute(target.update().where(here), row)
 
     def _put_statement(self, table: Table) -> sa.Insert | None:
-        """The upsert; None where the dialect has none that we know."""
+        """Return the upsert statement, None if we know none for this database."""
         target = self._schema.tables[table.name]
         others = [name for name, _ in table.columns if name not in table.key]
         if self._dialect == "sqlite":
@@ -217,7 +225,7 @@ class SqlAlchemyTables:
 
 
 def _statement_key(change: Change) -> tuple[type[Change], Table]:
-    """Neighbouring changes with the same key become one statement."""
+    """Return the key by which neighbouring changes are joined into one statement."""
     if isinstance(change, Put):
         return Put, TABLE_OF[type(change.row)]
     if isinstance(change, Delete):
@@ -226,7 +234,7 @@ def _statement_key(change: Change) -> tuple[type[Change], Table]:
 
 
 def _sqlite_connected(connection: Any, _record: object) -> None:
-    # The driver must not begin transactions by itself: it would leave DDL outside them.
+    # The driver must not begin transactions itself: DDL would be outside them.
     connection.isolation_level = None
     for pragma in PRAGMAS:
         connection.execute(pragma).close()

@@ -1,17 +1,15 @@
-"""Our own SQLite file at start, by the standard library.
+"""Start with our own SQLite file, using only the standard library.
 
-Importing SQLAlchemy takes 160 ms of a start that aims at 300, `sqlite3` takes 2: so the state is read, and a fresh file
-made, here; SQLAlchemy (sql.py) is imported by the metadata thread for the first write. Both take the tables from
-`schema.TABLES`, and a test holds the two against each other.
+Importing SQLAlchemy takes 160 ms, `sqlite3` takes 2, and a start should take 300. So this module reads the state or
+creates the file; the metadata thread imports SQLAlchemy (sql.py) for the first write. Both use `schema.TABLES`, and
+a test compares them. Statements consist of names in `TABLES`, never of data (hence `noqa: S608`).
 
-The statements are put together from the names in `TABLES`, never from data (hence the `noqa: S608`).
+An existing file is opened read-only and closed before any decision, so a refused file remains unchanged. A new file
+gets its WAL mode first, then tables, header and first rows in one transaction. A crash leaves an empty database,
+which the next start fills, or a complete one.
 
-A file that exists is opened read-only and closed again before anything is decided, so a file that is refused is left as
-it was. A fresh file gets its WAL mode first, then tables, header and first rows in one transaction: a crash leaves
-an empty database, which the next start fills, or a whole one.
-
-SQLite maps its `-shm` file into memory, and touching a page of it for which a full disk has no block ends the process
-(SIGBUS). So whoever writes has the file to itself, which needs no `-shm`, and a start on a full disk reads a copy.
+SQLite maps its `-shm` file into memory. If a full disk has no block for a page of it, access ends the process
+(SIGBUS). So writers use exclusive mode, which needs no `-shm`, and a start on a full disk reads a copy.
 """
 
 from __future__ import annotations
@@ -38,16 +36,17 @@ from amqpd.storage.metadata.schema import (
 )
 
 PRAGMAS: Final = (
-    "PRAGMA locking_mode=EXCLUSIVE",  # first: the WAL's index then is in this process's memory
+    "PRAGMA locking_mode=EXCLUSIVE",  # first: then the WAL index is in process memory
     "PRAGMA journal_mode=WAL",
-    "PRAGMA synchronous=FULL",  # WAL with NORMAL lost 3,504 committed rows in 12 power cuts, FULL none (measured)
+    # With NORMAL, 12 power cuts lost 3,504 committed rows; with FULL none (measured).
+    "PRAGMA synchronous=FULL",
     "PRAGMA foreign_keys=ON",
     "PRAGMA trusted_schema=OFF",
     "PRAGMA busy_timeout=5000",
 )
-"""Every connection that writes obeys these."""
+"""Settings of every connection that writes."""
 
-ROOM_SIZE: Final = 1 << 20  # free bytes with which SQLite may make its -shm file
+ROOM_SIZE: Final = 1 << 20  # free bytes that SQLite needs for its -shm file
 MEMORY: Final = "/dev/shm"  # noqa: S108
 
 _TYPES: Final = {
@@ -63,20 +62,20 @@ _TYPES: Final = {
 
 
 def private_file(path: Path) -> None:
-    """Makes the file if it is absent, readable by its owner only; SQLite gives its side files the same mode."""
+    """Create the file with mode 0600 if it is missing. SQLite gives its other files the same mode."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     filesystem = FileSystem()
     filesystem.close(filesystem.open(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
 
 
 def statements() -> Iterator[str]:
-    """The schema as SQLite's CREATE statements."""
+    """Yield the CREATE statements of the schema."""
     yield f'CREATE TABLE "{HEADER_TABLE}" ("name" VARCHAR(255) NOT NULL, "value" TEXT NOT NULL, PRIMARY KEY ("name"))'
     yield from table_statements(TABLES)
 
 
 def table_statements(tables: Sequence[Table]) -> Iterator[str]:
-    """These tables and their indexes as CREATE statements."""
+    """Yield the CREATE statements of tables and their indexes."""
     for table in tables:
         parts = [f'"{name}" {_TYPES[kind]} NOT NULL' for name, kind in table.columns]
         parts.append(f"PRIMARY KEY ({_list(table.key)})")
@@ -88,7 +87,7 @@ def table_statements(tables: Sequence[Table]) -> Iterator[str]:
 
 
 def index_name(table: Table, columns: Sequence[str]) -> str:
-    """Name of an index; the same here and in sql.py."""
+    """Return the name of an index, which is the same in sql.py."""
     return f"ix_{table.name}_{'_'.join(columns)}"
 
 
@@ -97,13 +96,13 @@ def _list(names: Sequence[str]) -> str:
 
 
 class SqliteBootstrap:
-    """Reads or makes the file at `path`. Raises sqlite3.Error; `metadata` translates."""
+    """Reads or creates the file at `path`. Raises sqlite3.Error, which store.py translates."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def header(self) -> dict[str, str] | None:
-        """The header table, or None when the file is absent or has no tables. Cost: under 1 ms."""
+        """Return the header table, None if the file is missing or has no tables. Cost: under 1 ms."""
         if not self._path.exists():
             return None
         with self._reading() as connection:
@@ -113,7 +112,7 @@ class SqliteBootstrap:
             return dict(connection.execute(f'SELECT "name", "value" FROM "{HEADER_TABLE}"').fetchall())  # noqa: S608
 
     def rows(self) -> dict[type[Row], list[Row]]:
-        """Every row. Cost: some 3 us per row."""
+        """Return every row. Cost: some 3 us per row."""
         with self._reading() as connection:
             rows: dict[type[Row], list[Row]] = {}
             for table in TABLES:
@@ -122,7 +121,7 @@ class SqliteBootstrap:
             return rows
 
     def create(self, header: Mapping[str, str], rows: Sequence[Row]) -> None:
-        """Tables, header and first rows, synced when this returns."""
+        """Create tables, header and first rows, synced at return."""
         private_file(self._path)
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             for pragma in PRAGMAS:
@@ -139,7 +138,7 @@ class SqliteBootstrap:
             connection.execute("COMMIT")
 
     def upgrade(self, version: int) -> None:
-        """What a database of that schema version lacks, in one transaction: a crash leaves the old one or the new."""
+        """Add what a database of this schema version lacks, in one transaction."""
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             for pragma in PRAGMAS:
                 connection.execute(pragma)
@@ -153,7 +152,7 @@ class SqliteBootstrap:
             connection.execute("COMMIT")
 
     def close(self) -> None:
-        """Nothing stays open between the calls."""
+        """Do nothing: no connection stays open."""
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -172,7 +171,7 @@ class SqliteBootstrap:
 
     @contextmanager
     def _connected(self, path: Path) -> Iterator[sqlite3.Connection]:
-        # as_uri() escapes what would be read as a parameter.
+        # as_uri() escapes characters that would begin a parameter.
         uri = f"{path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
             connection.execute("PRAGMA trusted_schema=OFF")

@@ -1,21 +1,21 @@
-"""What the broker keeps besides messages: vhosts, users, permissions, exchanges, queues, bindings, policies, and so on.
+"""`SqlMetadataStore`: vhosts, users, permissions, exchanges, queues, bindings, policies and so on in a database.
 
-Memory is the truth at run time. `open` gives all rows once, at start; after that every change is submitted here, and
-the declaration is answered when its `done` comes. One thread, which alone talks to the database, takes whatever has
-gathered into one transaction: while one commit syncs, the next group fills. When a group fails, each submission is
-tried alone, so that only the culprit gets the error. `done` callbacks come on the loop, in order of submission.
+At run time the broker's memory is authoritative. `open` returns all rows once, at a start. Later changes are
+submitted, and the client gets its reply after `done`. One thread uses the database. It writes all waiting
+submissions in one transaction; while one commit syncs, the next group fills. If a group fails, each submission is
+written alone, so that only the invalid one fails. `done` callbacks run on the loop in the order of submission.
 
-Default database: `<data_dir>/metadata.sqlite` (WAL, synchronous=FULL, foreign keys), mode 0600. Any SQLAlchemy URL
-otherwise. Formats: schema.py. How a start without SQLAlchemy's import works: sqlite.py.
+The default database is `<data_dir>/metadata.sqlite` (WAL, synchronous=FULL, foreign keys, mode 0600); any
+SQLAlchemy URL works. Formats: schema.py. Start without SQLAlchemy: sqlite.py.
 
-**Instance id.** The same 32 hex digits stand in `<data_dir>/instance-id` and in the database. When they differ, the
-broker would take every queue's directory for unknown, so it does not start. The file is written and synced first, then
-the database, tables and first rows in one transaction. A crash between leaves the file and an empty database: the next
-start goes on, provided that the directory holds no queues.
+**Instance id.** `<data_dir>/instance-id` and the database contain the same 32 hex digits. If they differ, every
+queue's directory would be unknown, so the broker does not start. The file is written and synced first, then the
+database in one transaction. A crash between them leaves an empty database: the next start creates it if the
+directory has no queues.
 
-**What a crash leaves.** A change is there with `done(None)`; without it, it may be there. Deleting takes two changes:
-Put(row with state 'deleting'), then the files go, then Delete(row). `open` gives rows in state 'deleting' apart,
-so that the deletion is finished, and a deleted queue never comes back.
+**After a crash.** A change with `done(None)` exists; any other may exist. A deletion takes two changes: Put(row
+with state `deleting`), then the files are deleted, then Delete(row). `open` returns rows in state `deleting`
+separately, so that the broker completes the deletion. A deleted queue never returns.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ logger = logging.getLogger(__name__)
 DATABASE_NAME: Final = "metadata.sqlite"
 INSTANCE_FILE: Final = "instance-id"
 GROUP_MAX: Final = 1000
-"""Submissions in one transaction at most: the first of a flood is not answered with the last."""
+"""Submissions per transaction, so that the first of many does not wait for the last."""
 
 Done: TypeAlias = Callable[[BaseException | None], None]
 Post: TypeAlias = Callable[..., object]
-"""post(function, *arguments): thread-safe, calls it on the loop later; in order."""
+"""post(function, *arguments): thread-safe; calls the function later on the loop, in order."""
 
 R = TypeVar("R", bound=Row)
 
@@ -109,30 +109,31 @@ class MetadataError(Exception):
 
 
 class NewerSchema(MetadataError):
-    """A later version of the broker wrote this database. Nothing was touched."""
+    """A later version wrote this database. Nothing was changed."""
 
 
 class InstanceMismatch(MetadataError):
-    """Data directory and database do not belong together. Nothing was touched."""
+    """Data directory and database do not belong together. Nothing was changed."""
 
 
 class WriteFailed(MetadataError):
-    """A submission is not in the database; `__cause__` is the driver's error."""
+    """A submission was not written; `__cause__` is the driver's error."""
 
 
 class MetadataClosed(MetadataError):
-    """submit after close."""
+    """`submit` was called after `close`."""
 
 
 class MetadataState(NamedTuple):
-    """Everything, as it was at start. Rows in state 'deleting' stand apart: finish their deletion.
+    """All rows at the start. The broker completes the deletion of rows in state `deleting`, which are in separate
+    lists.
 
-    What is in a vhost that is being deleted is in none of the other lists: it goes with the vhost.
+    The rows of a vhost that is being deleted are in no other list; they are deleted with it.
     """
 
     instance_id: str
     fresh: bool
-    """True when this start made the database."""
+    """True if this start created the database."""
     vhosts: list[VhostRow]
     deleting_vhosts: list[VhostRow]
     users: list[UserRow]
@@ -146,15 +147,15 @@ class MetadataState(NamedTuple):
     parameters: list[ParameterRow]
     global_parameters: list[GlobalParameterRow]
     stored_offsets: list[StoredOffsetRow]
-    """Of queues that are not being deleted: the others' go with them."""
+    """Without those of queues that are being deleted."""
     user_limits: list[UserLimitsRow]
     seen_caches: list[SeenCacheRow]
     seen: list[SeenRow]
-    """In no order: `number` has it."""
+    """Unordered; `number` is the order."""
 
 
 class _Start(Protocol):
-    """What sqlite.py and sql.py both can do."""
+    """The common methods of sqlite.py and sql.py."""
 
     def header(self) -> dict[str, str] | None: ...
     def rows(self) -> dict[type[Row], list[Row]]: ...
@@ -170,15 +171,18 @@ class _Submission(NamedTuple):
 
 
 def random_id() -> str:
-    """32 hex digits: the id of a vhost, a queue's incarnation, an instance."""
+    """Return 32 random hex digits: the id of a vhost, a queue or an instance."""
     return os.urandom(16).hex()
 
 
 class SqlMetadataStore:
-    """The metadata of one data directory. `open` once, then `submit` from the loop, then `close`."""
+    """The metadata of one data directory. Call `open` once, `submit` from the loop, then `close`."""
 
     def __init__(self, url: str, data_dir: Path, post: Post) -> None:
-        """url: an SQLAlchemy URL, or '' for the SQLite file in `data_dir`. post: see `Post`."""
+        """Args:
+        url: an SQLAlchemy URL, or "" for the SQLite file in `data_dir`.
+        post: see `Post`.
+        """
         self._url: str | Path = url or data_dir / DATABASE_NAME
         self._data_dir = data_dir
         self._post = post
@@ -190,13 +194,15 @@ class SqlMetadataStore:
         self._thread: threading.Thread | None = None
 
     def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
-        """All rows; starts the thread. Blocks, so it belongs before the loop takes connections.
+        """Return all rows and start the thread. Blocks: call it before the loop accepts connections.
 
-        seed: called when the database is made now; its rows are in it in the transaction that makes it, so there is
-        never a broker with tables and without its first user.
-        Cost: 2 ms and 3 us per row for our own file, 10 ms for a fresh one; other databases add SQLAlchemy's import
-        (160 ms).
-        Raises: NewerSchema, InstanceMismatch, MetadataError (unreadable, no driver, no connection).
+        Args:
+            seed: called for a new database; its rows are written in the transaction that creates it. So there is
+                never a database without the first user.
+
+        Cost: 2 ms and 3 us per row for our file, 10 ms for a new one; other databases add 160 ms for importing
+        SQLAlchemy.
+        Raises: NewerSchema; InstanceMismatch; MetadataError (unreadable, no driver, no connection).
         """
         try:
             start = self._start()
@@ -214,30 +220,33 @@ class SqlMetadataStore:
         return state
 
     def warm(self) -> None:
-        """Lets the thread import SQLAlchemy and connect now, so that the first declaration need not wait for it."""
+        """Import SQLAlchemy and connect now, in the thread, so that the first declaration need not wait."""
         with self._changed:
             self._warm = True
             self._changed.notify()
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
-        """`changes` in one transaction, all or none; done(None) on the loop once durable, else done(WriteFailed).
+        """Write `changes` in one transaction. `done` is called on the loop with None when it is durable, else with
+        WriteFailed.
 
         Cost: 1 us here. Raises: MetadataClosed.
         """
         self._submit(_Submission(tuple(changes), done))
 
     def checkpoint(self, done: Done) -> None:
-        """done(None) on the loop once everything submitted before stands in the database itself, where no log that
-        loses its tail takes it back: SQLite's is copied and emptied; other databases see to that themselves.
+        """Call `done(None)` on the loop when earlier submissions are in the database file itself.
 
-        Cost: the pages that changed, written and synced, in the thread. Raises: MetadataClosed.
+        A damaged SQLite log cannot undo them then. Other databases do this themselves.
+
+        Cost: the changed pages, written and synced in the thread. Raises: MetadataClosed.
         """
         self._submit(_Submission((), done, True))
 
     def copy(self, path: Path, done: Done) -> None:
-        """done(None) on the loop once `path`, which must not be there yet, is SQLite's file of all submitted before.
+        """Copy SQLite's file with all earlier submissions to `path`, which must not exist. Then call `done(None)`
+        on the loop.
 
-        Cost: all of it read and written, in the thread; later changes wait. Raises: MetadataClosed.
+        Cost: a read and a write of the file, in the thread; later changes wait. Raises: MetadataClosed.
         """
         self._submit(_Submission((), done, copy=path))
 
@@ -249,7 +258,7 @@ class SqlMetadataStore:
             self._changed.notify()
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Writes what is waiting, posts its `done`s, ends the thread. A hanging database is left after `timeout_s`."""
+        """Write waiting submissions, post their callbacks, and end the thread. Give up after `timeout_s`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -259,7 +268,8 @@ class SqlMetadataStore:
                 logger.error("the metadata database does not answer; waiting changes are lost")
         self._thread = None
 
-    # --- at start ---------------------------------------------------------------------------------------------------
+    # --- start
+    # ------------------------------------------------------------------------------------------------------
 
     def _start(self) -> _Start:
         if isinstance(self._url, Path):
@@ -293,7 +303,7 @@ class SqlMetadataStore:
         return _state(instance, fresh, start.rows())
 
     def _check(self, header: dict[str, str], ours: str | None) -> str:
-        """The instance id, when the database may be used."""
+        """Return the instance id if the database may be used."""
         version = header.get("schema_version", "")
         theirs = header.get("instance_id", "")
         if not version.isdecimal() or not theirs:
@@ -318,13 +328,14 @@ class SqlMetadataStore:
         return theirs
 
     def _where(self) -> str:
-        """The database for an error's text, without its password."""
+        """Return the database for error texts, without its password."""
         if isinstance(self._url, Path):
             return str(self._url)
         scheme, _, rest = self._url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
-    # --- the thread -------------------------------------------------------------------------------------------------
+    # --- the thread
+    # -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -334,7 +345,7 @@ class SqlMetadataStore:
                 closing, self._warm = self._closing, False
             if group:
                 self._report(group, self._write_group(group))
-                del group  # who waited for it is not kept until the next
+                del group  # release their objects while the thread waits
             elif closing:
                 self._dispose()
                 return
@@ -342,7 +353,9 @@ class SqlMetadataStore:
                 self._write([])
 
     def _write_group(self, group: list[_Submission]) -> list[BaseException | None]:
-        """One transaction for all; if that fails, one for each. An error, or None, per submission."""
+        """Write a group in one transaction or, if that fails, each submission alone. Return one result per
+        submission.
+        """
         error = self._write([change for submission in group for change in submission.changes])
         errors = [error] * len(group)
         if error is not None and len(group) > 1:
@@ -377,7 +390,7 @@ class SqlMetadataStore:
         try:
             self._post(_call_all, list(zip((submission.done for submission in group), errors, strict=True)))
         except RuntimeError:
-            # The loop is closed: nobody is left to be told; what was written stays written.
+            # The loop is closed and no callback can run. The changes remain written.
             logger.warning("metadata: %d answers after the end of the loop", len(group))
 
     def _core(self) -> SqlAlchemyTables:
@@ -398,7 +411,7 @@ def _call_all(answers: list[tuple[Done, BaseException | None]]) -> None:
         try:
             done(error)
         except Exception:
-            # One caller's bug must not cost the others their answer.
+            # A bug in one callback must not prevent the others.
             logger.exception("metadata: a done callback failed")
 
 
@@ -437,14 +450,14 @@ def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> Meta
 
 
 def _is_database_error(error: Exception) -> bool:
-    """True for what a database, its driver or its URL may cause; False for bugs of ours."""
+    """Return whether the error comes from a database, its driver or its URL, and not from a bug."""
     if isinstance(error, sqlite3.Error | OSError | ValueError | ImportError):
         return True
     return any(base.__module__ == "sqlalchemy.exc" for base in type(error).__mro__)
 
 
 def _text(error: BaseException) -> str:
-    """The first line: SQLAlchemy appends the statement and a link."""
+    """Return the first line: SQLAlchemy appends the statement and a link."""
     return str(error).split("\n", 1)[0] or type(error).__name__
 
 
@@ -464,7 +477,7 @@ def _read_instance(data_dir: Path) -> str | None:
 
 
 def _write_instance(data_dir: Path, instance: str) -> None:
-    """Whole or not at all, and synced: the database is made only after it."""
+    """Write the file atomically and sync it. The database is created after it."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     filesystem = FileSystem()
     filesystem.replace_file(f"{data_dir}/{INSTANCE_FILE}", f"{instance}\n".encode("ascii"), sync=True)
