@@ -341,7 +341,7 @@ class QueueLog:
     def when_safe(self, offset: i64, done: Callable[[bool], None]) -> None:
         """Call `done(True)` on the loop when the high watermark is above `offset`.
 
-        `done(False)` means that the write failed, or that the log failed, was deleted or truncated. If the result
+        `done(False)` means that the write failed, or that the log failed or was deleted. If the result
         is known, `done` is called before this method returns.
         """
         if offset < self.high_watermark:

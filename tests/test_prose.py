@@ -9,17 +9,13 @@ from source_prose import findings, findings_of, paragraphs
 
 FINDINGS_MAX: dict[str, int] = {
     "amqpd.broker": 155,
-    "amqpd.broker.delayed": 57,
-    "amqpd.broker.jobs": 32,
     "amqpd.broker.publish": 103,
     "amqpd.broker.queue": 355,
     "amqpd.broker.vhost": 177,
     "amqpd.cluster": 362,
     "amqpd.config": 35,
-    "amqpd.storage": 178,
     "amqpd.storage.acks": 66,
     "amqpd.storage.log": 189,
-    "amqpd.storage.metadata": 25,
 }
 """Package -> how many findings it still has. A package that is not here has none. No number may rise."""
 

@@ -1,1 +1,1 @@
-"""Messages that wait until they are due: see README.md."""
+"""Delayed messages on the disk: see README.md."""

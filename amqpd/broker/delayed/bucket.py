@@ -1,63 +1,54 @@
-"""A bucket of the wheel: messages that are due within one stretch of time, in a log of their own.
+"""A bucket of a timing wheel: the delayed messages of one time range, in a log of their own.
 
-    level    0         1        2       3        4
-    width    8.2 s     4.4 min  2.3 h   3.1 d    99 d       32 times the one before
+level    0         1        2       3        4
+width    8.2 s     4.4 min  2.3 h   3.1 d    99 d       32 times the level before
 
-A message goes to the lowest level where its bucket is less than REACH buckets away: what is due within five minutes to
-level 0, within three hours to level 1. Before a bucket of level 1 or above begins, LEAD widths of the level below, its
-messages go down (bucket.py); by then whatever comes for the same time goes to the level below at once. A bucket of
-level 0 is loaded one width before it begins: the places of its messages, by their millisecond, 8 bytes each. So a
-message is written once or twice as a rule, five times in ten years, as far as the last level reaches, and memory holds
-the places of the next 16 seconds.
+A message goes to the lowest level at which its bucket is fewer than REACH buckets away: level 0 within five
+minutes, level 1 within three hours. LEAD widths of the next lower level before a bucket of level 1 or above begins,
+its messages cascade to lower levels. New messages for the same time go to the lower level from then on. A bucket of
+level 0 is loaded one width before it begins: memory then has the position of each message by its due millisecond, 8
+bytes each. So most messages are written once or twice, and five times within ten years, the range of the last
+level.
 
-The directory of a bucket's log is called `level.position.nonce.parent`: its place in time, eight random digits of its
-own, and those of the bucket whose messages it took over (`-`: none). Two logs may have the same place in time: those of
-an earlier life of the broker take nothing more, and those that take over what another one had, nothing else.
+The directory of a bucket is named `level.position.nonce.parent`. Position is its place in time, nonce eight random
+digits, parent the nonce of the bucket from which its messages come (`-` for none). Several logs may have the same
+place in time, because a log of an earlier process takes no new messages, nor does a log of copies.
 
-The messages of a bucket go down to buckets of lower levels, all of them or none.
+**Cascade.** All messages of a bucket move to lower levels, or none. They are copied in slices into new logs that
+are not used otherwise. A message cancelled meanwhile is settled in both. When all copies are synced, the directory
+of the bucket is renamed `.deleted`: this is the atomic step. After a crash before it, the next start deletes the
+copies, whose names refer to an existing parent. So no message is duplicated or lost. If a copy cannot be written
+(full disk) or the bucket not read, the copies are deleted, and the cascade begins again RETRY_MS later.
 
-They are copied, in slices, to logs that take nothing else and that nobody looks at meanwhile; what is cancelled in
-between is settled in both. When every copy is safe the bucket's directory is renamed `.deleted`: that is the moment. A
-crash before it leaves the bucket as it was, and the next start throws the copies away, for they name it as their
-parent; a crash after it leaves them alone. So nothing is doubled here and nothing lost.
+**Headers of the client.**
 
-Where a copy cannot be written (a full disk), or the bucket cannot be read, all of them are thrown away, and it is
-tried again RETRY_MS later.
+x-delay        milliseconds from now; a text of digits counts as a number. 0 or below: at once. It is delivered negated,
+               as the plugin does, so that the next exchange does not delay the message again
+x-deliver-at   milliseconds since 1970, or a timestamp (seconds); it overrides x-delay. Not in the future: at once. It
+               is delivered as x-delivered-at
 
-When a message is due, by its headers, and what they say when that has been obeyed.
+A delay above ten years or a value that is no number is refused (406), because an error in a header must not deliver
+a message at once. Messages that the broker republishes, for example dead letters, cannot be refused: they get ten
+years or no delay.
 
-    x-delay        so many milliseconds from now; a text of digits counts as the number. Not above 0: at once. It is
-                   delivered negated, as the plugin does, so that the next exchange does not delay it again
-    x-deliver-at   milliseconds since 1970, or a timestamp (which has seconds); it comes before x-delay. Not in the
-                   future: at once. Once obeyed it is called x-delivered-at
+Source: rabbitmq-delayed-message-exchange 3.10 (`get_delay`, `swap_delay_header`); x-deliver-at is specific to amqpd.
 
-More than ten years ahead, or what is no number, is refused (406): a message must not be delivered at once because of a
-slip. A message that the broker itself publishes once more, a dead letter say, has nobody to be refused to: there the
-one counts as ten years, the other as no delay.
+**Release.** A due message is routed by its exchange as if it arrived now: alternate exchange, exchange bindings and
+CC count as they are now, but permissions are not checked again. It is settled in the bucket when its queues have
+synced it. A message without a queue is dropped and counted; `mandatory` was handled at the publish. The republisher
+does the slices, the retries and the wait for the sync. A crash may release a message twice. Then the copy has
+`x-delayed-redelivered: true`, and so has every message that may have been released before the crash, by the
+bucket's delivered mark.
 
-Source: rabbitmq-delayed-message-exchange 3.10 (`get_delay`, `swap_delay_header`); x-deliver-at is amqpd's own.
+**Record.** The properties are those of the delivery plus one header, which the broker removes again.
+`x-amqpd-delayed` is the last entry of the table, bytes of this form (numbers are big-endian):
 
-A delayed message is due: it goes where its exchange sends it now, and is settled in its bucket when safe there.
+keys     short strings: the routing keys of a message with several (CC, BCC), else nothing
+due      i64, milliseconds since 1970
+number   i64, of the message, the same in each log; `name_of` makes the public id from due and number
+size     u32, of the whole entry with its name
 
-The exchange is looked up and asked for its bindings at this moment, as if the message had come without a delay: its
-alternate, bindings to other exchanges and CC count as they are now, permissions do not any more. A message that goes to
-no queue is over, and counted; its `mandatory` was obeyed when it was published, where that says that it was taken.
-
-The republisher does the rest: slices, retries while a target takes nothing, the wait for the sync. A kill in between
-releases a message again, and then it says so: `x-delayed-redelivered: true` is on every message of which the bucket's
-delivery mark says that it may have been released before the crash.
-
-A delayed message in its log: as it will be delivered, and one header more, which the broker takes off again.
-
-The header `x-amqpd-delayed` is the last of the table, bytes of this form, numbers big-endian:
-
-    keys     short strings: the routing keys of a message that has more than its own (CC, BCC); else nothing
-    due      i64, milliseconds since 1970
-    number   i64, of the message: it keeps it from log to log; `name_of` makes of both what people call it by
-    size     u32, of the whole entry, name and all
-
-So each log is an ordinary one that every tool reads, and what is to be known of a message stands at a fixed distance
-from the end of its headers. A client's own header of that name stays where it is.
+So every tool can read the log, and the numbers are at a fixed distance from the end of the table.
 """
 
 from __future__ import annotations
@@ -90,25 +81,25 @@ if TYPE_CHECKING:
 LEVEL_COUNT: Final = 5
 REACH: Final = 40
 LEAD: Final = 8
-# A piece that is read at once.
+# Bytes per read.
 READ_BYTES: Final = 64 * 1024
-_NO_RECORDS: Final[list[Record]] = []  # never written to
+_NO_RECORDS: Final[list[Record]] = []  # shared, must stay empty
 
 
 class BucketKey(NamedTuple):
-    """Which bucket: its stretch of time begins `position` widths after 1970."""
+    """The place of a bucket: its time range begins `position` widths after 1970."""
 
     level: int
     position: int
 
 
 def shift(level: i64) -> i64:
-    """The width of a level's buckets is 2 to the power of this, in milliseconds."""
+    """Return the width of a level as a power of two, in milliseconds."""
     return 13 + 5 * level
 
 
 def place_of(due_ms: i64, now_ms: i64, level_max: i64) -> BucketKey:
-    """Where a message belongs that is due then. What is over belongs to now. level_max: 0 to 4."""
+    """Return the place for a due time; the past counts as now. `level_max`: 0 to 4."""
     if due_ms < now_ms:
         due_ms = now_ms
     level: i64 = 0
@@ -118,8 +109,9 @@ def place_of(due_ms: i64, now_ms: i64, level_max: i64) -> BucketKey:
 
 
 def place_below(due_ms: i64, now_ms: i64, level: i64) -> BucketKey:
-    """Where a message goes down to from a bucket of this level, 1 or above. What is over keeps its place in time, so
-    that a backlog comes out in its order, and of a bucket at most 32 others become.
+    """Return the place for a message that cascades from `level`, 1 or above.
+
+    The past keeps its place in time, so that a backlog keeps its order. A bucket has at most 32 children.
     """
     if due_ms < now_ms:
         return BucketKey(level - 1, due_ms >> shift(level - 1))
@@ -127,7 +119,7 @@ def place_below(due_ms: i64, now_ms: i64, level: i64) -> BucketKey:
 
 
 class BucketName(NamedTuple):
-    """What the name of a bucket's directory says."""
+    """The parts of a bucket's directory name."""
 
     place: BucketKey
     nonce: str
@@ -135,12 +127,12 @@ class BucketName(NamedTuple):
 
 
 def new_name(place: BucketKey, parent: str) -> str:
-    """Of a directory. parent: the nonce of the bucket whose messages it is to take over; "" for none."""
+    """Return a new directory name. `parent`: the nonce of the bucket whose messages it takes over; "" for none."""
     return f"{place.level}.{place.position}.{secrets.token_hex(4)}.{parent or '-'}"
 
 
 def parse_name(name: str) -> BucketName | None:
-    """None: that is no bucket."""
+    """Parse a directory name. Returns: None if it is not the name of a bucket."""
     parts = name.split(".")
     if len(parts) != 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
         return None
@@ -152,11 +144,18 @@ def parse_name(name: str) -> BucketName | None:
 
 @final
 class Bucket:
-    """taking: it takes messages. active: its messages count, are released and go down; else it is about to take over
-    another one's. opened: its log is ready. loaded: its messages have their places in the wheel's slots.
+    """One bucket and its log.
 
-    pending: places in the slots. out: offsets that are on their way to their queues, and bytes of their bodies.
-    again: some of what it has may have been released already, before a crash.
+    Attributes:
+        taking: accepts new messages.
+        active: its messages are counted, released and cascaded. False while copies are written into it.
+        opened: its log is recovered.
+        loaded: the positions of its messages are in the wheel's slots.
+        waiting: no work until a callback.
+        again: it may contain messages that were released before a crash.
+        pending: positions in the slots.
+        out: offset -> body size of messages on the way to their queues.
+        job_offset, job_end: progress of loading or of a cascade.
     """
 
     def __init__(self, place: BucketKey, name: str, chain: list[str], store: QueueLog, opened: bool) -> None:
@@ -168,16 +167,14 @@ class Bucket:
         self.store = store
         self.start_ms: i64 = place.position << shift(level)
         self.end_ms: i64 = (place.position + 1) << shift(level)
-        # When it is loaded, or its messages go down.
+        # Wall-clock time at which loading or the cascade begins.
         self.work_ms: i64 = self.start_ms - (1 << shift(0) if level == 0 else LEAD << shift(level - 1))
         self.taking = False
         self.active = True
         self.opened = opened
         self.loaded = False
-        # Loading and going down: up to where.
         self.job_offset: i64 = 0
         self.job_end: i64 = -1
-        # It has nothing to do until somebody calls.
         self.waiting = False
         self.gone = False
         self.again = False
@@ -200,21 +197,24 @@ class Bucket:
         return cursor
 
     def rest(self) -> None:
-        """It is not read for now: what its reader holds is given back."""
+        """Release the reader while the bucket is not read."""
         self.forget_window()
         if self._cursor is not None:
             self._cursor.close()
             self._cursor = None
 
     def forget_window(self) -> None:
-        """Something in it has been settled."""
+        """Drop the read-ahead records after a message was settled."""
         self._window = _NO_RECORDS
         self._window_at = 0
 
     def record(self, offset: i64, ahead: bool) -> Record | None:
-        """The message at this offset; None: it is settled, or could not be read. ahead: those behind it come next.
+        """Return the message at `offset`, None if it is settled or was not written.
 
-        Raises: OSError. Cost: 0.3 us where it goes on, some 10 us else.
+        Args:
+            ahead: read the next messages too.
+
+        Cost: 0.3 us in sequence, otherwise some 10 us. Raises: OSError.
         """
         window = self._window
         count: i64 = len(window)
@@ -240,7 +240,10 @@ DELIVERED_AT: Final = "x-delivered-at"
 
 
 def due_ms(headers: Mapping[str, object], now_ms: i64, strict: bool) -> i64:
-    """When it is due, in milliseconds since 1970; 0: it is not delayed. strict: see `DelayHook.destination`.
+    """Return the due time of a message in milliseconds since 1970, 0 if it is not delayed.
+
+    Args:
+        strict: see `DelayHook.destination`.
 
     Raises: PreconditionFailed.
     """
@@ -265,14 +268,14 @@ def due_ms(headers: Mapping[str, object], now_ms: i64, strict: bool) -> i64:
 
 
 def _number(name: str, value: object, strict: bool) -> int:
-    """0 for none, where that is not an error."""
+    """Return a header's number; 0 for an invalid one if not `strict`."""
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     if isinstance(value, str) and len(value) <= 20:
         digits = value.removeprefix("-")
         if digits.isascii() and digits.isdigit():
             return int(value)
-    # mypyc takes `isinstance(value, bool | Timestamp)` of an int for False
+    # mypyc evaluates `isinstance(value, bool | Timestamp)` as False for an int
     if value is not True and value is not False and not isinstance(value, Timestamp) and isinstance(value, int):
         return int(value)
     if strict:
@@ -287,7 +290,7 @@ def _shown(value: object) -> str:
 
 
 def strip_delay_header(headers: Mapping[str, object]) -> dict[str, object]:
-    """The headers to set on a message that is delayed, of those it has; x-deliver-at goes."""
+    """Return the headers to set on a delayed message; the caller removes x-deliver-at."""
     changes: dict[str, object] = {}
     if DELAY in headers:
         delay = _number(DELAY, headers[DELAY], False)
@@ -306,7 +309,14 @@ _TAIL_SIZE: Final[i64] = 20
 def with_delay(
     properties: bytes, changes: Mapping[str, object], due_ms: int, number: int, keys: list[str] | None
 ) -> bytes:
-    """What the log gets. changes: as `due.obeyed` has them. keys: None where it has but its own. Raises: CodecError."""
+    """Return the properties for the log.
+
+    Args:
+        changes: from `strip_delay_header`.
+        keys: None if the message has only its own routing key.
+
+    Raises: CodecError.
+    """
     changed = with_headers(properties, changes, (DELIVER_AT,))
     parts: list[bytes] = []
     if keys is not None:
@@ -320,12 +330,12 @@ def with_delay(
 
 
 def due_of(properties: bytes) -> i64:
-    """Raises: ValueError where that is not such a message."""
+    """Return the due time. Raises: ValueError for a record that is no delayed message."""
     return read_i64_be(properties, _stop(properties) - 20)
 
 
 def number_of(properties: bytes) -> i64:
-    """Likewise."""
+    """Return the number of the message. Raises: as `due_of`."""
     return read_i64_be(properties, _stop(properties) - 12)
 
 
@@ -337,7 +347,7 @@ def _stop(properties: bytes) -> i64:
 
 
 def keys_of(properties: bytes) -> list[str] | None:
-    """Its routing keys; None: its own alone."""
+    """Return the routing keys, None for its own key only."""
     stop = _stop(properties)
     position = stop - _size(properties, stop) + len(_START) + 4
     end = stop - _TAIL_SIZE
@@ -357,7 +367,7 @@ def _size(properties: bytes, stop: i64) -> i64:
 
 
 def without_delay(properties: bytes) -> bytes:
-    """The message's properties as it is delivered."""
+    """Return the properties for the delivery."""
     start, stop = headers_span(properties, 0, len(properties))
     left = stop - _size(properties, stop)
     table_size: int = left - start - 4
@@ -365,12 +375,12 @@ def without_delay(properties: bytes) -> bytes:
 
 
 def name_of(due_ms: int, number: int) -> str:
-    """What a delayed message is called by: 28 hexadecimal digits and a dash. The first part says when it is due."""
+    """Return the public id of a delayed message: hexadecimal digits of its due time, a dash, and its number."""
     return f"{due_ms:012x}-{number:016x}"
 
 
 def from_name(name: str) -> tuple[int, int]:
-    """(due_ms, number). Raises: ValueError."""
+    """Parse a public id into (due_ms, number). Raises: ValueError."""
     due, dash, number = name.partition("-")
     if len(due) != 12 or not dash or len(number) != 16:
         raise ValueError(f"'{name}' is no id of a delayed message")
@@ -384,8 +394,11 @@ ROUTES_MAX: Final = 1024
 
 @final
 class Cascade:
-    """Of one bucket. make: a new bucket at a place, for copies. over: called once all is copied and safe, or with
-    False when that failed.
+    """The cascade of one bucket.
+
+    Args:
+        make: creates a bucket for copies.
+        over: called with True when all copies are synced, with False after a failure.
     """
 
     def __init__(
@@ -403,7 +416,7 @@ class Cascade:
         self._make = make
         self._over = over
         self._routes: dict[bytes, RecordRoute] = {}
-        # Pieces that are not known to be safe yet.
+        # Pieces that are not synced yet.
         self._missing: i64 = 0
         self._failed = False
         self._ended = False
@@ -411,8 +424,9 @@ class Cascade:
         bucket.job_end = bucket.store.next_offset
 
     def step(self, now_ms: i64, arrived: Callable[[], None]) -> bool:
-        """Copies a piece. False: it has to wait, and `arrived` or `over` will be called. Raises: OSError; then
-        `fail`.
+        """Copy a piece. Return False to wait for `arrived` or `over`.
+
+        Raises: OSError; then the caller calls `fail`.
         """
         bucket = self.bucket
         turn = self._turn
@@ -448,17 +462,17 @@ class Cascade:
         return not fetch.waiting
 
     def fail(self) -> None:
-        """A step has raised: nobody knows what it has copied, so all of it is thrown away."""
+        """Abort after an exception in `step`: all copies are discarded, because their state is unknown."""
         self._failed = True
         if self._missing == 0:
             self._end()
 
     def cancel(self, offset: i64, due_ms: i64, number: int, size: i64) -> None:
-        """The message at this offset is cancelled; its copy, if there is one, goes too. Cost: a look at all copies that
-        are due with it. Raises: OSError.
+        """Settle the copy of a cancelled message, if there is one. Cost: reads all copies of its time. Raises:
+        OSError.
         """
         if offset >= self.bucket.job_offset:
-            return  # it is not copied yet, and what is settled is not read
+            return  # not copied yet, and settled messages are not copied
         for child in self.children.values():
             if not child.start_ms <= due_ms < child.end_ms:
                 continue
@@ -505,13 +519,13 @@ class Cascade:
         there: i64 = 0
         for child in self.children.values():
             there += child.store.record_count
-        # What could not be written is missing there, whatever became of its sync.
+        # The count shows unwritten copies even if a sync succeeded.
         self._over(self, not self._failed and there == self.copied)
 
 
 @final
 class _CascadeTarget:
-    """One who goes on, however it went."""
+    """Calls `arrived` after success and failure."""
 
     def __init__(self, arrived: Callable[[], None]) -> None:
         self._arrived = arrived
@@ -521,7 +535,7 @@ class _CascadeTarget:
 
 
 def append(store: QueueLog, route: RecordRoute, properties: bytes, body: bytes, persistent: bool) -> i64:
-    """Returns the offset. Raises: LogFailed."""
+    """Append a message and return its offset. Raises: LogFailed."""
     size: i64 = len(body)
     if size > LARGE_BODY_BYTES:
         return store.append_large(route, properties, [body], size, persistent)
@@ -534,8 +548,13 @@ ENVELOPES_MAX: Final = 1024
 
 @final
 class DelayStats:
-    """What is counted of delayed messages since the broker started. unroutable: of the released, those that went to no
-    queue; dropped: with their exchange; cancelled: by an operator.
+    """Counters of delayed messages since the broker started.
+
+    Attributes:
+        unroutable: released messages that no queue got.
+        dropped: deleted with their exchange.
+        cancelled: by an operator.
+        out, out_bytes: on the way to their queues.
     """
 
     def __init__(self) -> None:
@@ -544,16 +563,18 @@ class DelayStats:
         self.unroutable: i64 = 0
         self.dropped: i64 = 0
         self.cancelled: i64 = 0
-        # On their way to their queues.
         self.out: i64 = 0
         self.out_bytes: i64 = 0
 
 
 @final
 class DelayedRelease(RepublishSource):
-    """Messages of one bucket. vhosts: all there are, by name. again: they may have been released before.
+    """The messages of one bucket as a source of the republisher.
 
-    done: called when some of them are over.
+    Args:
+        vhosts: all vhosts by name.
+        again: the messages may have been released before.
+        done: called when some are finished.
     """
 
     def __init__(
@@ -627,12 +648,12 @@ class DelayedRelease(RepublishSource):
         bucket = self.bucket
         self._is_back(offset)
         if again:
-            bucket.again = True  # its delivery mark is not forgotten
+            bucket.again = True  # the delivered mark must not be cleared
         if not bucket.gone and not bucket.out:
             self._done(bucket)
 
     def _is_back(self, offset: i64) -> bool:
-        """It is not on its way any more. Whether it was."""
+        """Remove the offset from `out`. Return whether it was there."""
         size = self.bucket.out.pop(offset, -1)
         if size < 0:
             return False

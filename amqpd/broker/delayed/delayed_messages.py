@@ -1,17 +1,18 @@
-"""The delayed messages of all exchanges: their wheels, whose turn it is, the clock, and what an earlier life left.
+"""Scheduler of the timing wheels of all exchanges.
 
-A wheel that has something to do stands in a line; a slice of SLICE_MS of a loop turn goes over it, a piece for each in
-turn, so that a hundred thousand messages that are due at once, or a bucket of a million that goes down, hold the loop
-no longer than that. When nothing is to be done each wheel has one timer.
+Wheels with work are in a queue. In each loop turn, SLICE_MS of work serves them in rotation, one `step` each. So a
+hundred thousand messages that are due at once, or a cascade of a million, do not block the loop longer. An idle
+wheel has one timer.
 
-Timers keep the monotonic clock and messages the wall's: WATCH_MS after it was set at the latest all wheels look again.
+Timers use the monotonic clock, messages the wall clock. WATCH_MS after the wall clock was set, all wheels set their
+timers again.
 
-A wheel whose step raises what nobody expects, a bug of the broker, rests for FAILED_MS, then twice as long each time,
-FAILED_MS_MAX at most; the others turn on. The broker's log has the traceback once, and a line for every further try.
+A wheel whose `step` raises an unexpected exception (a bug) is not called for FAILED_MS, doubled each time up to
+FAILED_MS_MAX; other wheels continue. The log gets the traceback once, then a line for each retry.
 
-On the disk: <vhost>/delays/<random id>/<bucket>/, an ordinary log each, a directory above them for each exchange, whose
-name stands in every queue.json. At the start copies whose parent is still there are thrown away (bucket.py), and
-messages of an exchange that is not there any more, which was deleted or not durable, are dropped.
+Buckets are in <vhost>/delays/<random id>/<bucket>/, a normal log each. The directory above belongs to one exchange,
+whose name is in every queue.json. A start deletes copies whose parent still exists (bucket.py), and drops messages
+whose exchange does not exist any more.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 
 SLICE_MS: Final = 3
 WATCH_MS: Final = 500
-# By how much the clocks may drift apart between two looks.
+# Allowed drift of the clocks between two checks.
 DRIFT_MS: Final = 2
 FAILED_MS: Final = 1000
 FAILED_MS_MAX: Final = 30_000
@@ -49,7 +50,7 @@ FAILED_MS_MAX: Final = 30_000
 
 @final
 class ClockWatcher(Timer):
-    """Looks whether the wall clock was set."""
+    """Timer that checks whether the wall clock was set."""
 
     def __init__(self, delays: DelayScheduler) -> None:
         super().__init__()
@@ -61,7 +62,11 @@ class ClockWatcher(Timer):
 
 @final
 class DelayScheduler(DelaySchedulerBase):
-    """One per broker. call_soon: calls a function in the next turn of the loop."""
+    """Scheduler of timing wheels, one per broker.
+
+    Args:
+        call_soon: calls a function in the next loop turn.
+    """
 
     def __init__(
         self,
@@ -82,10 +87,10 @@ class DelayScheduler(DelaySchedulerBase):
         self._apart_ms: i64 = 0
         self._stopped = False
 
-    # -- wheels ------------------------------------------------------------------------------------------------------
+    # -- wheels ---------------------------------------------------------------------------------------------------
 
     def wheel(self, vhost: str, vhost_id: str, exchange: str) -> TimingWheel:
-        """Of this exchange, made where it has none. On the disk nothing is made before its first message."""
+        """Return the wheel of an exchange, created if necessary. The first message creates its files."""
         wheels = self._wheels.get(vhost)
         if wheels is None:
             wheels = {}
@@ -100,12 +105,12 @@ class DelayScheduler(DelaySchedulerBase):
         return wheel
 
     def of_vhost(self, vhost: str) -> list[TimingWheel]:
-        """Those of its exchanges that delay, or did."""
+        """Return the wheels of this vhost."""
         wheels = self._wheels.get(vhost)
         return [] if wheels is None else list(wheels.values())
 
     def count_of(self, vhost: str) -> int:
-        """Messages that wait in this vhost."""
+        """Return the number of delayed messages in this vhost."""
         total: i64 = 0
         for wheel in self.of_vhost(vhost):
             total += wheel.count()
@@ -119,7 +124,7 @@ class DelayScheduler(DelaySchedulerBase):
                 del self._wheels[vhost]
 
     def end_vhost(self, vhost: str) -> list[QueueLog]:
-        """The vhost is deleted. Returns the logs, which go with its directory."""
+        """End the wheels of a deleted vhost and return their logs, which are deleted with its directory."""
         stores: list[QueueLog] = []
         for wheel in self.of_vhost(vhost):
             self.tally.dropped += wheel.count()
@@ -128,14 +133,14 @@ class DelayScheduler(DelaySchedulerBase):
         return stores
 
     def stop(self) -> None:
-        """The broker stops: what waits stays on the disk."""
+        """Stop: delayed messages remain on the disk."""
         self._stopped = True
         self._line.clear()
         for wheels in self._wheels.values():
             for wheel in wheels.values():
                 wheel.stop()
 
-    # -- turns -------------------------------------------------------------------------------------------------------
+    # -- scheduling -----------------------------------------------------------------------------------------------
 
     def busy(self, wheel: TimingWheelBase) -> None:
         if not wheel.queued and not self._stopped:
@@ -150,7 +155,7 @@ class DelayScheduler(DelaySchedulerBase):
                 self._call_soon(self.run)
 
     def run(self) -> None:
-        """A slice. Called by the loop."""
+        """Work for one slice. Called by the loop."""
         self._scheduled = False
         timers = self.timers
         begun_ms = timers.now_ms()
@@ -169,7 +174,7 @@ class DelayScheduler(DelaySchedulerBase):
                 wheel.rearm()
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
-        self.turn.schedule()  # what was appended, settled and marked is written
+        self.turn.schedule()  # writes what was appended, settled and marked
         if self._line and not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
@@ -195,7 +200,7 @@ class DelayScheduler(DelaySchedulerBase):
         wheel.rest_ms = self.timers.now_ms() + rest_ms
 
     def look_at_clock(self) -> None:
-        """Whether the wall clock was set since the last look: then what is due is, and the rest waits anew."""
+        """Check whether the wall clock was set; if so, set the timer of every wheel again."""
         timers = self.timers
         apart_ms = timers.steady_ms() - timers.now_ms()
         drift_ms = apart_ms - self._apart_ms
@@ -207,11 +212,12 @@ class DelayScheduler(DelaySchedulerBase):
         if self._wheels:
             timers.arm(self._watch, timers.now_ms() + WATCH_MS)
 
-    # -- at the start ------------------------------------------------------------------------------------------------
+    # -- start ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """All vhosts and exchanges are loaded: their messages come back. Nothing is read but names and a small file for
-        each exchange. Raises: OSError.
+        """Restore the wheels after vhosts and exchanges are loaded. Raises: OSError.
+
+        Reads only names, and a small file per exchange.
         """
         for vhost in list(self.vhosts.values()):
             root = self.storage.delay_chain(vhost.id)[-1]
@@ -239,7 +245,7 @@ class DelayScheduler(DelaySchedulerBase):
             if not name:
                 told = read_description(storage.filesystem.read_if_there(f"{root}/{each}/{DESCRIPTION}"), each)
                 name = "" if told is None else told.queue
-        if not name and not self._has_records(root, found):  # it was about to get its first message
+        if not name and not self._has_records(root, found):  # the process ended before its first message
             storage.retire_directory(chain, [], _nothing)
             return
         if not name:
@@ -253,7 +259,7 @@ class DelayScheduler(DelaySchedulerBase):
                 vhost.name,
                 extra={"vhost": vhost.name, "exchange": name},
             )
-            # Now, for one of its name may be declared as soon as clients are served.
+            # Now, because clients may soon declare an exchange of this name.
             storage.departures.rename_now(chain)
             storage.departures.remove(root)
             return
@@ -261,7 +267,7 @@ class DelayScheduler(DelaySchedulerBase):
         exchange.wheel = wheel
         storage.note_delays()
         if wheel.buckets:
-            # One of the name before it was deleted, and the disk refused the rename; or somebody has copied files.
+            # ^A deleted exchange of this name whose directory could not be renamed, or copied files.
             log.warning("%s has delayed messages of exchange '%s' too", root, name, extra=wheel.about())
             wheel.others.append(folder)
         else:
@@ -291,9 +297,7 @@ class DelayScheduler(DelaySchedulerBase):
             wheel.restore(named.place, name, chain, store)
 
     def _tell_whose(self, wheel: TimingWheel, directory: str, name: str) -> None:
-        """A power cut may have left a bucket without the file that says whose it is. Another one's has told it now, and
-        may be gone at the next start.
-        """
+        """Write the queue.json that a power cut removed from a bucket. Otherwise the next start may find no owner."""
         filesystem = self.storage.filesystem
         path = f"{directory}/{DESCRIPTION}"
         if read_description(filesystem.read_if_there(path), name) is not None:
@@ -306,4 +310,4 @@ class DelayScheduler(DelaySchedulerBase):
 
 
 def _nothing() -> None:
-    """Nobody waits for a directory to go."""
+    """Do nothing: no caller waits."""

@@ -1,7 +1,7 @@
-"""Delayed messages to look at: the next ones, and the one of an id. A pass over buckets, in pieces.
+"""List the next delayed messages, or cancel one by its id, reading buckets in pieces.
 
-Nobody holds what is told: between two pieces messages come, go down a level and are released. So an id that is not
-found is looked for once more where a bucket went down meanwhile.
+The scan takes no lock: between two pieces messages arrive, cascade and are released. If a bucket cascades
+meanwhile, `cancel` repeats its search.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from amqpd.storage.log.record import Record
 
 
 class DelayedMessage(NamedTuple):
-    """One message. It sorts by its time. due_ms: since 1970. size_bytes: of the body."""
+    """One delayed message; sorts by due time.
+
+    Attributes:
+        due_ms: since 1970.
+        size_bytes: of the body.
+    """
 
     due_ms: int
     number: int
@@ -32,16 +37,16 @@ class DelayedMessage(NamedTuple):
 
 
 def next_due(wheels: list[TimingWheel], count_max: int) -> Iterator[list[DelayedMessage] | None]:
-    """The messages of these wheels that are due next, at most so many, in the order of their time: what it yields last.
+    """Yield None between pieces, so that the loop can run, and last the next `count_max` messages in order.
 
-    Yields None before that wherever the loop may have its turn. Memory: what is asked for. Cost: a pass over the
-    buckets that come into question. Raises: OSError.
+    Memory: the result. Cost: reads the buckets that may contain them. Raises: OSError.
     """
-    heap: list[tuple[int, int, DelayedMessage]] = []  # the latest of them first
+    heap: list[tuple[int, int, DelayedMessage]] = []  # latest first
     asked = [(bucket.start_ms, number, wheel, bucket) for number, (wheel, bucket) in enumerate(_buckets(wheels))]
     for start_ms, _, wheel, bucket in sorted(asked):
         if len(heap) >= count_max and start_ms > -heap[0][0]:
-            continue  # what is there is due before its time; but one that is loaded may have older ones
+            # All results are due before this bucket; only a loaded one may have overdue messages.
+            continue
         for record in _records(bucket):
             if record is None:
                 yield None
@@ -57,9 +62,9 @@ def next_due(wheels: list[TimingWheel], count_max: int) -> Iterator[list[Delayed
 
 
 def cancel(wheels: list[TimingWheel], due_ms: int, number: int) -> Iterator[bool | None]:
-    """Yields last whether the message was there and is cancelled; None before that wherever the loop may have its turn.
+    """Yield None between pieces, and last whether the message was found and cancelled.
 
-    Cost: a pass over the buckets that may have it. Raises: OSError.
+    Cost: reads the buckets that may contain it. Raises: OSError.
     """
     for wheel in wheels:
         moves = -1
@@ -67,7 +72,7 @@ def cancel(wheels: list[TimingWheel], due_ms: int, number: int) -> Iterator[bool
             moves = wheel.moves
             for bucket in list(wheel.buckets):
                 if not bucket.loaded and not bucket.start_ms <= due_ms < bucket.end_ms:
-                    continue  # a loaded one may have what was over when it came
+                    continue  # a loaded bucket may have messages that were overdue on arrival
                 for record in _records(bucket):
                     if record is None:
                         yield None
@@ -92,7 +97,7 @@ def _buckets(wheels: list[TimingWheel]) -> Iterator[tuple[TimingWheel, Bucket]]:
 
 
 def _records(bucket: Bucket) -> Iterator[Record | None]:
-    """None after each piece."""
+    """Yield the live records, and None after each piece."""
     if bucket.gone or not bucket.active or not bucket.opened or bucket.store.record_count == 0:
         return
     cursor = bucket.store.new_cursor()

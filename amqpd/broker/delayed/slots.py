@@ -1,7 +1,7 @@
-"""The places of messages that are due soon, by the millisecond: 8 bytes each, and some 150 for a millisecond in use.
+"""Slots: positions of messages that are due soon, by millisecond.
 
-A place is the number of a bucket and an offset in its log. They come out in the order of their milliseconds, within one
-in the order in which they were put in.
+A position is the number of a bucket and an offset in its log. Positions come out in the order of milliseconds,
+within one in the order of arrival. Memory: 8 bytes per position and some 150 per millisecond in use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mypy_extensions import i64
 from amqpd.broker.delayed.bucket import Bucket
 
 NEVER: Final = 1 << 62
-# Places this near each other are read together.
+# Positions within this distance are read together.
 NEAR: Final = 64
 _OFFSET_BITS: Final[i64] = 40
 _OFFSETS: Final[i64] = (1 << 40) - 1
@@ -23,7 +23,7 @@ _OFFSETS: Final[i64] = (1 << 40) - 1
 
 @final
 class DueSlots:
-    """Of one wheel. count: places that are not taken out yet."""
+    """The slots of one wheel. `count` is the number of positions in them."""
 
     def __init__(self) -> None:
         self.count: i64 = 0
@@ -31,19 +31,19 @@ class DueSlots:
         self._times: list[int] = []
         self._buckets: dict[int, Bucket] = {}
         self._next_number: i64 = 0
-        # The slot that is taken out now, and how far.
+        # The slot that is being emptied, and the position in it.
         self._slot: array[int] | None = None
         self._at: i64 = 0
 
     def number(self, bucket: Bucket) -> None:
-        """The bucket is about to be loaded."""
+        """Give the bucket a number before it is loaded."""
         if bucket.number < 0:
             bucket.number = self._next_number
             self._buckets[self._next_number] = bucket
             self._next_number += 1
 
     def forget(self, bucket: Bucket) -> None:
-        """Its places mean nothing any more."""
+        """Remove the number of a bucket without positions."""
         if bucket.pending == 0:
             self._buckets.pop(bucket.number, None)
 
@@ -55,7 +55,7 @@ class DueSlots:
         self._slot = None
 
     def put(self, bucket: Bucket, due_ms: i64, offset: i64) -> None:
-        """Cost: 0.1 us, the first of a millisecond 1."""
+        """Add a position. Cost: 0.1 us, 1 us for a new millisecond."""
         slot = self._slots.get(due_ms)
         if slot is None:
             slot = array("q")
@@ -68,13 +68,13 @@ class DueSlots:
         self.count += 1
 
     def first_ms(self) -> i64:
-        """When the next one is due; NEVER: there is none. One that is being taken out is due already: 0."""
+        """Return the time of the next position, NEVER if there is none, 0 if it is due already."""
         if self._slot is not None:
             return 0
         return self._times[0] if self._times else NEVER
 
     def begin(self, until_ms: i64) -> bool:
-        """Whether one is there that is due before `until_ms`: `bucket`, `offset` and `goes_on` tell of it."""
+        """Return whether a position is due before `until_ms`. It is then in `bucket`, `offset` and `goes_on`."""
         if self._slot is None:
             if not self._times or self._times[0] >= until_ms:
                 return False
@@ -84,7 +84,7 @@ class DueSlots:
 
     def _place(self) -> i64:
         slot = self._slot
-        assert slot is not None  # `begin` has said so
+        assert slot is not None  # after `begin`
         return slot[self._at]
 
     def bucket(self) -> Bucket:
@@ -94,7 +94,7 @@ class DueSlots:
         return self._place() & _OFFSETS
 
     def goes_on(self) -> bool:
-        """Whether the place behind it comes next, or one near it."""
+        """Return whether the next position is close after this one."""
         slot = self._slot
         after = self._at + 1
         if slot is None or after >= len(slot):
@@ -103,9 +103,9 @@ class DueSlots:
         return 0 < near < NEAR
 
     def take(self) -> None:
-        """It is done with."""
+        """Remove the current position."""
         slot = self._slot
-        assert slot is not None  # `begin` has said so
+        assert slot is not None  # after `begin`
         bucket = self.bucket()
         bucket.pending -= 1
         self.count -= 1

@@ -1,22 +1,21 @@
-"""The delayed messages of one exchange: the wheel of buckets that they wait in, and what comes due.
+"""Timing wheel: the delayed messages of one exchange.
 
-A message is appended to the log of the bucket that it belongs to (bucket.py), and is confirmed when that is safe. What
-is left to do comes with time, in pieces of a tenth of a millisecond to a few (`step`), the earliest first:
+A message is appended to the log of its bucket (bucket.py) and confirmed after the sync. The rest is done over time
+by `step`, in pieces of 0.1 ms to a few ms, earliest first:
 
-    open      logs of an earlier life, one after the other
-    descend   a bucket of level 1 or above: its messages go down (bucket.py)
-    load      a bucket of level 0: the place of each message, by the millisecond that it is due at (`_slots`)
-    release   what is due goes to the republisher (bucket.py), in the order of those milliseconds, within one as they
-              came to their bucket; so many at a time as HELD_COUNT_MAX and HELD_BYTES_MAX say
-    leave     a bucket whose time is over and of which nothing is left loses its directory
+open      recover logs of an earlier process, one after another
+descend   a bucket of level 1 or above: its messages cascade to lower levels
+load      a bucket of level 0: put the position of each message into the slot of its due millisecond
+release   pass due messages to the republisher in the order of milliseconds, within one in order of arrival in the
+          bucket; HELD_COUNT_MAX and HELD_BYTES_MAX limit the messages on the way
+leave     remove the directory of a past bucket without messages
 
-Times are the wall clock's. It may be set: what is loaded stays loaded, where it goes back, and waits; where it goes
-forward all buckets whose time has come are worked off in their order, as after a start. No bucket is loaded ahead of
-its time while LOADED_MAX messages are.
+Times are wall-clock times. If the clock is set back, loaded messages stay loaded and wait. If it is set ahead, all
+due buckets are processed in order, as after a start. While LOADED_MAX messages are loaded, no bucket is loaded
+early.
 
-Where a message waits, as a destination: it is appended to the log of the bucket it belongs to.
-
-What the wheels of all exchanges share, and how they are made to turn.
+`DelayDestination` is the destination that publishers use. `DelaySchedulerBase` and `TimingWheelBase` break the
+cycle between this module and delayed_messages.py.
 """
 
 from __future__ import annotations
@@ -60,7 +59,11 @@ if TYPE_CHECKING:
 
 
 class DelaySchedulerBase:
-    """One per broker. vhosts: all there are, by name."""
+    """State shared by all wheels; one per broker.
+
+    Args:
+        vhosts: all vhosts by name.
+    """
 
     def __init__(
         self,
@@ -79,15 +82,15 @@ class DelaySchedulerBase:
         self._number: i64 = 0
 
     def busy(self, wheel: TimingWheelBase) -> None:
-        """The wheel has something to do now: its `step` is called soon, until it says False."""
+        """Schedule the wheel: `step` is called until it returns False."""
         raise NotImplementedError
 
     def gone(self, vhost: str, exchange: str) -> None:
-        """The exchange is deleted: its wheel is not used any more."""
+        """Remove the wheel of a deleted exchange."""
         raise NotImplementedError
 
     def next_number(self) -> i64:
-        """Of a message: above all before it."""
+        """Return a number for a message, above all earlier ones."""
         number = self.timers.wall_ms() << 20
         if number <= self._number:
             number = self._number + 1
@@ -98,8 +101,11 @@ class DelaySchedulerBase:
 class TimingWheelBase(DelayHook):
     """The part of a timing wheel that the scheduler and publishers call.
 
-    queued: the wheel is in the scheduler's queue. armed_ms: the wall-clock time of its next call. failures: consecutive
-    failures of `step`; after one, the wheel is not called before rest_ms (monotonic).
+    Attributes:
+        queued: the wheel is in the scheduler's queue.
+        armed_ms: the wall-clock time of its next call.
+        failures: consecutive failures of `step`.
+        rest_ms: after a failure, the wheel is not called before this monotonic time.
     """
 
     def __init__(self, works: DelaySchedulerBase) -> None:
@@ -113,41 +119,41 @@ class TimingWheelBase(DelayHook):
         self._wake = WheelTimer(self)
 
     def taking(self, due: i64) -> Bucket:
-        """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
+        """Return the bucket for a new message, created if necessary. Raises: LogFailed."""
         raise NotImplementedError
 
     def took(self, bucket: Bucket, due: i64, offset: i64) -> None:
-        """The bucket has taken a message."""
+        """Record that the bucket has a new message."""
         raise NotImplementedError
 
     def about(self) -> dict[str, object]:
-        """Fields that tell of it in the broker's log."""
+        """Return fields for log lines."""
         raise NotImplementedError
 
     def step(self) -> bool:
-        """Does a piece of what there is to do. False: nothing now."""
+        """Do a piece of work. Return False if there is none now."""
         raise NotImplementedError
 
     def rearm(self) -> None:
-        """Nothing can be done now, or the clock was set: it sees to it that it is called when something can."""
+        """Set the timer for the next work, after a step without work or after the clock was set."""
         raise NotImplementedError
 
     def arm(self, wall_ms: i64) -> None:
-        """It is called at that time, or before. Cost: a comparison where it is."""
+        """Call the wheel at this time or earlier. Cost: a comparison if it is already armed."""
         if wall_ms < self.armed_ms and not self.dropped:
             self.armed_ms = wall_ms
             timers = self.works.timers
             timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
 
     def disarm(self) -> None:
-        """It is not called."""
+        """Cancel the timer."""
         self.armed_ms = NEVER
         self.works.timers.cancel(self._wake)
 
 
 @final
 class CountdownLatch:
-    """`done` is called when so many directories are gone."""
+    """Calls `done` after `count` calls of `one`."""
 
     def __init__(self, count: i64, done: Callable[[], None]) -> None:
         self._count = count
@@ -161,7 +167,7 @@ class CountdownLatch:
 
 @final
 class WheelTimer(Timer):
-    """The wheel's next moment has come."""
+    """The timer of a wheel."""
 
     def __init__(self, wheel: TimingWheelBase) -> None:
         super().__init__()
@@ -178,9 +184,11 @@ log = logging.getLogger(__name__)
 
 @final
 class DelayDestination(Destination):
-    """Of the publishes that are due at one time under the same keys.
+    """Destination of publishes with the same due time and keys.
 
-    keys: None where a message has but its own. changes: of its headers.
+    Args:
+        keys: None if the message has only its own routing key.
+        changes: of the headers.
     """
 
     def __init__(self, wheel: TimingWheelBase, due_ms: i64, keys: list[str] | None, changes: dict[str, object]) -> None:
@@ -193,7 +201,7 @@ class DelayDestination(Destination):
         self._bucket: Bucket | None = None
 
     def bucket(self) -> Bucket:
-        """The one that a message of now goes to; in a transaction, another than that of its publish. Raises:
+        """Return the bucket for a message now; in a transaction it may differ from that of the publish. Raises:
         LogFailed.
         """
         bucket = self._bucket
@@ -208,7 +216,7 @@ class DelayDestination(Destination):
             try:
                 bucket = self.bucket()
             except LogFailed:
-                return None  # `offer` refuses it
+                return None  # then `enqueue` refuses the message
         return None if bucket is None else bucket.store
 
     def is_deleted(self) -> bool:
@@ -236,10 +244,10 @@ class DelayDestination(Destination):
         return True
 
 
-# On their way to their queues, of all wheels together: nothing more is released meanwhile.
+# Limits for all wheels: above them, no message is released until others have reached their queues.
 HELD_COUNT_MAX: Final = 8192
 HELD_BYTES_MAX: Final = 16 * 1024 * 1024
-# Messages in the slots from which on no further bucket is loaded that is not the present one's.
+# With this many messages in the slots, only the current bucket is loaded.
 LOADED_MAX: Final = 200_000
 STEP_COUNT: Final = 64
 RETRY_MS: Final = 2000
@@ -247,8 +255,12 @@ RETRY_MS: Final = 2000
 
 @final
 class TimingWheel(TimingWheelBase):
-    """Of one exchange. folder: the directory of its buckets among the vhost's; others: those that it has besides, of
-    an earlier life (`DelayScheduler._begin_folder`).
+    """The timing wheel of one exchange.
+
+    Attributes:
+        folder: directory of its buckets in the vhost's `delays`.
+        others: more directories, from an earlier process (`DelayScheduler._begin_folder`).
+        moves: count of completed cascades. A caller that reads buckets in slices starts again when it changes.
     """
 
     def __init__(self, works: DelaySchedulerBase, vhost: str, vhost_id: str, exchange: str, folder: str) -> None:
@@ -259,7 +271,6 @@ class TimingWheel(TimingWheelBase):
         self.folder = folder
         self.others: list[str] = []
         self.buckets: dict[Bucket, None] = {}
-        # Whoever looks through the buckets in slices looks again when this has changed.
         self.moves: i64 = 0
         self._taking: dict[BucketKey, Bucket] = {}
         self._unopened: list[Bucket] = []
@@ -269,7 +280,7 @@ class TimingWheel(TimingWheelBase):
         self._retry_ms: dict[Bucket, i64] = {}
         self._stopped = False
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- publish --------------------------------------------------------------------------------------------------
 
     def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:
         due = due_ms(headers, self.works.timers.steady_ms(), strict)
@@ -278,7 +289,7 @@ class TimingWheel(TimingWheelBase):
         return DelayDestination(self, due, keys if len(keys) > 1 else None, strip_delay_header(headers))
 
     def taking(self, due: i64) -> Bucket:
-        """The bucket that a message of now goes to. Raises: LogFailed where none can be made."""
+        """Return the bucket for a new message, created if necessary. Raises: LogFailed."""
         now = self.works.timers.steady_ms()
         place = place_of(due, now, LEVEL_COUNT - 1)
         bucket = self._taking.get(place)
@@ -316,16 +327,16 @@ class TimingWheel(TimingWheelBase):
             self._slots.put(bucket, due, offset)
             self.arm(due)
 
-    # -- what there was ----------------------------------------------------------------------------------------------
+    # -- buckets of an earlier process ----------------------------------------------------------------------------
 
     def restore(self, place: BucketKey, name: str, chain: list[str], store: QueueLog) -> None:
-        """A bucket of an earlier life of the broker."""
+        """Add a bucket of an earlier process."""
         bucket = Bucket(place, name, chain, store, False)
         self.buckets[bucket] = None
         self._unopened.append(bucket)
 
     def _open(self) -> bool:
-        """The next log of an earlier life. False: the disk is asked."""
+        """Recover the next log of an earlier process. Return False while the disk is read."""
         bucket = self._unopened[len(self._unopened) - 1]
         if not bucket.gone and not bucket.opened:
             if bucket.waiting:
@@ -349,10 +360,10 @@ class TimingWheel(TimingWheelBase):
         self._unopened.pop()
         return True
 
-    # -- its time ----------------------------------------------------------------------------------------------------
+    # -- scheduling -----------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Does a piece of what there is to do. False: nothing now."""
+        """Do a piece of work. Return False if there is none now."""
         if self.dropped:
             return False
         now = self.works.timers.steady_ms()
@@ -377,7 +388,7 @@ class TimingWheel(TimingWheelBase):
         return self._retry_ms.get(self._unopened[len(self._unopened) - 1], 0) <= now
 
     def _next(self, now: i64) -> tuple[Bucket | None, i64]:
-        """What is to be worked on, and the time from which on nothing may be released before that is done."""
+        """Return the bucket to work on, and the time before which messages may be released now."""
         best: Bucket | None = None
         limit: i64 = NEVER
         for bucket in self.buckets:
@@ -396,13 +407,14 @@ class TimingWheel(TimingWheelBase):
             if best is None or (bucket.start_ms, -bucket.level) < (best.start_ms, -best.level):
                 best = bucket
         if best is not None and best.start_ms > limit and limit <= now:
-            best = None  # an earlier one waits for the disk, and its messages are due: their order is kept
+            # An earlier bucket waits for the disk and has due messages: keep the order.
+            best = None
         for each in [bucket for bucket in self.buckets if bucket.loaded and not bucket.taking]:
             self._over(each)
         return best, limit
 
     def _goes_on(self, bucket: Bucket) -> None:
-        """The disk has answered, or what it waited for is safe."""
+        """Continue after a disk read or a sync."""
         bucket.waiting = False
         if not bucket.gone:
             self.works.busy(self)
@@ -413,12 +425,12 @@ class TimingWheel(TimingWheelBase):
         self._retry_ms[bucket] = retry
         self.arm(retry)
 
-    # -- load --------------------------------------------------------------------------------------------------------
+    # -- load -----------------------------------------------------------------------------------------------------
 
     def _load(self, bucket: Bucket) -> bool:
         if bucket.job_end < 0:
             bucket.job_offset = 0
-            bucket.job_end = bucket.store.next_offset  # what comes from now on is put into its slot at once
+            bucket.job_end = bucket.store.next_offset  # new messages get their slot at once
             self._slots.number(bucket)
         fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, partial(self._goes_on, bucket))
         for record in fetch.records:
@@ -441,7 +453,7 @@ class TimingWheel(TimingWheelBase):
             bucket.rest()
         return True
 
-    # -- go down -----------------------------------------------------------------------------------------------------
+    # -- cascade --------------------------------------------------------------------------------------------------
 
     def _descend(self, bucket: Bucket, now: i64) -> bool:
         cascade = self._cascades.get(bucket)
@@ -473,7 +485,7 @@ class TimingWheel(TimingWheelBase):
     def _descended(self, cascade: Cascade, whole: bool) -> None:
         bucket = cascade.bucket
         if self._cascades.pop(bucket, None) is None:
-            return  # the exchange is gone
+            return  # the exchange was deleted
         bucket.rest()
         if not whole:
             log.warning("delayed messages cannot go to their next bucket yet", extra=self.about())
@@ -493,17 +505,17 @@ class TimingWheel(TimingWheelBase):
         storage.retire_directory(bucket.chain, [bucket.store], partial(self._taken_over, children))
 
     def _taken_over(self, children: list[Bucket]) -> None:
-        """The directory they come from does not come back."""
+        """Activate the children: the directory of their parent is safely deleted."""
         for child in children:
             child.waiting = False
             self.arm(child.work_ms)
         if children and not self.dropped:
             self.works.busy(self)
 
-    # -- release -----------------------------------------------------------------------------------------------------
+    # -- release --------------------------------------------------------------------------------------------------
 
     def _release(self, now: i64, limit: i64) -> bool:
-        """Whether there is more that is due and may go."""
+        """Release due messages. Return whether more can be released now."""
         tally = self.works.tally
         republisher = self.works.republisher
         slots = self._slots
@@ -515,13 +527,13 @@ class TimingWheel(TimingWheelBase):
             if tally.out >= HELD_COUNT_MAX or tally.out_bytes >= HELD_BYTES_MAX:
                 return False
             if not self._hand_over(republisher, slots.bucket(), slots.offset(), slots.goes_on()):
-                return False  # again in a while
+                return False  # `rearm` tries again
             slots.take()
             count += 1
         return True
 
     def _hand_over(self, republisher: Republisher, bucket: Bucket, offset: i64, ahead: bool) -> bool:
-        """False: it cannot be read now."""
+        """Pass a message to the republisher. Return False if it cannot be read now."""
         if bucket.gone:
             return True
         try:
@@ -530,7 +542,7 @@ class TimingWheel(TimingWheelBase):
             log.error("a delayed message cannot be read: %s", error, extra=self.about())
             return False
         if record is None:
-            return True  # it was cancelled, or could not be written
+            return True  # cancelled, or never written
         releases = self._releases.get(bucket)
         if releases is None:
             works = self.works
@@ -554,13 +566,13 @@ class TimingWheel(TimingWheelBase):
         return True
 
     def _released(self, bucket: Bucket) -> None:
-        """All that was on the way from this bucket has come there."""
+        """Remove the bucket if it is finished: all its released messages have reached their queues."""
         if self._stopped:
             self._end_clean(bucket)
         else:
             self._over(bucket)
 
-    # -- leave -------------------------------------------------------------------------------------------------------
+    # -- remove ---------------------------------------------------------------------------------------------------
 
     def _close(self, bucket: Bucket) -> None:
         bucket.taking = False
@@ -574,7 +586,7 @@ class TimingWheel(TimingWheelBase):
             self._leave(bucket)
 
     def _leave(self, bucket: Bucket) -> None:
-        """Nothing of it is left, or it was a copy: its directory goes."""
+        """Remove the directory of a bucket without messages, or of copies."""
         self._forget(bucket)
         if bucket.store.next_offset > 0 or not bucket.opened:
             self.works.storage.retire_directory(bucket.chain, [bucket.store], _nothing)
@@ -591,9 +603,10 @@ class TimingWheel(TimingWheelBase):
         self._slots.forget(bucket)
 
     def stop(self) -> None:
-        """The broker stops cleanly: of a bucket that knows what became of all it released nothing comes twice. What
-        is on its way will be safe before the logs are closed, or has not left (`DelayedRelease.left`). No directory
-        goes now.
+        """Prepare a clean stop, so that no released message is released again.
+
+        Buckets whose released messages are all finished forget their deliveries. Others do so when their messages
+        are safe, or returned (`DelayedRelease.on_stop`), before the logs close. No directory is removed now.
         """
         self._stopped = True
         for bucket in self.buckets:
@@ -624,7 +637,7 @@ class TimingWheel(TimingWheelBase):
                 gone.one()
 
     def end(self) -> list[QueueLog]:
-        """It is not used any more. Returns its logs, which are to go."""
+        """End the wheel and return its logs, which the caller removes."""
         self.dropped = True
         stores = [bucket.store for bucket in self.buckets]
         tally = self.works.tally
@@ -640,7 +653,7 @@ class TimingWheel(TimingWheelBase):
         self.disarm()
         return stores
 
-    # -- to look at --------------------------------------------------------------------------------------------------
+    # -- inspection -----------------------------------------------------------------------------------------------
 
     def count(self) -> i64:
         total: i64 = 0
@@ -650,7 +663,7 @@ class TimingWheel(TimingWheelBase):
         return total
 
     def size_bytes(self) -> i64:
-        """Of their bodies."""
+        """Return the bytes of all bodies."""
         total: i64 = 0
         for bucket in self.buckets:
             if bucket.active and bucket.opened:
@@ -661,7 +674,7 @@ class TimingWheel(TimingWheelBase):
         return {"vhost": self.vhost, "exchange": self.exchange}
 
     def settle(self, bucket: Bucket, offset: i64, due_ms: i64, number: int, size: i64) -> bool:
-        """The message is cancelled, wherever there is a copy. False: it is on its way to its queues already."""
+        """Cancel a message and its copy. Return False if it is on the way to its queues."""
         if bucket.gone or offset in bucket.out:
             return False
         cascade = self._cascades.get(bucket)
@@ -673,10 +686,10 @@ class TimingWheel(TimingWheelBase):
         self.works.turn.schedule()
         return True
 
-    # -- when it is next wanted --------------------------------------------------------------------------------------
+    # -- timer ----------------------------------------------------------------------------------------------------
 
     def rearm(self) -> None:
-        """Nothing can be done now: it is called when something can. Cost: a step per bucket."""
+        """Set the timer for the next work. Cost: a step per bucket."""
         if self.dropped:
             return
         soonest = self._slots.first_ms()
@@ -694,4 +707,4 @@ class TimingWheel(TimingWheelBase):
 
 
 def _nothing() -> None:
-    """Nobody waits for a directory to go."""
+    """Do nothing: no caller waits."""

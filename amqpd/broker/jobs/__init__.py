@@ -1,1 +1,1 @@
-"""Messages moved, copied, deleted and sent back, out of any place of a queue: see README.md."""
+"""Jobs that move, copy, delete, redrive or replay messages: see README.md."""

@@ -1,25 +1,20 @@
-"""One job of surgery: messages of one queue are found (broker/queue/scan.py) and moved, copied or deleted.
+"""A job: moves, copies or deletes messages of one queue in slices.
 
-What is found is handed to the republisher, a window of it at a time, and settled at its source when every durable
-target has synced it: a crash in between leaves it in both, and loses none. So that both can be told for one, each copy
-says in its headers where it came from (job.py), and at the source it counts as redelivered after a kill.
+A `QueueScan` finds messages. The job passes a window of them to the republisher, and settles each in the source
+when every durable target has synced it. A crash may leave a message in both queues but loses none. To identify
+duplicates, `SourceHeaders` marks each copy, and after a kill the source message counts as redelivered.
 
-States: a job *runs*, or *waits* for something it names (an alarm, a target that is full or takes nothing, the disk),
-and ends as *done*, *stopped* (by hand; what was not published yet is given back, what was goes on to its end) or
-*failed* (a reason that does not pass: a queue of it was deleted). A full target is never made to drop anything: the job
-waits until there is room. Jobs are in memory alone: after a restart there is none, and what it had not done is where it
-was.
+A job *runs*, or *waits* for a named reason (an alarm, a full or failed target, the disk). It ends as *done*,
+*stopped* (by an operator) or *failed* (permanently, for example because a queue was deleted). When it is stopped,
+unpublished messages return to the source, and published ones complete. A job never makes a full target drop
+messages; it waits for room. Jobs are not stored: a restart removes them, and unfinished messages are in the source.
 
-One slice works for SLICE_MS at most, then the loop has its turn (`SlicedRunner`). What a job holds does not grow with
-its
-queue: LINE_COUNT messages that wait to be published, WINDOW_COUNT that wait for a sync, without their bodies.
+A slice works for at most SLICE_MS; then the loop continues (`SlicedRunner`). Memory does not depend on the queue:
+LINE_COUNT messages wait for the republisher, and WINDOW_COUNT entries without bodies wait for a sync.
 
-The headers that tell of a copy where it came from, so that two of one message can be told for one.
-
-`x-source-queue` and `x-source-offset` name the message in its queue: they are the same for every copy of it, however
-often a job was repeated after a kill. `x-source-redelivered` is there, and true, where it was redelivered there. What a
-message has of an earlier move is replaced, and what its producer has numbered it with goes: in another queue it might
-pass for a duplicate.
+**Headers of copies.** `x-source-queue` and `x-source-offset` identify the source message and are equal in all
+copies, also after a repeated job. `x-source-redelivered` is true if it was redelivered there. Headers of an earlier
+move are replaced. Producer numbers are removed, because the target could take the message for a duplicate.
 """
 
 from __future__ import annotations
@@ -55,14 +50,14 @@ _PREFIXES: Final = (b"x-source-", b"x-producer-", b"x-sequence")
 
 @final
 class SourceHeaders:
-    """Of messages of the queue of this name."""
+    """The headers that mark copies from one source queue."""
 
     def __init__(self, queue: str) -> None:
         self._first = encode_entry(QUEUE, queue) + encode_entry(OFFSET, Int64(0))[:-8]
         self._redelivered = encode_entry(REDELIVERED, True)
 
     def marked(self, properties: bytes, offset: i64, redelivered: bool) -> bytes:
-        """`properties` with these headers; as they were where they would not fit a frame any more. Cost: 0.5 us."""
+        """Return the properties with these headers; without them if they would not fit into a frame. Cost: 0.5 us."""
         bare = properties
         if properties[0] & _HAS_HEADERS:
             for prefix in _PREFIXES:
@@ -86,27 +81,27 @@ DONE: Final = "done"
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 
-# Found, and not published yet: no more than the republisher does in a slice or two, so that what remains in its line
-# does not count as dead letters that wait, for which publishers are paced. Published, and not safe yet.
+# LINE: found and not published. This is what the republisher does in one or two slices, so that its queue does not
+# pace publishers as waiting dead letters do. WINDOW: not synced yet.
 LINE_COUNT: Final = 512
 LINE_BYTES: Final = 1024 * 1024
 WINDOW_COUNT: Final = 32768
-# When it looks again whether what it waits for is there; whether the disk has answered, should nobody tell.
+# Delay before a waiting job tries again; and before it asks whether the disk has answered.
 WAIT_MS: Final = 250
 DISK_MS: Final = 20
 
 
 @final
 class JobFilter(MessagePredicate):
-    """What a message has to be for its job."""
+    """Selects the messages of a job by selector and target, and counts those it leaves."""
 
     def __init__(self, selector: Selector | None, address: JobTarget | None) -> None:
         self.selector = selector
         self.address = address
         self.looked_count: i64 = 0
-        # Not gone anywhere, by reason.
+        # Reason -> number of messages that stay in the source.
         self.left: dict[str, int] = {}
-        # Of the last one, whose content but for the body may be that of the next, too.
+        # ^Cache for consecutive messages with the same content except for the body.
         self._content: bytes = b""
         self._envelope: MessageRoute | None = None
         self._answer = False
@@ -131,25 +126,29 @@ class JobFilter(MessagePredicate):
         return True
 
     def leave(self, why: str) -> None:
-        """One that was selected stays where it is."""
+        """Count a selected message that stays in the source."""
         self.left[why] = self.left.get(why, 0) + 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SlicedTask:
-    """Something that works in slices of the loop, one after another with all others (`SlicedRunner`)."""
+    """Work in slices of loop turns, in rotation with other tasks (`SlicedRunner`)."""
 
     def __init__(self) -> None:
         self.scheduled = False
 
     def work(self) -> bool:
-        """A slice. Whether there is more to do at once; else it is woken when there is (`SlicedRunner.wake`)."""
+        """Do one slice. Return True if there is more now; otherwise `SlicedRunner.wake` must be called later."""
         raise NotImplementedError
 
 
 @final
 class SlicedRunner:
-    """One per broker: a slice of one worker, then the loop has its turn. call_soon: the loop's."""
+    """Runs one slice of one task per loop turn; one per broker.
+
+    Args:
+        call_soon: calls a function in the next loop turn.
+    """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
@@ -158,12 +157,12 @@ class SlicedRunner:
         self._stopped = False
 
     def stop(self) -> None:
-        """The broker stops: nothing is worked on any more."""
+        """Discard all tasks: the broker stops."""
         self._stopped = True
         self._line.clear()
 
     def wake(self, worker: SlicedTask) -> None:
-        """It has something to do."""
+        """Schedule the task."""
         if not worker.scheduled and not self._stopped:
             worker.scheduled = True
             self._line.append(worker)
@@ -175,7 +174,7 @@ class SlicedRunner:
             self._call_soon(self.run)
 
     def run(self) -> None:
-        """Called by the loop."""
+        """Run one slice. Called by the loop."""
         self._asked = False
         if not self._line:
             return  # the broker stops
@@ -189,7 +188,7 @@ class SlicedRunner:
 
 @final
 class RetryTimer(Timer):
-    """Wakes a job that waits."""
+    """Wakes a waiting job."""
 
     def __init__(self, job: QueueJob) -> None:
         super().__init__()
@@ -201,7 +200,7 @@ class RetryTimer(Timer):
 
 @final
 class JobTask(SlicedTask):
-    """The slices of a job."""
+    """The task of a job."""
 
     def __init__(self, job: QueueJob) -> None:
         super().__init__()
@@ -219,11 +218,19 @@ class JobTask(SlicedTask):
 
 @final
 class QueueJob(RepublishSource):
-    """id: of the job, for people. verb: move, copy, delete, redrive, ... limit: how many at most; 0: all. counts_only:
-    nothing is done (a dry run). address: None where messages are settled and go nowhere. ended: called with the job at
-    its end, once.
+    """One job: the messages of a queue as a source of the republisher.
 
-    done_count: at their targets, safely, or deleted; in a dry run, what would be. begun_ms, ended_ms: since 1970.
+    Args:
+        id_: for people.
+        verb: move, copy, delete, redrive, ...
+        conditions: selects messages; without a target, messages are only settled.
+        limit: of messages; 0 for all.
+        counts_only: a dry run.
+        ended: called once with the job at its end.
+
+    Attributes:
+        done_count: safe at their targets, or deleted; in a dry run, those that would be.
+        begun_ms, ended_ms: since 1970.
     """
 
     def __init__(
@@ -251,7 +258,7 @@ class QueueJob(RepublishSource):
         self.done_count: i64 = 0
         self.begun_ms: i64 = republisher.timers.wall_ms()
         self.ended_ms: i64 = 0
-        # For who starts jobs: what else is to be shown of it.
+        # More fields to show in listings.
         self.shown: dict[str, object] = {}
         self._republisher = republisher
         self._turn = turn
@@ -262,12 +269,12 @@ class QueueJob(RepublishSource):
         self._task = JobTask(self)
         self._later = RetryTimer(self)
         self._slice: i64 = -1
-        # Found and not safe yet, by offset; how many of them are not published yet.
+        # Entries found and not safe yet, by offset; and how many of them are not published.
         self._under_way: dict[int, QueueEntry] = {}
         self._line_count: i64 = 0
-        # As much is under way as may be. A target was full, which one it was (one that refuses has not said why), and
-        # how many are tried since: what is taken and given back is noted in the log. Before this time it looks at
-        # nothing.
+        # State of waiting. `_blocked`: the window is full. `_full`, `_full_target`: a target is full; None if it
+        # refused without a reason. `_tried_max`: messages to try after that, because taking and returning them
+        # writes to the log. `_until_ms`: no work before this time.
         self._blocked = False
         self._full = False
         self._full_target: Queue | None = None
@@ -275,35 +282,35 @@ class QueueJob(RepublishSource):
         self._until_ms: i64 = 0
         self._marks = SourceHeaders(source.name)
 
-    # -- its life ----------------------------------------------------------------------------------------------------
+    # -- start and end --------------------------------------------------------------------------------------------
 
     def begin(self, search: QueueScan) -> None:
-        """Looks for messages by `search`, whose judge are the job's conditions, from the next turn on."""
+        """Start with this scan, which uses the job's conditions. The first slice is in the next loop turn."""
         self._search = search
         self.wake()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Schedule the job unless it has ended."""
         if self.ended_ms == 0:
             self._runner.wake(self._task)
 
     def stop(self) -> None:
-        """By hand. What is published goes on to its end, what is not is given back."""
+        """Stop the job by request. Published messages complete; others return to the source."""
         if self.state in (RUNNING, WAITING):
             self.state = STOPPING
             self.wake()
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970."""
+        """Return milliseconds since 1970."""
         return self._republisher.timers.wall_ms()
 
     @property
     def under_way_count(self) -> int:
-        """Found, and not safe at their targets yet."""
+        """Messages found and not safe at their targets yet."""
         return len(self._under_way)
 
     def fail(self, reason: str) -> None:
-        """It cannot go on, for good."""
+        """Mark the job as failed for a permanent reason."""
         if self.state in (RUNNING, WAITING):
             self.state = FAILED
             self.reason = reason
@@ -316,7 +323,7 @@ class QueueJob(RepublishSource):
         return False
 
     def end(self) -> bool:
-        """No more is looked for: it is over when nothing is under way."""
+        """Close the scan, and end the job if no message is under way."""
         search = self._search
         if search is not None and not self._closed:
             self._closed = True
@@ -329,16 +336,16 @@ class QueueJob(RepublishSource):
             self.state = DONE
             self.reason = ""
         self._republisher.timers.cancel(self._later)
-        self._search = None  # who remembers the job need not remember that
+        self._search = None  # release it for owners that remember the job
         self._full_target = None
         self.ended_ms = self._republisher.timers.wall_ms()
         self._ended(self)
         return False
 
-    # -- a slice -----------------------------------------------------------------------------------------------------
+    # -- slices ---------------------------------------------------------------------------------------------------
 
     def work(self) -> bool:
-        """A slice of it. Whether there is more to do at once."""
+        """Do one slice. Return whether there is more to do now."""
         if self.ended_ms > 0:
             return False
         search = self._search
@@ -362,7 +369,7 @@ class QueueJob(RepublishSource):
             self._tried_max = 1
             return self._wait("the target is full", WAIT_MS)
         if count <= 0:
-            self._blocked = True  # it is woken when something is published or safe
+            self._blocked = True  # woken after a publish or a sync
             return False
         self.state = RUNNING
         self.reason = ""
@@ -394,12 +401,12 @@ class QueueJob(RepublishSource):
                 search.settle(entry)
             self.done_count += len(entries)
         else:
-            # A temporary log goes when nothing is ready any more.
+            # A temporary log is deleted when no message is ready.
             kept_in_log = self.source.log() is not None
             republisher = self._republisher
             for entry in entries:
                 message = entry.message
-                assert message is not None  # a search gives out messages
+                assert message is not None  # entries of a scan have messages
                 self._under_way[entry.offset] = entry
                 if kept_in_log:
                     entry.message = None
@@ -407,7 +414,7 @@ class QueueJob(RepublishSource):
             self._line_count += len(entries)
 
     def _share(self) -> i64:
-        """How many messages may be looked for now."""
+        """Return how many messages to look for in this slice."""
         count: i64 = LINE_COUNT
         if self.conditions.address is not None and not self.counts_only:
             count = self._room(self.conditions.address.queue)
@@ -420,7 +427,11 @@ class QueueJob(RepublishSource):
         return count
 
     def _room(self, target: Queue | None) -> i64:
-        """How many more may be under way. target: where all of them go, if that is one queue."""
+        """Return how many more messages may be under way.
+
+        Args:
+            target: the queue that all messages go to, if there is only one.
+        """
         full = self._full_target
         if full is not None and not self._full:
             self._full = not full.deleted and is_full(full, 1)
@@ -435,7 +446,7 @@ class QueueJob(RepublishSource):
         if target is None or count <= 0:
             return count
         if self._line_count > 0 and target.rules.length_bytes_max >= 0:
-            return 0  # how many bytes they are is not known before they are there
+            return 0  # their bytes are unknown until they are in the target
         count = room(target, count + self._line_count) - self._line_count
         if self._line_count == 0 and (count <= 0 or self._share_bytes() <= 0):
             self._full = True
@@ -443,7 +454,7 @@ class QueueJob(RepublishSource):
         return count
 
     def _share_bytes(self) -> i64:
-        """How many bytes of bodies may be looked for now."""
+        """Return how many bytes of bodies to look for in this slice."""
         address = self.conditions.address
         target = None if address is None or self.counts_only else address.queue
         if target is None or target.rules.stream or target.rules.length_bytes_max < 0:
@@ -452,13 +463,13 @@ class QueueJob(RepublishSource):
         return left if left < LINE_BYTES else LINE_BYTES
 
     def _trouble(self) -> str:
-        """Why it cannot go on, for good."""
+        """Return the permanent reason why the job cannot continue, "" for none."""
         if self.source.deleted:
             return f"queue '{self.source.name}' was deleted"
         return "" if self.conditions.address is None else self.conditions.address.trouble()
 
     def _hindrance(self) -> str:
-        """Why it cannot go on just now."""
+        """Return the temporary reason why the job cannot continue, "" for none."""
         address = self.conditions.address
         if address is None or self.counts_only:
             return ""
@@ -471,7 +482,7 @@ class QueueJob(RepublishSource):
                 return "the target's log takes nothing"
         return ""
 
-    # -- its origin: what the republisher asks -------------------------------------------------------------------------
+    # -- the republisher's interface ------------------------------------------------------------------------------
 
     def log(self) -> QueueLog | None:
         return self.source.store
@@ -497,7 +508,7 @@ class QueueJob(RepublishSource):
             address.forget()
         found = address.find(envelope, properties)
         if found is None:
-            return KEEP  # its target has gone since it was found
+            return KEEP  # its target is gone
         for destination in found.destinations:
             if isinstance(destination, Queue) and is_full(destination, entry.body_size):
                 self._full = True

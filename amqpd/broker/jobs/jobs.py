@@ -1,12 +1,11 @@
-"""The jobs of a broker: begun, listed, stopped.
+"""`JobManager` starts, lists and stops jobs; `browse` reads messages of a queue for display.
 
-Who begins one has looked at the permissions, and waited until the logs of source and target are open. The last
-ENDED_COUNT_MAX that have ended are remembered; all are forgotten with the broker.
+The caller of `begin` has checked permissions and opened the logs of source and target. The last ENDED_COUNT_MAX
+ended jobs are remembered; a restart removes all.
 
-A page of a queue's messages, shown: nothing is taken, requeued or marked, and no order is touched.
-
-Whoever wants more asks again from `next_offset`. A page ends with its number of messages, with PAGE_BYTES_MAX of
-bodies, or after PAGE_MS of looking, so that a selector nothing matches does not keep its reader waiting.
+Browsing takes, requeues or marks nothing and does not change the order. A page ends after its number of messages,
+PAGE_BYTES_MAX of bodies, or PAGE_MS, so that a selector without matches does not block the reader. The next page
+starts at `next_offset`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from amqpd.storage.local_log import LocalLog
 
 PAGE_BYTES_MAX: Final = 16 * 1024 * 1024
 PAGE_MS: Final = 1000
-# The disk has answered within so long, or is asked again.
+# The read is repeated after this time without an answer from the disk.
 _DISK_S: Final = 0.02
 
 READY: Final = "ready"
@@ -44,9 +43,12 @@ UNACKED: Final = "unacked"
 
 
 class Page(NamedTuple):
-    """messages: entries, which belong to nobody, with their state. next_offset: where the next page begins.
+    """A page of messages.
 
-    ended: there was nothing behind it when it was made.
+    Attributes:
+        messages: entries with their state; the page does not own them.
+        next_offset: where the next page begins.
+        ended: the queue had no more messages.
     """
 
     messages: list[tuple[QueueEntry, str]]
@@ -55,10 +57,10 @@ class Page(NamedTuple):
 
 
 async def browse(queue: Queue, selector: Selector | None, count: int, begin: int = 0, begin_ms: int = 0) -> Page:
-    """The first `count` messages from the offset `begin` and the time `begin_ms` (ms since 1970) on.
+    """Return the first `count` messages at or after offset `begin` and time `begin_ms` (ms since 1970).
 
-    The queue's log is open. Cost: some 2 us a message it looks at, in slices of 2 ms. Raises: OSError,
-    PreconditionFailed.
+    The queue's log must be open. Cost: some 2 us per message scanned, in slices of 2 ms.
+    Raises: OSError; PreconditionFailed.
     """
     check_times(queue, begin_ms)
     arrived = asyncio.Event()
@@ -81,7 +83,7 @@ async def browse(queue: Queue, selector: Selector | None, count: int, begin: int
                     async with asyncio.timeout(_DISK_S):
                         await arrived.wait()
                 except TimeoutError:
-                    continue  # asked again
+                    continue  # read again
             else:
                 await asyncio.sleep(0)
         return Page(messages, reading.next_offset, reading.ended)
@@ -90,7 +92,7 @@ async def browse(queue: Queue, selector: Selector | None, count: int, begin: int
 
 
 def check_times(queue: Queue, begin_ms: int) -> None:
-    """Whether one can begin at a time. Raises: PreconditionFailed where not every message is in a log."""
+    """Check that a job can begin at a time. Raises: PreconditionFailed if not every message is in a log."""
     if begin_ms > 0 and queue.log() is None:
         raise PreconditionFailed(
             f"queue '{queue.name}' in vhost '{queue.vhost_name}' is not durable: "
@@ -99,7 +101,7 @@ def check_times(queue: Queue, begin_ms: int) -> None:
 
 
 def _states(queue: Queue, entries: list[QueueEntry]) -> list[str]:
-    """Of these, read just now."""
+    """Return the states of entries that were just read."""
     if queue.rules.stream:
         return [READY] * len(entries)
     states: list[str] = []
@@ -115,7 +117,7 @@ log = logging.getLogger(__name__)
 
 ENDED_COUNT_MAX: Final = 100
 RUNNING_COUNT_MAX: Final = 16
-"""Together they take one slice of each turn of the loop: more of them would be no faster."""
+"""All jobs share one slice per loop turn, so more would be no faster."""
 
 MOVE: Final = "move"
 COPY: Final = "copy"
@@ -123,16 +125,19 @@ DELETE: Final = "delete"
 REDRIVE: Final = "redrive"
 REWIND: Final = "rewind"
 GONE: Final = "gone"
-"""Why what a rewind is to begin with is left: it is older, or more, than the queue keeps (x-retain)."""
+"""Reason for messages that a rewind cannot restore: x-retain no longer keeps them."""
 
 
 class JobRequest(NamedTuple):
-    """What is to be done with messages of one queue.
+    """The description of a job.
 
-    to_queue, or to_exchange with routing_key (None: their own): of move and copy. selector: None for all of them.
-    limit: 0 for no limit. begin, begin_ms: of copy and rewind, the first offset, or the first time (ms since 1970); 0:
-    from the front. until, until_ms: of rewind, what comes first of what is left alone; -1: to the end. may_write: of
-    redrive, whether the user may write to the `queue` or `exchange` of a name.
+    Attributes:
+        to_queue, to_exchange, routing_key: target of move and copy; routing_key None for the messages' own keys.
+        selector: None for all messages.
+        limit: 0 for none.
+        begin, begin_ms: first offset or time (ms since 1970) of copy and rewind; 0 for the beginning.
+        until, until_ms: offset or time at which a rewind ends, exclusive; -1 for the end of the queue.
+        may_write: of redrive; whether the user may write to the `queue` or `exchange` of a name.
     """
 
     verb: str
@@ -153,7 +158,14 @@ class JobRequest(NamedTuple):
 
 
 class JobManager:
-    """One per broker. call_soon: the loop's. begun: told of each job."""
+    """The jobs of a broker.
+
+    Args:
+        call_soon: calls a function in the next loop turn.
+
+    Attributes:
+        begun: called with each new job.
+    """
 
     def __init__(
         self, republisher: Republisher, turn: LoopTurn, call_soon: Callable[[Callable[[], None]], object]
@@ -164,25 +176,28 @@ class JobManager:
         self._turn = turn
         self._jobs: dict[str, QueueJob] = {}
         self._begun_count = 0
-        # Who waits for the end of a job, by its id.
+        # Waiters for the end of jobs, by id.
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def stop(self) -> None:
-        """The broker stops: what is not done stays where it is."""
+        """Stop all jobs: unfinished messages remain in their queues."""
         self.runner.stop()
 
     def all(self) -> list[QueueJob]:
-        """Those that run, and the last that have ended; in the order in which they began."""
+        """Return running jobs and the last ended ones, in the order of their start."""
         return list(self._jobs.values())
 
     def get(self, id_: str) -> QueueJob | None:
-        """The job of this id."""
+        """Return the job with this id, None if unknown."""
         return self._jobs.get(id_)
 
     def begin(self, request: JobRequest, ended: Callable[[QueueJob], object] | None = None) -> QueueJob:
-        """Begins a job; its first slice comes with the next turn.
+        """Start a job; its first slice is in the next loop turn.
 
-        ended: called with it at its end. Raises: PreconditionFailed, NotFound.
+        Args:
+            ended: called with the job at its end.
+
+        Raises: PreconditionFailed; NotFound.
         """
         source = request.source
         if source.rules.stream and request.verb != COPY:
@@ -200,7 +215,9 @@ class JobManager:
         return job
 
     def _check_alone(self, request: JobRequest) -> None:
-        """Two rewinds of one queue at a time would both bring back what both have found. Raises: PreconditionFailed."""
+        """Refuse a second rewind of a queue, because both would restore the same messages. Raises:
+        PreconditionFailed.
+        """
         if request.to_queue is not None or request.dry_run:
             return
         source = request.source
@@ -221,7 +238,9 @@ class JobManager:
         request: JobRequest,
         ended: Callable[[QueueJob], object] | None = None,
     ) -> QueueJob:
-        """A listed job that has not begun, for a caller with its own `QueueScan`. Raises: PreconditionFailed."""
+        """Create a listed job for a caller with its own `QueueScan`, which calls its `begin`. Raises:
+        PreconditionFailed.
+        """
         running = [job for job in self._jobs.values() if job.ended_ms == 0]
         if len(running) >= RUNNING_COUNT_MAX:
             raise PreconditionFailed(f"{RUNNING_COUNT_MAX} jobs are running: wait for one to end, or stop one")
@@ -265,7 +284,7 @@ class JobManager:
             ended(job)
 
     async def until_ended(self, job: QueueJob, wait_ms: int) -> None:
-        """Returns when the job has ended, or `wait_ms` have passed."""
+        """Return when the job has ended, or after `wait_ms`."""
         if job.ended_ms > 0 or wait_ms <= 0:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -274,7 +293,7 @@ class JobManager:
             async with asyncio.timeout(wait_ms / 1000):
                 await future
         except TimeoutError:
-            pass  # the caller looks how far it is
+            pass  # the caller looks at the job's state
         finally:
             waiting = self._waiting.get(job.id, [])
             if future in waiting:
@@ -282,7 +301,7 @@ class JobManager:
 
 
 def _unheard(_job: QueueJob) -> None:
-    """Nobody asked."""
+    """Do nothing, until a caller sets `begun`."""
 
 
 def _shown(request: JobRequest) -> dict[str, object]:
@@ -299,7 +318,7 @@ def _shown(request: JobRequest) -> dict[str, object]:
 
 
 def _address_of(request: JobRequest) -> JobTarget | None:
-    """Where its messages go; None: nowhere. Raises: NotFound, PreconditionFailed."""
+    """Return the target of the messages, None if they go nowhere. Raises: NotFound; PreconditionFailed."""
     vhost, source = request.vhost, request.source
     if request.verb == DELETE or (request.verb == REWIND and request.to_queue is None):
         return None
@@ -330,7 +349,7 @@ def _search_of(request: JobRequest, job: QueueJob) -> QueueScan:
 
 
 def check_rewind(request: JobRequest) -> None:
-    """Raises: PreconditionFailed where a queue keeps nothing that could come back, or not into this queue."""
+    """Check that the queue retains settled messages that can return. Raises: PreconditionFailed."""
     source = request.source
     thing = f"queue '{source.name}' in vhost '{source.vhost_name}'"
     if source.rules.stream:
@@ -347,7 +366,7 @@ def check_rewind(request: JobRequest) -> None:
 def _rewinding(request: JobRequest, job: QueueJob) -> QueueScan:
     source = request.source
     store = source.log()
-    assert isinstance(store, LocalLog)  # `check_rewind` has looked
+    assert isinstance(store, LocalLog)  # after `check_rewind`
     end: int = int(store.next_offset)
     until = min(end, request.until) if request.until >= 0 else end
     begin, gone = offsets_there(store.log.segments, request.begin, request.begin_ms, until)

@@ -1,17 +1,17 @@
-"""Where the messages of a job go: to one queue, to an exchange, or back to where dead letters came from.
+"""Targets of jobs: a queue, an exchange, or the queue in which a dead letter died first.
 
-An `JobTarget` says it of each message (`find`), or why that one stays where it is. What it has found out for one route
-and properties holds for the rest of a slice: nothing is declared, bound or deleted within one.
+`JobTarget.find` returns the destination of a message, or the reason why it stays in the source. Results for a route
+and properties are cached for one slice, in which no declaration, binding or deletion can happen.
 
-A message that is moved or copied to a queue keeps its exchange and routing key, so that its reader sees where it was
-published; one that is sent to an exchange has that exchange's name, as if it had just been published there. Headers,
-expiration and all other properties stay as they are: a time to live begins anew in the target.
+A message moved or copied to a queue keeps its exchange and routing key. A message sent to an exchange gets the name
+of this exchange, as if it were published there. Headers, expiration and other properties do not change; a TTL
+starts again in the target.
 
-**Redrive.** A dead letter goes back to the queue in which it died first (`x-first-death-queue`, else the oldest entry
-of `x-death`), under the exchange and routing key that `x-death` remembers of it; where that queue is gone, it is
-published to that exchange again under all its routing keys. Its story is over then: `x-death` and `x-first-death-*` go
-(kept, they would count as a cycle, and a second expiry would drop it for good), and `x-redrive-count` says how often it
-was sent back. The expiration that dead-lettering took from it is not put back: it would be gone again at once.
+**Redrive.** A dead letter returns to the queue in which it died first: `x-first-death-queue`, or the oldest entry
+of `x-death`. It gets the exchange and routing key that `x-death` has for this death. If the queue does not exist,
+the message is published to that exchange with all its routing keys. `x-death` and `x-first-death-*` are removed,
+because a second expiry would take them for a cycle and drop the message. `x-redrive-count` counts redrives. The
+expiration removed by dead-lettering is not restored: the message would expire at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NO_PERMISSION: Final = "no permission"
 
 @final
 class TargetRoute:
-    """Where a message goes. properties: what it has then."""
+    """The destinations of a message and the properties it gets."""
 
     def __init__(self, envelope: MessageRoute, properties: bytes, destinations: list[Destination]) -> None:
         self.envelope = envelope
@@ -51,8 +51,11 @@ class TargetRoute:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class JobTarget:
-    """why: of the last message that stays, the reason, a few words that are the same for all alike. queue: the one
-    target there is, if it is one, and then it is that of all.
+    """The target of a job.
+
+    Attributes:
+        why: a fixed short text, the reason why the last message stays.
+        queue: the only target, if there is only one.
     """
 
     def __init__(self, queue: Queue | None) -> None:
@@ -60,22 +63,20 @@ class JobTarget:
         self.why = NO_TARGET
 
     def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
-        """Where a message of this route and these properties goes, good until it is asked again; None: it stays, for
-        `why`.
-        """
+        """Return the route for a message, valid until the next call; None if it stays, with the reason in `why`."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Another slice: something may have been declared, bound or deleted."""
+        """Clear the cache at the beginning of a slice."""
 
     def trouble(self) -> str:
-        """Why no message can go anywhere any more; "": it is not so."""
+        """Return the permanent reason why no message can be sent, "" for none."""
         return ""
 
 
 @final
 class QueueTarget(JobTarget):
-    """All go to one queue."""
+    """One queue for all messages."""
 
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue)
@@ -96,8 +97,11 @@ class QueueTarget(JobTarget):
 
 @final
 class ExchangeTarget(JobTarget):
-    """All are published to an exchange. source: the queue that they are in; what would come back to it stays there.
-    key: under this routing key; None: under their own.
+    """An exchange for all messages.
+
+    Args:
+        source: a message that would return to this queue stays there.
+        key: the routing key; None for the messages' own.
     """
 
     def __init__(self, vhost: VHost, source: Queue, exchange: str, key: str | None) -> None:
@@ -124,7 +128,7 @@ class ExchangeTarget(JobTarget):
             if destinations and destinations[0].is_queue and self._source not in destinations:
                 found = TargetRoute(to, properties, destinations)
             if router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY):
-                return found  # the next one like it may go another way
+                return found  # an equal message may get another route
         if len(self._made) >= REMEMBERED_MAX:
             self._made.clear()
         self._made[known] = found
@@ -136,8 +140,11 @@ class ExchangeTarget(JobTarget):
 
 @final
 class FirstDeathTarget(JobTarget):
-    """Each goes back to where it died first. source: the queue that they are in. may_write: whether the user may write
-    to the `queue` or `exchange` of this name.
+    """The queue of the first death, for each dead letter.
+
+    Args:
+        source: the queue of the dead letters.
+        may_write: whether the user may write to the `queue` or `exchange` of a name.
     """
 
     def __init__(self, vhost: VHost, source: Queue, may_write: Callable[[str, str], bool]) -> None:
@@ -145,10 +152,10 @@ class FirstDeathTarget(JobTarget):
         self._vhost = vhost
         self._source = source
         self._may_write = may_write
-        # Of each properties: where to, or why not.
+        # By properties: the route, or the reason.
         self._made: dict[bytes, TargetRoute | None] = {}
         self._whys: dict[bytes, str] = {}
-        # The next one like the last may go another way.
+        # True if an equal message may get another route.
         self._varies = False
 
     def forget(self) -> None:
@@ -199,7 +206,7 @@ class FirstDeathTarget(JobTarget):
         else:
             exchange = self._vhost.exchanges.get(exchange_name)
             if exchange is None or exchange.matcher is None:
-                return None  # the default exchange goes by the name of the queue that is gone
+                return None  # the default exchange would need the missing queue
             if not self._may_write("exchange", exchange_name):
                 self.why = NO_PERMISSION
                 return None
@@ -211,8 +218,9 @@ class FirstDeathTarget(JobTarget):
 
 
 def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:
-    """Queue, exchange and routing keys of a dead letter's first death. None: its headers tell of none, or not well
-    enough (a client may have put anything there).
+    """Return queue, exchange and routing keys of a dead letter's first death.
+
+    Returns: None if the headers do not have them; a client may have written any value.
     """
     deaths = table.get("x-death")
     if not isinstance(deaths, list):
@@ -220,7 +228,7 @@ def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:
     told = [each for each in deaths if isinstance(each, dict)]
     if not told:
         return None
-    first: dict[str, object] = told[-1]  # the newest is in front
+    first: dict[str, object] = told[-1]  # the newest is first
     queue = _text(table.get("x-first-death-queue"))
     reason = _text(table.get("x-first-death-reason"))
     for each in told:
@@ -247,9 +255,7 @@ def _text(value: object) -> str:
 
 
 def room(queue: Queue, count: i64) -> i64:
-    """How many of `count` messages a queue may take before it is full by its lengths, as far as that is known before
-    they come: by number.
-    """
+    """Return how many of `count` messages the queue can take before its length limit; bytes are not known yet."""
     rules = queue.rules
     if rules.stream or rules.length_max < 0:
         return count
@@ -260,7 +266,7 @@ def room(queue: Queue, count: i64) -> i64:
 
 
 def is_full(queue: Queue, size: i64) -> bool:
-    """Whether one more message of this size would be over a length of the queue, whatever it does then."""
+    """Return whether one more message of this size would exceed a length limit of the queue."""
     rules = queue.rules
     count = queue.ready_count + queue.delayed_count + 1
     return not rules.stream and rules.is_over(count, queue.ready_bytes + queue.delayed_bytes + size)
