@@ -1,30 +1,29 @@
-"""The end of a log: the open batch, the transaction that is open, and what waits for the end of the turn to be written.
+"""The end of a log: the open batch, the open transaction, and the closed batches that wait to be written.
 
-`append` writes into the open batch and makes no object per message, nor a system call. `write`, once per loop turn,
-closes the batch and writes all of the turn's batches in one `writev`. Offsets rise by one with each append and are
-never used twice, also when a write fails: what did not get into the files is named in `QueueLog.failed_ranges`.
+`append` writes into the open batch. It makes no object per message and no system call. `write`, once per loop turn,
+closes the batch and writes all batches of the turn with one `writev`.
 
-Where the log has a codec, a batch is compressed as it is closed. Of small messages it takes more then: the more there
-is of them, the less each of them takes. Where it has a `replica`, its batches are closed as Kafka takes them, and take
-more too.
+Offsets increase by one with each append and are never used twice, also when a write fails. `QueueLog.failed_ranges`
+names the offsets that did not reach the files.
 
-Kafka makes another batch of one that says when it was appended (LogAppendTime), takes no control record of a client,
-and drops the attributes that it leaves free when it makes one anew. So a batch for it has no attribute but its
-compression; its time stands in it as CreateTime, the same for all its records. A transient message of such a log is
-stored as a persistent one. A transaction is one batch: Kafka's markers are its own. Offsets are Kafka's too, so a batch
-that could not be written here goes there all the same: there is no gap.
+Compression: with a codec, each batch is compressed when it is closed. It may then have more than 64 records, because
+many small records compress better together.
 
-Record batches that another program closed (a Kafka client, say): looked at, and put at the end as they are.
+Logs replicated to Kafka (`replica` is set): Kafka receives the batches as they are closed here, so they must be
+batches of a Kafka producer:
 
-What stands in a log is never doubted again before it is read, so everything is checked here: sizes, checksum, offset
-deltas, and that each record can be read. Then, as Kafka's broker does, the batch gets its base offset and the leader
-epoch, which the checksum does not cover; not another byte changes.
+- The only attribute is the compression. Kafka rejects or rewrites LogAppendTime, control records and unknown bits.
+- The batch has one CreateTime for all its records.
+- A transient message is stored as a persistent one.
+- A transaction is one batch, because Kafka writes markers of its own.
+- Kafka assigns the same offsets. A batch that could not be written to the local cache is still sent, so there is no
+  gap.
 
-Compressed ones stay compressed, and times that their program gave (CreateTime) stay as they are: a broker that takes
-batches of Kafka's clients keeps them byte for byte. To be checked they are unpacked once.
-
-Refused: transactional and control batches (their numbers are offsets of the log they come from), batches that a cleaner
-has left holes in, and those that unpack to more than readers take.
+`append_batches` accepts record batches that another program has closed, for instance a Kafka client. Readers trust
+the log, so everything is checked here: sizes, checksum, offset deltas, and every record. Then the batch gets its base
+offset and leader epoch, which the checksum does not cover. All other bytes stay, also compression and CreateTime.
+`append_batches` rejects transactional and control batches (they name offsets of their old log), compacted batches
+with holes, and batches that decompress to more than readers accept.
 """
 
 from __future__ import annotations
@@ -71,17 +70,17 @@ from amqpd.storage.log.writer import append as append_to
 from amqpd.storage.loop_log import GroupCommitLog, LogContext
 
 _ATTRIBUTES: Final[i64] = LOG_APPEND_TIME | TRANSIENT | COMPRESSION
-_EPOCH_END: Final[i64] = 16  # of the fields that the checksum does not cover
+_EPOCH_END: Final[i64] = 16  # base offset, length and epoch end here; the checksum does not cover them
 
 
 class BadBatch(ValueError):
-    """The bytes are not whole record batches that a log takes; nothing of them was appended."""
+    """The bytes are not whole record batches that a log accepts. Nothing was appended."""
 
 
 def check_batches(data: bytes) -> list[ClosedBatch]:
-    """The batches that `data` consists of, in order; their offsets are still those that they came with.
+    """Return the batches in `data`, in order, still with their original offsets.
 
-    Cost: the CRC, unpacking what is compressed, and some 150 ns a record. Raises: BadBatch.
+    Cost: the CRC, decompression, and about 150 ns per record. Raises: BadBatch.
     """
     batches: list[ClosedBatch] = []
     decoder = RecordDecoder()
@@ -122,9 +121,9 @@ def check_batches(data: bytes) -> list[ClosedBatch]:
 
 
 def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: RecordDecoder) -> i64:
-    """Bytes of the bodies. The header's max timestamp is what looks for a time believe, so no record may be later.
+    """Check every record of a batch and return the size of all bodies.
 
-    Raises: BadRecord.
+    Look-ups by time trust the header's max timestamp, so no record may be later. Raises: BadRecord.
     """
     create_time: bool = header.attributes & LOG_APPEND_TIME == 0
     end: i64 = position + header.size
@@ -155,7 +154,7 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
 
 
 def place(scratch: BytesWriter, batch: ClosedBatch, base_offset: i64, epoch: i64) -> ClosedBatch:
-    """`batch` with that base offset and leader epoch. scratch: any writer, emptied here."""
+    """Return `batch` with this base offset and leader epoch. `scratch` is any writer; its content is lost."""
     scratch.truncate(0)
     write_i64_be(scratch, base_offset)
     write_i64_be(scratch, ((batch.size - LENGTH_OVERHEAD) << 32) | epoch)
@@ -181,10 +180,12 @@ _SEQUENCE_MAX: Final[i64] = 0x7FFF_FFFF
 
 @final
 class KafkaSequencer:
-    """How batches are numbered that Kafka is to have as they are, and those that it has not been given yet.
+    """Sequence numbers for batches that Kafka receives, and the closed batches that were not taken yet.
 
-    sequence: of the next record; behind 2147483647 comes 0. closed: the batches, in order, until taken.
-    transaction_bytes_max: of a transaction's records, which are one batch.
+    Attributes:
+        sequence: of the next record; after 2147483647 comes 0.
+        transaction_bytes_max: limit for the records of a transaction, which are one batch.
+        closed: batches in order, until `take`.
     """
 
     def __init__(
@@ -197,13 +198,13 @@ class KafkaSequencer:
         self.closed: list[ClosedBatch] = []
 
     def number(self, count: i64) -> i64:
-        """The sequence of the first of the next `count` records."""
+        """Reserve sequences for `count` records and return the first one."""
         first: i64 = self.sequence
         self.sequence = (first + count) & _SEQUENCE_MAX
         return first
 
     def take(self) -> list[ClosedBatch]:
-        """The batches that were closed since the last call, in order."""
+        """Return and forget the batches closed since the last call, in order."""
         closed = self.closed
         self.closed = []
         return closed
@@ -211,17 +212,19 @@ class KafkaSequencer:
 
 @final
 class Appender:
-    """Puts messages at the end of one log. One per log (owner), whose `next_offset` and counts it moves on.
+    """Appends messages to the end of one log. Updates `next_offset` and the counts of its owner.
 
-    codec: how batches are compressed from the next one on, 0: not at all; see batch.py. replica: how they are
-    numbered and where they go besides, from the next one on; None: nowhere.
+    Attributes:
+        owner: the queue's log.
+        codec: compression of the next batches, 0 for none (batch.py).
+        replica: set if Kafka receives the next batches too; see the module docstring.
     """
 
     def __init__(self, owner: GroupCommitLog, log: Log) -> None:
         self.owner: GroupCommitLog = owner
         self._log: Log = log
         self._context: LogContext = owner.context
-        # the open batch
+        # The open batch.
         self._writer: BytesWriter | None = None
         self._count: i64 = 0
         self.codec: i64 = 0
@@ -230,15 +233,15 @@ class Appender:
         self._timestamp_ms: i64 = 0
         self._body_bytes: i64 = 0
         self._batches: list[ClosedBatch] = []
-        # the open transaction
+        # The open transaction: offset of its first message, and the records in its closed batches.
         self._transaction_start: i64 = -1
         self._sequence: i64 = 0
-        # whose messages the open batch has, and its first one's number; the next append is one of theirs
+        # Producer of the open batch and sequence of its first message; `_producing`: of the next message too.
         self._producer: i64 = NO_PRODUCER
         self._producer_epoch: i64 = 0
         self._base_sequence: i64 = -1
         self._producing: bool = False
-        self._held: BytesWriter | None = None  # the open batch's, where what comes next does not go into it
+        self._held: BytesWriter | None = None  # of an open batch that the next message does not join
 
     def append(
         self,
@@ -250,7 +253,7 @@ class Appender:
         body_end: i64,
         persistent: bool,
     ) -> i64:
-        """See `QueueLog.append`. Cost: about 0.15 us for 1 KiB, CRC and header included."""
+        """See `QueueLog.append`. Cost: about 0.15 us for 1 KiB, with CRC and header."""
         writer = self._writer
         if writer is None:
             writer = self._open_batch(persistent)
@@ -278,7 +281,10 @@ class Appender:
         return offset
 
     def set_producer(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
-        """See `QueueLog.set_producer`. A batch goes on while the same producer's sequences do."""
+        """See `QueueLog.set_producer`.
+
+        The open batch stays open if the next message has the same producer and the next sequence.
+        """
         if producer_id == NO_PRODUCER:
             self._producing = False
             if self._count == 0:
@@ -305,7 +311,7 @@ class Appender:
         self._base_sequence = -1
 
     def _take_back(self) -> None:
-        """What a producer has numbered is in the open batch, which goes on or is closed."""
+        """Resume the open batch that has a producer, which `set_producer` put aside."""
         if self._held is not None:
             self._writer = self._held
             self._held = None
@@ -313,9 +319,9 @@ class Appender:
     def append_large(
         self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
     ) -> i64:
-        """See `QueueLog.append_large`: the parts go to the file as they are, in a batch of their own.
+        """See `QueueLog.append_large`. The message is a batch of its own; its parts go to the file without a copy.
 
-        Cost: their CRC.
+        Cost: the CRC of the parts.
         """
         if self._count > 0:
             self._close_batch()
@@ -326,7 +332,10 @@ class Appender:
         return offset
 
     def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
-        """Appends a record with no value, persistent: in a compacted log its key ends here. Raises: LogFailed."""
+        """Append a persistent record without a value: compaction then removes older records of its key.
+
+        Raises: LogFailed.
+        """
         if self._count > 0:
             self._close_batch()
         write_tombstone(self._open_batch(True), route, 0, properties)
@@ -337,7 +346,7 @@ class Appender:
         alone = self.replica is not None and len(prepared.batches) == 1
         self.begin_transaction()
         if alone:
-            self._transaction_start = -1  # its own checksum makes it whole
+            self._transaction_start = -1  # one batch: its checksum proves that it is whole
         first: i64 = self.owner.next_offset
         for batch in prepared.batches:
             self._persistent = batch.persistent
@@ -348,9 +357,11 @@ class Appender:
         return first
 
     def append_batches(self, data: bytes) -> i64:
-        """Record batches that another program has closed, one behind the other, at the offsets that follow; returns the
-        first one's, the log end offset for none. They are checked, and get their place; their records stay as they are
-        (appender.py). Cost: the CRC and some 150 ns a record. Raises: BadBatch, LogFailed; then nothing is appended.
+        """Append record batches of another program at the next offsets; the module docstring says what is checked.
+
+        Return the offset of the first batch, or the log end offset if `data` is empty.
+
+        Cost: the CRC and about 150 ns per record. Raises: BadBatch, LogFailed; then nothing is appended.
         """
         batches = check_batches(data)
         if self._transaction_start >= 0:
@@ -373,8 +384,9 @@ class Appender:
         return first
 
     def fill(self, batches: list[ClosedBatch]) -> None:
-        """These batches, which have their places, stand at the end of the log's files with the next `write`; nothing
-        counts them. For a cache that is filled with what was appended elsewhere.
+        """Add batches that already have their offsets; the next `write` writes them.
+
+        They are not counted as messages: they fill a cache with batches that were appended elsewhere.
         """
         self._batches += batches
 
@@ -387,11 +399,11 @@ class Appender:
         self._sequence = 0
 
     def end_transaction(self) -> None:
-        """Ends it: one batch stands for itself, several are followed by a commit marker, which takes an offset."""
+        """End the transaction. One batch needs no marker; after several, a commit marker takes an offset."""
         start: i64 = self._transaction_start
         if start < 0:
             raise ValueError("no transaction has begun")
-        if self._sequence == 0:  # nothing closed since: the batch's own checksum makes it whole
+        if self._sequence == 0:  # one batch: its checksum proves that it is whole
             self._transaction_start = -1
             if self._count > 0:
                 self._close_batch()
@@ -417,7 +429,7 @@ class Appender:
         self._transaction_start = -1
 
     def _take(self, count: i64, body_size: i64) -> i64:
-        """`count` records are the open batch; returns the offset of the first."""
+        """Make `count` records the open batch, and return the offset of the first."""
         owner = self.owner
         self._count = count
         self._body_bytes = body_size
@@ -440,9 +452,11 @@ class Appender:
         return writer
 
     def _goes_on(self, size: i64, persistent: bool) -> bool:
-        """Whether a record that brings the open batch to `size` bytes goes into it though it has RECORDS_MAX: one that
-        will be compressed takes more, and one for Kafka, of which few are on the way at once; most of all a transaction
-        that has to be one batch.
+        """Return whether a record that brings the open batch to `size` bytes still goes into it, beyond RECORDS_MAX
+        records.
+
+        True for batches that will be compressed, and for batches to Kafka, which allows few requests in flight. A
+        transaction for Kafka must be one batch.
         """
         replica = self.replica
         if replica is not None and self._transaction_start >= 0:
@@ -466,9 +480,13 @@ class Appender:
             writer.truncate(0)
 
     def _close(self, records: bytes, more: list[bytes] = _NO_PARTS) -> None:
-        """The `_count` records that end below `next_offset` are a batch. more: what follows `records` in it.
+        """Close a batch of the `_count` records that end before `next_offset`.
 
-        Its time is that of its end: who reads on from a time gets all that came then or later, however long a turn was.
+        The batch has the time at which it is closed. A reader that starts at a time then gets everything appended
+        since, also when a loop turn was long.
+
+        Args:
+            more: parts that follow `records` in the file.
         """
         self._timestamp_ms = self._context.clock.time_ms()
         attributes: i64 = LOG_APPEND_TIME
@@ -527,7 +545,10 @@ class Appender:
     # -- the end of a turn
 
     def write(self) -> None:
-        """What was appended reaches the files; what does not is not counted any more. Raises nothing."""
+        """Write everything appended since the last call to the files. Raises nothing.
+
+        Batches that were not written are subtracted from the counts and named in `failed_ranges`.
+        """
         if self._count > 0:
             self._close_batch()
         batches = self._batches
@@ -564,7 +585,7 @@ class Appender:
         for index in range(done, len(batches)):
             batch = batches[index]
             if batch.attributes & CONTROL:
-                continue  # a commit marker is nobody's message
+                continue  # a commit marker is no message
             if first >= 0 and batch.base_offset != last + 1:
                 ranges.append((first, last))
                 first = -1
@@ -579,7 +600,7 @@ class Appender:
             owner.safety_not_written(range_first, range_last)
 
     def give_writer_back(self) -> None:
-        """The turn is over: the writer, which is empty, is another log's."""
+        """Return the empty writer to the pool for another log, at the end of a loop turn."""
         writer = self._writer
         if writer is not None:
             self._writer = None

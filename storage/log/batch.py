@@ -1,40 +1,53 @@
-"""Record batches: Kafka's record batch v2, written by us with one small freedom that the format leaves.
+"""Kafka's record batch v2: header, records, compression.
 
-    base offset i64 | batch length i32 | partition leader epoch i32 | magic i8 = 2 | CRC-32C u32 over what follows |
-    attributes i16 | last offset delta i32 | base timestamp i64 | max timestamp i64 | producer id i64 | producer epoch
-    i16 | base sequence i32 | record count i32 | records
+A batch is a header of 61 bytes and then the records (record.py). Numbers are big endian:
 
-All big endian; batch length counts what follows it. Attributes: bits 0 to 2 how the records are compressed
-(batch.py), bit 3 LogAppendTime (always ours: the max timestamp is the time of all; without it, CreateTime, each
-record has its own, the base timestamp and its delta), bit 4 part of a transaction, bit 5 control batch, and bit 14,
-which Kafka leaves free: *transient*. A transient batch is delivered as any other, is not waited for by a confirm, and
-does not count after a restart.
+    offset  field                    type
+         0  base offset              i64
+         8  batch length             i32   bytes after this field
+        12  partition leader epoch   i32
+        16  magic                    i8    2
+        17  CRC-32C                  u32   over everything after this field
+        21  attributes               i16   see below
+        23  last offset delta        i32
+        27  base timestamp           i64
+        35  max timestamp            i64
+        43  producer id              i64   -1 for none; of our transactions: offset of the first message
+        51  producer epoch           i16
+        53  base sequence            i32
+        57  record count             i32
 
-A batch closes at 64 records or 64 KiB (a larger message goes alone): one record is cheap to read, and offset deltas
-stay one byte. It never mixes transient and persistent messages. The CRC does not cover the base offset nor the epoch.
+    attribute bit
+    0 to 2   compression of the records: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd
+    3        LogAppendTime: the max timestamp holds for all records. We set it, except in batches for Kafka. Without it
+             (CreateTime) each record has its own time: base timestamp and delta
+    4        part of a transaction
+    5        control batch: a marker, no messages
+    14       ours, free in Kafka: transient. Such a batch is delivered as usual, but no confirm waits for it, and it
+             does not count after a restart
 
-While a batch is open its records stand in a `BytesWriter` that is borrowed for the length of a loop turn; closed, it
-is two `bytes`, header and records, which go to the file as they are in one `writev`. Of a large message the record
-comes in parts (`ClosedBatch.more`), which nobody joins.
+A batch of ours is closed at 64 records or 64 KiB (a larger message is alone in its batch). So reading one record is
+cheap and an offset delta is one byte. Transient and persistent messages are never in one batch. The CRC does not
+cover the base offset and the epoch, so these are assigned last.
 
-Kafka's compression of record batches: what the low three bits of a batch's attributes name.
+An open batch is a `BytesWriter`, borrowed for one loop turn. A closed batch is two `bytes`, header and records, which
+one `writev` writes. A large message has its body in further parts (`ClosedBatch.more`), which are never joined.
 
-    1 gzip      RFC 1952, members one after the other; written at level 1
-    2 snappy    written in the blocks of Kafka's Java client (xerial): 82 "SNAPPY" 00, two i32 (1, 1), then for each
-                32 KiB an i32 (big endian) and so many bytes of raw snappy; one raw block alone is read too
-    3 lz4       the frame format; written with independent blocks, which Kafka's Java client insists on
-    4 zstd      RFC 8878; written at level 3
+Compression covers the records of a batch together, not its header: offsets, times and count are readable without it.
+Formats written here:
 
-The records of a batch are compressed together, its header is not: offsets, times and the count are read without
-unpacking. The checksum is that of the compressed bytes, so it is looked at first, and what gets here is what somebody
-wrote. Still nothing of it is believed: what unpacks to more than UNPACKED_MAX, or does not unpack, is BadRecord, and
-costs no more than that in memory and some 15 ms in time.
+    gzip      RFC 1952, level 1; several members are read
+    snappy    blocks of Kafka's Java client (xerial): 82 "SNAPPY" 00, two i32 (1, 1), then for each 32 KiB an i32 with
+              the size of the block, and raw snappy; one raw block alone is read too
+    lz4       frame format with independent blocks, which Kafka's Java client requires
+    zstd      RFC 8878, level 3
 
-`plain` is the door for all readers: the same batch as it would stand there uncompressed, header and all, for the code
-that reads records. Its checksum is that of the original and fits nothing.
+The checksum is over the compressed bytes and is checked first. Still no size in them is trusted: records that
+decompress to more than UNPACKED_MAX, or not at all, raise BadRecord. An attempt costs at most that memory and about
+15 ms. `plain` returns any batch as if it had never been compressed; all readers of records use it.
 
-cramjam (snappy, lz4, zstd) and zlib let go of the interpreter while they work, and write where they are told, no
-further. cramjam is imported with the first batch that needs it: 2 ms.
+cramjam (snappy, lz4, zstd) and zlib release the interpreter lock while they work. cramjam is imported with the first
+batch that needs it: 2 ms.
 """
 
 from __future__ import annotations
@@ -73,14 +86,14 @@ CONTROL: Final[i64] = 0x20
 TRANSIENT: Final[i64] = 0x4000
 COMPRESSION: Final[i64] = 0x07
 CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-"""Names of the numbers that `COMPRESSION` masks; there are no others. See batch.py."""
+"""Codec names; the index is the number in the attributes."""
 _CODEC_MAX: Final[i64] = 4
 
 NO_PRODUCER: Final[i64] = -1
-_CRC_PIECE: Final[i64] = 1 << 14  # stays in the nearest cache between its copy and its sum
+_CRC_PIECE: Final[i64] = 1 << 14  # small enough for the L1 cache between copy and CRC
 _NO_PARTS: Final[list[bytes]] = []
 _NO_BYTES: Final = b""
-# What places may hold of a batch, whatever part of it they are of.
+# Views reference the bytes of batches up to this size; from larger batches they copy.
 _HELD_SIZE_MAX: Final[i64] = 128 * 1024
 # Control record: key = version 0, type 1 (commit); value = version 0, coordinator epoch 0.
 _COMMIT_RECORD: Final = (
@@ -91,10 +104,13 @@ COMMIT_RECORDS: Final = varint(len(_COMMIT_RECORD)) + _COMMIT_RECORD
 
 @final
 class ClosedBatch:
-    """A batch ready for the file. `last_offset` is inclusive; `position` in the file is known once it is written.
+    """A batch ready for the file.
 
-    more: what follows `records` in the file, in parts. joins: messages for Kafka, which may go there in one batch with
-    those of their neighbours.
+    Attributes:
+        last_offset: inclusive.
+        transaction_start: offset of the first message of its transaction, -1 for none.
+        more: parts that follow `records` in the file.
+        joins: messages for Kafka that may be sent in one batch with their neighbours.
     """
 
     def __init__(
@@ -140,22 +156,26 @@ def close_batch(
     more: list[bytes] = _NO_PARTS,
     producer_epoch: i64 = 0,
 ) -> ClosedBatch:
-    """Puts the header before `records` and what follows them. Cost: about 1 us and the CRC (26 GB/s).
+    """Return the batch of `records` and `more` with its header.
 
-    scratch: any writer, emptied here. producer_id: NO_PRODUCER, the transaction's number, or whose messages these are:
-    `sequence` is the first one's number then.
-    transaction_start: first offset of the transaction the batch belongs to, -1 for none.
+    Args:
+        scratch: any writer; its content is lost.
+        producer_id: NO_PRODUCER, the offset that names the transaction, or the producer of all these messages.
+        sequence: of the first message.
+        transaction_start: offset of the first message of the transaction, -1 for none.
+
+    Cost: about 1 us and the CRC (26 GB/s).
     """
     last_delta: i64 = count - 1
     epoch_of_producer: i64 = 0xFFFF if producer_id < 0 else producer_epoch
     scratch.truncate(0)
-    # The 40 bytes that the CRC covers are five words, whatever the fields' borders.
+    # The 40 header bytes under the CRC are written as five words, across the borders of the fields.
     write_i64_be(scratch, (attributes << 48) | (last_delta << 16) | (timestamp_ms >> 48))
     write_i64_be(scratch, (timestamp_ms << 16) | (timestamp_ms >> 48))
     write_i64_be(scratch, (timestamp_ms << 16) | ((producer_id >> 48) & 0xFFFF))
     low: i64 = producer_id & 0xFFFF_FFFF_FFFF
     if low >= 0x8000_0000_0000:
-        low -= 0x1_0000_0000_0000  # a number of a word's size, to Python too
+        low -= 0x1_0000_0000_0000  # keeps the value within 64 bits when interpreted, too
     write_i64_be(scratch, (low << 16) | epoch_of_producer)
     write_i64_be(scratch, (sequence << 32) | count)
     covered = scratch.getvalue()
@@ -186,10 +206,14 @@ def close_batch(
 
 @final
 class BatchHeader:
-    """The fields of a batch's header that readers here need. `size`: the whole batch in bytes."""
+    """The header fields of the batch at `position` that readers need. Nothing is checked.
+
+    Attributes:
+        size: of the whole batch in bytes.
+    """
 
     def __init__(self, data: bytes, position: i64) -> None:
-        # read in words of eight bytes, whatever the fields' borders
+        # Read in words of eight bytes, across the borders of the fields.
         word: i64 = read_i64_be(data, position + 8)
         self.base_offset: i64 = read_i64_be(data, position)
         self.size: i64 = LENGTH_OVERHEAD + (word >> 32)
@@ -209,7 +233,7 @@ class BatchHeader:
         self.count: i64 = read_i64_be(data, position + 53) & 0xFFFF_FFFF
 
     def plausible(self) -> bool:
-        """Whether the fields can be those of a batch; says nothing about the checksum."""
+        """Return whether the fields can belong to a batch. The checksum is not looked at."""
         return (
             self.magic == MAGIC
             and self.size >= HEADER_SIZE
@@ -221,7 +245,7 @@ class BatchHeader:
         )
 
     def emptied(self) -> bool:
-        """Whether it is a batch of which Kafka's compaction has left the header alone; no log of ours has one."""
+        """Return whether Kafka's compaction has left only the header. No log of ours has such a batch."""
         return (
             self.magic == MAGIC
             and self.count == 0
@@ -231,37 +255,42 @@ class BatchHeader:
         )
 
     def leads_to(self, behind: BatchHeader, expected: i64) -> bool:
-        """Whether `behind`, found where this damaged batch ends, goes on from it: by its last offset or by its count,
-        of which one bad bit spoils one. expected: the first offset that this one may have.
+        """Return whether the header `behind`, found where this damaged batch ends, continues it.
+
+        The last offset or the record count must fit: one bad bit damages only one of them.
+
+        Args:
+            expected: the first offset that this batch may have.
         """
         return behind.base_offset >= expected and (
             behind.base_offset == self.last_offset + 1 or behind.base_offset == expected + self.count
         )
 
     def size_less_bit(self, bit: i64) -> i64:
-        """The size if that bit of the length, 0 to 31, is the wrong one. Where the checksum, which does not cover the
-        length, is right by it, the batch behind starts there.
+        """Return the size with one bit of the length field, 0 to 31, flipped.
+
+        The checksum does not cover the length. If the checksum is right for this size, the next batch starts there.
         """
-        wrong: i64 = 0x1_0000_0000 >> (32 - bit)  # 1 << bit is an int to C, and negative for bit 31
+        wrong: i64 = 0x1_0000_0000 >> (32 - bit)  # in C, 1 << bit is an int, and negative for bit 31
         return LENGTH_OVERHEAD + (((self.size - LENGTH_OVERHEAD) & 0xFFFF_FFFF) ^ wrong)
 
     def transient(self) -> bool:
-        """Whether the batch does not count after a restart."""
+        """Return whether the batch does not count after a restart."""
         return self.attributes & TRANSIENT != 0
 
     def control(self) -> bool:
-        """Whether it holds a marker instead of messages."""
+        """Return whether it contains a marker instead of messages."""
         return self.attributes & CONTROL != 0
 
     def compressed(self) -> bool:
-        """Whether its records are, and `compression.plain` comes before them."""
+        """Return whether its records are compressed. `plain` then comes before reading them."""
         return self.attributes & COMPRESSION != 0
 
 
 def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:
-    """Whether the checksum of the whole batch at `position` in `data` is right.
+    """Return whether the checksum of the batch at `position` is right. False if the batch is not complete in `data`.
 
-    Cost: one copy, and the CRC; in pieces whose memory is used again.
+    Cost: the CRC and one copy, in pieces that reuse memory.
     """
     end: i64 = position + header.size
     if end > len(data):
@@ -282,9 +311,9 @@ def crc_fits(data: bytes, position: i64, header: BatchHeader) -> bool:
 
 
 def checked(data: bytes, position: i64, header: BatchHeader) -> bytes:
-    """What the checksum of the batch at `position` covers, from CRC_START on, if it is right; else empty.
+    """Return the bytes that the checksum of the batch at `position` covers (from CRC_START), empty if it is wrong.
 
-    Cost: one copy, and the CRC.
+    Cost: the CRC and one copy.
     """
     end: i64 = position + header.size
     if end > len(data):
@@ -295,9 +324,9 @@ def checked(data: bytes, position: i64, header: BatchHeader) -> bytes:
 
 
 def body_size_bytes(data: bytes, position: i64, header: BatchHeader) -> i64:
-    """Sum of the sizes of the bodies in the (plain) batch at `position`. Cost: about 30 ns a record.
+    """Return the size of all bodies in the uncompressed batch at `position`.
 
-    Raises: BadRecord.
+    Cost: about 30 ns per record. Raises: BadRecord.
     """
     end: i64 = position + header.size
     position += HEADER_SIZE
@@ -313,9 +342,9 @@ def body_size_bytes(data: bytes, position: i64, header: BatchHeader) -> i64:
 
 
 def missing_offsets(data: bytes, position: i64, header: BatchHeader) -> list[tuple[int, int]]:
-    """Ranges between the (plain) batch's first and last offset that no record of it has: the cleaner took them.
+    """Return the offset ranges inside the uncompressed batch that no record has: compaction removed those records.
 
-    Cost: none where there are none, else some 50 ns a record. Raises: BadRecord.
+    Cost: none if the count is complete, else about 50 ns per record. Raises: BadRecord.
     """
     found: list[tuple[int, int]] = []
     if header.control() or header.count == header.last_offset - header.base_offset + 1:
@@ -343,9 +372,12 @@ def missing_offsets(data: bytes, position: i64, header: BatchHeader) -> list[tup
 
 @final
 class BatchCursor:
-    """A place within one (plain) batch: where reading goes on. Holds the batch's bytes while it does.
+    """A position inside one uncompressed batch, where reading continues. It references the bytes of the batch.
 
-    decoder: the one of the log, where batch after batch is read. timestamp_ms: no record is later.
+    Attributes:
+        remaining: records not read yet; 0 for a control batch.
+        next_offset: all records not read yet have this offset or a higher one.
+        timestamp_ms: the latest time in the batch.
     """
 
     def __init__(self, data: bytes, position: i64, header: BatchHeader, decoder: RecordDecoder | None = None) -> None:
@@ -356,7 +388,7 @@ class BatchCursor:
         self.remaining: i64 = 0 if header.control() else header.count
         self.base_offset: i64 = header.base_offset
         self.last_offset: i64 = header.last_offset
-        self.next_offset: i64 = header.base_offset  # no record of a lower offset is still to come
+        self.next_offset: i64 = header.base_offset
         self.timestamp_ms: i64 = header.max_timestamp_ms
         self._base_timestamp_ms: i64 = header.base_timestamp_ms
         self._create_time: bool = header.attributes & LOG_APPEND_TIME == 0
@@ -370,10 +402,15 @@ class BatchCursor:
         budget: i64,
         records: list[Record],
     ) -> i64:
-        """Appends to `records` those from offset `wanted` on that are not settled, while `budget` bytes last.
+        """Append records with an offset of at least `wanted` that are not settled, while `budget` bytes last.
 
-        returned: offset -> tally (ack_set.py). Returns the budget left; the record that uses it up is still given.
-        Cost: about 120 ns a record, 15 ns for one that is passed over. Raises: BadRecord.
+        The record that uses up the budget is still returned.
+
+        Args:
+            returned: offset -> tally (ack_set.py), for the delivery counts.
+
+        Returns: the remaining budget.
+        Cost: about 120 ns per record, 15 ns per skipped record. Raises: BadRecord.
         """
         data = self._data
         decoder = self._decoder
@@ -410,8 +447,12 @@ class BatchCursor:
         return budget
 
     def read_places(self, wanted: i64, settled: AckSet | None, budget: i64, places: RecordViews) -> i64:
-        """As `read`, of records that were never given back: adds them to `places`. Cost: about 40 ns a record; a copy
-        of its body where the batch is so large that it is not to be held for a few records.
+        """Add views of records to `places`; otherwise as `read`. Delivery counts are not read.
+
+        From a batch of more than 128 KiB the bodies are copied, so that a few views do not keep a large batch in
+        memory.
+
+        Cost: about 40 ns per record.
         """
         data = self._data
         apart: bool = len(data) > _HELD_SIZE_MAX
@@ -450,9 +491,10 @@ class BatchCursor:
         return budget
 
     def pass_over(self, wanted: i64, settled: AckSet | None) -> tuple[i64, i64]:
-        """Goes to the batch's end: (how many records from offset `wanted` on are not settled, bytes of their bodies).
+        """Go to the end of the batch. Return the number of unsettled records with an offset of at least `wanted`, and
+        the size of their bodies.
 
-        Cost: some 40 ns a record. Raises: BadRecord, and then stays where it is.
+        Cost: about 40 ns per record. Raises: BadRecord; then the position does not change.
         """
         data = self._data
         position: i64 = self._position
@@ -502,14 +544,14 @@ LZ4: Final = 3
 ZSTD: Final = 4
 
 UNPACKED_MAX: Final = 16 << 20
-"""Bytes of records that one batch may unpack to: some 15 ms, as long as the loop may be held. Ours have 64 KiB."""
+"""Maximum bytes of the records of one batch after decompression: about 15 ms. Batches of ours have 64 KiB."""
 
-_GZIP_LEVEL: Final = 1  # level 6, Kafka's own, takes five times as long for a sixth less: 2 ms for 64 KiB
+_GZIP_LEVEL: Final = 1  # Kafka's level 6 saves another sixth, but takes five times as long: 2 ms for 64 KiB
 _ZSTD_LEVEL: Final = 3
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK: Final = 32 * 1024
-# Magic number, version 1 with independent blocks and no checksums, blocks of up to 4 MiB, the checksum of those two.
+# Magic number; version 1, independent blocks, no checksums; blocks of up to 4 MiB; checksum of these two bytes.
 _LZ4_HEADER: Final = b"\x04\x22\x4d\x18\x60\x70\x73"
 _LZ4_BLOCK: Final = 4 << 20
 _LZ4_END: Final = b"\x00\x00\x00\x00"
@@ -517,17 +559,17 @@ _LEAST_RECORDS: Final = 256
 _MOST_RECORDS: Final = 512 * 1024
 _MOST_RECORDS_GZIP: Final = 128 * 1024
 _GAIN_SHARE: Final = 16
-_GUESS: Final = 8  # how much more a batch unpacks to, at first
+_GUESS: Final = 8  # first guess: decompressed size / compressed size
 _LEAST: Final = 4096
 
 
 def codec_of(name: str) -> int:
-    """The number of the codec of that name. Raises: ValueError."""
+    """Return the number of a codec. Raises: ValueError."""
     return CODECS.index(name)
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """`data` as that codec has it. Cost for 64 KiB of JSON: snappy and lz4 0.1 ms, zstd 0.15, gzip 0.4."""
+    """Return `data` compressed. Cost for 64 KiB of JSON: snappy and lz4 0.1 ms, zstd 0.15, gzip 0.4."""
     if codec == GZIP:
         return zlib.compress(data, _GZIP_LEVEL, 31)
     import cramjam
@@ -552,9 +594,10 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 def compress_records(codec: int, records: bytes) -> bytes:
-    """The records of a batch as that codec has them; as they are where that is not worth it: under 256 bytes, where no
-    sixteenth is gained (most bodies that were compressed before), and over 512 KiB (gzip: 128), which would hold the
-    loop for longer than 1 ms.
+    """Return the records of a batch compressed, or unchanged if that is not worth it.
+
+    Unchanged are records under 256 bytes, records that would shrink by less than a sixteenth (most compressed
+    bodies), and records over 512 KiB (gzip: 128 KiB), which would block the loop for more than 1 ms.
     """
     size = len(records)
     if not _LEAST_RECORDS <= size <= (_MOST_RECORDS_GZIP if codec == GZIP else _MOST_RECORDS):
@@ -564,7 +607,10 @@ def compress_records(codec: int, records: bytes) -> bytes:
 
 
 def decompress(codec: int, data: bytes) -> bytes:
-    """What `compress` was given, or another program's. Cost: some 1 ms a MiB. Raises: BadRecord."""
+    """Return the decompressed `data`, from `compress` or from another program.
+
+    Cost: about 1 ms per MiB. Raises: BadRecord, also for more than UNPACKED_MAX bytes.
+    """
     if codec == GZIP:
         return _gunzip(data)
     if codec == SNAPPY:
@@ -580,7 +626,7 @@ def decompress(codec: int, data: bytes) -> bytes:
         try:
             size = unpack(data, out)
         except cramjam.DecompressionError as error:
-            # What does not fit and what is no such data look the same.
+            # The library reports a full buffer and damaged data with the same error.
             if room >= UNPACKED_MAX:
                 raise BadRecord(f"does not unpack to {UNPACKED_MAX} bytes at most: {error}") from None
             room = min(4 * room, UNPACKED_MAX)
@@ -638,10 +684,12 @@ def _unsnap_block(data: bytes, left: int) -> bytes:
 
 
 def plain(data: bytes, at: int, header: BatchHeader) -> tuple[bytes, int, BatchHeader]:
-    """(bytes, where the batch stands in them, its header there) of the batch at `at` in `data`, without compression;
-    what it was given for a batch that has none. All of it is in `data`, and its checksum is right.
+    """Return the uncompressed batch as (bytes, its position in them, its header).
 
-    Cost: that of `decompress`, and a copy. Raises: BadRecord.
+    The arguments are returned if the batch is not compressed. The caller has checked that all of the batch is in
+    `data` and that its checksum is right. The new header keeps the old checksum, which does not fit the new bytes.
+
+    Cost: that of `decompress` and a copy. Raises: BadRecord.
     """
     codec = int(header.attributes & COMPRESSION)
     if codec == NONE:

@@ -1,22 +1,17 @@
-"""A log: the segments of one directory, appended to at the end, settled anywhere, given back when settled.
+"""A log: the segments of one directory, appended to at the end, acknowledged anywhere, removed when acknowledged.
 
-Owns the directory: files appear with the first append, and so does the directory itself. Batches are written to it by
-writer.py, `settle` takes ranges, `flush` writes what `.settled` must tell; none of them syncs. What they dirtied is
-noted in `unsynced`, handed to the committer by `collect`, and comes back through `synced`, which moves the `watermark`.
+The log owns its directory; directory and files are created with the first append. writer.py writes batches, `settle`
+records acknowledged ranges, `flush` writes the entries of `.settled` files. None of them syncs. `unsynced` collects
+what they wrote, `collect` moves it into the next job of the fsync thread, and `synced` takes the result and moves the
+high watermark.
 
-Invariants: bytes behind `Segment.size` of a log file are never read and are cut off before more is appended. A file
-whose sync failed is never synced or appended to again. A segment is removed only by a job that has synced what settled
-it, and only when it is sealed; the active one is sealed early when all in it is settled, so that it can go.
-
-What of a log waits for a sync: its files, the names of new ones, and what may be written once those are safe.
-
-The log notes it here as it writes; `collect` moves it into the log's part of the next job (storage/sync_job.py). A file
-that is noted has `dirty` set, so that it stands here once.
-
-How far a log is safe (its high watermark), and the small mapped file that tells readers outside.
-
-What is below the watermark was synced, with all that settles it; readers outside (exports, Kafka's tools) read no
-further. They may be told later than is true, never more.
+Invariants:
+- Bytes of a log file after `Segment.size` are never read. They are cut off before more is appended.
+- A file whose sync failed is neither synced nor appended to again.
+- Only a sealed segment is removed, by a job that has synced its acknowledgements. The active segment is sealed early
+  if all its messages are settled, so that it can be removed.
+- Records below the high watermark are synced, and so are their acknowledgements. External readers (exports, Kafka's
+  tools) read only those. The file that tells them may be behind, never ahead.
 """
 
 from __future__ import annotations
@@ -38,16 +33,22 @@ from amqpd.storage.log.segment import Segment
 from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.sync_job import SyncPart
 
-SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may wait for the kernel to write them
+SPILL_SYNC_SIZE: Final[i64] = 16 << 20  # bytes of a temporary log that may be dirty in the page cache
 
 
 @final
 class DirtyFiles:
-    """What of one log was written and waits for the next job to sync it.
+    """Files and names of one log that the next job must sync.
 
-    files: `.log` files that were written to. settled: `.settled` files. closed: some were closed before they were
-    synced (`Log.shed`). directories: with new names. paths: of small files, closed already.
-    checkpoints: (path, text), written when all of that is safe.
+    A file in these lists has `dirty` set, so it is listed once.
+
+    Attributes:
+        files: `.log` files.
+        settled: `.settled` files.
+        closed: some files were closed before their sync (`Log.shed`).
+        directories: directories with new names.
+        paths: small files, already closed.
+        checkpoints: (path, text), to be written after all of that is synced.
     """
 
     def __init__(self) -> None:
@@ -57,36 +58,37 @@ class DirtyFiles:
         self.directories: list[str] = []
         self.paths: list[str] = []
         self.checkpoints: list[tuple[str, bytes]] = []
-        self._spilled: i64 = 0  # bytes of a log that is not durable, since its last sync
+        self._spilled: i64 = 0  # bytes of a temporary log since its last sync
         self._spilled_due: bool = False  # the next job syncs them
 
     @property
     def any(self) -> bool:
-        """Whether there is something; checkpoints alone wait for the next that there is."""
+        """Return whether a job is needed. Checkpoints alone wait for the next one."""
         return bool(self.files or self.settled or self.closed or self.directories or self.paths)
 
     def note(self, file: OpenFile) -> None:
-        """A `.log` file was written to."""
+        """Add a `.log` file that was written to."""
         if not file.dirty:
             file.dirty = True
             self.files.append(file)
 
     def note_settled(self, file: OpenFile) -> None:
-        """A `.settled` file was."""
+        """Add a `.settled` file that was written to."""
         if not file.dirty:
             file.dirty = True
             self.settled.append(file)
 
     def note_directory(self, directory: str) -> None:
-        """There is a new name in it."""
+        """Add a directory that has a new name."""
         if directory not in self.directories:
             self.directories.append(directory)
 
     def spilled(self, size: i64) -> i64:
-        """Notes `size` bytes written to a log that need not last. Returns how many the next job syncs, mostly none.
+        """Count bytes written to a temporary log. Return how many of them the next job must sync, mostly 0.
 
-        Nothing is promised of them. But the kernel stops whoever writes when too much waits for the disk, and that
-        would be the loop; so the committer takes the disk's time, and publishers are held as for any unsynced bytes.
+        No durability is promised for them. But if too many dirty pages wait for the disk, the kernel blocks the
+        writer, which is the event loop. So the fsync thread syncs them now and then, and publishers are throttled as
+        for other unsynced bytes.
         """
         self._spilled += size
         if self._spilled < SPILL_SYNC_SIZE:
@@ -97,11 +99,17 @@ class DirtyFiles:
         return size
 
     def collect(self, part: SyncPart, settled_too: bool, durable: bool, failed: bool) -> None:
-        """Moves it into `part`, `.settled` files only when `settled_too`. durable, failed: of the log."""
+        """Move everything into `part`.
+
+        Args:
+            settled_too: include `.settled` files even if nothing in this job depends on them.
+            durable: of the log.
+            failed: of the log.
+        """
         spilled = self._spilled_due
         self._spilled_due = False
         if failed or not durable:
-            if failed or not spilled:  # a failed log's files are not synced again, lest a success be believed
+            if failed or not spilled:  # a later sync of a failed file may succeed wrongly
                 for file in self.files + self.settled:
                     file.dirty = False
                 self.files.clear()
@@ -128,17 +136,21 @@ class DirtyFiles:
         self.checkpoints = []
 
     def forget_file(self, file: OpenFile) -> None:
-        """It is about to be closed, unsynced: another one stands for it."""
+        """Remove a file that will be closed without a sync because another one replaces it."""
         if file.dirty:
             (self.files if file in self.files else self.settled).remove(file)
 
     def drop_closed_files(self) -> None:
-        """Some were removed, and closed, whatever had been written to them meanwhile."""
+        """Remove files that were closed and deleted."""
         for waiting in (self.files, self.settled):
             waiting[:] = [file for file in waiting if file.fd >= 0]
 
     def shed_files(self, closed: bool) -> None:
-        """All files are about to be closed. closed: the next job has to sync the disk for them."""
+        """Remove all files: they will be closed before their sync.
+
+        Args:
+            closed: the next job must then sync the whole disk.
+        """
         for waiting in (self.files, self.settled):
             for file in waiting:
                 file.dirty = False
@@ -146,13 +158,13 @@ class DirtyFiles:
             waiting.clear()
 
     def forget_files(self) -> None:
-        """All files are closed, and nobody will sync them."""
+        """Remove all files: they are closed and will not be synced."""
         self.files.clear()
         self.settled.clear()
         self.closed = False
 
     def forget_names(self) -> None:
-        """Nor the rest."""
+        """Remove directories, small files and checkpoints."""
         self.directories = []
         self.paths = []
         self.checkpoints = []
@@ -163,7 +175,11 @@ logger = logging.getLogger(__name__)
 
 @final
 class HighWatermark:
-    """The high watermark of one log, and the mapped file that tells it. offset: the high watermark."""
+    """The high watermark of one log, and the mapped file `high-watermark` for external readers.
+
+    Attributes:
+        offset: records below it are synced.
+    """
 
     def __init__(self, filesystem: FileSystem, directory: str) -> None:
         self.offset: i64 = 0
@@ -174,22 +190,23 @@ class HighWatermark:
 
     @property
     def unpublished(self) -> bool:
-        """Whether readers outside do not yet know it."""
+        """Return whether the file is behind `offset`."""
         return self.offset > self._published
 
     @property
     def mapped(self) -> bool:
-        """Whether the file is open, which takes a descriptor."""
+        """Return whether the file is open, which takes a descriptor."""
         return self._file is not None
 
     def begin(self, offset: i64) -> None:
-        """Recovery has found it; the file is as good as told."""
+        """Set the offset that recovery has found. It counts as published."""
         self.offset = offset
         self._published = offset
 
     def publish(self, there: bool) -> None:
-        """Tells readers outside. there: the log has files for them. Cost: a page fault and, at the next sync, a page
-        and an inode more: as much as a write.
+        """Write the offset to the file, if the log has files (`there`).
+
+        Cost: a page fault, and one page and one inode at the next sync: as much as a write.
         """
         self._published = self.offset
         if not there:
@@ -202,7 +219,7 @@ class HighWatermark:
             file[0 : checkpoint.HIGH_WATERMARK_SIZE] = checkpoint.encode_high_watermark(self.offset)
             if self._filesystem.crowded:
                 self.close()
-        except OSError as error:  # readers outside then see an older end; nothing in here depends on it
+        except OSError as error:  # external readers then see an older end
             logger.warning("high watermark of %s: %s", self._directory, error)
 
     def _map(self, path: str) -> MappedBytes:
@@ -214,7 +231,7 @@ class HighWatermark:
             return self._filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
 
     def close(self) -> None:
-        """The file is opened again on demand."""
+        """Close the file; the next `publish` opens it again."""
         file = self._file
         if file is not None:
             file.close()
@@ -222,15 +239,31 @@ class HighWatermark:
             self._filesystem.open_file_count -= 1
 
 
-INDEX_ENTRIES_MIN = 16  # so many new ones are written together, fewer when the segment is sealed or the broker stops
+INDEX_ENTRIES_MIN = 16  # entries written together; fewer when the segment is sealed or the broker stops
 
 
 class Log:
-    """One directory of segments. Made empty; recovery.py fills `segments`, `end`, `epochs` of one on the disk.
+    """One directory of segments. It is created empty; recovery.py fills `segments`, `end` and `epochs` from the disk.
 
-    directory_chain: the directories to make on the way to `directory`, outermost first, it being the last.
-    description: gives the text of its queue.json, should it be written. boot: the machine's boot id as two signed
-    words. durable: whether it is ever synced and keeps `.settled` files.
+    Args:
+        directory_chain: directories to create, outermost first; the last one is the log's own.
+        description: returns the text of the queue.json file.
+        boot: the boot id of the machine as two signed words.
+        durable: whether the log is synced and has `.settled` files.
+
+    Attributes:
+        end: the log end offset.
+        delivered_mark: no offset above it was delivered, as the files say; it may run ahead of the deliveries.
+        policy: retention policy, for logs that keep messages.
+        cleaning: compaction works on the sealed segments.
+        clean: the directory has a clean-shutdown mark.
+        recovery_rest: writes of recovery that are still due before anything else is written; None if done.
+        begun: this process has written to the log.
+        sealed: sealed segments whose files are closed after the next sync.
+        found: the segment of the last look-up.
+        producers: numbers of idempotent producers; None if there are none.
+        replicated: the log is a cache of a Kafka partition, and the cluster moves the watermark.
+        noted: for a replicated log, receives the entries that would go to `.settled`.
     """
 
     def __init__(
@@ -251,53 +284,55 @@ class Log:
         self.reclaim_size_bytes = min(segment_size_bytes, 16 << 20)
         self.durable = durable
         self.segments: list[Segment] = []
-        self.end = 0  # offsets below it are taken
-        self.delivered_mark = -1  # as the files tell it, which may run ahead: nothing above it was delivered
+        self.end = 0
+        self.delivered_mark = -1
         self.epochs: list[tuple[int, ...]] = []
         self.epoch = 0
-        self.policy: RetentionPolicy | None = None  # of a log that keeps
-        self.cleaning = False  # the cleaner is at work on its sealed segments
+        self.policy: RetentionPolicy | None = None
+        self.cleaning = False
         self.failed = False
         self.error: OSError | None = None
-        self.clean = False  # a clean-shutdown mark stands in the directory
-        self.recovery_rest: Callable[[], None] | None = None  # what recovery has to write before this life does
-        self.begun = False  # this life has written to it
+        self.clean = False
+        self.recovery_rest: Callable[[], None] | None = None
+        self.begun = False
         self.unsynced = DirtyFiles()
         self.settled_files = AckFileWriter(filesystem, boot, reserve, self.unsynced.settled)
         self.watermark = HighWatermark(filesystem, self.directory)
-        self.sealed: list[Segment] = []  # files to close after the next sync
-        self.found: Segment | None = None  # where the last offset was found
+        self.sealed: list[Segment] = []
+        self.found: Segment | None = None
         self.removals = SegmentRemoval(self.directory)
-        self.producers: Producers | None = None  # who has numbered what is in it, if anybody has
-        # Of a cache (cluster/replicated_log.py): others move the watermark, and are told what is settled.
+        self.producers: Producers | None = None
         self.replicated = False
         self.noted: Callable[[int, int, int, int], object] | None = None
 
     # -- beginning, segments
 
     def next_epoch(self) -> int:
-        """The leader epoch of what is appended in this life: one more than that of the life before."""
+        """Return the leader epoch of new batches: one more than that of the previous process."""
         if self.begun:
             return self.epoch
         return self.epochs[-1][0] + 1 if self.epochs else 0
 
     def begin(self) -> None:
-        """What comes before the first write of this life: directory, new epoch, no clean mark. Raises: OSError."""
+        """Prepare the first write of this process: directory, queue.json, new leader epoch, no clean-shutdown mark.
+
+        Raises: OSError.
+        """
         self.finish_recovery()
         filesystem = self.filesystem
         for index, path in enumerate(self.chain):
-            # One that is there may have been made by a process that was killed before it synced the name.
+            # An existing directory may have been made by a process that was killed before it synced the name.
             if (filesystem.mkdir(path) or path not in filesystem.safe_directories) and index > 0 and not self.clean:
                 self.unsynced.directories.append(self.chain[index - 1])
         readable = f"{self.directory}/queue.json"
         text = self._description()
-        if filesystem.read_if_there(readable) != text:  # missing, damaged, or of an earlier version
+        if filesystem.read_if_there(readable) != text:  # missing, damaged, or written by an earlier version
             filesystem.replace_file(readable, text, sync=False)
             self.unsynced.paths.append(readable)
         if self.removals.hold is not None:
             self.removals.hold.write()
         if self.segments and self.durable:
-            # The boot id before the clean mark goes: without either, everything would count as delivered.
+            # Write the boot id before removing the clean mark: without both, all messages would count as delivered.
             self.settled_files.entries(self.segments[-1])
             self.settled_files.flush()
         if self.clean:
@@ -320,19 +355,21 @@ class Log:
         segment = Segment(self.filesystem, self.directory, base)
         segment.begin_index()
         file = segment.open_log(create=True)
-        if self.filesystem.file_size(file.fd) > 0:  # a creation that failed half-way
+        if self.filesystem.file_size(file.fd) > 0:  # an earlier creation failed half-way
             self.filesystem.truncate(file.fd, 0)
         self.segments.append(segment)
-        self.unsynced.note_directory(self.directory)  # first: whatever fails behind it, the new name needs its sync
+        self.unsynced.note_directory(self.directory)  # first: the new name needs a sync even if the rest fails
         if self.durable:
             self.settled_files.entries(segment)
-            if self.delivered_mark >= base:  # it ran ahead into this segment; the file that tells it may go before
+            if self.delivered_mark >= base:  # ahead: the file with the mark may be removed first
                 self.note(segment, ack_set.DELIVERED, self.delivered_mark, 0, 0)
             self.settled_files.flush()
         return segment
 
     def seal(self) -> None:
-        """Ends the active segment: writes totals and indexes; its files close with the next sync. Raises: OSError."""
+        """Seal the active segment: write totals and indexes. Its files are closed after the next sync. Raises:
+        OSError.
+        """
         segment = self.segments[-1]
         self.note_totals(segment)
         segment.flush_index()
@@ -348,14 +385,14 @@ class Log:
             self.removals.wanted = True
 
     def roll(self) -> None:
-        """Seals the active segment and begins the next, which is empty. Raises: OSError."""
+        """Seal the active segment and create the next one, empty. Raises: OSError."""
         if not self.begun:
             self.begin()
         self.seal()
         self.new_segment(self.end)
 
     def note_totals(self, segment: Segment) -> None:
-        """Tells `.settled` what the segment holds and which of it will not count after a restart."""
+        """Write to `.settled` what the segment contains, and which offsets will not count after a restart."""
         for first, last in segment.gaps:
             self.note(segment, ack_set.SETTLED, first, last, 0)
         segment.gaps = []
@@ -364,17 +401,17 @@ class Log:
         self.note(segment, ack_set.TOTALS, segment.end, segment.size, segment.body_bytes)
         self.note(segment, ack_set.TIMES, segment.first_timestamp_ms, segment.max_timestamp_ms, 0)
 
-    # -- where it starts
+    # -- the start
 
     def start_offset(self) -> int:
-        """The first offset that is not settled, `end` if all are. Cost: a step per drained segment at the head."""
+        """Return the first offset that is not settled, `end` if there is none. Cost: a step per settled segment."""
         for segment in self.segments:
             if not segment.gone and segment.live > 0:
                 return segment.settled.first_free()
         return self.end
 
     def note_start(self, offset: int) -> None:
-        """Retention has moved the start: Kafka's checkpoint follows with the next job. (`.settled` is the truth.)"""
+        """Update Kafka's log-start checkpoint with the next job. (`.settled` files are authoritative.)"""
         if self.durable:
             start = checkpoint.encode_lines([(offset,)])
             self.unsynced.checkpoints.append((f"{self.directory}/{checkpoint.LOG_START}", start))
@@ -382,7 +419,10 @@ class Log:
     # -- settling
 
     def segment_of(self, offset: int) -> Segment | None:
-        """The segment whose range `offset` is in. Cost: O(1) for the one asked for last, else a bisection."""
+        """Return the segment that contains `offset`, None if there is none.
+
+        Cost: O(1) for the segment of the last look-up and for the active one, else a bisection.
+        """
         segment = self.found
         if segment is not None and segment.base <= offset < segment.end and not segment.gone:
             return segment
@@ -400,7 +440,11 @@ class Log:
         return segment
 
     def settle(self, first: int, last: int, body_size_bytes: int) -> int:
-        """Settles a range; offsets that are not in the log are passed over. Returns how many were live."""
+        """Settle a range and return how many of its offsets were live. Offsets that are not in the log are skipped.
+
+        Args:
+            body_size_bytes: size of the bodies of the whole range.
+        """
         added = 0
         offset = first
         while offset <= last:
@@ -416,9 +460,9 @@ class Log:
             if new:
                 added += new
                 share = body_size_bytes
-                if stop < last:  # the range goes on in another segment
+                if stop < last:  # the rest of the range is in another segment
                     share = body_size_bytes * new // (last - first + 1)
-                if segment.live == 0:  # all of it, also where the caller did not know how much that is
+                if segment.live == 0:  # all of it, even if the caller did not know the size
                     share = max(0, segment.body_bytes - segment.settled_body_bytes)
                 body_size_bytes = max(0, body_size_bytes - share)
                 segment.settled_body_bytes += share
@@ -431,14 +475,20 @@ class Log:
         return added
 
     def mark_returned(self, offset: int, told: int) -> None:
-        """Notes for the next `flush` that `offset` was given back. told: its tally (ack_set.py)."""
+        """Record for the next `flush` that a message was returned.
+
+        Args:
+            told: its tally (ack_set.py).
+        """
         segment = self.segment_of(offset)
         if segment is not None and not segment.gone and segment.live > 0:
             self.note(segment, ack_set.RETURNED, offset, told & ack_set.COUNT_MAX, told >> ack_set.TALLY_BITS)
 
     def mark_delivered(self, offset: int, ahead: int) -> None:
-        """Notes a delivery mark for the next `flush`: nothing above `offset` + `ahead` is delivered before another one
-        is told. It runs ahead in its own segment only, whose file may go, or beyond the end of the log.
+        """Record a delivery mark of `offset` + `ahead` for the next `flush`. No offset above the mark is delivered
+        before the next mark is recorded.
+
+        The mark may run ahead in its own segment, because that file can be removed, or past the end of the log.
         """
         segment = self.delivered_mark_segment(offset)
         if segment is None:
@@ -450,8 +500,10 @@ class Log:
         self.note(segment, ack_set.DELIVERED, mark, 0, 0)
 
     def delivered_mark_segment(self, offset: int) -> Segment | None:
-        """Whose `.settled` tells that `offset` was delivered: its own segment's, or, when it is in none or in one that
-        is gone or about to go, the last one's.
+        """Return the segment whose `.settled` file records the delivery of `offset`.
+
+        That is the segment of the offset. If there is none, or if it is removed or about to be, it is the last
+        segment.
         """
         segment = self.segment_of(offset)
         if segment is None or segment.gone or segment.live == 0:
@@ -460,7 +512,7 @@ class Log:
         return segment
 
     def note_lost(self, segment: Segment, first: int, last: int) -> int:
-        """Offsets that cannot be read any more: settled, and remembered as lost. Returns how many were live."""
+        """Settle offsets that are unreadable, and record them as lost. Return how many were live."""
         last = min(last, segment.end - 1)
         added = segment.settled.add(first, last)
         if added:
@@ -477,7 +529,8 @@ class Log:
             self.noted(kind, a, b, c)
 
     def flush_index(self) -> None:
-        """All new entries of the active segment to `.index`: without them damage in the middle costs more after a kill.
+        """Write all new entries of the active segment to `.index`. Without them, damage costs more after a kill.
+
         Raises nothing.
         """
         active = self.segments[-1] if self.segments and self.durable and not self.failed else None
@@ -488,7 +541,11 @@ class Log:
                 self.on_error(error)
 
     def flush(self) -> None:
-        """Entries to `.settled`, to `.index` if they are many; a drained active segment is sealed."""
+        """Write entries to `.settled` files, and to `.index` if there are many. Seal the active segment if all of it
+        is settled.
+
+        Raises nothing.
+        """
         segments = self.segments
         active = segments[-1] if segments else None
         try:
@@ -523,7 +580,7 @@ class Log:
             self.settled_files.flush()
 
     def on_error(self, error: OSError) -> None:
-        """A write for the log, not of its batches, has failed."""
+        """Record a failed write that was not one of batches."""
         self.error = error
         if error.errno not in PASSING:
             self.failed = True
@@ -533,31 +590,36 @@ class Log:
 
     @property
     def dirty(self) -> bool:
-        """Whether there is something for a job."""
+        """Return whether a job has something to do."""
         return self.unsynced.any or (self.removals.wanted and not self.cleaning)
 
     def collect(self, part: SyncPart, settled_too: bool = True) -> None:
-        """Moves everything that needs a sync into `part`.
+        """Move everything that needs a sync into `part`.
 
-        settled_too: else what was settled may wait for a later job, when nothing of this one rests on it. It costs a
-        sync of its own, and tells nothing that a confirm promises.
+        Args:
+            settled_too: if False, acknowledgements may wait for a later job unless this one depends on them. They
+                cost a sync of their own, and no confirm promises them.
         """
         settled_too = settled_too or self.removals.wanted or self.settled_files.renaming
         self.unsynced.collect(part, settled_too, self.durable, self.failed)
         self.settled_files.collect(part)
         if part.renames and self.directory not in part.directories:
-            part.directories.append(self.directory)  # the new file's name, or what it alone tells would be lost
-        part.end_offset = self.segments[-1].end if self.segments else 0  # behind it are offsets that were not written
+            part.directories.append(self.directory)  # else the new file and its facts could be lost
+        part.end_offset = self.segments[-1].end if self.segments else 0  # not `end`: later offsets were not written
         if self.producers is not None and self.producers.due and not self.failed and self.durable:
             self.producers.due = False
             snapshot = (snapshot_path(self.directory, part.end_offset), self.producers.encode(part.end_offset))
-            part.checkpoints.insert(0, snapshot)  # before the recovery point, and before a segment goes
-        if self.removals.wanted and not self.cleaning and not self.failed:  # a failed log's settlements are not safe
+            part.checkpoints.insert(0, snapshot)  # before the recovery point, and before a segment is removed
+        if (
+            self.removals.wanted and not self.cleaning and not self.failed
+        ):  # acknowledgements of a failed log are not safe
             self.removals.collect(self.segments, self.start_offset(), part)
 
     def synced(self, part: SyncPart, now_ms: int, publish: bool) -> None:
-        """The job is done, on the loop. After a failed one the log is sealed at what was synced before. publish: else
-        the caller does it later.
+        """Process the result of a job, on the loop. After a failure the log is sealed at its last synced offset.
+
+        Args:
+            publish: write the high watermark file now; otherwise the caller does it later.
         """
         for file in part.files:
             file.unpin()
@@ -585,11 +647,12 @@ class Log:
                 segment.release()
 
     def publish(self) -> None:
-        """Tells readers outside how far the log is synced."""
+        """Write the high watermark file for external readers."""
         self.watermark.publish(self.durable and len(self.segments) > 0)
 
     def finish_recovery(self) -> None:
-        """Writes what recovery has found, if it has not yet: on a full disk the log is read, and given back, without.
+        """Write what recovery has found, if that is still due: on a full disk a log is opened and drained without it.
+
         Raises: OSError.
         """
         write = self.recovery_rest
@@ -606,7 +669,7 @@ class Log:
     # -- closing
 
     def reset(self) -> None:
-        """As it was made: recovery begins, perhaps for another time, after one that could not open a file."""
+        """Return to the state after construction, before another recovery of this log."""
         self._forget()
         self.end = 0
         self.watermark.offset = 0
@@ -625,18 +688,20 @@ class Log:
         self.removals.wanted = False
 
     def open_file_count(self) -> int:
-        """Descriptors open just now."""
+        """Return the number of open descriptors."""
         mapped = 1 if self.watermark.mapped else 0
         return mapped + sum([len(segment.open_files()) for segment in self.segments])
 
     @property
     def pinned(self) -> bool:
-        """Whether a sync or the reading ahead is at work on one of its files."""
+        """Return whether a sync or a read-ahead uses one of the files."""
         return True in [file.pins > 0 for segment in self.segments for file in segment.open_files()]
 
     def shed(self) -> bool:
-        """Closes all descriptors, also of what is not synced: too many are open, and a job that has such a log in it
-        syncs the whole disk (fsync_thread.py). False if that would give none back, as a sync is at work on them.
+        """Close all descriptors, also of files that are not synced, because too many are open.
+
+        A job with such a log syncs the whole disk (fsync_thread.py). Return False, and close none, while a sync or a
+        read-ahead uses one.
         """
         if self.pinned:
             return False
@@ -647,7 +712,7 @@ class Log:
         return True
 
     def release(self) -> bool:
-        """Closes all descriptors if nothing is dirty or at work; False if something is. They are opened again on
+        """Close all descriptors. Return False, and close none, if a file is dirty or in use. They are opened again on
         demand.
         """
         if self.pinned or True in [segment.dirty() for segment in self.segments]:
@@ -661,14 +726,14 @@ class Log:
         return True
 
     def close_files(self) -> None:
-        """Closes everything, synced or not. The log is not used afterwards."""
+        """Close everything, synced or not. The log is not used afterwards."""
         for segment in self.segments:
             segment.release()
         self.unsynced.forget_files()
         self.watermark.close()
 
     def abandon(self) -> None:
-        """The directory is about to be removed: nothing more is written or synced."""
+        """Stop writing and syncing: the directory will be removed."""
         self._forget()
         self.failed = True
         self.durable = False

@@ -1,8 +1,8 @@
-"""A transaction's records, encoded before they have their offsets.
+"""Records of a large transaction, encoded before their offsets are known.
 
-A batch's records count from its base offset, which stands in the header only. So those of a large transaction can be
-written out over many loop turns, and then go into the log as one (`LocalLog.append_prepared`) at the price of the
-headers. Nothing here touches the disk, and nothing of it is anybody's before that call.
+Records only contain offset deltas; the base offset is in the batch header. So the records of a large transaction can
+be encoded over many loop turns and then be appended at once by `LocalLog.append_prepared`, which only writes the
+headers. Nothing here touches the disk, and no reader sees the records before that call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from amqpd.storage.log.record import RecordRoute, write_record
 
 @final
 class PreparedBatch:
-    """The records of one batch. persistent: of all of them; body_bytes: of all together."""
+    """The encoded records of one batch, all persistent or all transient."""
 
     def __init__(self, records: bytes, count: i64, body_bytes: i64, persistent: bool) -> None:
         self.records = records
@@ -29,9 +29,13 @@ class PreparedBatch:
 
 @final
 class PreparedTransaction:
-    """The encoded records of one transaction, in batches that wait for their base offsets. `count`: records so far.
+    """The encoded records of one transaction, in batches without base offsets.
 
-    whole: they are one batch, and persistent, as Kafka has them.
+    Args:
+        whole: encode all records into one persistent batch, as Kafka requires.
+
+    Attributes:
+        count: records so far.
     """
 
     def __init__(self, whole: bool = False) -> None:
@@ -53,7 +57,7 @@ class PreparedTransaction:
         body_end: i64,
         persistent: bool,
     ) -> None:
-        """As `LocalLog.append`, without an offset."""
+        """As `LocalLog.append`, but without an offset."""
         writer = self._writer
         body_size: i64 = body_end - body_start
         if self._whole:
@@ -72,14 +76,14 @@ class PreparedTransaction:
         self.count += 1
 
     def body_bytes(self) -> i64:
-        """Of all bodies, once it is closed."""
+        """Return the size of all bodies, after `close`."""
         size: i64 = 0
         for batch in self.batches:
             size += batch.body_bytes
         return size
 
     def close(self) -> None:
-        """The open batch is whole; what comes behind it begins another."""
+        """Close the open batch; the next record starts a new one."""
         if self._open_count == 0:
             return
         self.batches.append(

@@ -1,27 +1,25 @@
-"""One AMQP message as one record of a Kafka record batch (magic 2), and back.
+"""One AMQP message as one record of a Kafka record batch (magic 2), encoded and decoded.
 
-A record is a length (zigzag varint) and then: attributes (one byte, 0), timestamp delta (0: the batch has one time,
-that of the append), offset delta, key (the routing key), value (the body), and two headers, `exchange` and
-`properties` (flags and fields of the AMQP content header, byte for byte as they arrived).
+A record, with numbers as zigzag varints:
 
-The bytes around the body that every message of one route shares are made once (`RecordRoute`). The decoder takes any
-header order and skips names it does not know, since other programs may write this format; header names are compared as
-8-byte integers.
+    length            bytes that follow
+    attributes        one byte, 0
+    timestamp delta   0: all records of our batches have the time of the append
+    offset delta
+    key               length and bytes: the routing key
+    value             length and bytes: the body; length -1 is a null value, a tombstone
+    header count      2
+    `exchange`        header name and value, each with its length
+    `properties`      flags and fields of the AMQP content header, byte for byte as they arrived
 
-Nothing here keeps state; nothing here is trusted to be well formed: `decode` raises BadRecord, and IndexError never
-leaves.
+`RecordRoute` keeps the bytes around the body that all messages of one route share. The decoder accepts headers in any
+order and skips unknown ones, since other programs may write this format.
 
-Records of one log, one after the other: as objects (`RecordDecoder.read`), or as places in the bytes they stand in
-(`RecordDecoder.place`).
+Reading: `RecordDecoder.read` makes one `Record` per message. `RecordDecoder.place` only notes in a `RecordViews`
+where the body is: 32 bytes per record, no object and no copy, for readers that pass bodies on. Consecutive records
+with the same key and headers share these objects.
 
-Those that follow each other with the same key and headers have the same objects for them: nothing is decoded or copied
-twice but the body, and of a place not even that.
-
-Records as places in the bytes they were read from: what who only passes bodies on reads of a log.
-
-A record is four words of eight bytes in one piece of memory: offset, time, where its body stands, and the number of its
-`SharedFields`, which says what it shares with the records around it. Nothing is cut out, and no object is made for a
-record.
+All input is untrusted: damaged bytes raise BadRecord, never IndexError.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from typing import Final, final
 from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i64_le
 from mypy_extensions import i64
 
-# Read, not written as numbers: a literal over 62 bits is an object to mypyc, and unpacked each time it is used.
+# Computed, because mypyc keeps a literal of more than 62 bits as an object and unpacks it at each use.
 _EXCHANGE_WORD: Final[i64] = read_i64_be(b"exchange", 0)
 _PROPERTIES_WORD: Final[i64] = read_i64_be(b"properties", 0)
 _NO_BYTES: Final = b""
@@ -39,18 +37,18 @@ _BYTEWISE_MAX: Final[i64] = 16
 
 
 class BadRecord(ValueError):
-    """Bytes that pass for a record by their checksum are none: written by something else, or a defect."""
+    """The checksum is right, but the bytes are not a record: another program wrote them, or there is a defect."""
 
 
 def varint(value: int) -> bytes:
-    """`value` (signed, 64 bits) as a zigzag varint, 1 to 10 bytes."""
+    """Return `value` (signed, 64 bits) as a zigzag varint of 1 to 10 bytes."""
     writer = BytesWriter()
     write_varint(writer, value)
     return writer.getvalue()
 
 
 def write_varint(writer: BytesWriter, value: i64) -> None:
-    """Appends `value` as a zigzag varint. Cost: one append per 7 bits."""
+    """Append `value` as a zigzag varint. Cost: one append per 7 bits."""
     bits: i64 = (value << 1) ^ (value >> 63)
     byte: int = 0  # not i64: only an int goes into a writer without a method call
     while bits > 0x7F or bits < 0:
@@ -62,7 +60,7 @@ def write_varint(writer: BytesWriter, value: i64) -> None:
 
 
 def varint_size(value: i64) -> i64:
-    """Bytes that `value` (not negative) takes as a zigzag varint."""
+    """Return the size of `value` (not negative) as a zigzag varint."""
     bits: i64 = value << 1
     size: i64 = 1
     while bits > 0x7F:
@@ -72,7 +70,10 @@ def varint_size(value: i64) -> i64:
 
 
 def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
-    """(value, next position) of the zigzag varint at `position`. Raises: BadRecord past the end or over 10 bytes."""
+    """Return the zigzag varint at `position`, and the position after it.
+
+    Raises: BadRecord past the end, or for more than 10 bytes.
+    """
     size: i64 = len(data)
     if 0 <= position < size and data[position] < 0x80:
         small: i64 = data[position]
@@ -89,31 +90,33 @@ def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
             break
         shift += 7
     number: i64 = bits >> 1
-    if number < 0:  # the shift has copied the sign
+    if number < 0:  # the shift copied the sign bit
         number &= 0x7FFF_FFFF_FFFF_FFFF
     return number ^ -(bits & 1), position
 
 
 def before_properties(exchange: bytes) -> bytes:
-    """What a record has between its body and the length of its properties."""
+    """Return the bytes between the body and the length of the properties."""
     return varint(2) + varint(8) + b"exchange" + varint(len(exchange)) + exchange + varint(10) + b"properties"
 
 
 @final
 class RecordRoute:
-    """The constant bytes of every record with one exchange and one routing key; make it once per route.
+    """The constant bytes of all records with one exchange and one routing key. Make it once per route.
 
-    exchange, routing_key: as they stand in the AMQP method, without the length byte.
+    Attributes:
+        exchange: as in the AMQP method, without the length byte.
+        routing_key: also without the length byte.
     """
 
     def __init__(self, exchange: bytes, routing_key: bytes) -> None:
         self.exchange: bytes = exchange
         self.routing_key: bytes = routing_key
-        # attributes, timestamp delta; the offset delta comes between this and the key
+        # Attributes and timestamp delta are two zero bytes; the offset delta comes between them and the key.
         self.key_part: bytes = varint(len(routing_key)) + routing_key
         self.middle: bytes = before_properties(exchange)
         self.fixed_size: i64 = 2 + len(self.key_part) + len(self.middle)
-        # What surrounds the offset delta, the body and the properties, for messages of the sizes that came last twice.
+        # Ready parts around offset delta, body and properties, for the sizes that two messages in a row had.
         self.sizes: i64 = -1
         self.sizes_before: i64 = -1
         self.before_delta: bytes = _NO_BYTES
@@ -121,7 +124,11 @@ class RecordRoute:
         self.before_properties: bytes = _NO_BYTES
 
     def fit(self, sizes: i64, body_size: i64, properties_size: i64) -> None:
-        """From here on records of these sizes are written from ready parts. sizes: both in one number."""
+        """Prepare the parts for records of these sizes.
+
+        Args:
+            sizes: both sizes in one number, as `write_record` compares them.
+        """
         length: i64 = self.fixed_size + 1 + varint_size(body_size) + body_size
         length += varint_size(properties_size) + properties_size
         self.sizes = sizes
@@ -140,10 +147,12 @@ def write_record(
     body_start: i64,
     body_end: i64,
 ) -> None:
-    """Appends one record to the open batch in `writer`.
+    """Append one record to the open batch in `writer`. Properties and body are slices of `source`.
 
-    delta: offset within the batch. Properties and body are slices of `source`.
-    Cost: about 50 ns and one copy of the body, 80 where it has another size than the one before.
+    Args:
+        delta: the offset within the batch.
+
+    Cost: about 50 ns and one copy of the body; 80 ns if the sizes differ from the previous record.
     """
     body_size: i64 = body_end - body_start
     properties_size: i64 = properties_end - properties_start
@@ -182,7 +191,7 @@ def write_record(
 
 
 def around_body(route: RecordRoute, properties: bytes, body_size: i64) -> tuple[bytes, bytes]:
-    """What stands before and behind the body of a record that is the first of its batch."""
+    """Return the bytes before and after the body of a record that is the first of its batch."""
     properties_size: i64 = len(properties)
     length: i64 = route.fixed_size + 1 + varint_size(body_size) + body_size
     length += varint_size(properties_size) + properties_size
@@ -191,7 +200,7 @@ def around_body(route: RecordRoute, properties: bytes, body_size: i64) -> tuple[
 
 
 def write_tombstone(writer: BytesWriter, route: RecordRoute, delta: i64, properties: bytes) -> None:
-    """Appends a record whose value is null: it takes earlier ones of its key away when the log is compacted."""
+    """Append a record with a null value: compaction then removes older records of its key."""
     size: i64 = len(properties)
     write_varint(writer, route.fixed_size + varint_size(delta) + 1 + varint_size(size) + size)
     writer.append(0)
@@ -208,14 +217,19 @@ def _write_slice(writer: BytesWriter, source: bytes, start: i64, end: i64) -> No
     if end - start > _BYTEWISE_MAX:
         writer.write(source[start:end])
         return
-    while start < end:  # a few bytes one by one are cheaper than an object that holds them
+    while start < end:  # a few single bytes cost less than a slice object
         writer.append(source[start])
         start += 1
 
 
 @final
 class Record:
-    """A message read back from a log. `delivery_count`: how often it was given back, 0 for never or not known."""
+    """A message read from a log.
+
+    Attributes:
+        delivery_count: how often the message was delivered and returned; 0 if never or unknown.
+        tombstone: the value is null (compaction.py).
+    """
 
     def __init__(
         self,
@@ -235,16 +249,16 @@ class Record:
         self.body: bytes = body
         self.persistent: bool = persistent
         self.delivery_count: i64 = 0
-        self.tombstone: bool = False  # its value is null: see compaction.py
+        self.tombstone: bool = False  # null value
 
 
 def record_stop(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """(first byte after the length, first byte after the record) of the record at `position`.
+    """Return the first position after the length, and the first position after the record.
 
-    Raises: BadRecord when it does not fit before `end`.
+    Raises: BadRecord if the record does not fit before `end`.
     """
     length: i64 = 0
-    if position < end and data[position] < 0x80:  # the usual sizes have one or two bytes; the first is tried in place
+    if position < end and data[position] < 0x80:  # fast path for a length of one byte
         length = data[position]
         length = (length >> 1) ^ -(length & 1)
         position += 1
@@ -256,7 +270,7 @@ def record_stop(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
 
 
 def read_offset_delta(data: bytes, position: i64) -> tuple[i64, i64]:
-    """(offset delta, position of the key) of the record whose attributes stand at `position`."""
+    """Return the offset delta and the position of the key. `position`: of the attributes."""
     position += 1
     size: i64 = len(data)
     if position + 1 < size and data[position] == 0 and data[position + 1] < 0x80:
@@ -267,9 +281,7 @@ def read_offset_delta(data: bytes, position: i64) -> tuple[i64, i64]:
 
 
 def value_size(data: bytes, position: i64, end: i64) -> i64:
-    """Bytes of the value (the message's body) of the record whose attributes stand at `position`; 0 for a null
-    value.
-    """
+    """Return the size of the body, 0 for a null value. `position`: of the attributes. Raises: BadRecord."""
     _, position = read_offset_delta(data, position)
     size: i64 = 0
     size, position = read_varint(data, position)
@@ -282,7 +294,10 @@ def value_size(data: bytes, position: i64, end: i64) -> i64:
 
 
 def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:
-    """The record whose key starts at `position` and which ends at `end`. Cost: about 150 ns, copies of its parts."""
+    """Return the record with its key at `position` and its last byte before `end`.
+
+    Cost: about 150 ns, and copies of its parts. Raises: BadRecord.
+    """
     size: i64 = 0
     key: bytes = _NO_BYTES
     size, position = read_varint(data, position)
@@ -334,7 +349,7 @@ _PLACE_SIZE: Final[i64] = 32
 
 @final
 class SharedFields:
-    """What records share that follow each other: the bytes they stand in, and what is not their body."""
+    """Fields that consecutive records share, and the bytes that contain their bodies."""
 
     def __init__(self, data: bytes, exchange: bytes, routing_key: bytes, properties: bytes, persistent: bool) -> None:
         self.data: Final[bytes] = data
@@ -346,9 +361,15 @@ class SharedFields:
 
 @final
 class RecordViews:
-    """Records in the order of their offsets; whole, and not to be changed, once `close` was called.
+    """Records in the order of their offsets, as positions in the bytes they were read from. Immutable after `close`.
 
-    next_offset: where the next reading goes on. waiting: as `ReadResult.waiting`.
+    A record is four words of eight bytes: offset, timestamp, position and size of the body, number of its
+    `SharedFields`.
+
+    Attributes:
+        alikes: the `SharedFields`, by number.
+        next_offset: where to continue reading.
+        waiting: as `ReadResult.waiting`.
     """
 
     def __init__(self) -> None:
@@ -372,7 +393,12 @@ class RecordViews:
         properties: bytes,
         persistent: bool,
     ) -> None:
-        """One more. body_size: -1 for a null body. Equal parts are to be the same objects. Cost: some 10 ns."""
+        """Add a record. Equal parts should be the same objects, since they are compared by identity. Cost: about 10
+        ns.
+
+        Args:
+            body_size: -1 for a null value.
+        """
         last = self._last
         if (
             last is None
@@ -386,7 +412,7 @@ class RecordViews:
             self._last = last
             self.alikes.append(last)
         writer = self._writer
-        assert writer is not None  # it is not closed
+        assert writer is not None  # `close` was not called
         number: i64 = len(self.alikes)
         write_i64_le(writer, offset)
         write_i64_le(writer, timestamp_ms)
@@ -395,7 +421,7 @@ class RecordViews:
         self.count += 1
 
     def add_record(self, record: Record) -> None:
-        """One more, which stands in the bytes of its own body."""
+        """Add a record whose body is an object of its own."""
         size: i64 = -1 if record.tombstone else len(record.body)
         self.add(
             record.offset,
@@ -410,9 +436,9 @@ class RecordViews:
         )
 
     def close(self, next_offset: i64, waiting: bool) -> None:
-        """All are in it."""
+        """Make the records readable; none can be added any more."""
         writer = self._writer
-        assert writer is not None  # it is closed once
+        assert writer is not None  # `close` is called once
         self._packed = writer.getvalue()
         self._writer = None
         self._last = None
@@ -426,25 +452,25 @@ class RecordViews:
         return read_i64_le(self._packed, index * _PLACE_SIZE + 8)
 
     def body_start(self, index: i64) -> i64:
-        """Where its body begins in the bytes of its `SharedFields`."""
+        """Return where the body starts in the bytes of its `SharedFields`."""
         return read_i64_le(self._packed, index * _PLACE_SIZE + 16) >> 32
 
     def body_size(self, index: i64) -> i64:
-        """In bytes; -1 for a null body."""
+        """Return the size of the body in bytes, -1 for a null value."""
         return (read_i64_le(self._packed, index * _PLACE_SIZE + 16) & 0xFFFF_FFFF) - 1
 
     def alike_number(self, index: i64) -> i64:
-        """Which of `alikes` it is like."""
+        """Return the index of its `SharedFields` in `alikes`."""
         return read_i64_le(self._packed, index * _PLACE_SIZE + 24)
 
     def body(self, index: i64) -> bytes:
-        """Empty for a null one. Cost: a copy."""
+        """Return the body, empty for a null value. Cost: a copy."""
         start = self.body_start(index)
         size = self.body_size(index)
         return self.alikes[self.alike_number(index)].data[start : start + size] if size > 0 else _NO_BYTES
 
     def index_of(self, offset: i64) -> i64:
-        """The first record of this offset or a later one. Cost: a bisection."""
+        """Return the index of the first record at or after `offset`. Cost: a bisection."""
         low: i64 = 0
         high: i64 = self.count
         while low < high:
@@ -457,7 +483,7 @@ class RecordViews:
 
 
 def places_of(records: list[Record], next_offset: i64, waiting: bool) -> RecordViews:
-    """The same for records that are objects already."""
+    """Return views of records that are already objects."""
     places = RecordViews()
     for record in records:
         places.add_record(record)
@@ -466,26 +492,32 @@ def places_of(records: list[Record], next_offset: i64, waiting: bool) -> RecordV
 
 
 _KEPT_SIZE_MAX: Final[i64] = 1024
-# What a record counts beside its body and properties where bytes are counted.
+# Added to the sizes of body and properties when reads count bytes.
 RECORD_OVERHEAD_BYTES: Final[i64] = 64
 
 
 @final
 class RecordDecoder:
-    """Decodes the records of one log. Where only the properties differ from those before, only they are cut out."""
+    """Decoder for the records of one log. It reuses the decoded parts of the previous record where the bytes are
+    equal.
+    """
 
     def __init__(self) -> None:
-        # Of the record before: what it has before its body's length and behind its body, and what that means.
+        # Bytes of the previous record: before the length of its body, and after its body. Then their meaning.
         self._before: bytes = _NO_BYTES
         self._behind: bytes = _NO_BYTES
-        # What stands between body and properties; empty where they are not the last header, as this program has them.
+        # Bytes between body and properties; empty if `properties` was not the last header.
         self._middle: bytes = _NO_BYTES
         self._exchange: bytes = _NO_BYTES
         self._key: bytes = _NO_BYTES
         self._properties: bytes = _NO_BYTES
 
     def read(self, data: bytes, position: i64, end: i64, offset: i64, timestamp_ms: i64, persistent: bool) -> Record:
-        """As `read_record`. Cost: about 100 ns where the parts are the ones before, of which 50 are the body's copy."""
+        """Return the record; arguments as for `read_record`.
+
+        Cost: about 100 ns if the parts equal those of the previous record, 50 of them for the copy of the body.
+        Raises: BadRecord.
+        """
         before = self._before
         before_size: i64 = len(before)
         start: i64 = position + before_size
@@ -521,9 +553,10 @@ class RecordDecoder:
         persistent: bool,
         places: RecordViews,
     ) -> i64:
-        """As `read`, but adds where its body stands to `places`. Returns the bytes that it counts.
+        """Add a view of the record to `places`, and return its size for read limits.
 
-        Cost: about 30 ns where its parts are the ones before, whatever the size of its body. Raises: BadRecord.
+        Cost: about 30 ns if its parts equal those of the previous record, for any size of the body. Raises:
+        BadRecord.
         """
         before = self._before
         before_size: i64 = len(before)
@@ -573,7 +606,7 @@ class RecordDecoder:
         return (size if size > 0 else 0) + properties_size + RECORD_OVERHEAD_BYTES
 
     def _remember(self, data: bytes, position: i64, end: i64, record: Record) -> None:
-        """Its parts, for those like it that follow."""
+        """Keep the parts of a record for the next ones."""
         size: i64 = 0
         key_size: i64 = 0
         start: i64 = 0
@@ -592,10 +625,10 @@ class RecordDecoder:
             self._middle = middle if self._behind.startswith(middle) else _NO_BYTES
 
     def _next_properties(self, data: bytes, body_end: i64, start: i64, end: i64) -> bytes:
-        """Those in [start, end); the object of the record before where they are the same."""
+        """Return the properties in [start, end); the same object if they equal the previous ones."""
         properties = data[start:end]
         if properties == self._properties:
-            self._behind = data[body_end:end]  # it may be so from here on
+            self._behind = data[body_end:end]  # equal properties in a row: use the faster comparison again
             return self._properties
         self._behind = _NO_BYTES
         self._properties = properties if end - start <= _KEPT_SIZE_MAX else _NO_BYTES
@@ -603,7 +636,7 @@ class RecordDecoder:
 
 
 def stands_at(data: bytes, position: i64, part: bytes) -> bool:
-    """Whether `part` stands in `data` there. Cost: 1 ns for 8 bytes; a slice would be an object."""
+    """Return whether `part` is at `position` in `data`. Cost: 1 ns per 8 bytes; a slice would make an object."""
     size: i64 = len(part)
     if position < 0 or position + size > len(data):
         return False
@@ -612,7 +645,7 @@ def stands_at(data: bytes, position: i64, part: bytes) -> bool:
         if read_i64_le(data, position + at) != read_i64_le(part, at):
             return False
         at += 8
-    if at < size and size >= 8:  # the last eight, some of them once more
+    if at < size and size >= 8:  # the last eight bytes overlap those compared before
         return read_i64_le(data, position + size - 8) == read_i64_le(part, size - 8)
     while at < size:
         if data[position + at] != part[at]:

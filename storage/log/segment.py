@@ -1,23 +1,25 @@
-"""One segment: a `.log` file, its two indexes, its `.settled` file, and what is known of it in memory.
+"""One segment of a log: files, indexes, and what is known of it in memory.
 
-`base <= offset < end`; `end - base - settled.count` messages are live. The last segment of a log is *active*, the
-others are *sealed*: nothing is appended to their `.log` any more. A sealed segment whose messages are all settled is
-*gone* once its `.log` is removed; the object (and the `.settled` file) stay until everything before it is gone too.
+`base <= offset < end`; `end - base - settled.count` messages are live. The last segment of a log is *active*, all
+others are *sealed*: their `.log` is never appended to again. A sealed segment whose messages are all settled is
+*gone* once its `.log` is removed. The object and the `.settled` file stay until all earlier segments are gone too.
 
-An object is small and a log has one for each 64 MiB, so memory does not follow the backlog. Descriptors and indexes are
-opened on demand and dropped by `release`.
+Files, named by the base offset in 20 digits:
 
-The two sparse indexes of a segment, in Kafka's formats. Neither is ever synced: both can be rebuilt from the log.
+    .log            record batches (batch.py)
+    .index          Kafka's offset index. Entries of 8 bytes: relative offset u32 (last offset of a batch minus the
+                    base), position u32 (start of that batch). One entry per 4096 bytes of log; none for the first batch
+    .timeindex      Kafka's time index. Entries of 12 bytes: timestamp i64 (latest in the segment so far), relative
+                    offset u32 (of the last record of the batch with it). Added with an index entry if the time is
+                    later than in the previous one
+    .settled        acknowledgements (ack_set.py); not a file of Kafka
 
-`.index`: entries of 8 bytes, relative offset u32 (of the last record of a batch, less the segment's base offset) and
-position u32 (where that batch starts). One entry each time 4096 bytes of log have gone by; a segment's first batch has
-none.
+Both indexes are sparse and never synced, because they can be rebuilt from the log. Entries of the active segment are
+in memory; they reach `.index` at the end of a turn and `.timeindex` when the segment is sealed. Indexes of sealed
+segments are read when a look-up needs them.
 
-`.timeindex`: entries of 12 bytes, timestamp i64 (largest in the segment so far) and relative offset u32 (of the last
-record of the batch that had it). Added with an index entry, when the time is later than that of the entry before.
-
-The active segment's entries are kept in memory and appended to their files at the end of the turn (`.index`) or when
-the segment is sealed (`.timeindex`); those of a sealed segment are read when a look-up needs them.
+A segment object is small and there is one per 64 MiB of log, so memory does not grow with the backlog. Descriptors
+and indexes are opened on demand and dropped by `release`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ TIME_ENTRY_SIZE = _TIME_ENTRY.size
 
 
 class OffsetIndex:
-    """Offset -> position. `flushed`: how many of its bytes are in the file."""
+    """Relative offset -> position.
+
+    Attributes:
+        flushed: how many of its bytes are in the file.
+    """
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data[: len(data) // OFFSET_ENTRY_SIZE * OFFSET_ENTRY_SIZE])
@@ -51,18 +57,18 @@ class OffsetIndex:
         return len(self.data) // OFFSET_ENTRY_SIZE
 
     def add(self, relative_offset: int, position: int) -> None:
-        """A batch that ends with `relative_offset` starts at `position`. Both must be above those before."""
+        """Add a batch that ends with `relative_offset`. Both numbers must be above the previous ones."""
         self.data += _OFFSET_ENTRY.pack(relative_offset, position)
 
     def entry(self, number: int) -> tuple[int, int]:
-        """(relative offset, position) of the entry; 0 <= number < len."""
+        """Return (relative offset, position) of an entry; 0 <= number < len."""
         relative_offset, position = _OFFSET_ENTRY.unpack_from(self.data, number * OFFSET_ENTRY_SIZE)
         return relative_offset, position
 
     def floor(self, relative_offset: int) -> tuple[int, int]:
-        """The last entry that is not above `relative_offset`, (-1, 0) if there is none. Cost: a bisection.
+        """Return the last entry that is not above `relative_offset`, (-1, 0) if there is none.
 
-        The batch with the offset is the one at that position or one behind it.
+        The batch with the offset is at this position or later. Cost: a bisection.
         """
         low, high = 0, len(self)
         while low < high:
@@ -74,7 +80,7 @@ class OffsetIndex:
         return self.entry(low - 1) if low else (-1, 0)
 
     def next_position(self, position: int) -> int:
-        """The first indexed position behind `position`, -1 if there is none."""
+        """Return the first indexed position after `position`, -1 if there is none."""
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -85,7 +91,7 @@ class OffsetIndex:
         return self.entry(low)[1] if low < len(self) else -1
 
     def cut(self, size: int) -> None:
-        """Forgets the entries at and behind position `size`."""
+        """Remove the entries at position `size` and later."""
         number = len(self)
         while number and self.entry(number - 1)[1] >= size:
             number -= 1
@@ -93,7 +99,7 @@ class OffsetIndex:
         self.flushed = min(self.flushed, len(self.data))
 
     def plausible(self, log_size: int) -> bool:
-        """Whether its entries rise and stay inside the log. Cost: one step per entry."""
+        """Return whether entries increase and stay inside the log. Cost: a step per entry."""
         before = (-1, -1)
         for entry in _OFFSET_ENTRY.iter_unpack(bytes(self.data)):
             if entry[0] <= before[0] or entry[1] <= before[1]:
@@ -103,7 +109,7 @@ class OffsetIndex:
 
 
 class TimeIndex:
-    """Time -> offset."""
+    """Timestamp -> relative offset."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data[: len(data) // TIME_ENTRY_SIZE * TIME_ENTRY_SIZE])
@@ -112,17 +118,19 @@ class TimeIndex:
         return len(self.data) // TIME_ENTRY_SIZE
 
     def add(self, timestamp_ms: int, relative_offset: int) -> None:
-        """Adds an entry if `timestamp_ms` is later than the last one's, so that times and offsets only rise."""
+        """Add an entry if `timestamp_ms` is later than in the last one, so that times and offsets increase."""
         if not self.data or timestamp_ms > self.entry(len(self) - 1)[0]:
             self.data += _TIME_ENTRY.pack(timestamp_ms, relative_offset)
 
     def entry(self, number: int) -> tuple[int, int]:
-        """(timestamp in ms, relative offset) of the entry; 0 <= number < len."""
+        """Return (timestamp in ms, relative offset) of an entry; 0 <= number < len."""
         timestamp_ms, relative_offset = _TIME_ENTRY.unpack_from(self.data, number * TIME_ENTRY_SIZE)
         return timestamp_ms, relative_offset
 
     def offset_before(self, timestamp_ms: int) -> int:
-        """Relative offset from which on to look for the first record of `timestamp_ms` or later. Cost: a bisection."""
+        """Return the relative offset from which to search for the first record of `timestamp_ms` or later. Cost: a
+        bisection.
+        """
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -133,7 +141,7 @@ class TimeIndex:
         return self.entry(low - 1)[1] if low else 0
 
     def cut(self, relative_offset: int) -> None:
-        """Forgets the entries at and behind `relative_offset`."""
+        """Remove the entries at `relative_offset` and later."""
         number = len(self)
         while number and self.entry(number - 1)[1] >= relative_offset:
             number -= 1
@@ -147,12 +155,30 @@ _NEVER_MS = 1 << 62
 
 
 def segment_name(base: int) -> str:
-    """The 20 digits that the files of the segment share."""
+    """Return the 20 digits in the file names of a segment."""
     return f"{base:020d}"
 
 
 class Segment:
-    """What is known of one segment. `size`: bytes of whole batches in its log. `body_bytes`: of the bodies in it."""
+    """State of one segment in memory; see the module docstring.
+
+    Attributes:
+        size: bytes of whole batches in its `.log`.
+        body_bytes: size of all bodies in it.
+        settled_body_bytes: size of the settled bodies.
+        settled_transient_bytes: the part of it that belongs to transient messages, without those in `transient_gone`.
+            A scan would count them again.
+        settled_size: bytes of the `.settled` file; 0: there is none; -1: it must be rewritten.
+        entries: entries for the `.settled` file, written at the end of the turn.
+        settled_begun: this process has written to the `.settled` file.
+        rewrite_from: size at which the `.settled` file is rewritten.
+        log_suffix: `.log`, or the temporary name that compaction gave it.
+        swapping: the file in use is still named `.settled.swap`.
+        lost: offset ranges that are unreadable.
+        gaps: offset ranges without messages, found by a scan. They count as settled.
+        transient: (first, last, size of live bodies) of transient messages appended by this process.
+        transient_gone: the same of earlier processes; the restart has settled them.
+    """
 
     def __init__(self, filesystem: FileSystem, directory: str, base: int) -> None:
         self._filesystem = filesystem
@@ -163,20 +189,19 @@ class Segment:
         self.body_bytes = 0
         self.settled = AckSet(base)
         self.settled_body_bytes = 0
-        # Of those: bytes of transient messages that a scan would count again. (Not those of `transient_gone`.)
         self.settled_transient_bytes = 0
-        self.settled_size = 0  # bytes in the .settled file; 0: there is none yet
-        self.entries: BytesWriter | None = None  # for the .settled file, at the end of the turn
-        self.settled_begun = False  # the .settled file was written to in this life
-        self.rewrite_from = REWRITE_FROM  # size at which the .settled file is written anew
-        self.log_suffix = ".log"  # or what it is called until it gets that name: see compaction.py
-        self.swapping = False  # the one that is written to is still called .settled.swap
+        self.settled_size = 0
+        self.entries: BytesWriter | None = None
+        self.settled_begun = False
+        self.rewrite_from = REWRITE_FROM
+        self.log_suffix = ".log"
+        self.swapping = False
         self.lost: list[tuple[int, int]] = []
-        self.gaps: list[tuple[int, int]] = []  # found by a scan; as good as settled
+        self.gaps: list[tuple[int, int]] = []
         self.max_timestamp_ms = -1
         self.first_timestamp_ms = -1
-        self.transient: list[tuple[int, int, int]] = []  # (first, last, bytes of live bodies), appended in this life
-        self.transient_gone: list[tuple[int, int, int]] = []  # of an earlier life: settled by the restart
+        self.transient: list[tuple[int, int, int]] = []
+        self.transient_gone: list[tuple[int, int, int]] = []
         self.sealed = False
         self.removing = False
         self.gone = False
@@ -189,11 +214,11 @@ class Segment:
 
     @property
     def live(self) -> int:
-        """Messages that are not settled."""
+        """Number of messages that are not settled."""
         return self.end - self.base - self.settled.count
 
     def open_log(self, *, create: bool = False) -> OpenFile:
-        """The log's descriptor, opened when it is not. Raises: OSError."""
+        """Return the descriptor of the `.log`, opened if necessary. Raises: OSError."""
         file = self.log_file
         if file is None:
             flags = APPEND if create or not self.sealed else READ
@@ -201,7 +226,7 @@ class Segment:
         return file
 
     def open_settled(self) -> OpenFile:
-        """The `.settled` file's descriptor, made when there is none. Raises: OSError."""
+        """Return the descriptor of the `.settled` file, created if necessary. Raises: OSError."""
         file = self.settled_file
         if file is None:
             name = ".settled.swap" if self.swapping else ".settled"
@@ -209,9 +234,12 @@ class Segment:
         return file
 
     def compacted(self, boot: tuple[int, int], delivered_mark: int, returned: dict[int, int]) -> bytes:
-        """What a new `.settled` file starts with: all that is known, each fact once.
+        """Return the content of a new `.settled` file with all that is known, each fact once.
 
-        boot: the boot id for a BOOT entry. delivered_mark: -1 for none. returned: offset -> tally (ack_set.py).
+        Args:
+            boot: the boot id, for a BOOT entry.
+            delivered_mark: -1 for none.
+            returned: offset -> tally (ack_set.py).
         """
         parts = [
             encode_entry(ack_set.HEADER, self.base, ack_set.VERSION, 0),
@@ -242,18 +270,18 @@ class Segment:
         return b"".join(parts)
 
     def begin_index(self) -> None:
-        """Starts with empty indexes: the segment is new, or about to be scanned."""
+        """Start with empty indexes: the segment is new or will be scanned."""
         self._index = OffsetIndex()
         self._times = TimeIndex()
         self._since_entry = 0
 
     def appended(self, batch: ClosedBatch) -> None:
-        """Takes note of a batch that now stands at the end of the log, and indexes it."""
+        """Record a batch that was appended to the log, and index it."""
         self.note(batch.last_offset, batch.size, batch.timestamp_ms)
         self.body_bytes += batch.body_size_bytes
 
     def note(self, last_offset: int, size: int, timestamp_ms: int) -> None:
-        """A batch of `size` bytes that ends with `last_offset` follows; its body bytes are the caller's to add."""
+        """Record a batch of `size` bytes at the end. The caller adds its body bytes."""
         index, times = self._index, self._times
         if timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = timestamp_ms
@@ -269,7 +297,7 @@ class Segment:
         self.end = last_offset + 1
 
     def index(self) -> OffsetIndex:
-        """The offset index; read from its file when it is not in memory. One that cannot be right is made anew."""
+        """Return the offset index, read from its file if necessary. An implausible file is rebuilt."""
         index = self._index
         if index is None:
             index = self.stored_index()
@@ -279,17 +307,17 @@ class Segment:
         return index
 
     def index_next(self) -> None:
-        """The next batch gets an index entry, whatever the distance to the last one."""
+        """Give the next batch an index entry, at any distance from the last one."""
         self._since_entry = INTERVAL_BYTES + 1
 
     def stored_index(self) -> OffsetIndex:
-        """What stands in the `.index` file, good or bad."""
+        """Return the content of the `.index` file without a check."""
         return OffsetIndex(self._stored(".index"))
 
     def walk_index(self) -> OffsetIndex:
-        """Makes the offset index anew from the headers in the log. Cost: one small read a batch.
+        """Rebuild the offset index from the batch headers in the log. Cost: one small read per batch.
 
-        Where a header is damaged it goes on at the next position that the old index knows and that has one.
+        After a damaged header it continues at the next position in the old index that has a good one.
         """
         index = OffsetIndex()
         stored = self.stored_index()
@@ -321,7 +349,7 @@ class Segment:
         return index
 
     def flush_index(self, entries_min: int = 1) -> None:
-        """Appends new index entries to `.index`, if there are so many. Never synced. Raises: OSError."""
+        """Append new entries to `.index` if there are at least `entries_min`. No sync. Raises: OSError."""
         index = self._index
         if index is None or len(index.data) - index.flushed < entries_min * OFFSET_ENTRY_SIZE:
             return
@@ -331,8 +359,10 @@ class Segment:
         index.flushed = len(index.data)
 
     def rewrite_index(self) -> None:
-        """Makes both index files agree with memory. What stands in them and is right stays, so that a start after a
-        kill need not write: a file that is written over costs 2 ms on ext4. Raises: OSError.
+        """Make both index files agree with memory. Correct content stays, so that a start after a kill need not
+        write: overwriting a file costs 2 ms on ext4.
+
+        Raises: OSError.
         """
         index = self._index
         if index is not None:
@@ -345,13 +375,13 @@ class Segment:
                 index.flushed = len(index.data)
         times = self._times
         if times is not None and (self.sealed or not bytes(times.data).startswith(self._stored(".timeindex"))):
-            self.write_time_index()  # that of an active segment is written when it is sealed
+            self.write_time_index()  # an active segment writes it when it is sealed
 
     def _stored(self, suffix: str) -> bytes:
         return self._filesystem.read_if_there(self.prefix + suffix)
 
     def write_time_index(self) -> None:
-        """Writes `.timeindex` from memory, with the latest time as its last entry. Raises: OSError."""
+        """Write `.timeindex` from memory, with the latest time as its last entry. Raises: OSError."""
         times = self._times
         if times is not None:
             if self.size > 0:
@@ -359,7 +389,7 @@ class Segment:
             self._filesystem.replace_file(self.prefix + ".timeindex", bytes(times.data), sync=False)
 
     def load_times(self) -> None:
-        """Reads both indexes of an active segment after a clean stop, so that they can be continued."""
+        """Read both indexes of an active segment after a clean stop, to continue them."""
         self.index()
         self._since_entry = INTERVAL_BYTES + 1
         self._times = TimeIndex(self._stored(".timeindex"))
@@ -367,16 +397,17 @@ class Segment:
             self.max_timestamp_ms = max(self.max_timestamp_ms, self._times.entry(len(self._times) - 1)[0])
 
     def times(self) -> TimeIndex:
-        """The time index; read from its file when it is not in memory. It may be damaged: see cursor.py."""
+        """Return the time index, read from its file if necessary. The file may be damaged (cursor.py)."""
         times = self._times
         if times is None:
             times = self._times = TimeIndex(self._stored(".timeindex"))
         return times
 
     def latest_ms(self) -> int:
-        """The latest time of a batch in it. Cost: none, or one small read a batch where nothing tells it.
+        """Return the latest time of a batch, or a time in the far future if the batches are unreadable: retention by
+        age must not remove what it cannot date.
 
-        Where the batches cannot be read either it is in the far future: age removes nothing it does not know.
+        Cost: none if the time is known, else one small read per batch.
         """
         if self.max_timestamp_ms < 0 and self.size > 0 and not self.gone:
             fd = self.open_log().fd
@@ -392,7 +423,7 @@ class Segment:
         return self.max_timestamp_ms
 
     def cut(self, size: int, end: int, body_bytes: int) -> None:
-        """The log has been cut to `size` bytes, its last record is before `end`. Index entries behind go."""
+        """Record that the log was cut to `size` bytes and now ends before offset `end`. Later index entries go."""
         self.size = size
         self.end = end
         self.body_bytes = body_bytes
@@ -406,8 +437,8 @@ class Segment:
         self._since_entry = INTERVAL_BYTES + 1
 
     def forget_settled(self, end: int) -> None:
-        """The log has been cut before `end`, by recovery or while it is open: what was settled, lost or transient at
-        `end` and beyond never was, since those offsets are used again. A range that `end` lies in keeps what is before.
+        """Forget settled, lost and transient offsets at `end` and above. Recovery has cut the log there, so these
+        offsets are used again.
         """
         ranges = self.settled.ranges()
         self.settled = AckSet(self.base)
@@ -416,24 +447,25 @@ class Segment:
                 self.settled.add(first, min(last, end - 1))
         self.lost = [(first, min(last, end - 1)) for first, last in self.lost if first < end]
         self.gaps = [(first, min(last, end - 1)) for first, last in self.gaps if first < end]
-        self.transient_gone = [each for each in self.transient_gone if each[1] < end]  # the rest stays settled
+        self.transient_gone = [each for each in self.transient_gone if each[1] < end]  # other ranges stay settled
         self.transient = [
-            # Several batches stand as one range, so the bytes of a part are its share.
+            # A range may be several batches, so a part of it gets its share of the bytes.
             (first, min(last, end - 1), body_bytes * (min(last + 1, end) - first) // (last + 1 - first))
             for first, last, body_bytes in self.transient
             if first < end
         ]
 
     def add_transient(self, first: int, last: int, body_bytes: int) -> None:
-        """Offsets that will not count after a restart."""
+        """Add offsets that will not count after a restart."""
         if self.transient and self.transient[-1][1] + 1 == first:
             before = self.transient.pop()
             first, body_bytes = before[0], before[2] + body_bytes
         self.transient.append((first, last, body_bytes))
 
     def kind_end(self, offset: int) -> int:
-        """Where messages of the other kind than that at `offset` begin, transient or not: settled bytes are told by
-        kind. Cost: a bisection where any are transient.
+        """Return where the run of messages of the same kind as `offset` (transient or persistent) ends.
+
+        `.settled` counts settled bytes by kind. Cost: a bisection if there are transient messages.
         """
         ranges = self.transient
         if not ranges:
@@ -444,8 +476,10 @@ class Segment:
         return ranges[index + 1][0] if index + 1 < len(ranges) else self.end
 
     def settle_transient(self, first: int, last: int, body_bytes: int) -> None:
-        """A range was settled, with these bytes of bodies: what of it is transient will not count again after a
-        restart. Of a range that has others too it is their share.
+        """Record that a range with this size of bodies was settled. Its transient part is not counted again after a
+        restart.
+
+        In a mixed range the transient messages get their share of the bytes.
         """
         ranges = self.transient
         index = max(0, bisect_right(ranges, first, key=_first_of) - 1)
@@ -459,8 +493,12 @@ class Segment:
             index += 1
 
     def settle_gone(self, offset: int, body_bytes: int) -> None:
-        """What a scan has found as transient was settled in an earlier life, with these bytes of bodies, and `.settled`
-        says so. Of the range that `offset` is in the rest is told as transient.
+        """Record that transient messages found by a scan were already settled by an earlier process, as `.settled`
+        says.
+
+        Args:
+            offset: in the range of `transient_gone`.
+            body_bytes: size of their bodies.
         """
         parts = self.transient_gone
         index = bisect_right(parts, offset, key=_first_of) - 1
@@ -471,15 +509,15 @@ class Segment:
             self.settled_transient_bytes += share
 
     def open_files(self) -> list[OpenFile]:
-        """The descriptors that are open just now."""
+        """Return the open descriptors."""
         return [file for file in (self.log_file, self.settled_file, self._index_file) if file is not None]
 
     def dirty(self) -> bool:
-        """Whether one of its files has bytes that were not yet given to a sync."""
+        """Return whether one of its files has bytes that no sync has taken."""
         return True in [file.dirty for file in self.open_files()]
 
     def release(self) -> None:
-        """Closes descriptors and, where the segment is sealed, forgets the indexes. Nothing may be dirty."""
+        """Close descriptors, and drop the indexes of a sealed segment. No file may be dirty."""
         for file in self.open_files():
             file.close()
         self.log_file = self.settled_file = self._index_file = None
@@ -487,7 +525,7 @@ class Segment:
             self._index = self._times = None
 
     def files(self) -> list[str]:
-        """Paths to remove with the segment, the `.settled` file last: until it goes it is the sign of purpose."""
+        """Return the paths to remove with the segment. `.settled` is last: it shows that the removal was intended."""
         return [self.prefix + suffix for suffix in (".log", ".index", ".timeindex", ".settled.swap", ".settled")]
 
 
