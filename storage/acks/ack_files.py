@@ -1,7 +1,8 @@
-"""Writes the `.settled` files of one log: the entries of a turn in one small write, and a grown file anew.
+"""Writer of the `.settled` files of one log: one small write per turn and segment; a file that has grown is
+rewritten.
 
-What is noted stands in memory until `flush`, at the end of the turn. On a full disk it stays there and is tried again
-with the next turn's, after the reserve has been given up for it.
+Entries stay in memory until `flush` at the end of the turn. On a full disk they stay longer: the reserve is released,
+and the next turn tries again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ from amqpd.storage.sync_job import SyncPart
 logger = logging.getLogger(__name__)
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PASSING = (*FULL, errno.EMFILE, errno.ENFILE)  # what a log survives: it takes messages again once there is room
+PASSING = (*FULL, errno.EMFILE, errno.ENFILE)  # errors that pass: the log accepts messages again later
 
 
 def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
-    """As `replace_file`, by another name: `.settled.swap` may be the one file that holds what some of this tells."""
+    """Write a `.settled` file, sync it and give it its name.
+
+    The temporary name is `.cleaned`, because `.settled.swap` may be the only file with some of these facts. Raises:
+    OSError.
+    """
     temporary = path + ".cleaned"
     fd = filesystem.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
     try:
@@ -40,14 +45,19 @@ def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
 
 
 class AckFileWriter:
-    """What is to be written to the `.settled` files of one log.
+    """Pending entries and rewrites of the `.settled` files of one log.
 
-    boot: for the first entry of this life in each file. dirty: where files to sync are put.
+    Args:
+        boot: the boot id for the first entry that this process writes to each file.
+        dirty: the list that gets files to sync.
+
+    Attributes:
+        pending: segments with entries to write.
     """
 
     def __init__(self, filesystem: FileSystem, boot: tuple[int, int], reserve: Reserve, dirty: list[OpenFile]) -> None:
         self.reserve = reserve
-        self.pending: list[Segment] = []  # those with entries to write
+        self.pending: list[Segment] = []
         self._filesystem = filesystem
         self._boot = boot
         self._dirty = dirty
@@ -57,7 +67,10 @@ class AckFileWriter:
         self._renames: list[tuple[str, str]] = []
 
     def entries(self, segment: Segment) -> BytesWriter:
-        """Where the segment's entries of this turn go; with the boot id first when they are the first of this life."""
+        """Return the writer for the segment's entries of this turn.
+
+        A new file begins with a header entry, the first entries of this process with the boot id.
+        """
         writer = segment.entries
         if writer is None:
             writer = segment.entries = BytesWriter()
@@ -70,13 +83,14 @@ class AckFileWriter:
         return writer
 
     def note(self, segment: Segment, kind: i64, a: i64, b: i64, c: i64) -> None:
-        """Notes one entry for the next `flush`."""
+        """Add an entry for the next `flush`."""
         ack_set.write_entry(self.entries(segment), self._scratch, kind, a, b, c)
 
     def flush(self) -> None:
-        """One write for each segment with entries. Raises: OSError; what was not written stays for the next time.
+        """Write the pending entries, one write per segment, in the order of their first entries.
 
-        In the order of the first entries: the mark that recovery leaves precedes the boot id that would deny it.
+        The order matters: the delivery mark of recovery must precede the boot id that would contradict it. Raises:
+        OSError; entries that were not written stay pending.
         """
         while self.pending:
             segment = self.pending[0]
@@ -88,7 +102,7 @@ class AckFileWriter:
                     self._append(segment, file, data)
                 except OSError as error:
                     if error.errno not in FULL or not self.reserve.release():
-                        raise  # they stay pending, and are tried again with the next ones
+                        raise  # they stay pending; the next flush tries again
                     self._append(segment, file, data)
                 if not file.dirty:
                     file.dirty = True
@@ -97,7 +111,7 @@ class AckFileWriter:
             del self.pending[0]
 
     def forget(self, segment: Segment) -> None:
-        """The segment's file is about to be replaced: its descriptor goes, unsynced."""
+        """Close the `.settled` file of a segment without a sync, before it is replaced."""
         file = segment.settled_file
         if file is not None:
             if file.dirty:
@@ -116,10 +130,14 @@ class AckFileWriter:
             self._grown.append(segment)
 
     def rewrite(self, delivered_mark: i64, returned: dict[int, int]) -> None:
-        """Writes `.settled` files that have grown large anew, each fact once. Raises nothing.
+        """Rewrite the `.settled` files that have grown, each fact once. Raises nothing.
 
-        The new file is called `.settled.swap`, takes all further entries, and gets its name when it has been synced;
-        until then a start of the broker unites the two. delivered_mark, returned: see `Segment.compacted`.
+        The new file is named `.settled.swap`, takes all later entries, and is renamed after its sync. Until then a
+        restart reads both files.
+
+        Args:
+            delivered_mark: as for `Segment.compacted`.
+            returned: as for `Segment.compacted`.
         """
         grown, self._grown = self._grown, []
         for segment in grown:
@@ -136,7 +154,7 @@ class AckFileWriter:
                     file.close()
                     self._filesystem.unlink(path)
                     raise
-            except OSError as error:  # the old file serves on; tried again when it has grown as much again
+            except OSError as error:  # keep the old file; try again at twice its size
                 segment.rewrite_from = 2 * segment.settled_size
                 logger.warning("writing %s: %s", path, error)
                 continue
@@ -151,8 +169,9 @@ class AckFileWriter:
             self._renames.append((path, f"{segment.prefix}.settled"))
 
     def rewrite_now(self, segment: Segment, delivered_mark: i64, returned: dict[int, int]) -> bool:
-        """As `rewrite`, of this one: what was taken back from it is told by the new file alone. Nothing of it is
-        pending, and it is not `swapping`. False: it could not be written.
+        """Rewrite the file of this segment, after offsets were removed from its set: only the new file says so.
+
+        The segment has no pending entries and is not `swapping`. Return False if the file could not be written.
         """
         if segment not in self._grown:
             self._grown.append(segment)
@@ -161,15 +180,15 @@ class AckFileWriter:
 
     @property
     def renaming(self) -> bool:
-        """Whether a file written anew waits for its sync and its name."""
+        """Return whether a rewritten file waits for its sync and its name."""
         return len(self._renames) > 0
 
     def collect(self, part: SyncPart) -> None:
-        """Gives `part` the names that written-anew files get once they are synced."""
+        """Move the renames of rewritten files into `part`."""
         part.renames, self._renames = self._renames, []
 
     def synced(self, part: SyncPart) -> None:
-        """The job is done; files that got their name may be written anew again."""
+        """Process the result of a job. Renamed files can be rewritten again."""
         if part.renames and part.renamed and not part.failed:
             renamed = {target for _, target in part.renames}
             for segment in self._swapping:

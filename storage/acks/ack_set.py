@@ -1,36 +1,33 @@
-"""What was settled: in memory per segment, and in the `.settled` file beside it.
+"""Settled offsets of a segment: `AckSet` in memory, and the entries of its `.settled` file.
 
-**File.** Entries of 32 bytes, big endian: CRC-32C u32 over the 28 bytes that follow | kind u8 | three zero bytes | a,
-b, c i64.
+A `.settled` file is a sequence of entries of 32 bytes, big endian:
 
-    kind 0 header      a base offset of the segment, b version (1)
-         1 settled     offsets a..b, both inclusive; c bytes of their bodies
-         2 bits        of the 128 offsets from a on, those whose bit is set in b (the first 64, lowest bit first) and c
-         3 returned    offset a was given back and has now been delivered b times; c: it is not to be delivered again
-                       before that time (ms since 1970), 0: at once
+    CRC-32C u32 over the other 28 bytes | kind u8 | three zero bytes | a, b, c i64
+
+    kind 0 header      a: base offset of the segment; b: version (1)
+         1 settled     offsets a..b, both inclusive; c: size of their bodies
+         2 bits        128 offsets from a: those whose bit is set in b (first 64, lowest bit first) and c are settled
+         3 returned    offset a was returned and has now been delivered b times; c: earliest time of the next delivery
+                       (ms since 1970), 0 for at once
          4 delivered   no offset above a was ever given to a consumer
-         5 totals      the segment ends before offset a; its log has b bytes, with c bytes of bodies
-         6 boot        a, b: the machine's boot id while the entries that follow were written
-         7 lost        offsets a..b could not be read any more
-         8 transient   offsets a..b do not count after a restart; c bytes of their bodies
-         9 bytes       a bytes of bodies belong to the settled offsets told as bits, or as ranges without bytes; b of
-                       them to transient messages, which a scan of the segment finds once more
-        10 times       the first batch of the segment was appended at a ms, the latest at b ms; with each totals
+         5 totals      the segment ends before offset a; its log has b bytes, with bodies of c bytes
+         6 boot        a, b: boot id of the machine while the following entries were written
+         7 lost        offsets a..b became unreadable
+         8 transient   offsets a..b do not count after a restart; c: size of their bodies
+         9 bytes       a: size of the bodies of offsets settled as bits, or as ranges with c = 0; b: the part of it that
+                       is transient, which a scan of the segment finds again
+        10 times       the first batch was appended at a ms, the latest at b ms; written with each totals
 
-Facts are only ever added, so the order of entries matters for the last `totals`, `delivered` and `returned` alone, and
-the union of two such files is true where each is. A bad entry is passed over: what it told is forgotten, which costs a
-redelivery and never a message. Here is how entries are written; ack_set.py alone reads them.
+Entries only add facts. So their order matters only for the last `totals`, `delivered` and `returned`, and two files
+of one segment may be read together: while a file is rewritten there is also a `.settled.swap`, read after the older
+one. A bad entry is skipped. The loss of an entry, or of the file, costs a redelivery, never a message.
 
-**Memory.** `AckSet` keeps ranges while they are few, then one bit per offset of the segment. Every offset of a
-segment that holds no message (markers, gaps, transient messages of an earlier life) is in the set too, so that
-`end - base - count` is the number of messages.
+`AckFileReader` is the only reader of these bytes. It reports what a header says; the caller decides: recovery ignores
+the file of another segment, `dump_log` shows it.
 
-Reads `.settled` files: the one place that takes their bytes apart, and judges them.
-
-An entry is good when its checksum is right and its kind is known; a bad one is passed over, and costs what it told.
-What a header says is told and not acted upon: recovery does not believe a file of another segment, `dump_log` shows it.
-A segment may have two files while one is written anew (`.settled.swap`): what is true of it is what both tell, the
-entries of the older one first.
+In memory, `AckSet` has ranges while they are few, then one bit per offset. Offsets without a message (commit markers,
+gaps, transient messages of an earlier process) are also in the set, so `end - base - count` is the number of
+messages.
 """
 
 from __future__ import annotations
@@ -56,16 +53,16 @@ TRANSIENT: Final[i64] = 8
 BYTES: Final[i64] = 9
 TIMES: Final[i64] = 10
 _RANGES_MAX: Final[i64] = 256
-# Of what was given back a log remembers one number, its *tally*: how often it was delivered, and above that the time
-# before which it is not to be delivered again.
+# The tally of a returned message is one number: the delivery count, and in the bits above the earliest time of its next
+# delivery.
 TALLY_BITS: Final[i64] = 20
 COUNT_MAX: Final[i64] = (1 << 20) - 1
-_DUE_MS_MAX: Final[i64] = (1 << 42) - 1  # in the year 2109
+_DUE_MS_MAX: Final[i64] = (1 << 42) - 1  # the year 2109
 _PADDING: Final = b"\x00\x00\x00"
 
 
 def write_u32(writer: BytesWriter, number: i64) -> None:
-    """Appends `number` (0 <= number < 2**32), big endian."""
+    """Append `number` (0 <= number < 2**32), big endian."""
     bits: int = number
     writer.append((bits >> 24) & 0xFF)
     writer.append((bits >> 16) & 0xFF)
@@ -74,7 +71,7 @@ def write_u32(writer: BytesWriter, number: i64) -> None:
 
 
 def write_entry(writer: BytesWriter, scratch: BytesWriter, kind: i64, a: i64, b: i64, c: i64) -> None:
-    """Appends one entry to `writer`. scratch: any writer, emptied here. Cost: about 0.2 us."""
+    """Append one entry to `writer`. `scratch` is any writer; its content is lost. Cost: about 0.2 us."""
     scratch.truncate(0)
     kind_byte: int = kind
     scratch.append(kind_byte)
@@ -89,14 +86,19 @@ def write_entry(writer: BytesWriter, scratch: BytesWriter, kind: i64, a: i64, b:
 
 
 def encode_entry(kind: int, a: int, b: int, c: int) -> bytes:
-    """One entry as bytes."""
+    """Return one entry as bytes."""
     writer = BytesWriter()
     write_entry(writer, BytesWriter(), kind, a, b, c)
     return writer.getvalue()
 
 
 def tally(count: i64, due_ms: i64) -> i64:
-    """count: of deliveries; beyond a million it stands still. due_ms: since 1970; 0: at once."""
+    """Return the tally of a returned message: its delivery count, and above that its due time.
+
+    Args:
+        count: deliveries; counts above a million are stored as a million.
+        due_ms: earliest time of the next delivery since 1970; 0 for at once.
+    """
     if count > COUNT_MAX:
         count = COUNT_MAX
     if due_ms < 0 or due_ms > _DUE_MS_MAX:
@@ -106,7 +108,13 @@ def tally(count: i64, due_ms: i64) -> i64:
 
 @final
 class AckSet:
-    """The settled offsets of one segment, from `base` on. `count` of them, none above `highest` (-1: none)."""
+    """The settled offsets of one segment.
+
+    Attributes:
+        base: the lowest possible offset.
+        count: number of settled offsets.
+        highest: the highest settled offset, -1 for none.
+    """
 
     def __init__(self, base: i64) -> None:
         self.base: i64 = base
@@ -117,7 +125,7 @@ class AckSet:
         self._bits: bytearray | None = None
 
     def contains(self, offset: i64) -> bool:
-        """Whether `offset` is settled. Cost: about 60 ns."""
+        """Return whether `offset` is settled. Cost: about 60 ns."""
         if offset > self.highest or offset < self.base:
             return False
         bits = self._bits
@@ -128,7 +136,7 @@ class AckSet:
         return index >= 0 and offset <= self._lasts[index]
 
     def add(self, first: i64, last: i64) -> i64:
-        """Settles `first`..`last`, both inclusive and not below the base. Returns how many were not settled before.
+        """Settle `first`..`last`, both inclusive and not below the base. Return how many were not settled before.
 
         Cost: O(1) at the end of the last range, else a bisection; with bits, one step per 8 offsets.
         """
@@ -161,8 +169,9 @@ class AckSet:
         return self.count - before
 
     def take_out(self, other: AckSet) -> i64:
-        """What is in `other`, which has the same base, is settled no more. Returns how many were. Cost: a step per
-        range, some ns per byte of bits.
+        """Remove the offsets of `other`, which has the same base. Return how many were removed.
+
+        Cost: a step per range, and some ns per byte of bits.
         """
         before: i64 = self.count
         mine = self.as_bits()
@@ -179,7 +188,7 @@ class AckSet:
         return before - self.count
 
     def as_bits(self) -> int:
-        """One bit for each offset, that of the base lowest."""
+        """Return one bit per offset; the lowest bit is the base."""
         bits = self._bits
         if bits is not None:
             return int.from_bytes(bits, "little")
@@ -191,8 +200,9 @@ class AckSet:
         return found
 
     def ranges(self) -> list[tuple[int, int]]:
-        """The settled ranges in order, both ends inclusive. Cost: when they stand as bits, a step per 8 offsets that
-        are alike, or per offset.
+        """Return the settled ranges in order, both ends inclusive.
+
+        Cost: with bits, a step per 8 equal bits, else per offset.
         """
         bits = self._bits
         if bits is None:
@@ -223,7 +233,7 @@ class AckSet:
         return result
 
     def copy(self) -> AckSet:
-        """One with the same offsets, for another thread."""
+        """Return a copy for another thread."""
         other = AckSet(self.base)
         other.count = self.count
         other.highest = self.highest
@@ -235,7 +245,7 @@ class AckSet:
         return other
 
     def first_free(self) -> i64:
-        """The lowest offset from the base on that is not settled."""
+        """Return the lowest offset that is not settled."""
         bits = self._bits
         if bits is None:
             if self._firsts and self._firsts[0] == self.base:
@@ -252,7 +262,7 @@ class AckSet:
         return offset
 
     def add_bits(self, start: i64, low: i64, high: i64, last: i64) -> i64:
-        """Settles what the 128 bits from `start` on tell, as far as `last`. Returns how many are new."""
+        """Settle the offsets whose bits are set, from `start` up to `last`. Return how many are new."""
         added: i64 = 0
         place: i64 = 0
         while place < 128:
@@ -264,7 +274,7 @@ class AckSet:
         return added
 
     def words(self, start: i64) -> tuple[int, int]:
-        """The settled offsets among the 128 from `start` on, as two signed words of bits, the lowest offset lowest."""
+        """Return which of 128 offsets are settled, as two signed words; the lowest bit is `start`."""
         data = bytearray(16)
         place: i64 = 0
         bits = self._bits
@@ -280,11 +290,11 @@ class AckSet:
         return int.from_bytes(data[:8], "little", signed=True), int.from_bytes(data[8:], "little", signed=True)
 
     def range_count(self) -> int:
-        """Number of ranges, or -1 when they stand as bits."""
+        """Return the number of ranges, -1 if the set has bits."""
         return len(self._firsts) if self._bits is None else -1
 
     def _lowest(self) -> i64:
-        """A lower bound of the settled offsets that is exact when the set has no hole at its start."""
+        """Return a lower bound of the settled offsets. It is exact if the set has no hole at its start."""
         bits = self._bits
         if bits is None:
             return self._firsts[0]
@@ -295,7 +305,7 @@ class AckSet:
         lasts = self._lasts
         left: i64 = bisect_right(firsts, first) - 1
         if left < 0 or lasts[left] < first - 1:
-            left += 1  # the range before neither covers nor touches `first`
+            left += 1  # the previous range neither covers nor touches `first`
         right: i64 = left
         size: i64 = len(firsts)
         covered: i64 = 0
@@ -355,7 +365,7 @@ class AckSet:
 
 
 Entry = tuple[int, int, int, int]
-"""(kind, a, b, c): see ack_set.py."""
+"""(kind, a, b, c) of an entry."""
 
 KIND_NAMES: Final = (
     "header",
@@ -370,15 +380,17 @@ KIND_NAMES: Final = (
     "bytes",
     "times",
 )
-"""What people call the kinds, by number."""
+"""Kind of an entry -> its name."""
 
 
 @final
 class AckFileReader:
-    """The entries of one file, from its bytes. Cost: 0.3 us an entry.
+    """The entries of one `.settled` file. Cost: 0.3 us per entry.
 
-    entries: the good ones, in order. bad: positions in bytes of those whose checksum is wrong or whose kind nobody
-    knows. torn: the position of an incomplete one at the end, -1 for none: a crash leaves that.
+    Attributes:
+        entries: the good ones, in order.
+        bad: positions of entries with a wrong checksum or an unknown kind.
+        torn: position of an incomplete entry at the end, as a crash leaves it; -1 for none.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -406,25 +418,25 @@ class AckFileReader:
 
     @property
     def bad_count(self) -> int:
-        """Entries that tell nothing any more, an incomplete one included."""
+        """Return the number of unusable entries, including an incomplete one."""
         return len(self.bad) + (1 if self.torn >= 0 else 0)
 
     def newer(self) -> int:
-        """The version in a header when it is above ours, else 0."""
+        """Return the version in a header if it is above ours, else 0."""
         for kind, _, b, _ in self.entries:
             if kind == HEADER and b > VERSION:
                 return b
         return 0
 
     def foreign(self, base: int) -> bool:
-        """Whether a header says that this is the file of another segment than the one at `base`."""
+        """Return whether a header belongs to another segment than the one at `base`."""
         for kind, a, _, _ in self.entries:  # noqa: SIM110  # a generator would cost a nested function when compiled
             if kind == HEADER and a != base:
                 return True
         return False
 
     def slots(self) -> list[tuple[int, Entry | None]]:
-        """(position, entry or None where it is bad) of each, an incomplete one included: for who shows the file."""
+        """Return (position, entry) of all entries; the entry is None if it is bad or incomplete."""
         found: list[tuple[int, Entry | None]] = []
         bad = set(self.bad)
         position = 0
@@ -441,8 +453,9 @@ class AckFileReader:
 
 
 def settle_told(entries: list[Entry], known: AckSet, end: int) -> None:
-    """Settles in `known` what the entries tell of offsets from its base up to `end`, not included: as settled, lost or
-    transient messages of an earlier life. Cost: a step per entry, 128 for one of bits.
+    """Settle in `known` the offsets below `end` that the entries call settled, lost or transient.
+
+    Cost: a step per entry, 128 for one of bits.
     """
     for kind, a, b, c in entries:
         if kind in (SETTLED, LOST, TRANSIENT):
@@ -452,12 +465,12 @@ def settle_told(entries: list[Entry], known: AckSet, end: int) -> None:
 
 
 def totals_of(entries: list[Entry]) -> list[tuple[int, int]]:
-    """(offset behind the segment's last, size of its log in bytes) of each time totals were noted, latest last."""
+    """Return (end offset, size of the log in bytes) of each `totals` entry, latest last."""
     return [(a, b) for kind, a, b, _ in entries if kind == TOTALS]
 
 
 def told_end(entries: list[Entry], log_size: int) -> int:
-    """Where the segment ends, as the latest totals for a log of `log_size` bytes say; 0 where none do."""
+    """Return the end offset from the latest `totals` entry for a log of `log_size` bytes, 0 if there is none."""
     for end, size in reversed(totals_of(entries)):
         if size == log_size:
             return end

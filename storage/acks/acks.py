@@ -1,14 +1,14 @@
-"""What a work queue says of its log: which messages are done with, delivered, given back.
+"""Acknowledgements of a work queue: which messages of its log are settled, delivered, returned.
 
-`settle` extends a run of neighbouring offsets and makes no object per message; runs reach the log's segments, and so
-`.settled`, with `flush_runs`. Until then they are counted already: `record_count` and `size_bytes` of the log follow
-each call.
+`settle` extends a run of neighbouring offsets and makes no object per message. `flush_runs` passes the runs to the
+segments of the log, and so to `.settled` files. The counts of the log (`record_count`, `size_bytes`) change with each
+call already.
 
-The *delivery mark* precedes the deliveries: nothing above it was given to a consumer, as the files tell it. While
-deliveries go on without a pause it runs ahead of them, so that it need not be written with every turn (`_ahead`).
+The *delivery mark* is written before the deliveries: the files say that no offset above it was given to a consumer.
+While deliveries continue without a pause the mark runs ahead of them, so that it need not be written every turn
+(`_ahead`).
 
-A log makes its `QueueAcks` when the first of this happens, or when recovery finds it; one that nobody settles in has
-none.
+A log creates its `QueueAcks` with the first of these calls, or when recovery finds entries. A stream has none.
 """
 
 from __future__ import annotations
@@ -22,48 +22,51 @@ from amqpd.storage.log.log import Log
 from amqpd.storage.loop_log import GroupCommitLog
 
 _NONE: Final[set[int]] = set()
-AHEAD_MAX: Final[i64] = 64  # offsets that the delivery mark may be ahead
-_STEADY_TICKS: Final[i64] = 4  # ticks on end with deliveries, before it may
+AHEAD_MAX: Final[i64] = 64  # maximum lead of the delivery mark, in offsets
+_STEADY_TICKS: Final[i64] = 4  # ticks in a row with deliveries before it may lead
 
 
 @final
 class QueueAcks:
-    """What was settled, delivered and given back in one log. owner: that log, whose counts follow.
+    """Settled, delivered and returned messages of one log.
 
-    returned: offset -> tally (ack_set.py) of what was given back and is live.
-    due: what was settled goes with this turn. delivered_mark: the highest offset that was delivered, or may have been.
+    Attributes:
+        owner: the log, whose counts are updated.
+        returned: offset -> tally (ack_set.py) of live messages that were returned.
+        delivered_mark: the highest offset that was delivered, or may have been.
+        due: acknowledgements must be written in this turn.
     """
 
     def __init__(self, owner: GroupCommitLog, log: Log, delivered_mark: i64, returned: dict[int, int]) -> None:
         self.owner: GroupCommitLog = owner
         self._log: Log = log
         self.returned: dict[int, int] = returned
-        owner.returned = returned  # for those who read
+        owner.returned = returned  # cursors read it there
         self.delivered_mark: i64 = delivered_mark
         self.due: bool = False
-        self._seen_end: i64 = delivered_mark + 1  # offsets below it may have been delivered in an earlier life
-        self._returned_earlier: set[int] = set(returned) if returned else _NONE  # in an earlier life too
+        self._seen_end: i64 = delivered_mark + 1  # offsets below it may have been delivered by an earlier process
+        self._returned_earlier: set[int] = set(returned) if returned else _NONE  # returned before this process, too
         self._returns: list[int] = []  # of this turn
-        # settlements of this turn: the open run, and those before it
+        # Acknowledgements of this turn: the open run, and the runs before it.
         self._run_first: i64 = -1
         self._run_next: i64 = -1
-        self._run_limit: i64 = 0  # a run is of one segment, and of one kind: see Segment.kind_end
+        self._run_limit: i64 = 0  # a run is in one segment and of one kind (`Segment.kind_end`)
         self._run_bytes: i64 = 0
         self._runs: list[tuple[int, int, int]] = []
-        # how fast deliveries go, for `_ahead`
+        # Rate of deliveries, for `_ahead`.
         self._tick_delivered_mark: i64 = delivered_mark
-        self._pace: i64 = 0  # deliveries in a tick, the most of late
-        self._steady: i64 = 0  # ticks on end that had some
+        self._pace: i64 = 0  # deliveries per tick, a decaying maximum
+        self._steady: i64 = 0  # ticks in a row with deliveries
 
     @property
     def waiting(self) -> bool:
-        """Whether something was settled that the segments do not know yet."""
+        """Return whether there are runs that the segments do not know yet."""
         return self._run_first >= 0 or len(self._runs) > 0
 
-    # -- done with
+    # -- settled
 
     def settle(self, offset: i64, body_size_bytes: i64) -> None:
-        """See `QueueLog.settle`. Cost: 10 ns in order, some 0.3 us where a new run begins."""
+        """See `QueueLog.settle`. Cost: 10 ns in order, about 0.3 us for a new run."""
         owner = self.owner
         owner.record_count -= 1
         owner.size_bytes -= body_size_bytes
@@ -74,7 +77,10 @@ class QueueAcks:
         self._begin_run(offset, offset, body_size_bytes)
 
     def settle_run(self, first: i64, last: i64, body_size_bytes: i64) -> None:
-        """All of a batch, from `first` on. What of it was settled before is added again when the run is."""
+        """Settle `first`..`last`, a whole batch.
+
+        The counts may drop too far if a part was settled before; `flush_runs` corrects them.
+        """
         owner = self.owner
         owner.record_count -= last - first + 1
         owner.size_bytes -= body_size_bytes
@@ -91,12 +97,12 @@ class QueueAcks:
         self._run_first = first
         self._run_next = last + 1
         segment = self._log.segment_of(first)
-        # A message that is in no file yet has a run of its own: which kind its neighbours are of is known later.
+        # A message that is in no file yet gets a run of its own: the kind of its neighbours is not known yet.
         self._run_limit = segment.kind_end(first) if segment is not None else last + 1
         self._run_bytes = body_size_bytes
 
     def flush_runs(self) -> None:
-        """The segments know what was settled, and `.settled` does with the next `Log.flush`."""
+        """Pass the runs to the segments; the next `Log.flush` writes them to `.settled` files."""
         runs = self._runs
         if self._run_first >= 0:
             runs.append((self._run_first, self._run_next - 1, self._run_bytes))
@@ -125,11 +131,11 @@ class QueueAcks:
 
     def _add(self, first: i64, last: i64, body_size_bytes: i64) -> None:
         live: i64 = self._log.settle(first, last, body_size_bytes)
-        self.owner.record_count += last - first + 1 - live  # those that were settled before, or never written
+        self.owner.record_count += last - first + 1 - live  # some were settled before, or never written
         if self.returned:
             self.forget_returned(first, last)
 
-    # -- delivered, given back
+    # -- deliveries and returns
 
     def mark_delivered(self, offset: i64) -> None:
         """See `QueueLog.mark_delivered`. Cost: 5 ns."""
@@ -140,7 +146,7 @@ class QueueAcks:
                 owner.mark_dirty()
 
     def mark_returned(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
-        """See `QueueLog.mark_delayed`. due_ms: 0: at once."""
+        """See `QueueLog.mark_delayed`. `due_ms` is 0 for at once."""
         self.returned[offset] = tally(delivery_count, due_ms)
         self._returns.append(offset)
         self.owner.mark_dirty()
@@ -158,13 +164,13 @@ class QueueAcks:
         return len(self._returned_earlier) > 0 and offset in self._returned_earlier
 
     def seen(self, end: i64) -> None:
-        """Whatever is live below `end` may have been delivered."""
+        """Record that all live messages below `end` may have been delivered."""
         if self._seen_end < end:
             self._seen_end = end
         self.mark_delivered(end - 1)
 
     def forget_returned(self, first: i64, last: i64) -> None:
-        """These offsets are settled, however often they were given back."""
+        """Remove the tallies of offsets that are settled now."""
         returned = self.returned
         if last - first < 2 * len(returned):
             for offset in range(first, last + 1):
@@ -176,8 +182,9 @@ class QueueAcks:
     # -- the end of a turn, and ticks
 
     def tell_delivered_mark(self) -> bool:
-        """Notes the delivery mark in the log if deliveries have passed what that tells. True: what waits for
-        `.settled` may not wait for the next tick.
+        """Write the delivery mark to the log if deliveries have passed the written one.
+
+        Return whether the pending entries must be written in this turn, not at the next tick.
         """
         due = self.due
         if self.delivered_mark > self._log.delivered_mark:
@@ -186,7 +193,7 @@ class QueueAcks:
         return due or len(self._returns) > 0
 
     def tick(self) -> bool:
-        """50 ms are over: the mark goes ahead if it has to. Whether the queue is busy."""
+        """Advance the delivery mark if necessary; called every 50 ms. Return whether the queue is busy."""
         mark = self.delivered_mark
         delivered: i64 = mark - self._tick_delivered_mark
         self._tick_delivered_mark = mark
@@ -200,8 +207,10 @@ class QueueAcks:
         return self._pace > 0 or self._run_first >= 0
 
     def _ahead(self) -> i64:
-        """How far the delivery mark goes beyond the last delivery: what some three ticks bring, if deliveries have gone
-        on for a while. A burst has an exact mark: who takes ten messages finds ten redelivered after a kill.
+        """Return how far the delivery mark runs ahead of the last delivery: about three ticks of deliveries, once
+        deliveries have been steady for a while.
+
+        A burst gets an exact mark: after a kill, a consumer that took ten messages sees ten marked as redelivered.
         """
         ahead: i64 = self._pace * 3
         if ahead < 6 or self._steady < _STEADY_TICKS:
@@ -209,7 +218,7 @@ class QueueAcks:
         return ahead if ahead < AHEAD_MAX else AHEAD_MAX
 
     def note_all(self) -> None:
-        """What was settled and given back is noted in the log, for its next `flush`."""
+        """Pass all runs and returns to the log, for its next `flush`."""
         self.due = False
         self.flush_runs()
         if self._returns:

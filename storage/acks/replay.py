@@ -1,16 +1,17 @@
-"""Settled messages of a log become live again, where they stand: all of them or none, whatever happens meanwhile.
+"""Replay in place: settled messages of a log become live again. All of them or none, also after a crash.
 
-Four steps, of which the second is the one that counts:
+Steps:
 
-    file       what is to be taken back is written to the file `rewind` (replay_file.py), in the committer's thread
-    synced     with its name. From here on a crash ends with all of it live: recovery does what the file says
-    settled    the segments know it, and their `.settled` files are written anew (ack_files.py), which takes a job
-    gone       those files have their names, synced; then `rewind` goes, synced too
+    1 write     the offsets go into the file `rewind` (replay_file.py), in the fsync thread
+    2 sync      the file has its name. From here on a crash completes the replay: recovery does what the file says
+    3 segments  the offsets are taken out of the settled sets, and the `.settled` files are rewritten (ack_files.py),
+                which takes a job
+    4 remove    the rewritten files have their names, synced; then `rewind` is removed, synced too
 
-The owner gives nothing of it to anybody before the last step: so nothing in the file can have been settled once more
-while it is there. A log that fails on the way is left to the next start, which finds the file and does it.
+The queue delivers none of these messages before the last step, so none of them can be settled again while the file
+exists. If the log fails on the way, the next start finds the file and completes the replay.
 
-What has left the log meanwhile is not taken back; `taken` says what is.
+Messages that have left the log meanwhile stay settled; `taken` has the others.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ _OVER: Final[int] = 4
 
 
 class AckedReplay:
-    """One of them, of one log: what is to be taken back is added, it begins, and `go_on` is called until `over`.
+    """One replay in one log. The caller adds offsets, calls `begin`, and then `go_on` until it is `over`.
 
-    taken: by base offset of the segment, those that are taken back; at the end, that were. body_bytes: of each
-    segment's. count, size_bytes: how many were, and of their bodies. error: why nothing was taken back; None: it was.
+    Attributes:
+        taken: base of a segment -> offsets to make live; at the end, those that were.
+        body_bytes: base of a segment -> size of their bodies.
+        count: messages that are live again.
+        size_bytes: size of their bodies.
+        error: reason of a failure, None after success.
     """
 
     def __init__(self, store: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]) -> None:
@@ -55,19 +60,19 @@ class AckedReplay:
         self._gather = gather
         self._path = f"{store.log.directory}/{replay_file.NAME}"
         self._step = _WRITING
-        self._segment: Segment | None = None  # of what was added last
-        # Base offsets of the segments that are still to know it; those that do; whose new file has no name yet.
+        self._segment: Segment | None = None  # of the last added offset
+        # Bases of segments to process; processed segments; segments whose new file has no name yet.
         self._todo: deque[int] = deque()
         self._done: list[Segment] = []
         self._swapping: deque[Segment] = deque()
 
     def add(self, offset: int, body_size_bytes: int) -> None:
-        """A message that is settled and still in the log. Ascending offsets cost least: 0.5 us."""
+        """Add a settled message that is still in the log. Cost: 0.5 us for ascending offsets."""
         segment = self._segment
         if segment is None or not segment.base <= offset < segment.end:
             segment = self._segment = self._store.log.segment_of(offset)
             if segment is None:
-                return  # it has left the log
+                return  # the message has left the log
             if segment.base not in self.taken:
                 self.taken[segment.base] = AckSet(segment.base)
                 self.body_bytes[segment.base] = 0
@@ -75,24 +80,24 @@ class AckedReplay:
         self.body_bytes[segment.base] += body_size_bytes
 
     def bases(self) -> list[int]:
-        """Base offsets of the segments of which something is, or was, taken back, ascending."""
+        """Return the bases of the affected segments, ascending."""
         return sorted(base for base, offsets in self.taken.items() if offsets.count > 0)
 
     def ranges_of(self, base: int) -> list[tuple[int, int]]:
-        """Of this segment: ascending, ends included. Cost: a step per range, or per offset where they are many."""
+        """Return the offsets of one segment as ascending ranges, both ends inclusive."""
         return self.taken[base].ranges()
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Of all of them."""
+        """Return the offsets of all segments as ranges."""
         return [each for base in self.bases() for each in self.ranges_of(base)]
 
     @property
     def over(self) -> bool:
-        """Whether it is done, or has come to nothing."""
+        """Return whether the replay has ended, with or without success."""
         return self._step == _OVER
 
     def begin(self) -> None:
-        """Nothing is added any more. Raises nothing."""
+        """Start the replay; nothing is added afterwards. Raises nothing."""
         self._todo.extend(self.bases())
         store = self._store
         log = store.log
@@ -110,7 +115,7 @@ class AckedReplay:
         self._submit(Task(lambda: self._write(epoch), self._written))
 
     def _write(self, epoch: int) -> None:
-        """In the committer's thread. What it reads changes no more before this has returned."""
+        """Write the `rewind` file, in the fsync thread. Nothing changes what it reads meanwhile."""
         data = replay_file.encode_rewind(self.taken, self.body_bytes, epoch)
         filesystem = self._store.log.filesystem
         filesystem.replace_file(self._path, data, sync=True)
@@ -119,16 +124,16 @@ class AckedReplay:
     def _written(self, error: OSError | None) -> None:
         self._step = _WRITTEN
         if error is not None:
-            # It may be there all the same, with or without its name.
+            # The file may exist nevertheless, with or without its name.
             self._remove(error)
 
     def go_on(self) -> None:
-        """Does what can be done now. Raises nothing."""
+        """Do the next steps that are possible now, for about 2 ms. Raises nothing."""
         store = self._store
         if self._step not in (_WRITTEN, _SETTLED):
             return
         if store.failed or store.deleted:
-            self._end(LogFailed(store.name))  # the next start does it
+            self._end(LogFailed(store.name))  # the next start completes the replay
         elif self._step == _WRITTEN:
             clock = store.context.clock
             began_s = clock.monotonic()
@@ -141,7 +146,7 @@ class AckedReplay:
                 self._remove(None)
 
     def _next(self) -> Segment | None:
-        """The next that is still there."""
+        """Return the next segment that is still on the disk."""
         todo = self._todo
         while todo:
             segment = self._store.log.segment_of(todo[0])
@@ -151,10 +156,10 @@ class AckedReplay:
         return None
 
     def _take_back(self) -> bool:
-        """One segment after the other: what has come back of some is nobody's yet. Whether there may be more to do."""
+        """Process one segment. Return whether there may be more to do now."""
         store = self._store
         log = store.log
-        store.write_late()  # nothing may be told behind the new files that was true before
+        store.write_late()  # else older facts would be written after the new files
         segment = self._next()
         if segment is None:
             self._taken_back()
@@ -174,7 +179,7 @@ class AckedReplay:
         store.changed_beneath(offsets.highest + 1)
         store.record_count += count
         store.size_bytes += _size_bytes(segment) - before
-        # The new file says as well that all of it was delivered once: what said so of each may have gone with its ack.
+        # The new file must also say that all of them were delivered: the entries that said so may have gone with the acks.
         mark = max(log.delivered_mark, offsets.highest)
         if not log.settled_files.rewrite_now(segment, mark, store.returned):
             self._undo(log.error or OSError("the settlements could not be written"))
@@ -193,7 +198,7 @@ class AckedReplay:
         self._gather(self._store)
 
     def _undo(self, error: Exception) -> None:
-        """No room: as if nothing had been asked."""
+        """Settle the messages again: the disk has no room."""
         store = self._store
         for segment in self._done:
             if _is_there(segment):
@@ -205,12 +210,16 @@ class AckedReplay:
         self._remove(error)
 
     def _remove(self, why: Exception | None) -> None:
-        """The file goes. why: what has come in between; None: all is done."""
+        """Remove the `rewind` file.
+
+        Args:
+            why: the error of the replay, None after success.
+        """
         self._step = _REMOVING
         self._submit(Task(self._unlink, lambda error: self._removed(why, error)))
 
     def _unlink(self) -> None:
-        """In the committer's thread. The names of the new files are on the medium before it goes."""
+        """Remove the file, in the fsync thread, after the names of the new `.settled` files are synced."""
         log = self._store.log
         log.filesystem.fsync_dir(log.directory)
         log.filesystem.unlink(self._path)
@@ -231,5 +240,5 @@ def _is_there(segment: Segment) -> bool:
 
 
 def _size_bytes(segment: Segment) -> int:
-    """Of the bodies that are live, as a log counts them."""
+    """Return the size of the live bodies, as a log counts it."""
     return max(0, segment.body_bytes - segment.settled_body_bytes) if segment.live > 0 else 0

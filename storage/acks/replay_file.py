@@ -1,13 +1,13 @@
-"""The file `rewind` in a queue's directory: settled messages that are to be live again, all of them or none.
+"""The file `rewind` in a queue's directory: settled messages that a replay makes live again.
 
-Entries as a `.settled` file has them (ack_set.py), of any number of segments, one behind the other:
+Its entries have the format of `.settled` files (ack_set.py), for one segment after the other:
 
-    settled, bits     offsets that are taken back
-    bytes             a bytes of bodies belong to those of the segment with base offset b, which stand before it
-    totals            the last: a entries stand before it, b is the leader epoch of the life that wrote it
+    settled, bits     offsets that become live
+    bytes             ends a segment. a: size of the bodies; b: base offset of the segment
+    totals            the last entry. a: number of entries before it; b: leader epoch of the process that wrote it
 
-It is whole when its last entry is there and no checksum is wrong; otherwise it says nothing. It holds for the life that
-wrote it and the start behind that: once a later one has begun to write, what it told is in the `.settled` files.
+The file is valid if the last entry is there and all checksums are right; otherwise it is ignored. It holds for the
+process that wrote it and the next start. Once a later process has begun to write, the `.settled` files say the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ NAME: Final = "rewind"
 
 
 def encode_rewind(taken: Mapping[int, AckSet], body_bytes: Mapping[int, int], epoch: int) -> bytes:
-    """taken, body_bytes: by base offset of the segment. Cost: 1 us an entry: one for each range, or for 128 offsets."""
+    """Return the content of the file. Keys are base offsets of segments.
+
+    Cost: 1 us per entry: one per range, or per 128 offsets.
+    """
     parts: list[bytes] = []
     for base, offsets in taken.items():
         if offsets.range_count() >= 0:
@@ -38,7 +41,7 @@ def encode_rewind(taken: Mapping[int, AckSet], body_bytes: Mapping[int, int], ep
 
 
 def decode_rewind(data: bytes) -> tuple[list[Entry], int] | None:
-    """(entries, epoch); None where it is not whole."""
+    """Return (entries, epoch), None if the file is not valid."""
     file = AckFileReader(data)
     if file.bad_count or not file.entries:
         return None
@@ -49,7 +52,7 @@ def decode_rewind(data: bytes) -> tuple[list[Entry], int] | None:
 
 
 def by_segment(entries: list[Entry]) -> dict[int, list[Entry]]:
-    """Entries by the base offset of the segment that they are of: each stands once."""
+    """Return the entries by base offset of their segment."""
     found: dict[int, list[Entry]] = {}
     begin = 0
     for at, (kind, _, base, _) in enumerate(entries):
@@ -60,7 +63,12 @@ def by_segment(entries: list[Entry]) -> dict[int, list[Entry]]:
 
 
 def told_of(entries: list[Entry], base: int, end: int) -> tuple[AckSet, int]:
-    """What the entries take back of the segment with these offsets, and bytes of its bodies."""
+    """Return the offsets of one segment that become live, and the size of their bodies.
+
+    Args:
+        base: the first offset of the segment.
+        end: the offset after its last one.
+    """
     offsets = AckSet(base)
     size = 0
     for kind, a, b, c in entries:

@@ -1,28 +1,26 @@
-"""What keeps drained segments of a work queue's log for a while: messages that are settled, and can be had again.
+"""Settled segments of a work queue that stay on the disk: retention (`x-retain`) and exports (`x-export`).
 
-A work queue's sealed segment goes when all in it is settled. With retention it goes when, besides, what is settled in
-it is older than the log is to keep, or when the segments behind it hold as many bytes of settled messages as it is to
-keep. So files go as a whole, a log keeps at least what it is told to, and at most a segment more; `segment_size_bytes`
-and `segment_age_ms` see to it that segments are small enough for that. A message is as old as its append (as
-retention.py has it for logs that are merely read), whenever it was settled.
+Without either, a sealed segment is removed when all its messages are settled.
 
-Nothing of it is on the disk: who owns the log says so before it is opened, and again after each start. What an export
-holds (retained.py) stays whatever is said here, and the other way round.
+**Retention** (`AckedRetention`). The segment stays until its messages are older than the maximum age, or the segments
+after it contain the maximum of settled bytes. Whole segments are removed, so a log keeps at least what was asked for,
+and at most one segment more; `segment_size_bytes` and `segment_age_ms` make segments small enough for that. The age
+counts from the append, not from the acknowledgement. Retention is not stored in the log: its owner sets it after each
+start, before the log is opened.
 
-What keeps drained segments of a log for those who still want to export them.
+**Exports** (`ExportHold`). The segment stays until every exporter has committed past it. If the kept segments exceed
+the byte limit, the oldest are removed. The loss is logged and counted, and the export finds its offsets missing
+(`failOnDataLoss`).
 
-    export-NAME.offset      one per exporter, in the queue's directory, text, replaced whole:
-                            version, offset (all below is exported), byte limit, CRC-32C of what stands before it
+    export-NAME.offset    one per exporter, in the queue's directory; text, replaced as a whole: version, offset (all
+                          below is exported), byte limit, CRC-32C of the text before it
 
-A work queue's sealed segment goes when all in it is settled. With a hold it goes when, besides, every exporter has
-committed past it, or when the drained segments that are kept are larger than the limit: then the oldest go, what is
-lost is logged and counted, and an export finds its offsets missing (`failOnDataLoss`).
+A queue declared with `x-export: NAME` has a hold from the start; `amqpctl set_export` sets one on a live queue. The
+hold exists when its file is written and synced. A declared hold is also in the metadata, and gets its file with the
+log's directory. The broker reads the files when it opens the queue and writes them; an export job writes one only
+while no broker runs. A damaged file counts as offset 0, so that too much is kept rather than too little.
 
-A queue declared with `x-export: NAME` has that hold from the start, `amqpctl set_export` sets one on a live queue. The
-file is the hold: it is written, and synced, when the hold is set (one that is declared stands in the metadata, and gets
-its file with the log's directory), read when the queue is opened, and
-an exporter sees by it that what is settled is there on purpose. The broker writes it; an export job does only while no
-broker runs. One that is damaged counts as offset 0: too much is kept rather than too little.
+A segment is removed only when both retention and exports permit it.
 """
 
 from __future__ import annotations
@@ -43,23 +41,25 @@ if TYPE_CHECKING:
 
 
 SEGMENTS: Final = 8
-"""In so many of them stands what is to be kept, about, so that an eighth too much is kept at most."""
+"""Segments per retention limit: at most an eighth more than the limit is kept."""
 SEGMENT_SIZE_BYTES_MIN: Final = 1 << 20
 SEGMENT_AGE_MS_MIN: Final = 10_000
 
 
 class RetainedBytes:
-    """What all logs of a data directory keep because of retention: bytes of drained segments' `.log` files."""
+    """Bytes of drained `.log` files that retention keeps, in all logs of a data directory."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
 
 class AckedRetention:
-    """Of one log. Loop thread only.
+    """Retention of settled messages in one log. Loop thread only.
 
-    max_age_ms, max_bytes: -1 for none; with both, what either lets go. kept_bytes: of drained segments, by their
-    `.log`, when one was last looked at.
+    Attributes:
+        max_age_ms: -1 for none.
+        max_bytes: -1 for none. With both limits, a segment that exceeds one of them is removed.
+        kept_bytes: size of the drained `.log` files, at the last look.
     """
 
     def __init__(self, watch: ClockWatch, kept: RetainedBytes) -> None:
@@ -71,27 +71,27 @@ class AckedRetention:
 
     @property
     def segment_age_ms(self) -> int:
-        """How old the first message of the active segment may get before it is rolled; -1: as old as any log's."""
+        """Return the maximum age of the active segment before it is rolled, -1 for the default."""
         return -1 if self.max_age_ms < 0 else max(self.max_age_ms // SEGMENTS, SEGMENT_AGE_MS_MIN)
 
     def segment_size_bytes(self, usual: int) -> int:
-        """At which the active segment is rolled. usual: that of all logs."""
+        """Return the size at which the active segment is rolled. `usual` is the default."""
         return usual if self.max_bytes < 0 else min(usual, max(self.max_bytes // SEGMENTS, SEGMENT_SIZE_BYTES_MIN))
 
     def keeps(self, segments: list[Segment]) -> set[int]:
-        """Bases of the drained segments that may not go yet. Cost: a step per segment, when one has been drained."""
+        """Return the bases of drained segments to keep. Cost: a step per segment."""
         kept = self._wanted(segments)
         size = sum(segment.size for segment in kept)
         self._count(size)
         return {segment.base for segment in kept}
 
     def lets_go(self, segments: list[Segment]) -> bool:
-        """Whether a drained segment has become old enough to go. Cost: a step per segment."""
+        """Return whether a drained segment has become old enough to be removed. Cost: a step per segment."""
         drained = sum(1 for segment in segments if _is_drained(segment))
         return drained > 0 and len(self._wanted(segments)) < drained
 
     def end(self) -> None:
-        """The log keeps nothing any more, or is deleted."""
+        """Stop keeping segments: retention was switched off, or the log is deleted."""
         self._count(0)
 
     def _count(self, size: int) -> None:
@@ -100,7 +100,7 @@ class AckedRetention:
 
     def _wanted(self, segments: list[Segment]) -> list[Segment]:
         found: list[Segment] = []
-        settled_bytes = 0  # in the segments behind
+        settled_bytes = 0  # in the later segments
         until_ms = self._watch.agreed_ms() - self.max_age_ms if self.max_age_ms >= 0 else -1
         for segment in reversed(segments):
             if segment.gone or segment.removing:
@@ -120,11 +120,13 @@ def _is_drained(segment: Segment) -> bool:
 
 
 class Retained(NamedTuple):
-    """What of a log is settled and still there.
+    """Settled messages of a log that are still on the disk.
 
-    messages, body_bytes: how many, and their bodies; settlements of the last 50 ms may be missing in the latter.
-    first_offset, first_timestamp_ms: of the first message the log has, settled or not, and when it was appended; -1:
-    it has none, or nothing tells.
+    Attributes:
+        messages: how many.
+        body_bytes: size of their bodies, perhaps without acknowledgements of the last 50 ms.
+        first_offset: of the first message in the log, settled or not; -1 for none.
+        first_timestamp_ms: time of its append, -1 if unknown.
     """
 
     messages: int
@@ -134,8 +136,11 @@ class Retained(NamedTuple):
 
 
 def retained_of(segments: list[Segment], next_offset: int, record_count: int) -> Retained:
-    """Of an open log with these segments, which ends before `next_offset`, and of which so many messages are not
-    settled. Cost: a step per segment."""
+    """Return the settled messages of an open log. Cost: a step per segment.
+
+    Args:
+        record_count: messages of the log that are not settled.
+    """
     there = [segment for segment in segments if not segment.gone and segment.end > segment.base]
     if not there:
         return Retained(0, 0, -1, -1)
@@ -145,8 +150,11 @@ def retained_of(segments: list[Segment], next_offset: int, record_count: int) ->
 
 
 def offsets_there(segments: list[Segment], begin: int, begin_ms: int, until: int) -> tuple[int, int]:
-    """(the first offset from `begin` on that is still in the log, in a segment with a message of `begin_ms` (since
-    1970) or later; how many of begin..until - 1 are not in it any more). Cost: a step per segment.
+    """Return where a replay of begin..until - 1 starts, and how many of these offsets are no longer in the log.
+
+    It starts with the first offset in a segment that has a message of `begin_ms` (since 1970) or later.
+
+    Cost: a step per segment.
     """
     first = until
     there = 0
@@ -168,7 +176,7 @@ _FILE: Final = re.compile(r"export-(.+)\.offset")
 
 
 class ExportLosses:
-    """What all logs of a data directory have given up unexported, since the start."""
+    """Records and bytes removed before their export since the start, in all logs of a data directory."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -176,10 +184,13 @@ class ExportLosses:
 
 
 class ExportHold:
-    """The exporters of one log, and what is kept for them. Loop thread only.
+    """The exporters of one log, and the segments kept for them. Loop thread only.
 
-    exported: name -> offset below which it has everything. limit_bytes: of drained segments kept, by their `.log`;
-    kept_bytes: how much that was when a segment was last looked at.
+    Attributes:
+        exported: name -> offset; the exporter has all messages below it.
+        limit_bytes: maximum size of the kept `.log` files.
+        kept_bytes: their size, at the last look.
+        declared: the exporter in the queue's declaration, if any.
     """
 
     def __init__(self, filesystem: FileSystem, directory_chain: list[str], queue: str, losses: ExportLosses) -> None:
@@ -187,15 +198,15 @@ class ExportHold:
         self.limit_bytes = LIMIT_BYTES
         self.kept_bytes = 0
         self.losses = losses
-        self.declared = ""  # the exporter that the queue's declaration names, which stays
+        self.declared = ""
         self._filesystem = filesystem
         self._chain = directory_chain
         self._directory = directory_chain[-1]
         self._queue = queue
-        self._given_up = -1  # segments below it go in any case
+        self._given_up = -1  # segments up to this base are removed anyway
 
     def load(self) -> None:
-        """Reads the files there are. Cost: one listing of the directory."""
+        """Read the exporters' files. Cost: one listing of the directory."""
         for name in self._filesystem.listdir(self._directory):
             match = _FILE.fullmatch(name)
             if match is None:
@@ -206,15 +217,16 @@ class ExportHold:
                 self.limit_bytes = limit
 
     def declare(self, name: str, limit_bytes: int | None) -> None:
-        """As `add`, for a queue that is being made or opened: writes nothing yet."""
+        """Add the exporter of a queue that is being created or opened. Writes no file yet."""
         self.exported.setdefault(name, 0)
         self.declared = name
         if limit_bytes is not None:
             self.limit_bytes = limit_bytes
 
     def add(self, name: str, limit_bytes: int | None = None) -> None:
-        """Another exporter; its offset stays if it is known. Safe when this returns, also where the log has no
-        directory yet: what is settled from now on has to stay. Raises: OSError; then nothing is held.
+        """Add an exporter and sync its file; a known one keeps its offset. Creates the log's directory if necessary.
+
+        Raises: OSError; then nothing is held.
         """
         before = dict(self.exported), self.limit_bytes
         self.exported.setdefault(name, 0)
@@ -235,7 +247,7 @@ class ExportHold:
         filesystem.safe_directories.update(self._chain[:-1])
 
     def clear(self, name: str) -> bool:
-        """Nothing is kept for it any more, also after a power cut. False: it was not known. Raises: OSError."""
+        """Remove an exporter and its file, synced. Return False if it is unknown. Raises: OSError."""
         if self.exported.pop(name, None) is None:
             return False
         path = f"{self._directory}/{file_name(name)}"
@@ -245,7 +257,10 @@ class ExportHold:
         return True
 
     def commit(self, name: str, offset: int) -> bool:
-        """All below `offset` is exported. False: no such exporter. Offsets do not go back. Raises: OSError."""
+        """Record that all messages below `offset` are exported. A lower offset than before is ignored.
+
+        Return False if the exporter is unknown. Raises: OSError.
+        """
         known = self.exported.get(name)
         if known is None:
             return False
@@ -255,7 +270,9 @@ class ExportHold:
         return True
 
     def write(self, *, sync: bool = False) -> None:
-        """The files, if the log has its directory. Without sync: an older offset keeps too much. Raises: OSError."""
+        """Write the files if the log has its directory. A lost write (`sync` is False) keeps too much. Raises:
+        OSError.
+        """
         if not self._filesystem.exists(self._directory):
             return
         for name, offset in self.exported.items():
@@ -265,7 +282,10 @@ class ExportHold:
             self._filesystem.fsync_dir(self._directory)
 
     def keeps(self, segments: list[Segment]) -> set[int]:
-        """Bases of the drained segments that may not go yet. Cost: a step per segment, when one has been drained."""
+        """Return the bases of drained segments to keep. Gives up the oldest ones if they exceed the limit.
+
+        Cost: a step per segment.
+        """
         committed = min(self.exported.values(), default=1 << 62)
         kept = [each for each in self._drained(segments) if each.end > committed and each.base > self._given_up]
         size = sum(each.size for each in kept)
@@ -290,22 +310,24 @@ class ExportHold:
 
 
 def find_hold(filesystem: FileSystem, directory: str) -> bool:
-    """Whether a log's directory has exporters' files to load. Cost: one listing."""
+    """Return whether a log's directory has exporters' files. Cost: one listing."""
     return any(map(is_hold, filesystem.listdir(directory)))
 
 
 def is_hold(name: str) -> bool:
-    """Whether a file of this name is an exporter's."""
+    """Return whether this is the name of an exporter's file."""
     return _FILE.fullmatch(name) is not None
 
 
 def file_name(name: str) -> str:
-    """Of an exporter's file."""
+    """Return the name of the file of an exporter."""
     return f"export-{name}.offset"
 
 
 def write_offset(directory: Path, name: str, offset: int) -> None:
-    """Commits for an exporter while no broker runs; nothing if the queue keeps nothing for it. Raises: OSError."""
+    """Commit an offset while no broker runs. Does nothing if the exporter has no file in this directory. Raises:
+    OSError.
+    """
     filesystem = FileSystem()
     path = f"{directory}/{file_name(name)}"
     if not filesystem.exists(path):
@@ -321,7 +343,7 @@ def _encode(offset: int, limit_bytes: int) -> bytes:
 
 
 def _decode(data: bytes, name: str) -> tuple[int, int]:
-    """(offset, limit); 0, 0 where the bytes are damaged."""
+    """Return (offset, limit), or (0, 0) and a log line if the bytes are damaged."""
     found = decode_hold(data)
     if found is None:
         logger.warning("%s is damaged: everything is kept until its exporter commits again", name)
@@ -330,7 +352,7 @@ def _decode(data: bytes, name: str) -> tuple[int, int]:
 
 
 def decode_hold(data: bytes) -> tuple[int, int] | None:
-    """(offset, limit) that an exporter's file tells; None where the bytes are damaged."""
+    """Return (offset, limit) from an exporter's file, None if the bytes are damaged."""
     try:
         text, _, crc = data.decode("ascii").strip().rpartition(" ")
         version, offset, limit = map(int, text.split())

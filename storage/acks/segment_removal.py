@@ -1,14 +1,14 @@
-"""Which files of a log go, when, and in what order.
+"""Removal of the files of settled segments, in a safe order.
 
-A sealed segment whose messages are all settled goes once its settlements are synced, in the middle of the log too. Its
-`.settled` file stays as the sign that it went on purpose, until everything before it has gone as well; that file goes
-with the job after, which first syncs the directory: a power cut that brought back the log without the settlements would
-bring back the messages.
+A sealed segment with no live message is removed once its acknowledgements are synced, also in the middle of the log.
+Its `.settled` file stays, as the sign that the removal was intended, until all earlier segments are removed too. The
+job that then removes it syncs the directory first: if a power cut brought back the `.log` without its `.settled`, the
+messages would come back.
 
-A segment that is held back for an export (retained.py), or retained (retained.py), stays until it is not.
+Segments kept for an export or by retention (retained.py) stay until they are released.
 
-Where the log's policy says so (logs that keep: somebody may be reading them just now) the `.log` and its indexes are
-first renamed `.deleted`, and removed when the delay is over. A start of the broker removes what it finds so named.
+With a delay (`delay_ms`, for logs that may have external readers) the `.log` and its indexes are first renamed
+`.deleted`, and removed after the delay. A start of the broker removes all `.deleted` files it finds.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ DELETED = ".deleted"
 
 
 class SegmentRemoval:
-    """What of one log can go, and is going.
+    """Segments of one log that can be removed, and files that are being removed.
 
-    `wanted`: there may be something to remove; `postponed`: there will be, once the settlements of the turn have
-    been written. `full`: the disk has no room for those: what is settled as a whole goes without, since that makes
-    room (a crash before it went brings it back).
-
-    delay_ms: between the renaming and the removal; 0: no renaming, the files go at once.
+    Attributes:
+        wanted: there may be something to remove.
+        postponed: there will be, once the entries of this turn are written.
+        full: the disk has no room for those entries. A fully settled segment is then removed without them, which
+            makes room. If a crash comes before the removal, its messages are delivered again.
+        delay_ms: time between renaming and removal; 0: remove at once, without renaming.
+        hold: the exporters, if any.
+        retention: the retention of settled messages, if any.
+        waiting: (earliest removal time, path) of renamed files.
     """
 
     def __init__(self, directory: str) -> None:
@@ -42,12 +46,15 @@ class SegmentRemoval:
         self.delay_ms = 0
         self.hold: ExportHold | None = None
         self.retention: AckedRetention | None = None
-        self.waiting: list[tuple[int, str]] = []  # (not before this time, path), renamed already
+        self.waiting: list[tuple[int, str]] = []
         self._directory = directory
 
     def collect(self, segments: list[Segment], start: int, part: SyncPart) -> None:
-        """Tells `part` which files go after its syncs. start: first offset of the log that is not settled; the
-        log starts there, or with what is kept."""
+        """Add the files to remove after its syncs to `part`.
+
+        Args:
+            start: first offset that is not settled. The log starts there, or at the first kept segment.
+        """
         self.wanted = False
         head = True
         held: set[int] = self.hold.keeps(segments) if self.hold is not None else set()
@@ -58,7 +65,7 @@ class SegmentRemoval:
             if not segment.sealed or segment.live > 0 or segment.removing or segment.base in held:
                 head = False
                 continue
-            if segment.entries is not None and not self.full:  # this turn settled the last of it: not written yet
+            if segment.entries is not None and not self.full:  # its last entries, of this turn, are not written yet
                 self.postponed = True
                 head = False
                 continue
@@ -82,7 +89,10 @@ class SegmentRemoval:
         part.removed.append(segment.base)
 
     def done(self, segments: list[Segment], part: SyncPart, now_ms: int) -> list[Segment]:
-        """The job has removed them. Returns the segments that stay; `wanted` when one of them can go on with."""
+        """Process a job that has removed files. Return the remaining segments.
+
+        Sets `wanted` if a remaining `.settled` file can be removed next.
+        """
         bases = set(part.removed)
         keep: list[Segment] = []
         head = True
@@ -104,11 +114,11 @@ class SegmentRemoval:
         return keep
 
     def later(self, paths: list[str], now_ms: int) -> None:
-        """Files that have been renamed `.deleted`, to be removed when the delay is over."""
+        """Add paths that were renamed `.deleted`, for removal after the delay."""
         self.waiting += [(now_ms + self.delay_ms, path + DELETED) for path in paths]
 
     def due(self, now_ms: int) -> list[str]:
-        """Paths whose delay is over; they are the caller's to remove."""
+        """Return and forget the paths whose delay is over; the caller removes them."""
         paths = [path for time_ms, path in self.waiting if time_ms <= now_ms]
         self.waiting = [each for each in self.waiting if each[0] > now_ms]
         return paths
