@@ -135,7 +135,7 @@ class QueueAcks:
         if self.returned:
             self.forget_returned(first, last)
 
-    # -- deliveries and returns
+    # -- delivery marks, returned messages
 
     def mark_delivered(self, offset: i64) -> None:
         """See `QueueLog.mark_delivered`. Cost: 5 ns."""

@@ -179,7 +179,7 @@ class AckedReplay:
         store.changed_beneath(offsets.highest + 1)
         store.record_count += count
         store.size_bytes += _size_bytes(segment) - before
-        # The new file must also say that all of them were delivered: the entries that said so may have gone with the acks.
+        # The new file must also say that they were delivered: the entries that said so may have gone with the acks.
         mark = max(log.delivered_mark, offsets.highest)
         if not log.settled_files.rewrite_now(segment, mark, store.returned):
             self._undo(log.error or OSError("the settlements could not be written"))

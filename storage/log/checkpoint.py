@@ -1,18 +1,21 @@
-"""The small files beside the segments. Text ones are Kafka's: a version, a count, one line per entry.
+"""Small files beside the segments, and the `format` file of a data directory.
 
-    leader-epoch-checkpoint       `epoch start-offset` per line: one line per start of the broker that wrote to the log
-    recovery-point-checkpoint     every segment that starts before this offset is known to be on the medium, whole
-    log-start-offset-checkpoint   nothing before this offset is wanted any more
-    clean-shutdown                log end offset, base offset and size of the active segment, as a clean stop left them;
-                                  removed
-                                  before anything else is written
-    format                        in the data directory: its format as a whole, with a checksum
-    high-watermark                16 bytes, mapped: offset i64, zero u32, CRC-32C u32 over the twelve before. Records
-                                  below
-                                  the offset are synced. Written after each sync; a reader that sees a bad CRC reads
-                                  again
+Kafka's text files: a version, a count, and one line per entry.
 
-A damaged one is taken for a missing one, and a missing one costs time at the start (more is checked), never a message.
+    leader-epoch-checkpoint       `epoch start-offset` per line: one line per process that wrote to the log
+    recovery-point-checkpoint     all segments that start before this offset are synced as a whole
+    log-start-offset-checkpoint   no message before this offset is needed any more
+
+Files of ours:
+
+    clean-shutdown                one line: version, log end offset, base offset and size of the active segment, highest
+                                  delivered offset, CRC-32C. Removed before anything else is written
+    high-watermark                16 bytes, mapped: offset i64, zero u32, CRC-32C u32 over the 12 bytes before. Records
+                                  below the offset are synced. Written after each sync; a reader that finds a bad CRC
+                                  reads again
+    format                        in the data directory: version of the format as a whole, and a checksum
+
+A damaged file counts as missing. A missing file costs time at the start, because more is checked, but no message.
 """
 
 from __future__ import annotations
@@ -32,29 +35,30 @@ HIGH_WATERMARK = "high-watermark"
 HIGH_WATERMARK_SIZE = 16
 FORMAT = "format"
 FORMAT_VERSION = 2
-"""Of a data directory as a whole; raised when an older amqpd must not touch it any more. 1: until the first streams.
-2: batches may be compressed or have a time for each record, which format 1 takes for damage."""
+"""Format of a data directory. Increase it when an older amqpd must not open the directory any more. 1: before streams.
+2: batches may be compressed or have a time per record, which an amqpd of format 1 takes for damage."""
 FORMAT_WITH_DELAYS = 3
-"""Of one in which a message was delayed at some time: format 2 would neither see nor release it. It stays so."""
+"""Format of a directory in which a message was ever delayed: an amqpd of format 2 would never release it."""
 VERSION = 0
 
 
 class UnknownFormat(LogUnusable):
-    """A file was written by a newer version; nothing was touched."""
+    """A newer version wrote a file. Nothing was changed."""
 
 
 def encode_format(version: int = FORMAT_VERSION) -> bytes:
-    """The text of a data directory's `format` file: what it is, the version of its layout, and a checksum."""
+    """Return the content of the `format` file of a data directory."""
     text = f"amqpd data directory, format {version}"
     return f"{text} {value(text.encode())}\n".encode()
 
 
 def check_format(filesystem: FileSystem, path: str) -> bool:
-    """Whether there is a good `format` file of today's format, or of the one with delays. A damaged one is as good as
-    none: metadata and `.settled` tell theirs. So is one of an older format: all of it is read, and from now on it is of
-    today's.
+    """Return whether there is a good `format` file of the current version, or of the one with delays.
 
-    Cost: one small read. Raises: UnknownFormat when a newer version wrote it; OSError.
+    A damaged file counts as missing, since metadata and `.settled` have versions of their own. So does an older
+    version: its data is readable, and the directory becomes one of the current version.
+
+    Cost: one small read. Raises: UnknownFormat if a newer version wrote it; OSError.
     """
     try:
         text, _, crc = filesystem.read_file(path).decode("ascii").strip().rpartition(" ")
@@ -70,15 +74,15 @@ def check_format(filesystem: FileSystem, path: str) -> bool:
 
 
 def encode_lines(entries: list[tuple[int, ...]]) -> bytes:
-    """The text of a checkpoint file."""
+    """Return the content of a checkpoint file."""
     lines = [str(VERSION), str(len(entries)), *(" ".join(map(str, entry)) for entry in entries)]
     return ("\n".join(lines) + "\n").encode()
 
 
 def read_lines(filesystem: FileSystem, path: str, width: int) -> list[tuple[int, ...]]:
-    """The entries of a checkpoint file, each `width` numbers; none where the file is missing or damaged.
+    """Return the entries of a checkpoint file, `width` numbers each. Empty if the file is missing or damaged.
 
-    An unknown version counts as damage: these files have no checksum, and `.settled` says which format a log has.
+    An unknown version counts as damage: these files have no checksum, and `.settled` has the version of the log.
     """
     try:
         lines = filesystem.read_if_there(path).decode("ascii").splitlines()
@@ -91,14 +95,16 @@ def read_lines(filesystem: FileSystem, path: str, width: int) -> list[tuple[int,
 
 
 def encode_clean(next_offset: int, base: int, size: int, delivered: int) -> bytes:
-    """The clean-shutdown mark: version, four numbers and their checksum."""
+    """Return the clean-shutdown mark."""
     text = f"{VERSION} {next_offset} {base} {size} {delivered}"
     return f"{text} {value(text.encode())}\n".encode()
 
 
 def read_clean(filesystem: FileSystem, path: str) -> tuple[int, int, int, int] | None:
-    """(log end offset, base of the active segment, its size, highest offset that was delivered); None where there is no
-    good mark. The last is far above all offsets in a mark of before it was told there. Raises: UnknownFormat.
+    """Return (log end offset, base of the active segment, its size, highest delivered offset), None without a good
+    mark.
+
+    In a mark of an older version the last number is missing; it is then far above all offsets. Raises: UnknownFormat.
     """
     try:
         text, _, crc = filesystem.read_if_there(path).decode("ascii").strip().rpartition(" ")
@@ -113,18 +119,18 @@ def read_clean(filesystem: FileSystem, path: str) -> tuple[int, int, int, int] |
 
 
 def encode_high_watermark(offset: int) -> bytes:
-    """The 16 bytes of the high-watermark file."""
+    """Return the 16 bytes of the high-watermark file."""
     data = struct.pack(">qI", offset, 0)
     return data + struct.pack(">I", value(data))
 
 
 def decode_high_watermark(data: bytes) -> int:
-    """The offset, or 0 where the bytes are damaged."""
+    """Return the offset, 0 if the bytes are damaged."""
     if len(data) < HIGH_WATERMARK_SIZE or value(data[:12]) != int.from_bytes(data[12:16], "big"):
         return 0
     return int.from_bytes(data[:8], "big")
 
 
 def read_high_watermark(filesystem: FileSystem, path: str) -> int:
-    """The offset in the file, 0 where there is none."""
+    """Return the offset in the file, 0 if there is none."""
     return decode_high_watermark(filesystem.read_if_there(path))

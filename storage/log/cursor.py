@@ -1,15 +1,13 @@
-"""Places in a local log from which its readers go on (`LocalCursor`), and all of them that one log has (`CursorSet`).
+"""Read positions in a local log (`LocalCursor`, `CursorSet`), and the search for a time (`offset_at`).
 
-A cursor reads what the files hold: what this turn appended and settled is written first (`GroupCommitLog.read_end`). It
-keeps the batch it stands in and the bytes around that, so that reading on needs no look-up; when the log gives up its
-descriptors, its cursors let go of both, and look their place up again.
+A cursor reads the files. `GroupCommitLog.read_end` first writes what this turn has appended and settled. The cursor
+keeps its current batch, so that sequential reads need no look-up. When the log closes its descriptors, the cursors
+drop their bytes and look their position up again.
 
-Where in a log a time begins.
-
-The first segment whose latest batch is not before the time has the answer, if it has one. There `.timeindex` leads to
-an offset up to which everything is earlier; from there on records are looked at. An entry is believed only if the batch
-it names ends there and is itself early enough; where it does not, the segment is looked at from its start. So a damaged
-or missing `.timeindex` costs time and gives the same answer.
+Search for a time: the answer is in the first segment whose latest batch is not before the time. `.timeindex` gives an
+offset up to which all records are earlier; the records after it are read. An entry is believed only if the batch it
+names ends there and is earlier than the time. Otherwise the segment is read from its start, so a damaged or missing
+`.timeindex` costs time but gives the same answer.
 """
 
 from __future__ import annotations
@@ -34,13 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Places end with a batch if it leaves them so much smaller than they may be, at most: a batch is held as a whole.
+# A read of views ends at the end of a batch if at most an eighth of the budget is left: views keep whole batches in
+# memory.
 SHORT_BY: Final[i64] = 8
 
 
 @final
 class CursorSet:
-    """The cursors of one log. Holds none but those that were asked for, and none of a log that is deleted."""
+    """All open cursors of one log. After the deletion of the log it references none."""
 
     def __init__(self, log: Log) -> None:
         self._log: Log = log
@@ -48,7 +47,11 @@ class CursorSet:
         self._all: list[LocalCursor] = []
 
     def own(self, owner: GroupCommitLog) -> LocalCursor:
-        """The queue's, made when it is wanted. owner: the log, as all of them know it."""
+        """Return the cursor of the queue itself, created if necessary.
+
+        Args:
+            owner: the log.
+        """
         cursor = self._own
         if cursor is None:
             cursor = self.new(owner)
@@ -57,31 +60,31 @@ class CursorSet:
         return cursor
 
     def new(self, owner: GroupCommitLog) -> LocalCursor:
-        """One more."""
+        """Return a new cursor."""
         cursor = LocalCursor(owner, self._log, self)
         if not owner.deleted:
             self._all.append(cursor)
         return cursor
 
     def forget(self, cursor: LocalCursor) -> None:
-        """It is closed."""
+        """Remove a closed cursor."""
         if cursor in self._all:
             self._all.remove(cursor)
         if cursor is self._own:
             self._own = None
 
     def leave_batches(self) -> None:
-        """Other segments are in the log: the next reading of each looks its place up."""
+        """Make all cursors look their position up again: the log has other segments now."""
         for cursor in self._all:
             cursor.leave_batch()
 
     def release(self) -> None:
-        """Descriptors are closed: the bytes around each are forgotten."""
+        """Make all cursors drop their bytes: the descriptors are closed."""
         for cursor in self._all:
             cursor.release()
 
     def let_go(self) -> None:
-        """The queue is deleted: nobody waits for what was to be read."""
+        """Drop all cursors: the queue is deleted."""
         self.release()
         self._own = None
         self._all = []
@@ -89,7 +92,7 @@ class CursorSet:
 
 @final
 class LocalCursor(Cursor):
-    """One reader's place in a local log: the batch it stands in, and the bytes around that."""
+    """Read position of one reader in a local log."""
 
     def __init__(self, owner: GroupCommitLog, log: Log, cursors: CursorSet) -> None:
         self._owner: GroupCommitLog = owner
@@ -136,11 +139,11 @@ class LocalCursor(Cursor):
             if batch is None:
                 return -1 if self._waiting else end
             if batch.base_offset > offset:
-                return end  # what was there is gone
+                return end  # the message has left the log
             segment = self._log.segment_of(batch.base_offset)
             if batch.remaining > 0 and segment is not None and segment.live > 0:
                 return batch.base_offset
-            offset = batch.base_offset - 1  # the marker that ends a transaction
+            offset = batch.base_offset - 1  # a commit marker
         return end
 
     def read_first(self, offset: i64, arrived: Callable[[], None]) -> Record | None:
@@ -166,7 +169,7 @@ class LocalCursor(Cursor):
         records: list[Record],
         places: RecordViews | None,
     ) -> i64:
-        """Appends what is found to `records`, or to `places` where they are given. Returns where reading goes on."""
+        """Append records to `records`, or to `places` if given. Return the offset to continue at."""
         owner = self._owner
         log = self._log
         self._waiting = False
@@ -189,12 +192,16 @@ class LocalCursor(Cursor):
                 continue
             offset = batch.next_offset
             if places is not None and batch.remaining == 0 and budget < size_bytes_max // SHORT_BY:
-                break  # the next one would be cut in two
+                break  # the next batch would be split
         return offset
 
     def batch_at(self, offset: i64, arrived: Callable[[], None] | None) -> BatchCursor | None:
-        """The batch with `offset`, or the first behind it: this cursor stands in it already or goes there. None at the
-        end; with `arrived` also while the disk is asked for it: that is called when it has come. Raises: OSError.
+        """Return the batch with `offset`, or the first one after it. None at the end.
+
+        Args:
+            arrived: if set, never wait for the disk: return None, and call it when the batch has been fetched.
+
+        Raises: OSError.
         """
         batch = self._batch
         if batch is None or batch.remaining == 0 or offset < batch.next_offset or offset > batch.last_offset:
@@ -210,7 +217,7 @@ class LocalCursor(Cursor):
         return batch
 
     def _lose(self, first: i64, last: i64) -> None:
-        """A batch with a good checksum holds no records: a defect of the program that wrote it."""
+        """Report offsets as lost: a batch with a right checksum has no valid records, a defect of its writer."""
         segment = self._log.segment_of(first)
         if segment is not None:
             self._note_lost([(first, last)], self._log.note_lost(segment, first, last))
@@ -223,7 +230,7 @@ class LocalCursor(Cursor):
         owner.mark_dirty()
 
     def leave_batch(self) -> None:
-        """The next reading looks its place up."""
+        """Look the position up at the next read."""
         self._batch = None
 
     def release(self) -> None:
@@ -236,7 +243,7 @@ class LocalCursor(Cursor):
 
 
 def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
-    """Whether it is in one of these (first, last, bytes)."""
+    """Return whether `offset` is in one of these (first, last, bytes)."""
     for first, last, _ in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
         if first <= offset <= last:
             return True
@@ -244,11 +251,14 @@ def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
 
 
 def offset_at(store: QueueLog, timestamp_ms: int) -> int:
-    """The offset of the first message appended at `timestamp_ms` or later; `next_offset` where there is none.
+    """Return the offset of the first message appended at `timestamp_ms` or later, `next_offset` if there is none.
 
-    timestamp_ms: the broker's time of appending, since 1970. Where the clock went back in between, the first in the
-    order of the log. Cost: a step per segment, three small reads, and some batches. Waits for the disk. Raises:
-    OSError.
+    If the clock was set back meanwhile, this is the first one in log order. Waits for the disk.
+
+    Args:
+        timestamp_ms: the broker's time of the append, since 1970.
+
+    Cost: a step per segment, three small reads, and some batches. Raises: OSError.
     """
     store.recover()
     store.flush_batches()
@@ -266,7 +276,7 @@ def offset_at(store: QueueLog, timestamp_ms: int) -> int:
 
 
 def offset_before(log: Log, timestamp_ms: int) -> int:
-    """See `QueueLog.offset_before`. All that was appended is in the segments."""
+    """See `QueueLog.offset_before`. Everything appended must be in the segments."""
     for segment in log.segments:
         if segment.gone or segment.live == 0 or segment.latest_ms() < timestamp_ms:
             continue
@@ -278,7 +288,7 @@ def offset_before(log: Log, timestamp_ms: int) -> int:
 
 
 def _early(log: Log, segment: Segment, relative: int, timestamp_ms: int) -> bool:
-    """Whether a good batch before `timestamp_ms` ends at the relative offset, as a time index entry says."""
+    """Return whether a good batch earlier than `timestamp_ms` ends at the relative offset, as the index entry says."""
     found, position = segment.index().floor(relative)
     if found != relative:
         return False

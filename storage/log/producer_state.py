@@ -1,23 +1,24 @@
-"""Which producers have numbered their messages, and how far each has come in one log.
+"""Producers that number their messages: the last sequence of each one in one log.
 
-A producer that wants each message once gives itself an id, an epoch and to each message a sequence (Kafka's idempotent
-producer). The batch header has the three; this is the table of the last ones, by which a copy is told from a new
-message. It is remembered over restarts by a file beside the segments:
+An idempotent producer gives itself an id and an epoch, and each message a sequence, as in Kafka. The batch header has
+all three. This table has the last message of each producer, so that a repeated message is recognised. A file beside
+the segments preserves the table:
 
-    00000000000000004711.snapshot    what the log had been told below that offset, as Kafka writes it (version 1):
-                                     version i16, CRC-32C u32 over what follows, count i32, then per producer: id i64,
+    00000000000000004711.snapshot    state below this offset, in Kafka's format (version 1):
+                                     version i16, CRC-32C u32 over the rest, count i32, then per producer: id i64,
                                      epoch i16, last sequence i32, last offset i64, offset delta i32 (0: single
                                      messages), time i64 ms, coordinator epoch i32 (-1), open transaction i64 (-1)
 
-One is written, synced, when all below its offset is on the disk: before the recovery point moves, before a segment goes
-that had any of it, and at a clean stop. What recovery scans (all behind the recovery point) goes on from there. A
-damaged one has every segment scanned. A log that no producer has numbered for has none, and its table is not made.
+A snapshot is written and synced when all below its offset is on the disk: before the recovery point moves, before a
+segment with such messages is removed, and at a clean stop. Recovery continues from it with the segments that it
+scans. If the snapshot is damaged, all segments are scanned. A log without such producers has no table and no file.
 
-At most PRODUCERS_MAX producers: then the one that has been silent longest is forgotten, and so is who was silent for a
-day. What could not be written is taken back (`unwritten`): it may be sent again. Of the last UNSAFE_MAX messages that
-are not known to be safe it is known what was before each; of those before them only what was before the first of each
-producer. Where so many fail, its copies of what was written may be stored again, but nothing counts as stored that is
-not.
+Limits: beyond PRODUCERS_MAX the producer that was silent longest is forgotten, and so is one that was silent for a
+day.
+
+Failed writes: `unwritten` restores the previous state of a producer, because its messages may be sent again. The
+previous states of the last UNSAFE_MAX unsynced messages are known; before those, only the state before the first
+message of each producer. If so many writes fail, messages may be stored twice, but no lost message counts as stored.
 
 Compiled by mypyc. Source: Kafka, ProducerStateManager.
 """
@@ -47,7 +48,12 @@ _ENTRY: Final = struct.Struct(">qhiqiqiq")
 
 @final
 class Producer:
-    """The last message of one producer in one log. Immutable. offset: where it is. time_ms: when, wall clock."""
+    """The last message of one producer in one log. Immutable.
+
+    Attributes:
+        offset: of that message.
+        time_ms: of its append, wall clock.
+    """
 
     def __init__(self, producer_id: i64, epoch: i64, sequence: i64, offset: i64, time_ms: i64) -> None:
         self.producer_id: i64 = producer_id
@@ -57,14 +63,17 @@ class Producer:
         self.time_ms: i64 = time_ms
 
     def has(self, epoch: i64, sequence: i64) -> bool:
-        """Whether a message of these numbers is a copy of one that is in the log."""
+        """Return whether a message with these numbers is already in the log."""
         return epoch == self.epoch and sequence <= self.sequence
 
 
 @final
 class _Step:
-    """A message that is not known to be safe, or several of one producer: the offset of the last, and the producer's
-    entry before the first, None: it had none.
+    """One or several unsynced messages of one producer.
+
+    Attributes:
+        offset: of the last message.
+        before: state of the producer before the first message, None if it was unknown.
     """
 
     def __init__(self, producer_id: i64, offset: i64, before: Producer | None) -> None:
@@ -75,13 +84,17 @@ class _Step:
 
 @final
 class Producers:
-    """The producers of one log, or of a queue that has none. due: a snapshot is to be written with the next job."""
+    """The producers of one log, or of a queue without a log.
+
+    Attributes:
+        due: the next job must write a snapshot.
+    """
 
     def __init__(self) -> None:
         self.due: bool = False
         self._known: OrderedDict[int, Producer] = OrderedDict()
         self._unsafe: deque[_Step] = deque()
-        # Those before them, by producer; none has a higher offset than `_early_last`.
+        # Older unsynced messages, by producer; none has a higher offset than `_early_last`.
         self._early: dict[int, _Step] = {}
         self._early_last: i64 = -1
 
@@ -89,14 +102,18 @@ class Producers:
         return len(self._known)
 
     def find(self, producer_id: i64, now_ms: i64) -> Producer | None:
-        """The last message of that producer; None where none is remembered. now_ms: wall clock."""
+        """Return the last message of a producer, None if it is unknown. `now_ms` is the wall clock."""
         producer = self._known.get(producer_id)
         if producer is not None and now_ms - producer.time_ms > SILENT_MS_MAX:
             return None
         return producer
 
     def note(self, producer: Producer, high_watermark: i64) -> None:
-        """This is the producer's last message now. high_watermark: what is below is safe. Cost: about 1 us."""
+        """Record the last message of a producer. Cost: about 1 us.
+
+        Args:
+            high_watermark: messages below it are safe.
+        """
         unsafe = self._unsafe
         while unsafe and unsafe[0].offset < high_watermark:
             unsafe.popleft()
@@ -125,7 +142,7 @@ class Producers:
         return before
 
     def unwritten(self, first: i64) -> None:
-        """What has this offset, or is behind it, is not in the log: it may be sent again."""
+        """Restore the state before the messages at `first` and above: they are not in the log."""
         unsafe = self._unsafe
         while unsafe and unsafe[-1].offset >= first:
             _take_back(self._known, unsafe.pop())
@@ -136,7 +153,7 @@ class Producers:
                     del self._early[step.producer_id]
 
     def cut(self, end: i64) -> None:
-        """The log ends at this offset: what was behind it may be sent again."""
+        """Forget producers whose last message is at `end` or above: recovery has cut the log there."""
         for producer in list(self._known.values()):
             if producer.offset >= end:
                 del self._known[producer.producer_id]
@@ -144,7 +161,7 @@ class Producers:
         self._early.clear()
 
     def merge(self, scanned: Producers, start: i64) -> None:
-        """What a scan has found from offset `start` on, which is in the log."""
+        """Add the producers that a scan has found from offset `start` on."""
         for producer in scanned._known.values():
             if producer.offset >= start:
                 self._put(producer)
@@ -152,7 +169,7 @@ class Producers:
     # -- the file
 
     def encode(self, end: i64) -> bytes:
-        """The text of a snapshot of what is below offset `end`. Cost: 1 us per producer."""
+        """Return the content of a snapshot of the state below offset `end`. Cost: 1 us per producer."""
         known = dict(self._known)
         for step in reversed(self._unsafe):
             if step.offset >= end:
@@ -170,7 +187,7 @@ class Producers:
         return VERSION.to_bytes(2, "big") + crc.to_bytes(4, "big") + covered
 
     def decode(self, data: bytes) -> bool:
-        """Takes what a snapshot tells; False, and nothing, for one that is damaged or of another version."""
+        """Add the producers of a snapshot. Return False, and add none, if it is damaged or of another version."""
         if len(data) < _HEAD.size:
             return False
         version, crc, count = _HEAD.unpack_from(data)
@@ -191,13 +208,13 @@ def _take_back(known: dict[int, Producer], step: _Step) -> None:
 
 
 def snapshot_path(directory: str, end: i64) -> str:
-    """Where the snapshot of what is below offset `end` stands."""
+    """Return the path of the snapshot of the state below offset `end`."""
     number: int = end
     return f"{directory}/{number:020d}{SUFFIX}"
 
 
 def write_snapshot(filesystem: FileSystem, path: str, data: bytes) -> None:
-    """Writes it, synced with its name; those before it go. Any thread. Raises: OSError."""
+    """Write a snapshot, synced with its name, and remove older ones. Any thread. Raises: OSError."""
     directory, _, own = path.rpartition("/")
     filesystem.replace_file(path, data, sync=True)
     filesystem.fsync_dir(directory)
@@ -207,7 +224,7 @@ def write_snapshot(filesystem: FileSystem, path: str, data: bytes) -> None:
 
 
 def read_snapshot(filesystem: FileSystem, directory: str, names: list[str]) -> tuple[Producers, int] | None:
-    """The newest good snapshot, and its offset; None where there is none. Raises: OSError."""
+    """Return the newest good snapshot and its offset, None if there is none. Raises: OSError."""
     for name in sorted([name for name in names if name[:20].isdigit() and name[20:] == SUFFIX], reverse=True):
         producers = Producers()
         if producers.decode(filesystem.read_file(f"{directory}/{name}")):

@@ -1,16 +1,15 @@
-"""Finds batches in a log and checks them, one after the other or by offset.
+"""Finds batches of a log by offset, or one after the other, and checks them.
 
-A batch is handed out only when its checksum is right and its offsets are those that belong there. A bad one is passed
-over to the next position that `.index` knows and whose batch is good; what lay between is lost, told once through
-`lost`, and never given to anyone. (Bodies are never searched for something that looks like a batch: a publisher could
-have put it there.)
+A batch is returned only if its checksum is right and its offsets fit its neighbours. After a bad batch, reading
+continues at the next position in `.index` that has a good batch. The offsets between are lost: `lost` reports them
+once. Bodies are never searched for a batch, because a publisher could have put bytes there that look like one.
 
-Bytes come in chunks of 256 KiB, the last of which is kept until `release`; reading on where the last read ended needs
-no look-up. Who wants each batch in an object of its own (`cuts_out`) has it cut out of the chunk; where batches are
-large it is read by itself: its header, which says how much, and then what the checksum covers, which nobody copies.
+Bytes are read in chunks of 256 KiB, and the last chunk is kept until `release`, so that sequential reads need no
+look-up. With `cuts_out` each batch is a `bytes` object of its own, so that a reader can keep it without the chunk. A
+large batch is then read alone: first its header, then the bytes under the checksum, without a copy.
 
-Who must not wait for the disk asks `at_hand` before each `cursor`: what is not in the page cache is fetched by another
-thread (worker.py), in ranges of 4 MiB, and while one is read the next one is fetched.
+A caller that must not wait for the disk calls `at_hand` before `cursor`. If the batch is not in the page cache, the
+read-ahead thread (worker.py) fetches it, and then ranges of 4 MiB, each while the previous one is being read.
 """
 
 from __future__ import annotations
@@ -43,42 +42,49 @@ from amqpd.storage.worker import RANGE_SIZE, ReadAhead, ReadAheadRange
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE: Final[i64] = 256 * 1024
-# A batch of this size costs less read by itself than copied out of a chunk.
+# A batch of this size or more costs less if it is read alone than copied out of a chunk.
 APART_SIZE_MIN: Final[i64] = 16 * 1024
-# How far apart `FileSystem.resident` looks.
+# Distance of the pages that `FileSystem.resident` checks.
 _LOOK_SIZE: Final[i64] = 64 * 1024
 
 
 class LogReader:
-    """Reads one log. `lost`: ranges found unreadable since they were last taken away; `record_count` has to follow.
+    """Reader of one log, at one position.
 
-    ahead: who reads what is not in memory; None: everything is read as it is asked for.
+    Args:
+        ahead: the read-ahead thread; None: reads wait for the disk.
+
+    Attributes:
+        reads_settled: read segments without live messages, too.
+        cuts_out: each batch is an object of its own.
+        lost: unreadable ranges that the caller has not taken yet. It must correct `record_count`.
+        lost_live: number of live offsets in `lost`.
     """
 
     def __init__(self, log: Log, ahead: ReadAhead | None = None) -> None:
         self._log = log
         self._ahead = ahead
-        self._asked: ReadAheadRange | None = None  # asked for
-        self._fetched: OpenFile | None = None  # of the range before it, which ends there
+        self._asked: ReadAheadRange | None = None  # requested
+        self._fetched: OpenFile | None = None  # file of the previous range, and where that range ends
         self._fetched_end: i64 = 0
-        self._waiting: Callable[[], None] | None = None  # to call when the range has arrived
-        self.reads_settled: bool = False  # segments without a live message, too
-        self.cuts_out: bool = False  # each batch is an object of its own, which may be held while the chunk goes
+        self._waiting: Callable[[], None] | None = None  # called when the range has been read
+        self.reads_settled: bool = False
+        self.cuts_out: bool = False
         self._cut_out = b""
-        self._chunk_size: i64 = CHUNK_SIZE  # of the next one; a header's where batches are read by themselves
+        self._chunk_size: i64 = CHUNK_SIZE  # size of the next chunk; that of a header if batches are read alone
         self.lost: list[tuple[int, int]] = []
-        self.lost_live = 0  # how many live offsets these held
+        self.lost_live = 0
         self._segment: Segment | None = None
         self._decoder = RecordDecoder()
         self._chunk = b""
         self._chunk_start: i64 = 0
-        # the batch with this offset, or the first behind it, starts at that position
+        # The batch with this offset, or the first one after it, starts at that position.
         self._next_offset: i64 = -1
         self._next_position: i64 = 0
-        self._expected: i64 = 0  # no batch from there on may start below it
+        self._expected: i64 = 0  # lowest base offset that the next batch may have
 
     def release(self) -> None:
-        """Forgets the bytes it holds, and what was asked for."""
+        """Drop the chunk and the pending read-ahead."""
         self._chunk = b""
         self._segment = None
         self._next_offset = -1
@@ -86,10 +92,12 @@ class LogReader:
         self._drop_asked()
 
     def at_hand(self, offset: i64, arrived: Callable[[], None]) -> bool:
-        """Whether `cursor(offset)` finds its batch without the disk. If not, it is being fetched: `arrived` is called
-        on the loop when it is there.
+        """Return whether `cursor(offset)` finds its batch without the disk. If not, the batch is being fetched.
 
-        Cost: 20 ns from the chunk; once per chunk some 3 us to look into the page cache. Raises: OSError.
+        Args:
+            arrived: called on the loop when the batch has been fetched.
+
+        Cost: 20 ns from the chunk; about 3 us per chunk to look into the page cache. Raises: OSError.
         """
         ahead = self._ahead
         if ahead is None:
@@ -131,15 +139,16 @@ class LogReader:
                 return True
         elif self._batch_resident(file, segment, position, end):
             return True
-        # A chunk first, so that whoever waits has something soon, and who wants one message reads no more. Reading on
-        # begins the ranges of RANGE_SIZE.
+        # A chunk first: it arrives soon, and a caller that wants one message reads no more. Ranges of RANGE_SIZE follow
+        # when the caller continues.
         self._asked = ahead.ask(file, position, end, self._arrived)
         self._waiting = arrived
         return False
 
     def _batch_resident(self, file: OpenFile, segment: Segment, position: i64, end: i64) -> bool:
-        """Whether the batch there, which is to be read by itself, is in the page cache: its header is in the chunk
-        then. For a small one the next chunk, as far as `end`, has to be.
+        """Return whether a batch that is read alone is in the page cache. Its header is in the chunk then.
+
+        For a small batch, the next chunk up to `end` must be in the page cache.
         """
         filesystem = self._log.filesystem
         self._chunk = filesystem.read_resident(file.fd, HEADER_SIZE, position)
@@ -148,13 +157,13 @@ class LogReader:
         if size < APART_SIZE_MIN or position + size > segment.size:
             self._chunk_size = CHUNK_SIZE
             return filesystem.resident(file.fd, end - position, position)
-        # The header's page is there.
+        # The page of the header is in the cache.
         rest: i64 = size - _LOOK_SIZE if size > _LOOK_SIZE else 1
         return filesystem.resident(file.fd, rest, position + size - rest)
 
     def _ask_behind(self, ahead: ReadAhead, segment: Segment) -> None:
-        """The range behind the one that is being read."""
-        # A batch may begin in this range and end in the next, and is then read as one: a chunk stands in both.
+        """Request the range after the one that is being read."""
+        # A batch may begin in this range and end in the next, so the ranges overlap by a chunk.
         position: i64 = self._fetched_end - CHUNK_SIZE
         if self._fetched_end >= segment.size:
             behind = self._behind(segment)
@@ -185,9 +194,10 @@ class LogReader:
         self._waiting = None
 
     def cursor(self, offset: i64) -> BatchCursor | None:
-        """The first good batch with a record at or behind `offset` in a segment with live messages; None at the end.
+        """Return the first good batch with a record at or after `offset` in a segment with live messages, None at the
+        end.
 
-        Raises: OSError when the disk does not answer.
+        Raises: OSError.
         """
         segment = self._segment
         if segment is None or offset != self._next_offset or segment.gone or offset >= segment.end:
@@ -203,7 +213,7 @@ class LogReader:
         return None
 
     def _seek(self, offset: i64) -> Segment | None:
-        """Goes to the batch with `offset`, or before it; None when nothing live is there or behind."""
+        """Go to the batch with `offset`, or to one before it. Return None if no live segment has it or a later one."""
         segments = self._log.segments
         index: i64 = bisect_right(segments, offset, key=_base_of) - 1
         if index < 0:
@@ -217,7 +227,7 @@ class LogReader:
         return segment
 
     def _behind(self, segment: Segment) -> Segment | None:
-        """The next one with live messages, or with any."""
+        """Return the next segment to read."""
         segments = self._log.segments
         index: i64 = bisect_right(segments, segment.base, key=_base_of)
         while index < len(segments) and not self._wants(segments[index]):
@@ -269,7 +279,7 @@ class LogReader:
                 continue
             chunk = self._chunk
             if not self._belongs(header, segment, position, expected):
-                # Right bytes with an offset that cannot be: the CRC does not cover it. This batch alone is lost.
+                # The CRC is right, but does not cover the base offset, which is wrong. Only this batch is lost.
                 position += header.size
                 self._lose_until(segment, position, expected)
                 continue
@@ -291,8 +301,10 @@ class LogReader:
         return None
 
     def _checked(self, segment: Segment, position: i64, header: BatchHeader) -> i64:
-        """Where the batch at `position` stands in the chunk; -1 where its checksum is wrong. Cut out it is besides, or
-        instead where it is read by itself.
+        """Return the position in the chunk of the batch at `position`, -1 if its checksum is wrong.
+
+        With `cuts_out`, `_cut_out` has the bytes of the batch. If the batch is read alone, the chunk has only its
+        header.
         """
         if not self.cuts_out or header.compressed():
             at = self._load(segment, position, header.size)
@@ -311,7 +323,7 @@ class LogReader:
         return at if self._cut_out else -1
 
     def _goes_on(self, at: i64, covered: bytes) -> bool:
-        """Whether `covered` begins as the header in the chunk at `at` goes on: they were read one after the other."""
+        """Return whether `covered` begins with the rest of the header in the chunk at `at`: two reads must agree."""
         chunk = self._chunk
         index: i64 = 0
         while index < HEADER_SIZE - CRC_START:
@@ -321,13 +333,13 @@ class LogReader:
         return True
 
     def _unpacked(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
-        """The cursor of a compressed batch; None where it does not unpack: it is lost, and it alone."""
+        """Return the cursor of a compressed batch. None if it does not decompress: only this batch is lost."""
         try:
             image, image_at, image_header = plain(chunk, at, header)
         except BadRecord as error:
             lost = len(self.lost)
             self._lose(segment, header.base_offset, header.last_offset)
-            if len(self.lost) > lost:  # else it is known
+            if len(self.lost) > lost:  # else it was reported before
                 logger.error("%s.log: the batch of offset %d: %s", segment.prefix, header.base_offset, error)
             return None
         return BatchCursor(image, image_at, image_header, self._decoder)
@@ -337,11 +349,11 @@ class LogReader:
             return False
         if header.base_offset == expected:
             return True
-        behind = self._header(segment, position + header.size)  # a gap is legal, an overlap is not
+        behind = self._header(segment, position + header.size)  # gaps are legal, overlaps are not
         return behind is None or not behind.plausible() or not expected <= behind.base_offset <= header.last_offset
 
     def _lose_until(self, segment: Segment, position: i64, first: i64) -> None:
-        """The offsets from `first` to the batch at `position` are lost, if one starts there."""
+        """Report the offsets from `first` to the batch at `position` as lost, or to the end of the segment."""
         header = self._header(segment, position)
         last: i64 = segment.end - 1
         if header is not None and header.plausible() and first < header.base_offset <= segment.end:
@@ -352,13 +364,16 @@ class LogReader:
         if last < first:
             return
         live = self._log.note_lost(segment, first, last)
-        if live > 0:  # else recovery has noted it before
+        if live > 0:  # else recovery has reported it
             logger.error("%s.log: offsets %d to %d are lost", segment.prefix, first, last)
             self.lost.append((first, last))
             self.lost_live += live
 
     def _pass_over(self, segment: Segment, position: i64, expected: i64) -> i64:
-        """The position of the next good batch behind the bad one at `position`, or the segment's size."""
+        """Return the position of the next good batch after the bad one at `position`, or the size of the segment.
+
+        The batch after it is found by its length, by its length with one bit flipped, or else in the index.
+        """
         last: i64 = segment.end - 1
         bad = self._header(segment, position)
         if bad is not None and bad.size >= HEADER_SIZE and position + bad.size < segment.size:
@@ -409,7 +424,9 @@ class LogReader:
         return BatchHeader(self._chunk, at)
 
     def _load(self, segment: Segment, position: i64, wanted: i64) -> i64:
-        """Where `position` is in the chunk once `wanted` bytes from it are there; -1 when the file has not so many."""
+        """Return where `position` is in the chunk, after reading if necessary; -1 if the file has fewer than `wanted`
+        bytes there.
+        """
         at: i64 = position - self._chunk_start
         if at >= 0 and at + wanted <= len(self._chunk):
             return at
@@ -424,7 +441,7 @@ class LogReader:
 
 
 def _batch_size(data: bytes, at: i64) -> i64:
-    """What the batch at `at` says of its size; -1 when that is not in `data`."""
+    """Return the size in the batch header at `at`, 0 if it is implausible, -1 if it is not in `data`."""
     if at < 0 or at + LENGTH_OVERHEAD > len(data) - 4:
         return -1
     size: i64 = (read_i64_be(data, at + 8) >> 32) + LENGTH_OVERHEAD

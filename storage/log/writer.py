@@ -1,12 +1,10 @@
-"""How batches get into a log: rolled into segments of their size, one `writev` each, cut back to
-whole ones on a full disk.
+"""Writes batches to a log, and marks a clean shutdown.
 
-Of the functions here `append` alone is called from outside, by the log's `Appender` at the end of a turn.
+`append` is called by the log's `Appender` at the end of a turn. It fills segments up to their size, writes each run
+of batches with one `writev`, and on a full disk cuts the file back to whole batches.
 
-A clean stop of a log: what the next start need not find out by itself.
-
-`finish` comes before the last job, `mark_clean` behind it. The mark says what the log looked like; a start that finds
-the files otherwise does not believe it (recovery.py), and the first write of the next life takes it away.
+A clean shutdown calls `finish` before the last job and `mark_clean` after it. The mark describes the log. The next
+start ignores it if the files differ (recovery.py), and the first write removes it.
 """
 
 from __future__ import annotations
@@ -22,17 +20,17 @@ from amqpd.storage.log.log import Log
 from amqpd.storage.log.producer_state import snapshot_path, write_snapshot
 from amqpd.storage.log.segment import Segment
 
-PARTS_MAX = 512  # batches in one writev: two parts each, and IOV_MAX is 1024
+PARTS_MAX = 512  # batches in one writev, with two parts each
 IOV_MAX = 1024
 POSITION_MAX = 1 << 30  # positions are u32 in the index, and Kafka reads them as i32
 
 
 def append(log: Log, batches: list[ClosedBatch]) -> int:
-    """Writes batches to the log. Returns how many got there whole; when not all, `error` says why.
+    """Write batches to the log. Return how many were written as a whole; if not all, `Log.error` has the reason.
 
-    On a full disk (or where no file can be opened just now) the file is cut back to the last whole batch (whole
-    transaction) and the log stays usable; on any other error it is `failed`. The offsets of batches that did not
-    get there are never used again.
+    On a full disk, or without a free descriptor, the file is cut back to the last whole batch (whole transaction) and
+    the log stays usable. On any other error the log is `failed`. Offsets of batches that were not written are never
+    used again.
     """
     log.error = None
     total = len(batches)
@@ -61,7 +59,7 @@ def append(log: Log, batches: list[ClosedBatch]) -> int:
 
 
 def _raise_error(log: Log) -> None:
-    """What `_write_run` has met. Not in `append`, where the error is known to be None, to mypyc too."""
+    """Raise the error of `_write_run`. In `append`, mypyc would infer that `log.error` is None."""
     if log.error is not None:
         raise log.error
 
@@ -82,7 +80,7 @@ def _writable(log: Log, batch: ClosedBatch) -> Segment:
 
 
 def _run_length(log: Log, segment: Segment, batches: list[ClosedBatch], start: int) -> int:
-    """Index behind the last batch that goes into `segment` with the one at `start`."""
+    """Return the index after the last batch that goes into `segment` together with the one at `start`."""
     size = segment.size
     stop = start
     total = min(len(batches), start + PARTS_MAX)
@@ -95,8 +93,8 @@ def _run_length(log: Log, segment: Segment, batches: list[ClosedBatch], start: i
 
 
 def _write_run(log: Log, segment: Segment, batches: list[ClosedBatch], start: int, stop: int) -> int:
-    """One writev (more if it was short, or where large messages come in many parts). Returns the number of whole
-    batches that are in the file.
+    """Write batches with one writev, or more for short writes and large messages. Return the number of whole batches
+    written.
     """
     file = segment.open_log(create=True)
     parts: list[bytes] = []
@@ -140,7 +138,7 @@ def _write_run(log: Log, segment: Segment, batches: list[ClosedBatch], start: in
 
 
 def _fill_gap(log: Log, segment: Segment, offset: int) -> None:
-    """Offsets that were given out and never written count as settled."""
+    """Settle offsets that were assigned but never written."""
     if offset > segment.end:
         first = segment.end
         segment.end = offset
@@ -153,11 +151,11 @@ def _cut_file(log: Log, file: OpenFile, size: int) -> None:
         log.filesystem.truncate(file.fd, size)
     except OSError as error:
         log.error = error
-        log.failed = True  # what stands behind `size` cannot be told from a batch any more
+        log.failed = True  # bytes after `size` could later pass for a batch
 
 
 def _back_to_transaction_start(log: Log, batches: list[ClosedBatch], done: int) -> int:
-    """Takes back the batches of the transaction that the failed one belongs to. Returns the number that stay."""
+    """Remove the written batches of the failed transaction. Return the number of batches that stay."""
     if done >= len(batches) or batches[done].transaction_start < 0:
         return done
     start = batches[done].transaction_start
@@ -179,7 +177,7 @@ def _back_to_transaction_start(log: Log, batches: list[ClosedBatch], done: int) 
 
 
 def finish(log: Log) -> None:
-    """Totals of the active segment, and its indexes, so that the next start need not scan it. Raises nothing."""
+    """Write totals and indexes of the active segment, so that the next start need not scan it. Raises nothing."""
     if not log.begun or log.failed or not log.segments or not log.durable:
         return
     active = log.segments[-1]
@@ -194,8 +192,12 @@ def finish(log: Log) -> None:
 
 
 def mark_clean(log: Log, delivered: int) -> None:
-    """Leaves the clean-shutdown mark. Everything is written and synced. delivered: the highest offset that was, and
-    no more than that. Raises: OSError.
+    """Write the clean-shutdown mark. Everything else is written and synced.
+
+    Args:
+        delivered: the exact highest offset that was delivered.
+
+    Raises: OSError.
     """
     if not log.durable or not log.begun or log.failed or not log.segments:
         return
