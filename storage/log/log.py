@@ -474,15 +474,15 @@ class Log:
             offset = stop + 1
         return added
 
-    def mark_returned(self, offset: int, told: int) -> None:
+    def mark_returned(self, offset: int, tally: int) -> None:
         """Record for the next `flush` that a message was returned.
 
         Args:
-            told: its tally (ack_set.py).
+            tally: its delivery count and due time (ack_set.py).
         """
         segment = self.segment_of(offset)
         if segment is not None and not segment.gone and segment.live > 0:
-            self.note(segment, ack_set.RETURNED, offset, told & ack_set.COUNT_MAX, told >> ack_set.TALLY_BITS)
+            self.note(segment, ack_set.RETURNED, offset, tally & ack_set.COUNT_MAX, tally >> ack_set.TALLY_BITS)
 
     def mark_delivered(self, offset: int, ahead: int) -> None:
         """Record a delivery mark of `offset` + `ahead` for the next `flush`. No offset above the mark is delivered

@@ -1,52 +1,34 @@
-"""Opening a log: what a crash left is made whole before anything is appended.
+"""Recovery: opens a log, and repairs what a crash left before anything is appended.
 
-After a clean stop (its mark agrees with the files) the `.settled` files tell all that must be known: nothing is
-scanned. Otherwise every segment from the recovery point on is read from its start and each batch checked. (Segments
-before it were synced whole, together with their totals; one whose totals are missing or do not fit its size is scanned
-as well.)
+A clean-shutdown mark that agrees with the files means that `.settled` files have all that is needed; nothing is
+scanned. Otherwise all segments from the recovery point on are scanned (scan.py). Earlier segments were synced with
+their totals; one whose totals are missing or do not fit its size is scanned, too.
 
-    bad bytes at the end        the torn tail: cut off. What was not synced was not confirmed
-    bad bytes in the middle     passed over to the batch behind by their own header's length, if a good one that goes
-                                on stands there, else to the next `.index` position with a good batch whose offset
-                                fits; counted, lost
-    what was synced, not there  (scan.py) lost as well
-    a transaction without its   cut off with everything behind it: it was written in one go, so nothing can be behind
-    commit marker at the end    it but pieces of it
-    a hole in a transaction     none of it counts, and `.settled` says so from now on
-    settlements, marks          those at or beyond the end are dropped and the file written anew, since the offsets may
-                                be used again. Cut, files and directory are synced before anything else is written:
-                                before the log is given to anybody, or when a full disk has room again
-    `.index`, `.timeindex`      of scanned segments: built anew
+    bad bytes at the end        the torn tail is cut off: bytes that were not synced were not confirmed
+    bad bytes in the middle     skipped (scan.py), logged and counted as lost
+    missing synced offsets      lost as well
+    transaction at the end      without its commit marker it is cut off, with everything after it: it was written with
+                                one call, so only parts of it can follow
+    hole in a transaction       none of it counts, and `.settled` says so from now on
+    other holes                 settled, so that no reader waits for them. Below the high watermark they are damage and
+                                logged as lost
+    hole after a power cut      if it is above the high watermark and producers have numbered messages after it, the log
+                                ends there. Nothing after it was confirmed, and a producer that sends the missing
+                                messages again would look like one that repeats itself
+    entries beyond the end      of `.settled`: dropped and the file rewritten, because these offsets are used again
+    `.index`, `.timeindex`      of scanned segments: rebuilt
 
-Then a new leader epoch begins (with the first append).
+Cut files, rewritten files and the directory are synced before anything else is written, and before the queue uses the
+log. On a full disk the log can be read and drained before that. The first append begins a new leader epoch.
 
-It has three parts: `Reading` reads and decides, on the loop, in slices (a hundred thousand settlements take 0.1 s); an
-`Opening` writes, in any thread, since that waits for the disk, and finishes on the loop again. Between them nobody else
-touches the log.
+Steps:
 
-What recovery has to write and sync before anything is appended: cut logs, `.settled` files written anew, names.
-
-It is decided on the loop and written by any thread. A crash before it is done leaves what there was, and the next
-recovery comes to the same; so does a full disk, on which the log is read, and drained, without.
-
-Which segments are read batch by batch at recovery, and what is cut off for what is found there.
-
-After a clean stop none is, if its totals fit its size; else all from the recovery point on are. A torn tail is cut, and
-a transaction without its commit marker with everything behind it. Holes count as settled, so that they are never waited
-for; those below the high watermark are damage, and told as lost. One above it, of which nothing was confirmed, ends the
-log, after a power cut, where producers have numbered what is behind it: who sends once more what was in the hole would
-pass for having sent it before.
-
-What recovery knows of one log so far; its steps hand it on.
-
-`recovery.begin` goes through them: what the small files tell (recovery.py), what a scan finds (recovery.py),
-what the medium has lost (scan.py), and in the end what has to be written for it (recovery.py).
-
-What a log's small files tell at recovery: checkpoints, and the `.settled` file of each segment.
-
-First they are read, and say which segments there are and which may be trusted without a scan; once the ends of the
-segments are known, what `.settled` tells is applied to them. What it tells of offsets behind the end is dropped, since
-those may be used again.
+- `RecoveryReader` reads and decides, on the loop, in slices (100,000 acknowledgements take 0.1 s): checkpoints,
+  segments with their `.settled` entries (`load_segments`), scans and cuts (`check_tail`), entries (`apply_entries`),
+  an interrupted replay (`apply_rewind`), missing files (`find_missing`). `RecoveryState` has the results.
+- `RecoveredLog.write` writes `RecoveryWrites` in any thread, because that waits for the disk. A crash before it is
+  done changes nothing: the next recovery makes the same decisions.
+- `RecoveredLog.finish` ends it on the loop. Nothing else touches the log in between.
 """
 
 from __future__ import annotations
@@ -72,18 +54,31 @@ from amqpd.storage.log.scan import Scan, find_missing, set_aside_foreign, untold
 from amqpd.storage.log.segment import Segment, segment_name
 from amqpd.storage.queue_log import LogUnusable
 
-# Of entries, before it may be somebody else's turn: some ms.
+# Entries to process before the loop may do something else: some ms.
 PIECE_COUNT: Final = 2048
 
 
 class RecoveryState:
-    """One log's. clean: the clean-shutdown mark, None when there is none to be trusted. entries: of `.settled`, by base
-    offset of the segment. scanned, rewrite: segments that were read, and whose `.settled` is to be written anew.
-    aborted: (first, last, bytes of bodies) of transactions that are not whole. delivered_mark, returned: the delivery
-    mark and the delivery counts, as told. lost: offset ranges. cut: the directory has to be synced; cut_paths: and
-    these logs. outdated: files that go when the rest is synced. doubtful: base offsets of segments of whose
-    `.settled` something could not be read. snapshot: of the producers, and its offset; snapshot_below: one of what is
-    below the last segment, and where it goes. power_cut: this log has not been opened since the machine went.
+    """Results of the recovery steps of one log.
+
+    Attributes:
+        power_cut: this log was not opened since the machine lost power.
+        strict: damage in the middle is an error, and all segments are scanned.
+        clean: the clean-shutdown mark, None without a valid one.
+        last_boot: the boot id in the latest `.settled` entries.
+        scanned: segments that were scanned.
+        aborted: (first, last, size of bodies) of incomplete transactions.
+        delivered_mark: the delivery mark in the entries.
+        returned: offset -> tally in the entries.
+        lost: offset ranges.
+        rewrite: segments whose `.settled` must be rewritten.
+        cut: the directory must be synced.
+        cut_paths: cut log files, which must be synced.
+        outdated: files to remove after that.
+        entries: base offset of a segment -> its `.settled` entries.
+        doubtful: base offsets of segments with unreadable `.settled` entries.
+        snapshot: the producers and the offset of their snapshot.
+        snapshot_below: path and content of a snapshot of the state below the last segment.
     """
 
     def __init__(self, log: Log, strict: bool, clock: Clock, power_cut: bool) -> None:
@@ -116,9 +111,16 @@ logger = logging.getLogger(__name__)
 
 
 class RecoveryWrites:
-    """What recovery has to write and sync: paths of logs to sync, `.settled` files to write anew, the directory, what
-    goes then, the recovery point, before that the snapshot of what producers have numbered below it. Made on the loop;
-    `write` may be called in any thread.
+    """Writes and syncs that recovery needs. Made on the loop; `write` may run in any thread.
+
+    Attributes:
+        syncs: paths of logs to sync.
+        segments: segments with a rewritten `.settled` file.
+        settled: (path, content) of these files.
+        names: the directory must be synced.
+        unlinks: files to remove after that.
+        point: the recovery point, empty if it stays.
+        snapshot: producers below it, written before it.
     """
 
     def __init__(self, directory: str) -> None:
@@ -133,11 +135,11 @@ class RecoveryWrites:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of it waits for the disk."""
+        """Return whether nothing waits for the disk."""
         return not (self.syncs or self.settled or self.names)
 
     def write(self, filesystem: FileSystem) -> None:
-        """Raises: OSError. What was done before it stands, and is done again by the next try."""
+        """Write everything. A failed call can be repeated from the start. Raises: OSError."""
         for path in self.syncs:
             filesystem.fsync_file(path)
         for path, data in self.settled:
@@ -151,18 +153,19 @@ class RecoveryWrites:
                 write_snapshot(filesystem, self.snapshot[0], self.snapshot[1])
             try:
                 filesystem.replace_file(f"{self.directory}/{checkpoint.RECOVERY_POINT}", self.point, sync=False)
-            except OSError as error:  # the next start then checks the same again
+            except OSError as error:  # the next start then scans the same segments again
                 logger.warning("recovery point of %s: %s", self.directory, error)
 
     def written(self) -> None:
-        """On the loop, when `write` has returned."""
+        """Update the segments after `write`, on the loop."""
         for index, segment in enumerate(self.segments):
             segment.settled_size = len(self.settled[index][1])
 
 
 def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, None, None]:
-    """What recovery changed, as it has to be written and synced before anything is appended: None after each piece,
-    then all of it. Where the disk is full that may be later, and some segments may have gone meanwhile.
+    """Yield None after each piece of work, and at last the writes that recovery needs.
+
+    On a full disk this is repeated later; some segments may be gone by then.
     """
     log = state.log
     rest = RecoveryWrites(log.directory)
@@ -175,7 +178,7 @@ def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, Non
             if path not in rest.syncs:
                 rest.syncs.append(path)
             if segment not in state.rewrite:
-                state.rewrite.append(segment)  # for its totals
+                state.rewrite.append(segment)  # to write its totals
     boot = state.last_boot if state.last_boot is not None else (0, 0)
     returned: dict[int, dict[int, int]] = {segment.base: {} for segment in state.rewrite}
     if returned:
@@ -201,7 +204,7 @@ def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, Non
 
 
 def make_whole(state: RecoveryState) -> None:
-    """Writes it now. Raises: OSError."""
+    """Write what recovery needs now. Raises: OSError."""
     for rest in rest_in_pieces(state):
         if rest is not None:
             rest.write(state.filesystem)
@@ -209,7 +212,7 @@ def make_whole(state: RecoveryState) -> None:
 
 
 def after_recovery(log: Log, *, clean: bool) -> None:
-    """What a kill left in the page cache counts from now on, so the next job syncs it."""
+    """Let the next job sync everything that a killed process left in the page cache only."""
     if True in [segment.sealed and segment.live == 0 for segment in log.segments]:
         log.removals.wanted = True
     if clean:
@@ -220,7 +223,7 @@ def after_recovery(log: Log, *, clean: bool) -> None:
     safe = log.filesystem.safe_directories
     log.unsynced.directories += [parent for parent in log.chain[:-1] if parent not in safe]
     log.unsynced.directories += log.chain[-2:]
-    # What was settled in an earlier life may be in the page cache only; drained segments go with the next job.
+    # Entries of an earlier process may only be in the page cache; the next job removes segments because of them.
     log.unsynced.paths += [
         f"{segment.prefix}.settled"
         for segment in log.segments
@@ -235,13 +238,13 @@ def after_recovery(log: Log, *, clean: bool) -> None:
 
 
 Place: TypeAlias = tuple[int, int, int, int]
-"""An offset, its position, the body bytes before it, the base of its segment."""
+"""Offset, its position, size of the bodies before it, base of its segment."""
 
 
 def check_tail(state: RecoveryState) -> Generator[None, None, None]:
-    """Scans what cannot be trusted, cuts what is torn, and finds where the log ends, in pieces.
+    """Scan the segments that cannot be trusted, cut torn tails, and find the end of the log, in pieces.
 
-    Cost: 0.3 ms a MiB that is scanned. Raises: OSError.
+    Cost: 0.3 ms per scanned MiB. Raises: OSError.
     """
     log = state.log
     points = checkpoint.read_lines(state.filesystem, f"{log.directory}/{checkpoint.RECOVERY_POINT}", 1)
@@ -251,14 +254,14 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
     before: Scan | None = None
     hole: Place | None = None
     numbered_behind = False
-    # Below it all was synced once: what is missing there has been lost otherwise, or may be.
+    # Everything below was synced once, so a hole there has other causes than a power cut.
     floor = max(log.watermark.offset, state.snapshot[1] if state.snapshot is not None else 0)
     producers = Producers()
     for number, segment in enumerate(segments):
         next_base = segments[number + 1].base if number + 1 < len(segments) else -1
         trusted = not state.strict and (state.clean is not None or (segment.base < point and segment.sealed))
         trusted = trusted and not state.snapshot_damaged
-        trusted = trusted and segment.base not in state.doubtful  # holes that the cleaner left may not be known
+        trusted = trusted and segment.base not in state.doubtful  # gaps from compaction may be unknown
         if segment.gone or (trusted and _trust_totals(state, segment, next_base)):
             found = _hole_in_unread(state, segment, next_base, floor)
             hole = hole or found
@@ -295,7 +298,7 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
 
 
 def _know_producers(state: RecoveryState, scanned: Producers) -> None:
-    """Who has numbered what is in the log: as the snapshot tells it, then as the scan has found it."""
+    """Combine the producers of the snapshot and of the scan."""
     log = state.log
     known, start = state.snapshot if state.snapshot is not None else (Producers(), 0)
     below = Producers()
@@ -315,7 +318,7 @@ def _know_producers(state: RecoveryState, scanned: Producers) -> None:
 def _trust_totals(state: RecoveryState, segment: Segment, next_base: int) -> bool:
     for kind, end, size, body_bytes in reversed(state.entries[segment.base]):
         if 0 <= next_base < end:
-            continue  # of what the cleaner was about to make of several
+            continue  # from a compaction of several segments that was not completed
         if kind == ack_set.TOTALS and size == segment.size and end >= segment.base:
             segment.end = end
             segment.body_bytes = body_bytes
@@ -326,19 +329,21 @@ def _trust_totals(state: RecoveryState, segment: Segment, next_base: int) -> boo
 
 
 def _hole_in_unread(state: RecoveryState, segment: Segment, next_base: int, floor: int) -> Place | None:
-    """Of a segment that is not scanned: its log is gone, or what its totals tell is trusted."""
+    """Return the first hole in or after a segment that is not scanned: a removed or a trusted one."""
     if segment.gone:
         segment.end = _totals_end(state, segment)
         segment.settled.add(segment.base, segment.end - 1)
         untold = untold_ranges(state.entries[segment.base], segment.base, min(segment.end, next_base))
         if untold and untold[0][0] >= floor:
-            return (next_base, 0, 0, next_base)  # a power cut took its name
+            return (next_base, 0, 0, next_base)  # a power cut removed its name
     return _vanished(state, segment.end, next_base, floor)
 
 
 def _look_behind(state: RecoveryState, segment: Segment, next_base: int, scan: Scan) -> None:
-    """A segment without bad bytes ends before the next one begins: it is shorter than it was, or another one stood
-    between; or nothing is wrong, as it was sealed with a gap at its end, or cleaned.
+    """Look for a hole between a segment without bad bytes and the next one.
+
+    There is none if the segment was sealed with a gap at its end, or compacted. Otherwise it is shorter than it was,
+    or a segment between them is missing.
     """
     entries = state.entries[segment.base]
     ends = [end for kind, end, size, _ in entries if kind == ack_set.TOTALS and size == segment.size]
@@ -349,8 +354,8 @@ def _look_behind(state: RecoveryState, segment: Segment, next_base: int, scan: S
 
 
 def _vanished(state: RecoveryState, end: int, next_base: int, floor: int) -> Place | None:
-    """A segment between a sealed one and the next whose names a power cut took, log and all. One that was removed has a
-    snapshot of what its producers had numbered.
+    """Return the hole of a segment whose file names a power cut removed, between a sealed one and the next. None if
+    the segment was removed on purpose: a snapshot has its producers then.
     """
     return (next_base, 0, 0, next_base) if state.snapshot is not None and floor <= end < next_base else None
 
@@ -366,15 +371,17 @@ def _totals_end(state: RecoveryState, segment: Segment) -> int:
 
 
 def _forget(segment: Segment, part: tuple[int, int, int]) -> None:
-    """Offsets (first, last, bytes of bodies) that do not count after a restart."""
+    """Settle offsets (first, last, size of bodies) that do not count after a restart."""
     if segment.settled.add(part[0], part[1]):
         segment.settled_body_bytes += part[2]
         segment.transient_gone.append(part)
 
 
 def _tell(state: RecoveryState, segment: Segment, first: int, last: int) -> None:
-    """`.settled` has to tell of these offsets before anything is appended: once the high watermark is behind them, a
-    start would take a hole for damage, and the pieces of a transaction for all that damage has left of it.
+    """Rewrite `.settled` if its entries do not mention these offsets.
+
+    Once the high watermark is above them, another start would take a hole for damage, and parts of a transaction for
+    the remains of a damaged one.
     """
     if untold_ranges(state.entries[segment.base], first, last + 1):
         segment.settled_size = -1
@@ -392,7 +399,7 @@ def _settle_scan(state: RecoveryState, segment: Segment, scan: Scan) -> None:
             segment.gaps.append((first, last))
             _tell(state, segment, first, last)
             continue
-        # What `.settled` tells of was done with, or told as a gap or as lost by the start before.
+        # Offsets that `.settled` mentions were settled, or recorded as a gap or as lost by the previous start.
         for lost in untold_ranges(state.entries[segment.base], first, last + 1):
             logger.error("%s.log is damaged: offsets %d to %d are lost", segment.prefix, lost[0], lost[1])
             state.lost.append(lost)
@@ -401,7 +408,11 @@ def _settle_scan(state: RecoveryState, segment: Segment, scan: Scan) -> None:
 
 
 def _cut_tail(state: RecoveryState, transaction: Place | None, hole: Place | None) -> None:
-    """hole: with what producers have numbered behind it."""
+    """Cut the log at an incomplete transaction or at a hole.
+
+    Args:
+        hole: the first hole with numbered messages after it.
+    """
     if hole is not None and state.power_cut and (transaction is None or hole[0] < transaction[0]):
         logger.warning(
             "%s: a power cut has left a hole before offset %d, and the log ends there: behind it is what producers "
@@ -415,7 +426,7 @@ def _cut_tail(state: RecoveryState, transaction: Place | None, hole: Place | Non
 
 
 def _cut_behind(state: RecoveryState, place: Place) -> None:
-    """What stands there goes, and all behind it."""
+    """Cut the log at `place`."""
     offset, position, body_bytes, base = place
     log = state.log
     for segment in log.segments:
@@ -440,7 +451,7 @@ def _cut_log(state: RecoveryState, segment: Segment, size: int) -> None:
 
 
 def read_checkpoints(state: RecoveryState, names: list[str]) -> None:
-    """The checkpoints of the directory. Raises: UnknownFormat when a newer version wrote the clean mark."""
+    """Read the checkpoint files. Raises: UnknownFormat if a newer version wrote the clean-shutdown mark."""
     log = state.log
     directory = log.directory
     log.epochs = checkpoint.read_lines(state.filesystem, f"{directory}/{checkpoint.LEADER_EPOCH}", 2)
@@ -450,9 +461,12 @@ def read_checkpoints(state: RecoveryState, names: list[str]) -> None:
 
 
 def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, None, None]:
-    """The segments there are, with what their `.settled` files tell, in pieces. names: of the files in the directory.
+    """Create the segments and read their `.settled` files, in pieces.
 
-    Cost: 0.3 us an entry. Raises: OSError; UnknownFormat.
+    Args:
+        names: of the files in the directory.
+
+    Cost: 0.3 us per entry. Raises: OSError; UnknownFormat.
     """
     log = state.log
     filesystem = state.filesystem
@@ -460,8 +474,8 @@ def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, Non
     present = {int(name[:20]) for name in names if name.endswith(".log") and _is_segment_file(name)}
     for base in bases[:]:
         if base not in present and base > max(present, default=-1):
-            # The log of the last segment is never removed before another is there: this one's name did not get to the
-            # medium, so nothing in it was confirmed, and its settlements must not meet the next messages.
+            # The last segment is never removed before there is another one. So the name of this log was not synced,
+            # none of its messages was confirmed, and its entries must not apply to the next messages.
             for suffix in (".settled", ".settled.swap"):
                 filesystem.unlink(f"{log.directory}/{segment_name(base)}{suffix}")
             state.cut = True
@@ -522,19 +536,19 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
     if bad:
         logger.warning("%s.settled: %d bad entries, what they settled may be delivered again", segment.prefix, bad)
     if swap or bad:
-        segment.settled_size = -1  # to be written anew
+        segment.settled_size = -1  # rewrite it
     return entries, bad
 
 
 def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
-    """Applies what the `.settled` files tell, now that it is known where each segment ends, in pieces."""
+    """Apply the `.settled` entries, in pieces. The end of each segment is known now."""
     log = state.log
     boot: tuple[int, int] | None = None
     count: i64 = 0
     for segment in log.segments:
         end = segment.end
         scanned = segment in state.scanned
-        segment.transient_gone.sort()  # what a scan has found, which is settled already
+        segment.transient_gone.sort()  # found by a scan, settled already
         transient = _transient(segment, state.entries[segment.base])
         told = AckSet(segment.base)
         for kind, a, b, c in state.entries[segment.base]:
@@ -575,7 +589,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
             state.rewrite.append(segment)
     state.last_boot = boot
     state.delivered_mark = min(state.delivered_mark, log.end - 1)
-    if state.clean is not None:  # the files may tell of more than was delivered: they run ahead
+    if state.clean is not None:  # the entries may run ahead; the mark is exact
         state.delivered_mark = min(state.delivered_mark, state.clean[3])
     for offset in list(state.returned):
         count += 1
@@ -587,7 +601,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
 
 
 def _transient(segment: Segment, entries: list[Entry]) -> AckSet:
-    """What the entries tell as transient."""
+    """Return the transient offsets in the entries."""
     found = AckSet(segment.base)
     for kind, a, b, _ in entries:
         if kind == ack_set.TRANSIENT:
@@ -596,17 +610,22 @@ def _transient(segment: Segment, entries: list[Entry]) -> AckSet:
 
 
 def _apply_bytes(segment: Segment, size: int, transient: int, scanned: bool) -> None:
-    """Bodies of `size` bytes are settled, `transient` of them of transient messages in ranges that nothing tells."""
+    """Count settled bodies that the entries do not assign to ranges.
+
+    Args:
+        size: of all of them.
+        transient: size of the transient ones.
+    """
     segment.settled_body_bytes += size
     if not scanned:
         segment.settled_transient_bytes += transient
-    elif transient > 0:  # the scan has counted them, too: the file is written anew without them
+    elif transient > 0:  # the scan has counted them too; rewrite the file without
         segment.settled_body_bytes -= transient
         segment.settled_size = -1
 
 
 def apply_rewind(state: RecoveryState) -> None:
-    """A rewind that a crash came into (storage/acks/replay.py) is done: what its file says is live again."""
+    """Complete an interrupted replay (storage/acks/replay.py): the messages in its file are live again."""
     log = state.log
     path = f"{log.directory}/{replay_file.NAME}"
     if not state.filesystem.exists(path):
@@ -637,7 +656,9 @@ def apply_rewind(state: RecoveryState) -> None:
 
 
 def delivered_up_to(state: RecoveryState) -> int:
-    """The delivery mark as the file tells it that has to; others, of older segments, go before it does."""
+    """Return the delivery mark in the `.settled` file that must have it. Other files, of older segments, are removed
+    earlier.
+    """
     segment = state.log.delivered_mark_segment(state.delivered_mark)
     if segment is None or segment in state.rewrite:
         return state.delivered_mark
@@ -649,15 +670,19 @@ class DamagedLog(LogUnusable):
 
 
 class RecoveredLog:
-    """A log that has been read and waits to be made whole, then used. Made by a `Reading`."""
+    """A log that was read. It must be written (`write`) and finished before its use.
+
+    Attributes:
+        waiting: called on the loop when a thread has written it.
+    """
 
     def __init__(
         self, store: LocalLog, state: RecoveryState | None, boot: tuple[int, int], power_cut: bool, rest: RecoveryWrites
     ) -> None:
         self.store = store
-        self.waiting: list[Callable[[], None]] = []  # called on the loop when a thread has written it
-        self.told = False  # they have been called
-        self._state = state  # None: there is no log yet
+        self.waiting: list[Callable[[], None]] = []
+        self.told = False  # `waiting` was called
+        self._state = state  # None: the log is new
         self._boot = boot
         self._power_cut = power_cut
         self._rest = rest
@@ -667,22 +692,22 @@ class RecoveredLog:
 
     @property
     def waits(self) -> bool:
-        """Whether `write` waits for the disk."""
+        """Return whether `write` waits for the disk."""
         return not self._rest.empty
 
     def write(self) -> None:
-        """Writes what recovery has found, once, whoever calls it first; returns when it is done. Raises nothing."""
+        """Write what recovery needs. Several threads may call it; all return when it is done. Raises nothing."""
         with self._writing:
             if self._over:
                 return
             self._over = True
             try:
                 self._rest.write(self.store.log.filesystem)
-            except OSError as error:  # `finish` raises it
+            except OSError as error:  # for `finish`
                 self._error = error
 
     def drop(self) -> bool:
-        """The queue is deleted: nothing is written any more. False: it is being written just now."""
+        """Prevent the write, because the queue is deleted. Return False if a thread is writing just now."""
         if not self._writing.acquire(blocking=False):
             return False
         self._over = True
@@ -690,7 +715,10 @@ class RecoveredLog:
         return True
 
     def finish(self) -> None:
-        """On the loop, behind `write`: the store may be used. Raises: OSError; it may be tried again from the start."""
+        """Make the log usable, on the loop, after `write`.
+
+        Raises: OSError; then recovery may be tried again from the start.
+        """
         store = self.store
         log = store.log
         state = self._state
@@ -724,26 +752,33 @@ class RecoveredLog:
                 extra={"queue": store.name},
             )
         if self._power_cut or (state.clean is None and state.last_boot != self._boot):
-            seen_end = log.end  # the power cut may have taken the mark: whatever is here may have been delivered
+            seen_end = log.end  # the mark may be lost: every message may have been delivered
         store.torn_bytes = state.torn_bytes
         store.recovered(delivered_up_to(state), seen_end, state.returned, state.lost)
 
 
 class RecoveryReader:
-    """Reads a log from its directory. A missing directory is an empty log. Whoever gives it up ends it (`end`).
+    """Reads a log from its directory in slices. A missing directory is an empty log. A caller that gives up calls
+    `end`.
 
-    power_cut: the whole process before this one ended with the machine, so clean marks are not to be trusted with what
-    was delivered. strict: bad bytes in the middle of a log are an error, and every segment is read to find them.
+    Args:
+        power_cut: the last process ended with the machine, so clean-shutdown marks do not prove what was delivered.
+        strict: bad bytes in the middle of a log are an error, and all segments are scanned.
+
+    Attributes:
+        waiting: called on the loop when the log can be used, or after an error.
     """
 
     def __init__(self, store: LocalLog, boot: tuple[int, int], clock: Clock, *, power_cut: bool, strict: bool) -> None:
-        self.waiting: list[Callable[[], None]] = []  # called on the loop when the log may be opened, or not
+        self.waiting: list[Callable[[], None]] = []
         self._clock = clock
         self._steps = _steps(store, boot, clock, power_cut, strict)
 
     def go_on(self, slice_s: float) -> RecoveredLog | None:
-        """Goes on for so long; None: it is not done. Raises: OSError; UnknownFormat when a newer version wrote it;
-        DamagedLog (strict only). A new one may be made then.
+        """Continue for `slice_s` seconds. Return None if there is more to do.
+
+        Raises: OSError; UnknownFormat if a newer version wrote the log; DamagedLog (only if strict). A new reader may
+        try again.
         """
         end_s = self._clock.monotonic() + slice_s
         while True:
@@ -754,21 +789,21 @@ class RecoveryReader:
                 return None
 
     def all(self) -> RecoveredLog:
-        """The rest of it, at once. Raises: likewise."""
+        """Do the rest at once. Raises: as `go_on`."""
         while True:
             opening = next(self._steps)
             if opening is not None:
                 return opening
 
     def end(self) -> None:
-        """It is not wanted any more."""
+        """Give up."""
         self._steps.close()
 
 
 def _steps(
     store: LocalLog, boot: tuple[int, int], clock: Clock, power_cut: bool, strict: bool
 ) -> Generator[RecoveredLog | None, None, None]:
-    """None after each piece, and at the end what was read."""
+    """Yield None after each piece of work, and the log at the end."""
     log = store.log
     log.reset()
     state = RecoveryState(log, strict, clock, power_cut)
@@ -799,7 +834,8 @@ def _steps(
         if segment is not None and segment not in state.rewrite:
             state.rewrite.append(segment)
     for segment in log.segments:
-        # A log whose name a power cut took, and that was never confirmed. Told now: later it would look like damage.
+        # A power cut removed the name of this log; nothing in it was confirmed. Record its offsets now: later they
+        # would look like damage.
         if segment.gone and segment not in state.rewrite and untold(state.entries[segment.base], segment):
             state.rewrite.append(segment)
     if strict and state.lost:
@@ -813,7 +849,7 @@ def _steps(
         if segment in log.segments:
             try:
                 segment.rewrite_index()
-            except OSError as error:  # can be made again
+            except OSError as error:  # it can be rebuilt
                 logger.warning("%s.index: %s", segment.prefix, error)
     for rest in rest_in_pieces(state):
         yield None if rest is None else RecoveredLog(store, state, boot, power_cut, rest)

@@ -1,18 +1,20 @@
-"""Checks every batch of one segment, and says what there is and what is wrong.
+"""Checks all batches of a segment, and finds missing and foreign files.
 
-Three things can be wrong with bytes where a batch should be. Their checksum is right but the offset does not fit its
-neighbours (the CRC does not cover it): that one batch is passed over. They are no batch: reading goes on at the next
-position that `.index` knows and that has a good batch whose offset fits; bodies are never searched. Neither finds
-anything good behind: the tail is torn, and ends where the last good batch ends.
+`Scan` finds three kinds of bad bytes where a batch should be:
 
-What a medium can do to a log besides bad bytes inside a file: files that are missing, cut short, or not of this log.
+- The checksum is right, but the offset does not fit the neighbours (the CRC does not cover it): this batch is
+  skipped.
+- The bytes are no batch: the scan continues at the next position in `.index` with a good batch whose offset fits.
+  Bodies are never searched for batches.
+- No good batch follows: the tail is torn, and the log ends after the last good batch.
 
-A crash leaves gaps too, so the high watermark is the judge: below it everything was synced once, and what is not there
-any more has been lost. Above it nothing was ever confirmed.
+`find_missing` finds offsets that were synced and are not there, because a file is missing or shorter. A crash leaves
+gaps too, so the high watermark decides: everything below it was synced once, so a gap there is a loss. Nothing above
+it was confirmed.
 
-A file of the right name whose batches belong to other offsets is no segment of this log (a copy, somebody's backup). It
-is moved out of the way as `.foreign`, never deleted, and never read. One odd batch does not make a file foreign: the
-checksum does not cover base offsets, so a single bad one is that batch's damage.
+`set_aside_foreign` finds `.log` files whose batches have other offsets than the file name says, for instance a copy
+from a backup. It renames them to `.foreign`; they are neither read nor deleted. A single wrong base offset does not
+make a file foreign, because the checksum does not cover it.
 """
 
 from __future__ import annotations
@@ -45,22 +47,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCAN_CHUNK_SIZE: Final[i64] = 1 << 20
-# What is read before it may be somebody else's turn.
+# Bytes to read before the loop may do something else.
 PIECE_BYTES: Final[i64] = 1 << 20
 
 
 class Scan:
-    """What scanning found; `run` sets the segment's size, end, body bytes and indexes besides.
+    """Scan of one segment. `run` also sets size, end, body bytes and indexes of the segment.
 
-    next_base: where the next segment starts, -1 for none. lost: offset ranges behind which good batches follow.
-    producers: gets who has numbered what is there. hole: (first offset, position, body bytes before, base of the
-    segment) of the first hole from `floor` on, here or in a segment before; numbered_behind: and behind it there is
-    something that a producer has numbered.
-    transient: (first, last, bytes of bodies) of messages that do not count after a restart. aborted: likewise, pieces
-    of transactions that are not whole, also in segments before this one. gaps: offsets that never were a message.
-    high_watermark: of the log. before: the scan of the segment before, whose last transaction may go on here.
-    open_transaction: (first offset, position, body bytes before, base of the segment) of a transaction that has no
-    commit marker.
+    Args:
+        next_base: where the next segment starts, -1 for none.
+        before: the scan of the previous segment, whose last transaction may continue here.
+        producers: gets the producers found here.
+
+    Attributes:
+        lost: offset ranges that are missing, with good batches after them.
+        gaps: offsets that never had a message.
+        transient: (first, last, size of bodies) of messages that do not count after a restart.
+        aborted: the same for parts of incomplete transactions, also in earlier segments.
+        hole: (first offset, position, body bytes before it, base of its segment) of the first hole at `floor` or
+            above, here or in an earlier segment.
+        floor: everything below this offset was synced once.
+        numbered_behind: a producer has numbered messages after the hole.
+        open_transaction: (first offset, position, body bytes before it, base of its segment) of a transaction without
+            a commit marker.
+        epoch: the highest leader epoch.
+        torn_bytes: size of the torn tail.
     """
 
     def __init__(
@@ -102,8 +113,9 @@ class Scan:
         self._chunk_start: i64 = 0
 
     def run(self) -> Generator[None, None, None]:
-        """Reads the whole log file, a MiB at a time. Cost: 0.3 ms a MiB from the page cache, some 1 ms a MiB unpacked
-        where it is compressed. Raises: OSError.
+        """Read the whole log file and yield after each MiB.
+
+        Cost: 0.3 ms per MiB from the page cache, about 1 ms per decompressed MiB. Raises: OSError.
         """
         segment = self._segment
         segment.size = 0
@@ -120,12 +132,12 @@ class Scan:
         if end < self._file_size:
             self.torn_bytes = self._file_size - end
             segment.size = end
-            if segment.end < self._next_base:  # not the last segment: what is missing here does not end the log
+            if segment.end < self._next_base:  # not the last segment, so the log does not end here
                 self._lose(segment.end, self._next_base - 1, end)
                 segment.end = self._next_base
 
     def _batches(self) -> Generator[None, None, int]:
-        """Goes over the batches; returns where the last good one ends."""
+        """Check the batches and return the end of the last good one."""
         segment = self._segment
         position: i64 = 0
         expected: i64 = segment.base
@@ -164,7 +176,7 @@ class Scan:
                 else:
                     self.gaps.append(missing)
             self.gaps += holes
-            if good_end < position:  # bad bytes in between stay where they are; readers need to get past them
+            if good_end < position:  # bad bytes stay in the file; the index leads past them
                 segment.size = position
                 segment.index_next()
             self._note(header, position, bodies, good_end)
@@ -174,12 +186,12 @@ class Scan:
         return good_end
 
     def _lose(self, first: int, last: int, position: int) -> None:
-        """These offsets are not there, and good batches follow. position: where the last good one before them ends."""
+        """Record missing offsets before a good batch. `position` is the end of the last good batch before them."""
         self.lost.append((first, last))
         self.note_hole(first, position)
 
     def note_hole(self, offset: int, position: int) -> None:
-        """From this offset on something is missing behind `position`."""
+        """Record that offsets from `offset` on are missing after `position`."""
         if self.hole is None and offset >= self.floor:
             self.hole = (offset, position, self._segment.body_bytes, self._segment.base)
 
@@ -198,9 +210,9 @@ class Scan:
             self._end_transaction()
             self.gaps.append((header.base_offset, header.last_offset))
         elif in_transaction:
-            if self.open_transaction is None:  # its number is the offset of its first message
+            if self.open_transaction is None:  # its producer id is the offset of its first message
                 self._intact = header.base_offset == header.producer_id
-                start = position if self._intact else good_end  # its first batches are among the bad bytes
+                start = position if self._intact else good_end  # else its first batches are in the bad bytes
                 self.open_transaction = (header.producer_id, start, segment.body_bytes, segment.base)
             self._transaction_parts.append((header.base_offset, header.last_offset, bodies))
             self._transaction_end = header.last_offset + 1
@@ -218,9 +230,10 @@ class Scan:
         self.epoch = max(self.epoch, header.epoch)
 
     def _end_transaction(self) -> None:
-        """One has ended, with a marker or without: unless it is whole, or was synced as such once, none of it counts.
+        """Process the end of a transaction, with or without a marker. Unless it is whole, none of it counts.
 
-        (What was confirmed and has been damaged since loses the damaged batch alone, as anything else.)
+        An incomplete transaction below the high watermark was confirmed and damaged later: only the damaged batch is
+        lost.
         """
         if self.open_transaction is not None and not self._intact and self.open_transaction[0] >= self._high_watermark:
             self.aborted += self._transaction_parts
@@ -228,7 +241,9 @@ class Scan:
         self._transaction_parts = []
 
     def _whole_batch(self, position: i64) -> BatchHeader | None:
-        """The header of the batch at `position`, which is whole and in the chunk, and has the right checksum."""
+        """Return the header at `position` if the whole batch is there with the right checksum. It is then in the
+        chunk.
+        """
         header = self._header(position)
         if header is None or not header.plausible() or position + header.size > self._file_size:
             return None
@@ -244,8 +259,8 @@ class Scan:
             return False
         if header.base_offset == expected:
             return True
-        # A gap is legal, but if the batch behind this one starts before this one ends, it is this one that is wrong.
-        # (Only the header is looked at: a file that holds both is damaged in one of them in any case.)
+        # A gap is legal. But if the next batch starts before this one ends, this one is wrong. The header of the next
+        # batch suffices: one of the two batches is damaged in any case.
         chunk, start = self._chunk, self._chunk_start
         behind = self._header(position + header.size)
         wrong = behind is not None and behind.plausible() and expected <= behind.base_offset <= header.last_offset
@@ -257,7 +272,9 @@ class Scan:
         return BatchHeader(self._chunk, at) if at >= 0 else None
 
     def _load(self, position: i64, wanted: i64) -> i64:
-        """Where `position` is in the chunk once `wanted` bytes from it are there; -1 if the file has not so many."""
+        """Return where `position` is in the chunk, after reading if necessary; -1 if the file has fewer than `wanted`
+        bytes there.
+        """
         at: i64 = position - self._chunk_start
         if at >= 0 and at + wanted <= len(self._chunk):
             return at
@@ -271,8 +288,10 @@ class Scan:
         return 0 if len(self._chunk) >= wanted else -1
 
     def _next_good(self, position: i64, expected: i64) -> int:
-        """Where the next good batch is: behind this one as its header says, if that one goes on, or else at a position
-        that the index knows. -1: there is none, the tail is torn.
+        """Return the position of the next good batch, -1 if there is none and the tail is torn.
+
+        It is after this batch by its length, if that batch continues it; by its length with one bit flipped; or in
+        the index.
         """
         bad = self._header(position)
         if bad is not None and bad.size >= HEADER_SIZE:
@@ -311,9 +330,9 @@ Entries = dict[int, list[Entry]]
 
 
 def set_aside_foreign(filesystem: FileSystem, directory: str, names: list[str]) -> list[str]:
-    """Renames `.log` files that are not of this log; the names that stay. Raises: OSError.
+    """Rename `.log` files of other logs. Return the remaining names.
 
-    Cost: two small reads a segment.
+    Cost: two small reads per segment. Raises: OSError.
     """
     logs = sorted(name for name in names if name[:20].isdigit() and name[20:] == ".log")
     stay = list(names)
@@ -327,7 +346,7 @@ def set_aside_foreign(filesystem: FileSystem, directory: str, names: list[str]) 
 
 
 def _foreign(filesystem: FileSystem, path: str, base: int, following: int) -> bool:
-    """Whether the first batch lies outside of base..following, and no second one says that it is only a bad number."""
+    """Return whether the first batch is outside of base..following, and the second one does not contradict that."""
     first: BatchHeader | None = None
     fd = filesystem.open(path, READ)
     try:
@@ -350,9 +369,14 @@ def _foreign(filesystem: FileSystem, path: str, base: int, following: int) -> bo
 
 
 def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment | None, int, int]]:
-    """(segment or None, first, last) of what was synced once and is not there. The log's end moves behind it.
+    """Return (segment or None, first, last) of offsets that were synced and are not there. Move the end of the log
+    after them.
 
-    After segments were checked and `.settled` entries applied. entries: of `.settled`, by base offset.
+    Called after the segments were checked and the entries were applied.
+
+    Args:
+        entries: `.settled` entries by base offset.
+        clean: there is a valid clean-shutdown mark.
     """
     found: list[tuple[Segment | None, int, int]] = []
     high_watermark = log.watermark.offset
@@ -387,12 +411,12 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
 
 
 def untold(entries: list[Entry], segment: Segment) -> bool:
-    """Whether the `.settled` entries of a segment that is gone leave out some of its offsets."""
+    """Return whether the `.settled` entries of a removed segment leave out some of its offsets."""
     return bool(untold_ranges(entries, segment.base, segment.end))
 
 
 def untold_ranges(entries: list[Entry], start: int, end: int) -> list[tuple[int, int]]:
-    """The ranges of start..end, `end` not included, of which `.settled` entries tell nothing."""
+    """Return the ranges of start..end - 1 that no `.settled` entry mentions."""
     told = AckSet(start)
     settle_told(entries, told, end)
     holes = []
