@@ -383,7 +383,7 @@ class PartReader:
             yield from self._as_planned()
         except _LogReplaced:
             if self._plans == 0:
-                raise DataLoss(f"{self._where()}: it is cleaned faster than it can be read") from None
+                raise DataLoss(f"{self._where()}: it is compacted faster than it can be read") from None
             yield from self._planned_anew()
 
     def _as_planned(self) -> Iterator[Any]:
@@ -456,7 +456,7 @@ class PartReader:
         first = max(part.first, self._found.expected)
         snapshot = Snapshot(self._files, part.queue)
         for low, high, reason in snapshot.losses(first, part.stop, include_settled=True):
-            self._lose(low, high, f"{reason} since this was planned")
+            self._lose(low, high, f"{reason} since the query was planned")
         for new in snapshot.parts(first, part.stop, split_bytes=_NO_LIMIT, include_settled=True):
             yield from PartReader(
                 self._files,
@@ -552,7 +552,7 @@ class PartReader:
         try:
             BatchCursor(data, found.position, header).read(part.first, None, {}, _NO_LIMIT, records)
         except (BadRecord, IndexError) as error:
-            reason = f"the checksum is right and the records are none: {error}"
+            reason = f"the checksum is right, but the records are invalid: {error}"
             self._lose(header.base_offset, header.last_offset, reason)
         found.position += header.size
         found.expected = header.last_offset + 1
@@ -598,7 +598,7 @@ class PartReader:
             return
         text = f"{self._where()}: offsets {first} to {last}: {reason}"
         if self._fail:
-            raise DataLoss(f"{text} (failOnDataLoss=false goes on without them)")
+            raise DataLoss(f"{text} (failOnDataLoss=false continues without them)")
         logger.warning("lost: %s", text)
 
     def _where(self) -> str:

@@ -87,7 +87,7 @@ class ExportCheckpoint:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise CheckpointError(f"another export is at work with the checkpoint {directory}") from None
+                raise CheckpointError(f"another export uses the checkpoint {directory}") from None
             self.state = State()
             if (directory / "state.json").exists():
                 self._read(what)
@@ -101,7 +101,9 @@ class ExportCheckpoint:
 
     def _read(self, what: dict[str, Any]) -> None:
         if not (self.directory / "export.json").exists():
-            raise CheckpointError(f"{self.directory / 'export.json'} is missing: the checkpoint says not what it is of")
+            raise CheckpointError(
+                f"{self.directory / 'export.json'} is missing, so the checkpoint belongs to an unknown export"
+            )
         known = self._json("export.json")
         if known.get("version") != VERSION:
             raise CheckpointError(f"the checkpoint {self.directory} was written by another version")
@@ -110,7 +112,7 @@ class ExportCheckpoint:
             if known.get(name) != value:
                 raise CheckpointError(
                     f"the checkpoint {self.directory} belongs to an export with --{name.replace('_', '-')} "
-                    f"{_shown(known.get(name))}, not {_shown(value)}: name another --checkpoint"
+                    f"{_shown(known.get(name))}, not {_shown(value)}: use another --checkpoint"
                 )
         found = self._json("state.json")
         under_way = found.pop("next")
@@ -198,7 +200,7 @@ def move(moves: list[list[str]]) -> None:
             source.replace(target)
         except FileNotFoundError:
             if not target.exists():
-                raise CheckpointError(f"{source} is gone, and was not yet {target}") from None
+                raise CheckpointError(f"{source} does not exist, and neither does {target}") from None
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise

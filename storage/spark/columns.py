@@ -65,7 +65,7 @@ def chosen(columns: Sequence[str], include_properties: bool, include_headers: bo
         names += ["headers", "raw_headers"]
     for name in names:
         if name not in COLUMNS:
-            raise UnknownColumn(f"there is no column '{name}'; there are {', '.join(COLUMNS)}")
+            raise UnknownColumn(f"unknown column '{name}', expected one of {', '.join(COLUMNS)}")
     return list(dict.fromkeys(names))
 
 

@@ -320,7 +320,7 @@ def _batch(
         regular = _records(found, data, position, header, first, stop, settled, settled_base)
     except (BadRecord, IndexError) as error:
         regular = True
-        found.reason = "the checksum is right and the records are none: " + str(error)
+        found.reason = "the checksum is right, but the records are invalid: " + str(error)
     if regular and found.reason == "":
         return DONE
     found.rows = rows
@@ -543,7 +543,7 @@ def _scan_table(data: bytes, start: i64, end: i64, found: HeaderColumns) -> None
 def _write_entries(data: bytes, position: i64, stop: i64, end: i64, found: HeaderColumns) -> i64:
     """Write the entries in [position, stop) and return their number. Raises: CodecError."""
     if stop > end:
-        raise CodecError("table is longer than what holds it")
+        raise CodecError("table is longer than its field")
     keys, values = found.keys, found.values
     seen: list[bytes] = []
     count: i64 = 0

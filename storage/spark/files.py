@@ -130,13 +130,15 @@ class DirectorySource(LogSource):
 
     def queues(self, vhost: str) -> list[QueueName]:
         if not os.path.isdir(self.path):
-            raise SourceError(f"there is no directory {self.path}")
+            raise SourceError(f"directory {self.path} does not exist")
         if os.path.exists(f"{self.path}/{DESCRIPTION}"):
             places = [self.path]
         else:
             root = f"{self.path}/vhosts"
             if not os.path.isdir(root):
-                raise SourceError(f"{self.path} is neither a data directory of amqpd (it has no vhosts/) nor a queue's")
+                raise SourceError(
+                    f"{self.path} is no data directory of amqpd (no vhosts/ in it) and no queue's directory"
+                )
             vhosts = [f"{root}/{each}/queues" for each in _names(root)]
             places = [f"{each}/{name}" for each in vhosts for name in _names(each)]
         found: dict[str, tuple[float, QueueName]] = {}
@@ -162,7 +164,9 @@ def _names(path: str) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except PermissionError:
-        raise SourceError(f"{path} may not be read: run as the broker's user, or read through its url") from None
+        raise SourceError(
+            f"{path} is not readable: run as the broker's user, or read through the broker's url"
+        ) from None
 
 
 def _described(place: str) -> tuple[float, QueueName] | None:
@@ -181,7 +185,7 @@ def _described(place: str) -> tuple[float, QueueName] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s is passed over: %s", path, error)
+        logger.warning("%s is ignored: %s", path, error)
         return None
     if len(_known) >= KNOWN_MAX:
         _known.clear()
@@ -286,11 +290,11 @@ class BrokerSource(LogSource):
         try:
             port = parts.port
         except ValueError:
-            raise SourceError(f"url: {url!r} has no port that is a number") from None
+            raise SourceError(f"url: the port in {url!r} is not a number") from None
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
             raise SourceError("url: expected http://user:password@host:15672, or https://...:15671")
         if parts.scheme == "http" and any(tls):
-            raise SourceError("url: files of TLS go with https://")
+            raise SourceError("url: TLS files need https://")
         guest = "" if tls.certificate else "guest"
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return BrokerSource(
@@ -412,7 +416,9 @@ class _Client:
                 what = str(error) or type(error).__name__
                 raise SourceError(f"the broker at {self.url} does not answer: {what}") from error
             if answer.status == 401:
-                raise SourceError(f"{self.url}: {self._source.shown_user} may not: {_reason(answer.status, data)}")
+                raise SourceError(
+                    f"{self.url}: {self._source.shown_user} is not allowed: {_reason(answer.status, data)}"
+                )
             return answer.status, data, answer.getheader("Content-Range", "")
         raise AssertionError("unreachable")
 

@@ -74,7 +74,7 @@ def commit(source: LogSource, queue: QueueName, name: str, offset: int) -> None:
 
             write_offset(place, name, offset)
     except (OSError, http.client.HTTPException, SourceError) as error:
-        raise CommitFailed(f"the broker was not told of the commit: {str(error) or type(error).__name__}") from error
+        raise CommitFailed(f"the broker did not get the commit: {str(error) or type(error).__name__}") from error
 
 
 def _unix(path: Path) -> http.client.HTTPConnection | None:
@@ -275,7 +275,7 @@ class ExportJob:
         if options.partition_by and set(options.columns) <= set(options.partition_by):
             raise BadExport("--partition-by: no column would be left for the files")
         if options.to_offset is not None and options.queue is None:
-            raise BadExport("--to-offset goes with one --queue")
+            raise BadExport("--to-offset needs one --queue")
 
     @staticmethod
     def _start(text: str) -> dict[str, str]:
@@ -312,7 +312,7 @@ class ExportJob:
             except Exception as error:
                 if not self._was_broken_off(error):
                     raise
-                logger.warning("Spark was ended in the middle of a batch: a rerun takes it up again")
+                logger.warning("Spark was ended during a batch; a rerun exports it again")
             finally:
                 self._end_session()
             total.lag = sum(span.end - span.first for span in self._spans(ledger, None))

@@ -61,7 +61,7 @@ def _starting(options: ReadOptions, snapshot: Snapshot, default: int) -> int:
         if found is None and not options.timestamp_or_latest:
             raise BadOption(
                 f"startingTimestamp: queue '{snapshot.queue.queue}' has no record of that time or later "
-                "(startingOffsetsByTimestampStrategy=latest takes its end)"
+                "(startingOffsetsByTimestampStrategy=latest begins at its end)"
             )
         return snapshot.end if found is None else found
     return _resolve(snapshot, default if options.starting is None else options.starting.of(snapshot.queue.queue))
@@ -104,12 +104,12 @@ def _parts(options: ReadOptions, ranges: list[Range]) -> list[LogPartition]:
 def _check(options: ReadOptions, wanted: Range) -> None:
     for first, last, why in wanted.snapshot.losses(wanted.first, wanted.stop, include_settled=options.include_settled):
         queue = wanted.snapshot.queue
-        _lost(options, f"queue '{queue.queue}' in vhost '{queue.vhost}': offsets {first} to {last} are gone: {why}")
+        _lost(options, f"queue '{queue.queue}' in vhost '{queue.vhost}': offsets {first} to {last} are missing: {why}")
 
 
 def _lost(options: ReadOptions, text: str) -> None:
     if options.fail_on_data_loss:
-        raise DataLoss(f"{text} (failOnDataLoss=false goes on without them)")
+        raise DataLoss(f"{text} (failOnDataLoss=false continues without them)")
     logger.warning("lost: %s", text)
 
 

@@ -123,7 +123,7 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
     for name, value in options.items():
         known = _BY_LOWER.get(name.lower())
         if known is None:
-            raise BadOption(f"there is no option '{name}' for reading; there are {', '.join(NAMES)}")
+            raise BadOption(f"unknown option '{name}' for reading, expected one of {', '.join(NAMES)}")
         given[known] = str(value)
     names, pattern = _selection(given)
     split_bytes = _number(given, "splitBytes", SPLIT_BYTES, 1)
@@ -157,26 +157,26 @@ def parse(options: Mapping[str, str]) -> ReadOptions:
 def _source(given: Mapping[str, str]) -> LogSource:
     path, url = given.get("path"), given.get("url")
     if (path is None) == (url is None):
-        raise BadOption("one of path (a data directory) and url (a broker's admin API) is needed")
+        raise BadOption("expected one of path (a data directory) and url (a broker's admin API)")
     if url is None:
         if "user" in given or "password" in given:
-            raise BadOption("user and password go with url")
+            raise BadOption("user and password need url")
         if any(name in given for name in _TLS):
-            raise BadOption(f"{', '.join(_TLS)} go with url")
+            raise BadOption(f"{', '.join(_TLS)} need url")
         assert path is not None
         return DirectorySource(path.removeprefix("file://").rstrip("/") or "/")
     from amqpd.storage.spark.files import BrokerSource, TlsFiles
 
     ca, certificate, key = (given.get(name, "") for name in _TLS)
     if key and not certificate:
-        raise BadOption("tlsKeyFile goes with tlsCertFile")
+        raise BadOption("tlsKeyFile needs tlsCertFile")
     return BrokerSource.from_url(url, given.get("user", ""), given.get("password", ""), TlsFiles(ca, certificate, key))
 
 
 def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
     ways = [name for name in ("queue", "queues", "queuePattern") if name in given]
     if len(ways) > 1:
-        raise BadOption(f"{' and '.join(ways)}: only one of them")
+        raise BadOption(f"{' and '.join(ways)}: use only one of them")
     if "queuePattern" in given:
         try:
             re.compile(given["queuePattern"])
@@ -187,7 +187,7 @@ def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], str | None]:
         return (given["queue"],), None
     names = tuple(dict.fromkeys(name.strip() for name in given.get("queues", "").split(",") if name.strip()))
     if not names and not _is_queue_directory(given.get("path")):
-        raise BadOption("one of queue, queues and queuePattern is needed")
+        raise BadOption("expected one of queue, queues and queuePattern")
     return names, None
 
 
@@ -206,7 +206,7 @@ def _offsets(name: str, text: str) -> Offsets:
         word = int(text)
     if word is not None:
         if name == "endingOffsets" and word == EARLIEST:
-            raise BadOption("endingOffsets: earliest would be nothing")
+            raise BadOption("endingOffsets: earliest would select no messages")
         return Offsets(word, {})
     try:
         each = json.loads(text)
@@ -244,7 +244,7 @@ def _number(given: Mapping[str, str], name: str, default: int, least: int) -> in
     if text is None:
         return default
     if not text.strip().isdigit() or int(text) < least:
-        raise BadOption(f"{name}: expected a number from {least} on, not {text!r}")
+        raise BadOption(f"{name}: expected a number of at least {least}, not {text!r}")
     return int(text)
 
 

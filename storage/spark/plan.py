@@ -147,7 +147,7 @@ class Snapshot:
             new = self.files.read(f"{prefix}.settled.swap")  # first: see _entries
             end = told_end(AckFileReader(self.files.read(f"{prefix}.settled") + new).entries, size)
             if not end:
-                logger.warning("%s of queue %s was not left by a cleaning: it is not read", name, self.queue.queue)
+                logger.warning("%s of queue %s is not from a compaction and is ignored", name, self.queue.queue)
                 continue
             covered = [each for each in _bases(sizes) if base <= each < end]
             found.append(SegmentView(base, end, size, True, covered))
@@ -159,7 +159,7 @@ class Snapshot:
             mark = checkpoint.decode_high_watermark(data)
             if mark or not any(data):
                 return mark
-        logger.warning("the high watermark of queue %s is damaged: nothing is taken for synced", self.queue.queue)
+        logger.warning("the high watermark of queue %s is damaged: no message counts as synced", self.queue.queue)
         return 0
 
     def _lines(self, name: str) -> list[list[int]]:
@@ -183,7 +183,7 @@ class Snapshot:
         if index.plausible(segment.size):
             return index
         name = segment_name(segment.base)
-        logger.warning("%s.index of queue %s is wrong: it is read without", name, self.queue.queue)
+        logger.warning("%s.index of queue %s is wrong and is ignored", name, self.queue.queue)
         return OffsetIndex()
 
     def headers(self, segment: SegmentView, position: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -293,7 +293,7 @@ class Snapshot:
                 elif not _all_set(self.settled_bits(segment), low - segment.base, high - segment.base):
                     found.append((low, high, "their segment's log is missing"))
             elif segment is not self.segments[-1] and (cut := self._cut(segment)) is not None and cut <= high:
-                found.append((max(low, cut), high, "their segment's log has been cut off"))
+                found.append((max(low, cut), high, "their segment's log was cut off"))
         return found
 
     def _cut(self, segment: SegmentView) -> int | None:

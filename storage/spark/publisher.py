@@ -219,7 +219,7 @@ class SinkPublisher:
         self._pump(lambda: bool(self._answers))
         answer = self._answers.pop(0)
         if not isinstance(answer, kind):
-            raise PublishError(f"{self._where} answered {type(answer).__name__} where {kind.__name__} belongs")
+            raise PublishError(f"{self._where} answered {type(answer).__name__}, expected {kind.__name__}")
         return answer
 
     # -- the socket
@@ -318,6 +318,6 @@ class SinkPublisher:
         returned = self._returned
         assert returned is not None
         raise PublishError(
-            f"no queue takes a message to exchange '{returned.exchange}' with routing key '{returned.routing_key}': "
-            f"{returned.reply_code} {returned.reply_text} (mandatory=false publishes it all the same)"
+            f"no queue gets the message to exchange '{returned.exchange}' with routing key '{returned.routing_key}': "
+            f"{returned.reply_code} {returned.reply_text} (mandatory=false publishes it anyway)"
         )

@@ -218,7 +218,7 @@ def spark_session(
         try:
             spark = builder.getOrCreate()
         except Exception as error:
-            words = f"; its last words: {_tail(log)}" if log is not None else ""
+            words = f"; the end of its log: {_tail(log)}" if log is not None else ""
             raise CannotRunSpark(f"Spark does not start: {str(error).splitlines()[0]}{words}") from error
     # if amqpd is installed, Spark finds the format itself
     if find_spec("pyspark_amqp") is None and spark not in _registered:

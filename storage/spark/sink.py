@@ -90,10 +90,10 @@ def parse(options: Mapping[str, str]) -> SinkOptions:
         if name.lower() == "checkpointlocation":
             continue  # Spark passes on its own option
         if name.lower() not in by_lower:
-            raise BadOption(f"there is no option '{name}' for writing; there are {', '.join(NAMES)}")
+            raise BadOption(f"unknown option '{name}' for writing, expected one of {', '.join(NAMES)}")
         given[by_lower[name.lower()]] = value
     if "url" not in given:
-        raise BadOption("url is needed: amqp://user:password@host:5672/vhost")
+        raise BadOption("url is missing: amqp://user:password@host:5672/vhost")
     try:
         target = SinkTarget.from_url(given["url"])
     except ValueError as error:
@@ -135,7 +135,7 @@ def check_schema(schema: StructType) -> None:
     """Check the columns. Raises BadOption for an unknown column, which would be lost, or a wrong type."""
     names = schema.fieldNames()
     if "value" not in names:
-        raise BadOption("the column 'value' is needed: the message's body, binary or string")
+        raise BadOption("the column 'value' is missing: the message's body, binary or string")
     for column in schema.fields:
         kind = column.dataType
         if column.name == "value":
@@ -146,7 +146,7 @@ def check_schema(schema: StructType) -> None:
             fits = isinstance(kind, StructType)
             unknown = set(kind.fieldNames()) - set(_FIELDS) if isinstance(kind, StructType) else set()
             if unknown:
-                raise BadOption(f"there is no property {', '.join(sorted(unknown))}; there are {', '.join(_FIELDS)}")
+                raise BadOption(f"unknown property {', '.join(sorted(unknown))}, expected one of {', '.join(_FIELDS)}")
         elif column.name == "headers":
             fits = kind.typeName() == "map"
         elif column.name == "raw_properties":
@@ -154,12 +154,12 @@ def check_schema(schema: StructType) -> None:
         else:
             if column.name not in _PASSED_OVER:
                 known = ["message_id", *(name for name in COLUMNS if name not in _PASSED_OVER)]
-                raise BadOption(f"column '{column.name}' means nothing to the sink; it knows {', '.join(known)}")
+                raise BadOption(f"unknown column '{column.name}', expected one of {', '.join(known)}")
             continue
         if not fits:
             raise BadOption(f"column '{column.name}' cannot be {kind.simpleString()}")
     if "raw_properties" in names and "properties" in names:
-        logger.info("the column raw_properties counts, properties and headers do not")
+        logger.info("the columns properties and headers are ignored: raw_properties replaces them")
 
 
 class _Task:
@@ -232,7 +232,7 @@ class MessageRows:
         plain = options.message_id == "keep"
         for number, value in enumerate(column("value", None)):
             if value is None:
-                raise BadRow("a row's value is null: a message has a body, if an empty one")
+                raise BadRow("a row's value is null, but a message needs a body, which may be empty")
             body = value.encode() if isinstance(value, str) else value
             exchange, key = exchanges[number] or "", keys[number] or ""
             if plain and not (structs[number] or ids[number] or raws[number] or headers[number]):
@@ -322,7 +322,7 @@ def _total(messages: list[WriterCommitMessage | None]) -> int:
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> AmqpWriter:
     """Return the writer of a batch. Raises BadOption."""
     if overwrite:
-        raise BadOption('mode("overwrite"): what was published cannot be overwritten; mode("append")')
+        raise BadOption('mode("overwrite"): published messages cannot be overwritten; use mode("append")')
     check_schema(schema)
     return AmqpWriter(parse(options), uuid.uuid4().hex)
 
@@ -330,9 +330,9 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> AmqpStreamWriter:
     """Return the writer of a stream. Raises BadOption."""
     if overwrite:
-        raise BadOption('outputMode("complete"): what was published cannot be overwritten; append or update')
+        raise BadOption('outputMode("complete"): published messages cannot be overwritten; use append or update')
     check_schema(schema)
     parsed = parse(options)
     if parsed.message_id == "row":
-        raise BadOption("messageId=row: only for batches; content, or a column message_id")
+        raise BadOption("messageId=row: only for batches; use content, or a column message_id")
     return AmqpStreamWriter(parsed, "")

@@ -86,7 +86,7 @@ class _Columns:
         for field in schema.fields:
             kind = COLUMNS.get(field.name)
             if kind is None:
-                raise UnknownColumn(f"there is no column '{field.name}'; there are {', '.join(COLUMNS)}")
+                raise UnknownColumn(f"unknown column '{field.name}', expected one of {', '.join(COLUMNS)}")
             if _kind(field.dataType) != kind:
                 raise UnknownColumn(f"column '{field.name}' is {kind}, not {_kind(field.dataType)}")
 

@@ -134,15 +134,15 @@ class Files(ExportTarget):
         except OSError as error:
             raise TargetError(f"--to {directory}: {error.strerror}") from error
         if not writable:
-            raise TargetError(f"--to {directory}: it may not be written to")
+            raise TargetError(f"--to {directory}: it is not writable")
 
     def check_fresh(self, prefix: str) -> None:
         theirs = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*")
         for path in self.directory.rglob(f"*.{self.kind}"):
             if theirs.fullmatch(path.name):
                 raise TargetError(
-                    f"{self.directory} holds {path.name} of an export with another checkpoint, and all of it would be "
-                    "there twice: name that --checkpoint, or another --to"
+                    f"{self.directory} has {path.name} of an export with another checkpoint, and all rows would be "
+                    "there twice: use that --checkpoint, or another --to"
                 )
 
     def by_tasks(self, plain: bool) -> bool:
@@ -185,7 +185,7 @@ class Files(ExportTarget):
         for path in files:
             match = _PART.fullmatch(path.name)
             if match is None:
-                raise TargetError(f"Spark wrote a file that is called {path.name}")
+                raise TargetError(f"Spark wrote a file with the unexpected name {path.name}")
             piece = match[1] if not int(match[2] or 0) else f"{match[1]}-{match[2]}"
             final = self.directory / path.parent.relative_to(staging) / f"{label}-{self.ledger.id}-{piece}.{self.kind}"
             moves.append([str(path.absolute()), str(final.absolute())])
@@ -292,7 +292,7 @@ class Database(ExportTarget):
                 key = {"export": self.ledger.id, "batch": progress.batch}
                 connection.execute(self.batches.insert().values(**key, **done))
         except SQLAlchemyError as error:
-            raise TargetError(f"the database does not take the batch: {error}") from error
+            raise TargetError(f"the database refuses the batch: {error}") from error
 
     def has(self, progress: Progress) -> bool:
         from sqlalchemy import select

@@ -163,7 +163,9 @@ def test_a_segment_that_retention_removed_is_a_loss(watched: Watched) -> None:
     parts = offsets.batch_parts(options)
     for name in [each for each in lake.filesystem.listdir(lake.place) if each.startswith("0" * 20)]:
         lake.filesystem.unlink(f"{lake.place}/{name}")
-    with pytest.raises(DataLoss, match=r"offsets 0 to \d+: their segments have been removed since this was planned"):
+    with pytest.raises(
+        DataLoss, match=r"offsets 0 to \d+: their segments have been removed since the query was planned"
+    ):
         list(lake.read(options, parts))
     forgiving = replace(options, fail_on_data_loss=False)
     found = [row["offset"] for row in lake.read(forgiving, parts)]

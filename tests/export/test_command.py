@@ -39,7 +39,7 @@ def call(*arguments):
         (("--to", "x", "--queue", "q", "--batch", "0"), "--batch : 0"),
         (("--to", "x", "--queue", "q", "--to-offset", "end"), "--to-offset : end"),
         (("--to", "x", "--queue", "q", "--name", "a/b"), "--name : a/b"),
-        (("--to", "x", "--vhost", "v", "--to-offset", "5"), "--to-offset goes with one --queue"),
+        (("--to", "x", "--vhost", "v", "--to-offset", "5"), "--to-offset needs one --queue"),
         (("--to", "x", "--queue", "q", "--columns", "offset,bdy"), "no column 'bdy'"),
         (("--to", "x", "--queue", "q", "--from", "yesterday"), "expected ms since 1970"),
         (("--to", "x", "--queue", "q", "--partition-by", "year"), "--partition-by year"),
@@ -57,7 +57,7 @@ def test_what_is_not_there(written, tmp_path):
     code, text = call(*where, "--queue", "none")
     assert (code, "no durable queue 'none' with messages in vhost '/'" in text) == (69, True)
     code, text = call("--data-dir", str(tmp_path / "nowhere"), "--to", str(tmp_path / "l2"), "--queue", "q")
-    assert (code, "there is no directory" in text) == (69, True)
+    assert (code, "does not exist" in text) == (69, True)
 
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow"])

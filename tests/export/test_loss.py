@@ -87,7 +87,7 @@ def test_a_segment_whose_log_is_missing(make_lake: Callable[..., Any]) -> None:
     assert len(names) > 2
     first, stop = int(names[1][:20]), int(names[2][:20])
     lake.filesystem.unlink(f"{lake.place}/{names[1]}")
-    with pytest.raises(DataLoss, match=f"offsets {first} to {stop - 1} are gone: their segment's log is missing"):
+    with pytest.raises(DataLoss, match=f"offsets {first} to {stop - 1} are missing: their segment's log is missing"):
         lake.offsets()
     assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not first <= n < stop]
 
@@ -98,7 +98,7 @@ def test_a_sealed_segment_that_was_cut_off(make_lake: Callable[..., Any]) -> Non
     log = lake.data(names[0])
     del log[starts(log)[2] :]
     stop = int(names[1][:20])
-    with pytest.raises(DataLoss, match=f"offsets 20 to {stop - 1} are gone: their segment's log has been cut off"):
+    with pytest.raises(DataLoss, match=f"offsets 20 to {stop - 1} are missing: their segment's log was cut off"):
         lake.offsets()
     assert lake.offsets(failOnDataLoss="false") == [n for n in range(120) if not 20 <= n < stop]
 
@@ -111,7 +111,7 @@ def test_a_segment_that_went_because_all_in_it_was_settled(make_lake: Callable[.
     lake.settled()
     assert names[1] not in lake.names(".log")
     assert lake.offsets() == [n for n in range(120) if not first <= n < stop]
-    with pytest.raises(DataLoss, match=f"offsets {first} to {stop - 1} are gone: they were settled"):
+    with pytest.raises(DataLoss, match=f"offsets {first} to {stop - 1} are missing: they were settled"):
         lake.offsets(includeSettled="true")
 
 
@@ -123,7 +123,7 @@ def test_an_offset_before_the_log(make_lake: Callable[..., Any]) -> None:
     lake.settled()
     assert lake.snapshot().start == stop
     assert lake.offsets() == list(range(stop, 120))
-    with pytest.raises(DataLoss, match=f"offsets 5 to {stop - 1} are gone: their segments have been removed"):
+    with pytest.raises(DataLoss, match=f"offsets 5 to {stop - 1} are missing: their segments have been removed"):
         lake.offsets(startingOffsets="5")
     assert lake.offsets(startingOffsets="5", failOnDataLoss="false") == list(range(stop, 120))
 
@@ -131,7 +131,7 @@ def test_an_offset_before_the_log(make_lake: Callable[..., Any]) -> None:
 def test_an_offset_behind_the_log(lake: Any) -> None:
     lake.append(b"a", b"b")
     lake.turn()
-    with pytest.raises(DataLoss, match="offsets 2 to 8 are gone: the log ends before them"):
+    with pytest.raises(DataLoss, match="offsets 2 to 8 are missing: the log ends before them"):
         lake.offsets(endingOffsets="9")
     assert lake.offsets(endingOffsets="9", failOnDataLoss="false") == [0, 1]
 
@@ -144,7 +144,7 @@ def test_a_segment_removed_between_planning_and_reading(make_lake: Callable[...,
     stop = int(names[1][:20])
     lake.store.settle_range(0, stop - 1)
     lake.settled()
-    with pytest.raises(DataLoss, match="removed since this was planned"):
+    with pytest.raises(DataLoss, match="removed since the query was planned"):
         list(lake.read(options, parts))
     rows = [row["offset"] for row in lake.read(lake.options(failOnDataLoss="false"), parts)]
     assert rows == list(range(stop, 120))

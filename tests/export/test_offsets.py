@@ -118,7 +118,7 @@ def test_retention_that_overtook_a_checkpoint(make_lake: Callable[..., Any]) -> 
     lake.settled()
     start = lake.snapshot().start
     assert 5 < start <= 60
-    with pytest.raises(DataLoss, match=f"offsets 5 to {start - 1} are gone: their segments have been removed"):
+    with pytest.raises(DataLoss, match=f"offsets 5 to {start - 1} are missing: their segments have been removed"):
         read(lake, at(lake, 5), at(lake, 100))
     assert read(lake, at(lake, 5), at(lake, 100), failOnDataLoss="false") == list(range(60, 100))
 

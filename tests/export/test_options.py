@@ -35,16 +35,16 @@ def test_what_is_there_by_default() -> None:
         ({**AT, "url": "http://h"}, "path .* and url"),
         ({"path": "/data"}, "queue, queues and queuePattern"),
         ({**AT, "queues": "a"}, "only one"),
-        ({**AT, "startingOffset": "1"}, "no option 'startingOffset'"),
+        ({**AT, "startingOffset": "1"}, "unknown option 'startingOffset'"),
         ({**AT, "startingOffsets": "soon"}, "startingOffsets: expected"),
         ({**AT, "startingOffsets": '{"q": -3}'}, "startingOffsets: expected"),
         ({**AT, "startingOffsets": '{"q": true}'}, "startingOffsets: expected"),
-        ({**AT, "endingOffsets": "earliest"}, "would be nothing"),
+        ({**AT, "endingOffsets": "earliest"}, "would select no messages"),
         ({**AT, "startingTimestamp": "yesterday"}, "startingTimestamp: expected"),
         ({**AT, "splitBytes": "0"}, "splitBytes: expected"),
         ({**AT, "maxOffsetsPerTrigger": "-1"}, "maxOffsetsPerTrigger"),
         ({**AT, "failOnDataLoss": "yes"}, "failOnDataLoss: expected true or false"),
-        ({**AT, "queue": "q", "user": "u"}, "go with url"),
+        ({**AT, "queue": "q", "user": "u"}, "need url"),
         ({"path": "/data", "queuePattern": "("}, "queuePattern"),
         ({**AT, "startingOffsetsByTimestampStrategy": "x"}, "error or latest"),
     ],
@@ -112,9 +112,9 @@ def test_the_path_of_one_queue_needs_no_name(written: Any) -> None:
 
 
 def test_a_path_that_is_no_data_directory(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="there is no directory"):
+    with pytest.raises(SourceError, match="does not exist"):
         batch_parts(parse({"path": str(tmp_path / "none"), "queue": "q"}))
-    with pytest.raises(SourceError, match="neither a data directory"):
+    with pytest.raises(SourceError, match="no data directory of amqpd"):
         batch_parts(parse({"path": str(tmp_path), "queue": "q"}))
 
 

@@ -96,7 +96,7 @@ def test_an_empty_queue_and_none(broker: BrokerProcess) -> None:
 
 
 def test_wrong_credentials_and_no_broker(broker: BrokerProcess) -> None:
-    with pytest.raises(SourceError, match="user 'guest' may not: 401"):
+    with pytest.raises(SourceError, match="user 'guest' is not allowed: 401"):
         rows(url=f"http://guest:wrong@127.0.0.1:{broker.http_port}")
     with pytest.raises(SourceError, match="does not answer"):
         rows(url="http://127.0.0.1:1")

@@ -92,7 +92,7 @@ def test_what_a_retry_repeats(amqpd_vhost, channel, delivery):
 
 def test_an_unroutable_row_fails_the_write(spark, amqpd_vhost, channel):
     rows = spark.range(1).selectExpr("'a' AS value")
-    with pytest.raises(Exception, match="no queue takes a message to exchange '' with routing key 'nobody'"):
+    with pytest.raises(Exception, match="no queue gets the message to exchange '' with routing key 'nobody'"):
         rows.write.format("amqp").options(url=amqpd_vhost.url, routingKey="nobody").mode("append").save()
 
 
@@ -115,9 +115,9 @@ URL = {"url": "amqp://127.0.0.1"}
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "url is needed"),
+        ({}, "url is missing"),
         ({"url": "http://h"}, "expected amqp://"),
-        ({**URL, "exchang": "x"}, "there is no option 'exchang'"),
+        ({**URL, "exchang": "x"}, "unknown option 'exchang'"),
         ({**URL, "delivery": "maybe"}, "confirms or transaction"),
         ({**URL, "window": "0"}, "window: expected a number above 0"),
         ({**URL, "messageId": "uuid"}, "keep or row or content"),
@@ -131,9 +131,9 @@ def test_bad_options(options, text):
 @pytest.mark.parametrize(
     ("ddl", "text"),
     [
-        ("routing_key string", "column 'value' is needed"),
+        ("routing_key string", "column 'value' is missing"),
         ("value int", "column 'value' cannot be int"),
-        ("value binary, key string", "column 'key' means nothing"),
+        ("value binary, key string", "unknown column 'key'"),
         ("value binary, properties struct<mesage_id:string>", "no property mesage_id"),
         ("value binary, headers string", "column 'headers' cannot be string"),
     ],
