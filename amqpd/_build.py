@@ -33,7 +33,7 @@ def warning() -> str:
         return ""
     slower = "amqpd runs interpreted, several times slower than compiled"
     if (Path(__file__).resolve().parents[1] / "setup.py").exists():
-        return f"{slower}: it runs from its sources"
+        return f"{slower}, because it runs from its sources"
     return (
         f"{slower}: when it was installed there was no C compiler, or no Python.h, or AMQPD_INTERPRETED was set. "
         "On Debian: apt install gcc python3-dev, then install it again"

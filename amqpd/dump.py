@@ -54,7 +54,7 @@ class UnreadableDataDirectory(Exception):
 async def dump_directory(settings: Settings, out: TextIO) -> None:
     """Write the lines. Raises UnreadableDataDirectory, DataDirectoryInUse, MetadataError, LogUnusable, OSError."""
     if not settings.metadata.url and not (settings.data_dir / DATABASE).is_file():
-        raise UnreadableDataDirectory(f"{settings.data_dir} is no data directory of amqpd: it has no {DATABASE}")
+        raise UnreadableDataDirectory(f"{settings.data_dir} is no data directory of amqpd (no {DATABASE} in it)")
     server = Server(settings, asyncio.get_running_loop())
     server.load()
     server.broker.timers.stop()
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = load([*rest, *fixed], {name: value for name, value in os.environ.items() if name != "AMQPD_CONFIG"})
         asyncio.run(dump_directory(loaded.settings, sys.stdout))
     except DataDirectoryInUse:
-        return _refused(f"a broker runs on {directory}: stop it first", EXIT_UNAVAILABLE)
+        return _refused(f"a broker uses {directory}: stop it first", EXIT_UNAVAILABLE)
     except SettingsError as error:
         return _refused("; ".join(error.problems), EXIT_USAGE)
     except (UnreadableDataDirectory, MetadataError, LogUnusable, OSError) as error:

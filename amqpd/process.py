@@ -84,21 +84,21 @@ def watch(
 
     def hang_up() -> None:
         if terminal:
-            log.info("SIGHUP: the terminal is gone, stopping")
+            log.info("SIGHUP: the terminal was closed, stopping")
             stop()
         else:
             reload_all()
 
     def new_file() -> None:
         if output.path is None:
-            log.info("SIGUSR1: the log goes to standard error, there is no file to open anew (log.file)")
+            log.info("SIGUSR1: the log goes to standard error, there is no file to open again (log.file)")
             return
         try:
             output.reopen()
         except OSError as error:
-            log.error("SIGUSR1: %s; the log goes on where it was", error)
+            log.error("SIGUSR1: %s; the log continues in the old file", error)
             return
-        log.info("SIGUSR1: the log file is opened anew")
+        log.info("SIGUSR1: the log file is opened again")
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
@@ -127,19 +127,19 @@ def reload(
         fresh = read_settings()
         renew(fresh)
     except SettingsError as error:
-        log.error("%s: the settings stay as they are: %s", asked_by, "; ".join(error.problems))
+        log.error("%s: the settings are unchanged: %s", asked_by, "; ".join(error.problems))
         return Reloaded([], [], "; ".join(error.problems))
     except OSError as error:  # ssl.SSLError is an OSError
-        log.error("%s: the settings stay as they are: the TLS certificate cannot be loaded: %s", asked_by, error)
+        log.error("%s: the settings are unchanged: the TLS certificate cannot be loaded: %s", asked_by, error)
         return Reloaded([], [], f"the TLS certificate cannot be loaded: {error}")
     changed = [row.name for row in rows() if row.reloaded and value_of(fresh, row.name) != value_of(latest, row.name)]
     waiting = [
         row.name for row in rows() if not row.reloaded and value_of(fresh, row.name) != value_of(running, row.name)
     ]
-    rest = f"; changed and waiting for a restart: {', '.join(waiting)}" if waiting else ""
-    taken = f"; taken over: {', '.join(changed)}" if changed else ""
+    rest = f"; changed, but need a restart: {', '.join(waiting)}" if waiting else ""
+    taken = f"; applied: {', '.join(changed)}" if changed else ""
     level = logging.getLevelName(logging.getLogger().level).lower()
-    log.info("%s: the settings are read again, log.level is %s%s%s", asked_by, level, rest, taken)
+    log.info("%s: the settings are reloaded, log.level is %s%s%s", asked_by, level, rest, taken)
     return Reloaded(changed, waiting)
 
 
@@ -168,7 +168,7 @@ def raise_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:  # for example an unlimited hard limit that the kernel bounds
-            log.warning("the limit of %d open files stays, it cannot be raised to %d: %s", soft, hard, error)
+            log.warning("the limit of %d open files cannot be raised to %d: %s", soft, hard, error)
     return limit()
 
 
@@ -262,7 +262,7 @@ class Notifier:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
                 sock.sendto("\n".join(lines).encode("utf-8", "replace"), self._address)
         except BlockingIOError:
-            log.info("systemd is not told %s: its socket is full", lines[0])
+            log.info("systemd does not get %s: its socket is full", lines[0])
         except (OSError, ValueError) as error:
-            log.warning("systemd cannot be told %s, nor anything further: %s", lines[0], error)
+            log.warning("systemd cannot be reached, so it gets neither %s nor later reports: %s", lines[0], error)
             self._address = ""

@@ -152,7 +152,9 @@ class Server:
         """Import the definitions of the settings, before anything listens. Raises DefinitionsError, MetadataError."""
         if self.node is not None:
             if self._definitions is not None:
-                raise DefinitionsError("a node of a cluster imports no definitions at its start: the HTTP API does it")
+                raise DefinitionsError(
+                    "a node of a cluster imports no definitions at its start: import them with the HTTP API"
+                )
         elif self._definitions is not None:
             await self._import_files(self._definitions)
         elif not self.broker.vhosts and not self.broker.auth.users():
@@ -337,7 +339,7 @@ class Server:
         for group in (self._app(), [front_end for front_end in self.front_ends if front_end.stays]):
             for end in await asyncio.gather(*(front_end.stop() for front_end in group), return_exceptions=True):
                 if isinstance(end, Exception):
-                    log.error("a front end did not stop; the logs are closed all the same", exc_info=end)
+                    log.error("a protocol server did not stop; the logs are closed anyway", exc_info=end)
         for front_end in self.front_ends:
             front_end.close()
         for timer in (self._upkeep, self._rest, self._clock_look):
@@ -369,7 +371,7 @@ def _make_parsers() -> None:
     try:
         build_parsers()
     except OSError as error:  # no descriptor is left to read the modules
-        log.warning("the parsers of selectors are left to the first selector: %s", error)
+        log.warning("the parser of selectors will be built for the first selector: %s", error)
 
 
 def _private_directory(path: Path) -> None:
@@ -421,7 +423,7 @@ async def serve(
     if not _print(ready) or output.path is not None:
         log.info("%s", ready)
     if server.storage.power_cut:
-        log.warning("the machine went down while the last broker ran: each queue is checked when it is first used")
+        log.warning("the machine went down while amqpd was running: each queue is checked at its first use")
     server.notifier.ready(loop, ready)
     server.broker.alarms.start()
     server.start_upkeep()

@@ -155,7 +155,7 @@ class BrokerProcess:
             RuntimeError: It is running.
         """
         if self.running:
-            raise RuntimeError(f"the broker runs already, as process {self.pid}")
+            raise RuntimeError(f"the broker is already running as process {self.pid}")
         options: dict[str, object] = {
             "amqp.port": 0,
             "http.port": 0,
@@ -192,7 +192,7 @@ class BrokerProcess:
         if not answers:
             code = process.poll()
             if not answered:
-                reason = f"the broker did not say it is ready within {self.start_timeout_s:g} s"
+                reason = f"the broker was not ready within {self.start_timeout_s:g} s"
             else:
                 code = process.wait(self.start_timeout_s)
                 reason = f"the broker ended with exit code {code} before it was ready"
@@ -254,7 +254,7 @@ class BrokerProcess:
     def pid(self) -> int:
         """Return the process id. Raises RuntimeError if the broker is not running."""
         if self._process is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
         return self._process.pid
 
     @property
@@ -346,7 +346,7 @@ class BrokerProcess:
 
     def _listener(self, name: str) -> tuple[str, int]:
         if self.ready is None or name not in self.ready.listeners:
-            raise RuntimeError(f"no port of {name} is known: the broker was not started, or has no such listener")
+            raise RuntimeError(f"the port of {name} is not known: the broker was not started, or has no such listener")
         host, port = self.ready.listeners[name]
         if host in ("", "0.0.0.0"):
             return "127.0.0.1", port

@@ -67,7 +67,7 @@ def choose_ciphers(context: ssl.SSLContext, names: Sequence[str], setting: str) 
     newer = {name for name in names if name.startswith("TLS_")}
     older = [name for name in names if name not in newer]
     if newer and not offered <= newer:
-        raise OSError(f"{setting}: name all suites of TLS 1.3 ({', '.join(sorted(offered))}), or none of them")
+        raise OSError(f"{setting}: list all suites of TLS 1.3 ({', '.join(sorted(offered))}), or none of them")
     if not newer:
         context.maximum_version = ssl.TLSVersion.TLSv1_2
     if not older:
@@ -109,7 +109,7 @@ def _verified_count(link: Any) -> int:
 
 def _no_passphrase() -> str:
     """Raise OSError: OpenSSL would ask for the passphrase on the terminal and block the event loop."""
-    raise OSError("the private key has a passphrase, and nobody is asked for it")
+    raise OSError("the private key has a passphrase, which is not supported")
 
 
 def renew(context: ssl.SSLContext, tls: TlsSettings | HttpTlsSettings, name: str) -> None:

@@ -127,7 +127,7 @@ async def test_one_that_fails_to_stop_costs_no_clean_stop(tmp_path: Path, caplog
     async with embedded(tmp_path, guests=[Broken]) as server:
         pass
     assert server.stopped.is_set()
-    assert "a front end did not stop" in caplog.text
+    assert "a protocol server did not stop" in caplog.text
 
 
 async def test_a_start_that_fails_leaves_the_data_directory_free(tmp_path: Path) -> None:

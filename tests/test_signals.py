@@ -41,8 +41,8 @@ def seen(broker: BrokerProcess, text: str) -> str:
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (signal.SIGHUP, "SIGHUP: the settings are read again, log.level is info"),
-        (signal.SIGUSR1, "there is no file to open anew"),
+        (signal.SIGHUP, "SIGHUP: the settings are reloaded, log.level is info"),
+        (signal.SIGUSR1, "there is no file to open again"),
         (signal.SIGUSR2, "SIGUSR2: thread MainThread"),
     ],
 )
@@ -71,10 +71,10 @@ def test_reload_takes_the_level_and_names_what_must_wait(tmp_path):
     with BrokerProcess(tmp_path / "data", env={"AMQPD_CONFIG": str(config)}, command=AS_SERVICE) as broker:
         config.write_text("[amqp]\nheartbeat_s = 30\n[log]\nlevel = 'debug'\n")
         os.kill(broker.pid, signal.SIGHUP)
-        seen(broker, "log.level is debug; changed and waiting for a restart: amqp.heartbeat_s")
+        seen(broker, "log.level is debug; changed, but need a restart: amqp.heartbeat_s")
         config.write_text("[amqp]\nheartbeats = 30\n")
         os.kill(broker.pid, signal.SIGHUP)
-        seen(broker, "the settings stay as they are: ")
+        seen(broker, "the settings are unchanged: ")
 
 
 def test_what_is_reloaded_and_what_amqpctl_has_set_meanwhile(tmp_path):
@@ -115,7 +115,7 @@ def test_a_terminal_that_is_closed_is_a_clean_stop(tmp_path):
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     log = (tmp_path / "log").read_text()
-    assert "SIGHUP: the terminal is gone, stopping" in log
+    assert "SIGHUP: the terminal was closed, stopping" in log
     assert "Traceback" not in log
 
 
@@ -125,7 +125,7 @@ def test_the_file_is_opened_anew(tmp_path):
         file.rename(tmp_path / "amqpd.log.1")
         os.kill(broker.pid, signal.SIGUSR1)
         deadline = time.monotonic() + 60
-        while not file.exists() or "opened anew" not in file.read_text():
+        while not file.exists() or "opened again" not in file.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         broker.add_vhost("later")

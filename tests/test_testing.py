@@ -88,7 +88,7 @@ def test_starts_again_on_the_same_ports_after_a_kill(tmp_path: Path) -> None:
     broker = stand_in(tmp_path, settings={})
     broker.start()
     first = broker.pid
-    with pytest.raises(RuntimeError, match="runs already"):
+    with pytest.raises(RuntimeError, match="is already running"):
         broker.start()
     broker.kill()
     assert not broker.running

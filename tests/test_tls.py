@@ -87,7 +87,7 @@ def test_suites_of_tls_1_3_alone(make: Make, authority: trustme.CA) -> None:
     [
         (("NO-SUCH-SUITE",), "OpenSSL knows none of NO-SUCH-SUITE"),
         ((OLDER, "NO-SUCH-SUITE"), "OpenSSL does not offer NO-SUCH-SUITE"),
-        ((OLDER, NEWER[0]), "name all suites of TLS 1.3"),
+        ((OLDER, NEWER[0]), "list all suites of TLS 1.3"),
         (("ALL",), "OpenSSL does not offer ALL"),
     ],
 )

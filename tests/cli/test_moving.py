@@ -117,7 +117,7 @@ def test_what_cannot_be_read(tmp_path: Path, target: BrokerProcess) -> None:
     with BrokerProcess(tmp_path / "running") as running:
         done = target.ctl("cluster_import", str(running.data_dir))
         assert done.returncode == 65
-        assert f"a broker runs on {running.data_dir}: stop it first" in done.stderr
+        assert f"a broker uses {running.data_dir}: stop it first" in done.stderr
 
 
 def test_nothing_is_changed_where_it_comes_from(stopped: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.L
     notifier.tell("READY=1")
     notifier.tell("STOPPING=1")
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "systemd cannot be told READY=1, nor anything further"
+        "systemd cannot be reached, so it gets neither READY=1 nor later reports"
     ]
 
 
