@@ -61,18 +61,18 @@ async def dump_directory(settings: Settings, out: TextIO) -> None:
     try:
         whole = (await document(definitions_of(server.broker))).body
         text = whole if isinstance(whole, bytes) else b"".join(whole or ())
-        _line(out, {"definitions": json.loads(text)})
+        _write_line(out, {"definitions": json.loads(text)})
         for vhost in sorted(server.broker.vhosts.values(), key=lambda each: each.name):
             for queue in [each for each in vhost.queues.values() if each.durable and each.exclusive_owner is None]:
-                await _tell_queue(vhost, queue, out)
+                await _write_queue(vhost, queue, out)
     finally:
         server.stop()
         await server.stopped.wait()
-    _line(out, {"end": True})
+    _write_line(out, {"end": True})
 
 
-async def _tell_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
-    about = {"vhost": vhost.name, "queue": queue.name}
+async def _write_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
+    fields = {"vhost": vhost.name, "queue": queue.name}
     if not await opened(queue):
         raise UnreadableDataDirectory(f"queue '{queue.name}' in vhost '{vhost.name}': its log cannot be opened")
     log = queue.log()
@@ -84,14 +84,14 @@ async def _tell_queue(vhost: VHost, queue: Queue, out: TextIO) -> None:
         fetch = cursor.read(offset, READ_BYTES)
         if not fetch.records:
             break
-        kept = [record for record in fetch.records if not record.tombstone]
-        for part in _parts(kept):
-            _line(out, {**about, "messages": [_message(record) for record in part]})
-        count += len(kept)
-        left += len(fetch.records) - len(kept)
+        messages = [record for record in fetch.records if not record.tombstone]
+        for part in _parts(messages):
+            _write_line(out, {**fields, "messages": [_message(record) for record in part]})
+        count += len(messages)
+        left += len(fetch.records) - len(messages)
         offset = int(fetch.next_offset)
         await asyncio.sleep(0)
-    _line(out, {**about, "count": count, "left": left})
+    _write_line(out, {**fields, "count": count, "left": left})
 
 
 def _parts(records: list[Record]) -> Iterator[list[Record]]:
@@ -118,7 +118,7 @@ def _message(record: Record) -> dict[str, Any]:
     }
 
 
-def _line(out: TextIO, item: dict[str, Any]) -> None:
+def _write_line(out: TextIO, item: dict[str, Any]) -> None:
     out.write(json.dumps(item, separators=(",", ":")) + "\n")
 
 
@@ -131,15 +131,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded = load([*rest, *fixed], {name: value for name, value in os.environ.items() if name != "AMQPD_CONFIG"})
         asyncio.run(dump_directory(loaded.settings, sys.stdout))
     except DataDirectoryInUse:
-        return _refused(f"a broker uses {directory}: stop it first", EXIT_UNAVAILABLE)
+        return _fail(f"a broker uses {directory}: stop it first", EXIT_UNAVAILABLE)
     except SettingsError as error:
-        return _refused("; ".join(error.problems), EXIT_USAGE)
+        return _fail("; ".join(error.problems), EXIT_USAGE)
     except (UnreadableDataDirectory, MetadataError, LogUnusable, OSError) as error:
-        return _refused(str(error), EXIT_USAGE)
+        return _fail(str(error), EXIT_USAGE)
     return 0
 
 
-def _refused(text: str, code: int) -> int:
+def _fail(text: str, code: int) -> int:
     sys.stderr.write(text + "\n")
     return code
 

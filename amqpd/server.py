@@ -78,9 +78,9 @@ class Server:
         self.drained = False
         # Replaced in a process of its own; an embedded broker reports nothing.
         self.notifier = Notifier({})
-        self._upkeep: asyncio.TimerHandle | None = None
-        self._clock_look: asyncio.TimerHandle | None = None
-        self._rest: asyncio.TimerHandle | None = None
+        self._maintenance_timer: asyncio.TimerHandle | None = None
+        self._clock_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._definitions = _definitions_of(settings)
         self._importing = asyncio.Lock()
         self._imported = ""  # hash of the imported definitions
@@ -88,7 +88,7 @@ class Server:
         data_dir = settings.data_dir
         _private_directory(data_dir)
         post = loop.call_soon_threadsafe
-        of_logs: dict[str, Any] = {
+        log_options: dict[str, Any] = {
             "post": post,
             "later": loop.call_later,
             "segment_size_bytes": settings.storage.segment_size_bytes,
@@ -101,11 +101,11 @@ class Server:
         if settings.cluster.kafka:
             from amqpd.cluster.node import ClusterNode
 
-            self.node = ClusterNode(settings, of_logs)
+            self.node = ClusterNode(settings, log_options)
             self.storage: Storage = self.node.storage
             self.metadata = self.node.metadata
         else:
-            self.storage = Storage(data_dir, **of_logs)
+            self.storage = Storage(data_dir, **log_options)
             self.metadata = SqlMetadataStore(settings.metadata.url, data_dir, post)
         storage, hold_ms = self.storage, int(settings.storage.clock_steady_s * 1000)
         storage.clock_watch.begin(storage.filesystem, storage.data_dir, storage.boot_id, hold_ms)
@@ -113,11 +113,11 @@ class Server:
         self.amqp = AmqpFrontEnd(self.broker)
         self.connections = self.amqp.connections
         admin = AdminFrontEnd(self.broker, self, lambda: self._warm_up_when_idle(-1, REST_LOOKS))
-        inner = []
+        cluster_front_ends = []
         if self.node is not None:
-            inner = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
+            cluster_front_ends = [self.node.attach(self.broker, self.amqp, admin, self._first_rows, self.fail)]
         others = (guest(self.broker) for guest in guests)
-        self.front_ends: list[FrontEnd] = [*inner, self.amqp, *others, admin]
+        self.front_ends: list[FrontEnd] = [*cluster_front_ends, self.amqp, *others, admin]
 
     async def begin(self) -> None:
         """Load the metadata. Raises MetadataError, LogUnusable."""
@@ -234,12 +234,12 @@ class Server:
 
     def start_upkeep(self) -> None:
         """Start maintenance of the logs, every `storage.upkeep_interval_s`; `stop` ends it."""
-        self._upkeep = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._run_maintenance)
-        if self._clock_look is None:
-            self._look_at_clock()
+        self._maintenance_timer = self.loop.call_later(self.settings.storage.upkeep_interval_s, self._run_maintenance)
+        if self._clock_timer is None:
+            self._tick_clock()
 
-    def _look_at_clock(self) -> None:
-        self._clock_look = self.loop.call_later(CLOCK_LOOK_S, self._look_at_clock)
+    def _tick_clock(self) -> None:
+        self._clock_timer = self.loop.call_later(CLOCK_LOOK_S, self._tick_clock)
         self.storage.clock_watch.tick()
 
     def _run_maintenance(self) -> None:
@@ -248,18 +248,18 @@ class Server:
         self.broker.catalogue.deletions.tidy()
         self.broker.turn.schedule()
 
-    def _warm_up_when_idle(self, turns: int, looks: int) -> None:
+    def _warm_up_when_idle(self, turns: int, checks_left: int) -> None:
         """Import SQLAlchemy (250 ms of CPU) and build the parser of selectors (60 ms) when the broker is idle.
 
         After a start, clients reconnect and drain their queues, which must not wait for it. A command that needs
         one of them earlier triggers it.
         """
         now = self.broker.turn.number
-        if now == turns or looks == 0:
+        if now == turns or checks_left == 0:
             self.metadata.warm()
             threading.Thread(target=_make_parsers, name="amqpd-selectors", daemon=True).start()
         else:
-            self._rest = self.loop.call_later(REST_LOOK_S, self._warm_up_when_idle, now, looks - 1)
+            self._idle_timer = self.loop.call_later(REST_LOOK_S, self._warm_up_when_idle, now, checks_left - 1)
 
     def ready_line(self, started: float) -> str:
         """Return the line that a start prints; `amqpd.testing.parse_ready_line` reads it.
@@ -275,14 +275,14 @@ class Server:
 
     # -- stop --------------------------------------------------------------------------------------------------------
 
-    def _app(self) -> list[FrontEnd]:
+    def _app_front_ends(self) -> list[FrontEnd]:
         """Return the protocol servers that `amqpctl stop_app` stops."""
         return [front_end for front_end in self.front_ends if not front_end.stays]
 
     @property
     def app_running(self) -> bool:
         """Return whether clients can connect: False between `stop_app` and `start_app`."""
-        return any(front_end.listeners for front_end in self._app())
+        return any(front_end.listeners for front_end in self._app_front_ends())
 
     @property
     def not_ready(self) -> str:
@@ -299,22 +299,22 @@ class Server:
 
     async def stop_app(self) -> None:
         """Stop AMQP and guests, but not the admin API. Their connections are closed within some 3 s."""
-        await asyncio.gather(*(front_end.stop() for front_end in self._app()))
+        await asyncio.gather(*(front_end.stop() for front_end in self._app_front_ends()))
 
     async def start_app(self) -> None:
         """Listen again. Raises OSError if a port is in use."""
-        for front_end in self._app():
+        for front_end in self._app_front_ends():
             await front_end.start()
         self._suspended = self.drained = False
 
     async def suspend_listeners(self) -> None:
         """Refuse new connections, except to the admin API; open ones stay."""
         self._suspended = True
-        await asyncio.gather(*(front_end.suspend() for front_end in self._app()))
+        await asyncio.gather(*(front_end.suspend() for front_end in self._app_front_ends()))
 
     async def resume_listeners(self) -> None:
         """Accept connections again, which also ends a drain. Raises OSError if a port is in use."""
-        for front_end in self._app():
+        for front_end in self._app_front_ends():
             await front_end.resume()
         self._suspended = self.drained = False
 
@@ -336,13 +336,13 @@ class Server:
         if self.node is not None:
             await self.suspend_listeners()
             await self.node.leave()
-        for group in (self._app(), [front_end for front_end in self.front_ends if front_end.stays]):
-            for end in await asyncio.gather(*(front_end.stop() for front_end in group), return_exceptions=True):
-                if isinstance(end, Exception):
-                    log.error("a protocol server did not stop; the logs are closed anyway", exc_info=end)
+        for group in (self._app_front_ends(), [front_end for front_end in self.front_ends if front_end.stays]):
+            for result in await asyncio.gather(*(front_end.stop() for front_end in group), return_exceptions=True):
+                if isinstance(result, Exception):
+                    log.error("a protocol server did not stop; the logs are closed anyway", exc_info=result)
         for front_end in self.front_ends:
             front_end.close()
-        for timer in (self._upkeep, self._rest, self._clock_look):
+        for timer in (self._maintenance_timer, self._idle_timer, self._clock_timer):
             if timer is not None:
                 timer.cancel()
         self.broker.alarms.stop()

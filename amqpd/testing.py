@@ -138,8 +138,8 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES_MAX)
-        self._held: list[int] = []  # sockets that reserve the ports of a stopped broker
-        weakref.finalize(self, _close, self._held)
+        self._reserved_sockets: list[int] = []  # sockets that reserve the ports of a stopped broker
+        weakref.finalize(self, _close, self._reserved_sockets)
 
     # -- start and stop
 
@@ -188,7 +188,7 @@ class BrokerProcess:
         for reader in self._readers:
             reader.start()
         answered = seen.wait(self.start_timeout_s)
-        _close(self._held)
+        _close(self._reserved_sockets)
         if not answers:
             code = process.poll()
             if not answered:
@@ -234,7 +234,7 @@ class BrokerProcess:
         try:
             self.stop()
         finally:
-            _close(self._held)
+            _close(self._reserved_sockets)
             if self._owns_data_dir:
                 shutil.rmtree(self.data_dir, ignore_errors=True)
 
@@ -378,8 +378,8 @@ class BrokerProcess:
         self._process, self._readers = None, []
         atexit.unregister(self.kill)
         if self.ready is not None:
-            _close(self._held)
-            self._held += [_hold(host, port) for host, port in self.ready.listeners.values()]
+            _close(self._reserved_sockets)
+            self._reserved_sockets += [_reserve_port(host, port) for host, port in self.ready.listeners.values()]
 
     def _failed(self, reason: str) -> BrokerFailed:
         deadline = time.monotonic() + 10.0  # the reader threads may not have read the last lines yet
@@ -390,7 +390,7 @@ class BrokerProcess:
         )
 
 
-def _hold(host: str, port: int) -> int:
+def _reserve_port(host: str, port: int) -> int:
     """Return a socket that reserves the port and refuses clients, so that the next start gets the port again."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as sock:
@@ -400,9 +400,9 @@ def _hold(host: str, port: int) -> int:
         return sock.detach()
 
 
-def _close(held: list[int]) -> None:
-    while held:
-        os.close(held.pop())
+def _close(sockets: list[int]) -> None:
+    while sockets:
+        os.close(sockets.pop())
 
 
 def _option(value: object) -> str:

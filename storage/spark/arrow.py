@@ -52,9 +52,9 @@ from amqpd.storage.spark.plan import DataLoss, LogPartition, Snapshot
 
 _BORDERS: Final = 8
 _FIELD_BORDERS: Final = 26
-_HEADERS_PLACE: Final = 4
+_HEADERS_INDEX: Final = 4
 # Field -> (its index among the borders of a row, its flag).
-_PLACES: Final = {
+_FIELD_INDEX: Final = {
     "content_type": (0, p.CONTENT_TYPE),
     "content_encoding": (2, p.CONTENT_ENCODING),
     "delivery_mode": (6, p.DELIVERY_MODE),
@@ -130,7 +130,7 @@ class Decoder:
             else:
                 column = self._property_column(name, raw, properties, rows)
             made[name] = column
-        return self._whole(made)
+        return self._record_batch(made)
 
     _NEEDS_PROPERTIES = frozenset({"properties", "headers", "raw_properties", "raw_headers"})
 
@@ -172,7 +172,7 @@ class Decoder:
             else:
                 column = self._constant(name, len(records))
             made[name] = column
-        return self._whole(made)
+        return self._record_batch(made)
 
     def _constant(self, name: str, rows: int) -> Any:
         column = self._repeated.get(name)
@@ -180,7 +180,7 @@ class Decoder:
             column = self._repeated[name] = pa.repeat(pa.scalar(self._constants[name], pa.string()), max(rows, 8192))
         return column.slice(0, rows)
 
-    def _whole(self, made: dict[str, Any]) -> Any:
+    def _record_batch(self, made: dict[str, Any]) -> Any:
         columns = []
         for name, field in zip(self.names, self.schema, strict=True):
             column = made[name]
@@ -201,7 +201,7 @@ class _Overlay:
         self._stride = stride
 
     def take(self, place: int) -> Any:
-        places = _places(self._stride, place, _rounded(self._rows)).slice(0, self._rows)
+        places = _row_indices(self._stride, place, _rounded(self._rows)).slice(0, self._rows)
         return pc.take(self._array, places, boundscheck=False)  # no check needed: each row has `stride` elements
 
 
@@ -210,7 +210,7 @@ def _rounded(rows: int) -> int:
 
 
 @cache
-def _places(stride: int, place: int, rows: int) -> Any:
+def _row_indices(stride: int, place: int, rows: int) -> Any:
     return pa.array(range(place, place + stride * rows, stride), pa.int32())
 
 
@@ -228,13 +228,13 @@ class _Properties:
 
     def raw_headers(self) -> Any:
         if self._raw_headers is None:
-            self._raw_headers = self._with_validity(self._fields.take(_HEADERS_PLACE), p.HEADERS)
+            self._raw_headers = self._with_validity(self._fields.take(_HEADERS_INDEX), p.HEADERS)
         return self._raw_headers
 
     def struct(self) -> Any:
         columns = []
         for name, kind in PROPERTIES:
-            place, flag = _PLACES[name]
+            place, flag = _FIELD_INDEX[name]
             if self._found.seen & flag == 0:  # most messages have few properties
                 columns.append(pa.nulls(self._rows, STRUCT.field(name).type))
                 continue
@@ -370,8 +370,8 @@ class PartReader:
         self._decoder = decoder
         self._batch_rows = batch_rows
         self._check_crc = check_crc
-        self._fail = fail_on_data_loss
-        self._plans = plans
+        self._fail_on_data_loss = fail_on_data_loss
+        self._plans_left = plans
         self._name = segment_name(part.base) + (".log.swap" if part.swap else ".log")
         self._found = FieldOffsets(part.base, part.end)
         self._data = b""
@@ -380,13 +380,13 @@ class PartReader:
     def batches(self) -> Iterator[Any]:
         """Yield the part's records in order, as pyarrow.RecordBatch. Raises DataLoss, SourceError, OSError."""
         try:
-            yield from self._as_planned()
+            yield from self._read_as_planned()
         except _LogReplaced:
-            if self._plans == 0:
+            if self._plans_left == 0:
                 raise DataLoss(f"{self._where()}: it is compacted faster than it can be read") from None
-            yield from self._planned_anew()
+            yield from self._read_with_new_plan()
 
-    def _as_planned(self) -> Iterator[Any]:
+    def _read_as_planned(self) -> Iterator[Any]:
         found, part = self._found, self._part
         self._begin()
         while True:
@@ -398,24 +398,24 @@ class PartReader:
             if status == DONE:
                 return
             if status == IRREGULAR:
-                records = self._one_by_one(self._data, found)
+                records = self._read_records(self._data, found)
                 if records:
                     yield self._decoder.scalar(records)
             elif status == PACKED:
                 yield from self._unpacked()
             elif status == BAD:
-                self._still_there()
-                if not self._pass_over(position, found.reason):
+                self._check_not_replaced()
+                if not self._skip_bad_batch(position, found.reason):
                     return
             elif status != FULL:
                 if found.expected >= part.stop:
                     return
                 if not self._load(position, found.needed):
-                    self._still_there()
-                    self._ended(position)
+                    self._check_not_replaced()
+                    self._handle_early_end(position)
                     return
                 if BatchHeader(self._data, 0).base_offset != found.expected:
-                    self._still_there()  # a name may refer to another log now, with a batch inside of it here
+                    self._check_not_replaced()  # a name may refer to another log now, with a batch inside of it here
 
     def _unpacked(self) -> Iterator[Any]:
         """Yield the compressed batches at the scan's position, up to one piece's size unpacked, and move behind
@@ -431,7 +431,9 @@ class PartReader:
                 images.append(image)
                 size += len(image)
             except BadRecord as error:
-                self._lose(header.base_offset, header.last_offset, f"the checksum is right, but the batch {error}")
+                self._report_loss(
+                    header.base_offset, header.last_offset, f"the checksum is right, but the batch {error}"
+                )
             found.position += header.size
             found.expected = header.last_offset + 1
             if self._scan() != PACKED or found.rows:
@@ -440,23 +442,23 @@ class PartReader:
         inner.at_end = True
         data = b"".join(images)
         while True:
-            status = scan(inner, data, part.first, part.stop, _NO_LIMIT, False, *self._left_out())
+            status = scan(inner, data, part.first, part.stop, _NO_LIMIT, False, *self._excluded())
             if inner.rows:
                 yield self._decoder.batch(data, inner)
                 inner.clear()
             if status not in (IRREGULAR, BAD):
                 return
-            records = self._one_by_one(data, inner)
+            records = self._read_records(data, inner)
             if records:
                 yield self._decoder.scalar(records)
 
-    def _planned_anew(self) -> Iterator[Any]:
+    def _read_with_new_plan(self) -> Iterator[Any]:
         """Plan the rest of the part again and yield it. Messages that were settled in the first plan stay settled."""
         part = self._part
         first = max(part.first, self._found.expected)
         snapshot = Snapshot(self._files, part.queue)
         for low, high, reason in snapshot.losses(first, part.stop, include_settled=True):
-            self._lose(low, high, f"{reason} since the query was planned")
+            self._report_loss(low, high, f"{reason} since the query was planned")
         for new in snapshot.parts(first, part.stop, split_bytes=_NO_LIMIT, include_settled=True):
             yield from PartReader(
                 self._files,
@@ -464,11 +466,11 @@ class PartReader:
                 self._decoder,
                 batch_rows=self._batch_rows,
                 check_crc=self._check_crc,
-                fail_on_data_loss=self._fail,
-                plans=self._plans - 1,
+                fail_on_data_loss=self._fail_on_data_loss,
+                plans=self._plans_left - 1,
             ).batches()
 
-    def _still_there(self) -> None:
+    def _check_not_replaced(self) -> None:
         """Raise _LogReplaced unless the file of that name has the planned size."""
         if self._files.size(self._name) != self._part.log_size:
             raise _LogReplaced
@@ -476,18 +478,18 @@ class PartReader:
     def _begin(self) -> None:
         """Load the first piece. Raises _LogReplaced."""
         part = self._part
-        self._name = self._file()
+        self._name = self._find_name()
         if part.position:
             self._load(part.position, HEADER_SIZE)
             header = BatchHeader(self._data, 0) if len(self._data) >= HEADER_SIZE else None
             if header is not None and header.plausible() and header.last_offset == part.anchor:
                 self._found.expected = header.base_offset
                 return
-            self._still_there()
+            self._check_not_replaced()
             logger.warning("%s: the index is wrong at %d; reading from the start", self._name, part.position)
         self._load(0, HEADER_SIZE)
 
-    def _file(self) -> str:
+    def _find_name(self) -> str:
         """Return the present name of the planned log: compaction renames it, and gives an old log's name to a new
         one.
 
@@ -515,10 +517,10 @@ class PartReader:
             part.stop,
             self._batch_rows,
             self._check_crc,
-            *self._left_out(),
+            *self._excluded(),
         )
 
-    def _left_out(self) -> tuple[bytes, int, int]:
+    def _excluded(self) -> tuple[bytes, int, int]:
         """Return the arguments of `scan` for offsets that do not count: settled bits and the start of transient
         messages.
         """
@@ -539,12 +541,14 @@ class PartReader:
         self._found.at_end = len(self._data) < wanted
         return len(self._data) >= needed
 
-    def _ended(self, position: int) -> None:
+    def _handle_early_end(self, position: int) -> None:
         """Handle the end of the file before the end of the part: a loss, unless the whole file was read."""
         if len(self._data) > 0 or position < self._part.log_size:
-            self._lose(self._found.expected, self._part.stop - 1, f"the file ends at {position + len(self._data)}")
+            self._report_loss(
+                self._found.expected, self._part.stop - 1, f"the file ends at {position + len(self._data)}"
+            )
 
-    def _one_by_one(self, data: bytes, found: FieldOffsets) -> list[Record]:
+    def _read_records(self, data: bytes, found: FieldOffsets) -> list[Record]:
         """Read the uncompressed batch at the scan's position with the generic parser, and move behind it."""
         part = self._part
         header = BatchHeader(data, found.position)
@@ -553,7 +557,7 @@ class PartReader:
             BatchCursor(data, found.position, header).read(part.first, None, {}, _NO_LIMIT, records)
         except (BadRecord, IndexError) as error:
             reason = f"the checksum is right, but the records are invalid: {error}"
-            self._lose(header.base_offset, header.last_offset, reason)
+            self._report_loss(header.base_offset, header.last_offset, reason)
         found.position += header.size
         found.expected = header.last_offset + 1
         return [record for record in records if record.offset < part.stop and not self._is_settled(record.offset)]
@@ -563,21 +567,23 @@ class PartReader:
         bits = self._part.bits
         return 0 <= place < len(bits) * 8 and bits[place >> 3] >> (place & 7) & 1 == 1
 
-    def _pass_over(self, position: int, reason: str) -> bool:
+    def _skip_bad_batch(self, position: int, reason: str) -> bool:
         """Skip the bad batch at `position`. Return False if no good batch follows. Raises DataLoss."""
         found = self._found
         reason = f"{reason} at byte {position}"
-        for there in self._candidates(position):
-            if not self._load(there, HEADER_SIZE):
+        for candidate in self._candidates(position):
+            if not self._load(candidate, HEADER_SIZE):
                 continue
             header = BatchHeader(self._data, 0)
             if not header.plausible() or header.base_offset < found.expected or header.last_offset >= self._part.end:
                 continue
-            if (len(self._data) >= header.size or self._load(there, header.size)) and crc_fits(self._data, 0, header):
-                self._lose(found.expected, header.base_offset - 1, reason)
+            if (len(self._data) >= header.size or self._load(candidate, header.size)) and crc_fits(
+                self._data, 0, header
+            ):
+                self._report_loss(found.expected, header.base_offset - 1, reason)
                 found.expected = header.base_offset
                 return True
-        self._lose(found.expected, self._part.end - 1, reason)
+        self._report_loss(found.expected, self._part.end - 1, reason)
         return False
 
     def _candidates(self, position: int) -> Iterator[int]:
@@ -590,14 +596,14 @@ class PartReader:
         while (position := index.next_position(position)) >= 0:
             yield position
 
-    def _lose(self, first: int, last: int, reason: str) -> None:
+    def _report_loss(self, first: int, last: int, reason: str) -> None:
         """Report that offsets first..last cannot be read, if any of them is wanted. Raises DataLoss."""
         part = self._part
         first, last = max(first, part.first), min(last, part.stop - 1)
         if last < first or all(self._is_settled(offset) for offset in range(first, last + 1)):
             return
         text = f"{self._where()}: offsets {first} to {last}: {reason}"
-        if self._fail:
+        if self._fail_on_data_loss:
             raise DataLoss(f"{text} (failOnDataLoss=false continues without them)")
         logger.warning("lost: %s", text)
 

@@ -112,7 +112,7 @@ class ExportCheckpoint:
             if known.get(name) != value:
                 raise CheckpointError(
                     f"the checkpoint {self.directory} belongs to an export with --{name.replace('_', '-')} "
-                    f"{_shown(known.get(name))}, not {_shown(value)}: use another --checkpoint"
+                    f"{_format(known.get(name))}, not {_format(value)}: use another --checkpoint"
                 )
         found = self._json("state.json")
         under_way = found.pop("next")
@@ -130,12 +130,12 @@ class ExportCheckpoint:
         self._write("state.json", asdict(self.state))
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        aside = self.directory / f"{name}.tmp"
-        with aside.open("wb") as file:
+        temporary = self.directory / f"{name}.tmp"
+        with temporary.open("wb") as file:
             file.write(json.dumps(content, indent=1, sort_keys=True).encode())
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(self.directory / name)
+        temporary.replace(self.directory / name)
         sync_directory(self.directory)
 
     def begin(self, position: dict[str, dict[str, Any]]) -> Progress:
@@ -211,12 +211,12 @@ def move(moves: list[list[str]]) -> None:
 
 def _copy(source: Path, target: Path) -> None:
     """Move between file systems: copy to a name that readers ignore, sync, rename."""
-    aside = target.with_name(f".{target.name}.moving")
-    with source.open("rb") as old, aside.open("wb") as new:
+    temporary = target.with_name(f".{target.name}.moving")
+    with source.open("rb") as old, temporary.open("wb") as new:
         shutil.copyfileobj(old, new, 1 << 20)
         new.flush()
         os.fsync(new.fileno())
-    aside.replace(target)
+    temporary.replace(target)
     source.unlink()
 
 
@@ -229,7 +229,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
         value = ",".join(value)
     return "(none)" if value in (None, "") else repr(value)

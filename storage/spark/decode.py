@@ -162,11 +162,11 @@ def scan(
         if end > size:
             found.needed = header.size
             return MORE
-        if check_crc and not _whole(found, data, position, header):
+        if check_crc and not _crc_is_right(found, data, position, header):
             return BAD
-        ended: i64 = _batch(found, data, position, header, first, stop, settled, settled_base)
-        if ended != DONE:
-            return ended
+        result: i64 = _batch(found, data, position, header, first, stop, settled, settled_base)
+        if result != DONE:
+            return result
         found.expected = header.last_offset + 1
         position = end
 
@@ -177,10 +177,10 @@ def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -
     A gap is legal, but the checksum does not cover the offset. If the next batch starts before this one ends, this
     one is wrong.
     """
-    behind: i64 = position + header.size
-    if behind + HEADER_SIZE <= len(data):
-        after = BatchHeader(data, behind)
-        if after.plausible() and found.expected <= after.base_offset <= header.last_offset:
+    next_position: i64 = position + header.size
+    if next_position + HEADER_SIZE <= len(data):
+        next_header = BatchHeader(data, next_position)
+        if next_header.plausible() and found.expected <= next_header.base_offset <= header.last_offset:
             found.reason = "the batch's offset does not fit its neighbours"
             return BAD
     elif not found.at_end:
@@ -189,7 +189,7 @@ def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -
     return DONE
 
 
-def _whole(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> bool:
+def _crc_is_right(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> bool:
     """Return whether the batch's checksum is right."""
     buffer = found.buffer
     start = position + CRC_START
@@ -201,7 +201,7 @@ def _whole(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader)
     return True
 
 
-def _stands(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
+def _equals_at(wanted: bytes, size: i64, data: bytes, position: i64) -> bool:
     """Return whether `data` has `wanted` at `position`. Compares words of 8 bytes without calling methods of bytes.
 
     Args:
@@ -246,7 +246,7 @@ def _record_end(found: FieldOffsets, data: bytes, position: i64, end: i64) -> i6
     return record_end
 
 
-def _learn_middle(found: FieldOffsets, data: bytes, position: i64, record_end: i64) -> bool:
+def _keep_middle(found: FieldOffsets, data: bytes, position: i64, record_end: i64) -> bool:
     """Keep the bytes between a record's body and its properties for the next records. Return False if amqpd did not
     write them.
     """
@@ -278,9 +278,9 @@ def _row(found: FieldOffsets, data: bytes, record_end: i64, offset: i64, timesta
     if (
         middle_size == 0
         or position + middle_size > record_end
-        or not (_stands(middle, middle_size, data, position) if COMPILED else data.startswith(middle, position))
+        or not (_equals_at(middle, middle_size, data, position) if COMPILED else data.startswith(middle, position))
     ):
-        if not _learn_middle(found, data, position, record_end):
+        if not _keep_middle(found, data, position, record_end):
             return False
         middle = found.middle
         middle_size = len(middle)

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTION = "queue.json"
 KNOWN_MAX = 100_000
-_known: dict[str, tuple[float, QueueName]] = {}
+_descriptions: dict[str, tuple[float, QueueName]] = {}
 READ_SIZE = 1 << 20
 
 
@@ -143,7 +143,7 @@ class DirectorySource(LogSource):
             places = [f"{each}/{name}" for each in vhosts for name in _names(each)]
         found: dict[str, tuple[float, QueueName]] = {}
         for place in places:
-            described = _described(place)
+            described = _read_description(place)
             if described is None:
                 continue
             made_at, name = described
@@ -169,11 +169,11 @@ def _names(path: str) -> list[str]:
         ) from None
 
 
-def _described(place: str) -> tuple[float, QueueName] | None:
+def _read_description(place: str) -> tuple[float, QueueName] | None:
     """Return the creation time of a queue's directory, and its queue. The result is cached: ids are never used
     twice.
     """
-    known = _known.get(place)
+    known = _descriptions.get(place)
     if known is not None:
         return known
     path = f"{place}/{DESCRIPTION}"
@@ -187,9 +187,9 @@ def _described(place: str) -> tuple[float, QueueName] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("%s is ignored: %s", path, error)
         return None
-    if len(_known) >= KNOWN_MAX:
-        _known.clear()
-    _known[place] = found
+    if len(_descriptions) >= KNOWN_MAX:
+        _descriptions.clear()
+    _descriptions[place] = found
     return found
 
 

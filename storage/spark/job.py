@@ -258,9 +258,9 @@ class ExportJob:
             self._read = {**given, "queuePattern": re.escape(options.queue)}
         self._parsed = parse({"startingOffsets": "earliest", **self._read})
         self._spark = session
-        self._own = session is None
+        self._owns_session = session is None
         self._where_is_good = False
-        self._quick = False  # a JVM that handles no rows needs little compilation
+        self._quick_jvm = False  # a JVM that handles no rows needs little compilation
 
     def _check(self) -> None:
         options = self.options
@@ -297,9 +297,9 @@ class ExportJob:
             ledger = ExportCheckpoint(Path(options.checkpoint), options.identity())
             stack.callback(ledger.close)
             target = self._target(ledger)
-            self._quick = target.by_tasks(not options.where)
+            self._quick_jvm = target.by_tasks(not options.where)
             stack.callback(target.close)
-            self._settle_last(ledger, target, total)
+            self._resolve_last_batch(ledger, target, total)
             if ledger.state.batch == 0:
                 target.check_fresh(self._prefix())
             try:
@@ -310,11 +310,11 @@ class ExportJob:
                     total.working_s += report.working_s
                     self.say(report)
             except Exception as error:
-                if not self._was_broken_off(error):
+                if not self._ended_by_signal(error):
                     raise
                 logger.warning("Spark was ended during a batch; a rerun exports it again")
             finally:
-                self._end_session()
+                self._stop_session()
             total.lag = sum(span.end - span.first for span in self._spans(ledger, None))
             self._commit_holds(ledger)
             total.batch = ledger.state.batch
@@ -335,7 +335,7 @@ class ExportJob:
             return Delta(Path(options.to), list(options.partition_by), ledger)
         return Files(Path(options.to), options.format, list(options.partition_by), ledger)
 
-    def _settle_last(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
+    def _resolve_last_batch(self, ledger: ExportCheckpoint, target: ExportTarget, total: ExportReport) -> None:
         """Complete or drop the batch that was in progress when the last run ended."""
         under_way = ledger.state.next
         if under_way is None:
@@ -393,9 +393,9 @@ class ExportJob:
             target.write(_Batch(self, spans), progress, label)
         except Exception as error:
             # A DataLoss on the driver or in a task arrives as text inside one of Spark's exceptions.
-            found = str(error).partition(f".{DataLoss.__name__}: ")[2]
-            if found and not isinstance(error, DataLoss):
-                raise DataLoss(found.splitlines()[0]) from error
+            result = str(error).partition(f".{DataLoss.__name__}: ")[2]
+            if result and not isinstance(error, DataLoss):
+                raise DataLoss(result.splitlines()[0]) from error
             raise
         ledger.commit()
         self._commit_holds(ledger, spans)
@@ -407,7 +407,7 @@ class ExportJob:
     def _spans(self, ledger: ExportCheckpoint, limit: int | None) -> list[OffsetSpan]:
         """Return the spans to export now. Each queue gets its share of `limit` by its lag. Raises DataLoss."""
         known = ledger.state.position
-        found: list[OffsetSpan] = []
+        result: list[OffsetSpan] = []
         with ExitStack() as stack:
             snapshots = offsets.snapshots(self._parsed, stack)
             if not snapshots:
@@ -415,24 +415,24 @@ class ExportJob:
             if ledger.state.batch == 0 and not known:
                 known = offsets.initial(self._parsed)
             for key, snapshot in snapshots.items():
-                first = self._first(snapshot, known.get(key))
+                first = self._first_offset(snapshot, known.get(key))
                 end = snapshot.end
                 if self.options.to_offset is not None:
                     end = min(end, self.options.to_offset)
                 whole = file_name(self.options.name) in snapshot.files.sizes()
-                found.append(OffsetSpan(snapshot.queue, first, max(first, end), max(first, end), whole))
-        waiting = sum(span.end - span.first for span in found)
+                result.append(OffsetSpan(snapshot.queue, first, max(first, end), max(first, end), whole))
+        waiting = sum(span.end - span.first for span in result)
         if limit is None or waiting <= limit:
-            return found
+            return result
         return [
             OffsetSpan(
                 span.queue, span.first, span.first + min(span.end - span.first, max(1, share)), span.end, span.whole
             )
-            for span in found
+            for span in result
             for share in [limit * (span.end - span.first) // waiting]
         ]
 
-    def _first(self, snapshot: Snapshot, before: dict[str, Any] | None) -> int:
+    def _first_offset(self, snapshot: Snapshot, before: dict[str, Any] | None) -> int:
         if before is not None and before["id"] == snapshot.queue.id:
             return int(before["offset"])
         if before is not None:
@@ -450,58 +450,58 @@ class ExportJob:
 
             options = self.options
             self._starting()
-            heard = signal.getsignal(signal.SIGINT)
+            handler = signal.getsignal(signal.SIGINT)
             self._spark = spark_session(
                 options.master,
                 name="amqpctl export",
                 memory=options.memory,
-                quick=self._quick,
+                quick=self._quick_jvm,
                 settings={"spark.sql.maxConcurrentOutputFileWriters": "20", **options.settings},
                 log=Path(options.checkpoint) / "spark.log",
                 shielded=True,
             )
-            if heard is not None and threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, heard)  # pyspark has set its own handler, which aborts the batch
+            if handler is not None and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, handler)  # pyspark has set its own handler, which aborts the batch
             self._spark.sparkContext.setLogLevel("ERROR")
             # These loggers repeat raised errors, one of them as JSON with the JVM's hundred lines.
             for name in ("SQLQueryContextLogger", "py4j"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
         return self._spark
 
-    def _was_broken_off(self, error: Exception) -> bool:
+    def _ended_by_signal(self, error: Exception) -> bool:
         """Return whether a signal has ended Spark, too: service managers send it to all processes."""
-        if not self._own or not self.stopped():
+        if not self._owns_session or not self.stopped():
             return False
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         return isinstance(error, (Py4JError, PySparkException, CannotRunSpark))
 
-    def _end_session(self) -> None:
-        if self._spark is not None and self._own:
+    def _stop_session(self) -> None:
+        if self._spark is not None and self._owns_session:
             try:
                 self._spark.stop()
             except Exception as error:
-                if not self._was_broken_off(error):
+                if not self._ended_by_signal(error):
                     raise
 
     def rows(self, spans: list[OffsetSpan]) -> DataFrame:
         """Return the filtered rows of the spans, with the columns to partition by."""
         options = self.options
-        found: DataFrame | None = None
+        result: DataFrame | None = None
         for whole in (False, True):
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
                 part = self._load(wanted, whole)
-                found = part if found is None else found.unionByName(part)
-        assert found is not None  # there is a non-empty span
+                result = part if result is None else result.unionByName(part)
+        assert result is not None  # there is a non-empty span
         if options.where:
-            found = found.where(options.where)
+            result = result.where(options.where)
         columns = [f"`{name}`" for name in options.columns]
         if options.is_database:
             columns = [f"to_json({each}) AS {each}" if "<" in COLUMNS[each.strip("`")] else each for each in columns]
         columns += [f"{DERIVED[name]} AS {name}" for name in options.partition_by if name in DERIVED]
-        return found.selectExpr(*columns)
+        return result.selectExpr(*columns)
 
     def to_parquet(self, spans: list[OffsetSpan], directory: str, by: tuple[str, ...]) -> list[WrittenFile]:
         """Write the spans in the tasks that read them."""
@@ -512,13 +512,13 @@ class ExportJob:
         return write_parquet(spark, replace(self._parsed, columns=self.options.columns), parts, directory, by)
 
     def _parts(self, spans: list[OffsetSpan], split_bytes: int) -> list[LogPartition]:
-        found: list[LogPartition] = []
+        result: list[LogPartition] = []
         for whole in (False, True):
             wanted = [span for span in spans if span.whole == whole and span.stop > span.first]
             if wanted:
                 read = parse({**self._read_options(wanted, whole), "splitBytes": str(split_bytes)})
-                found += offsets.batch_parts(read)
-        return found
+                result += offsets.batch_parts(read)
+        return result
 
     def _load(self, spans: list[OffsetSpan], whole: bool) -> DataFrame:
         reader = self._session().read.format("amqp")
@@ -555,8 +555,8 @@ class ExportJob:
 
 def without_password(url: str) -> str:
     """Return a database's URL without user and password, for display and storage; a path unchanged."""
-    scheme, found, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}" if found else url
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if separator else url
 
 
 __all__ = ["BadExport", "ExportJob", "ExportOptions", "ExportReport", "TargetError", "without_password"]

@@ -37,7 +37,7 @@ from amqpd.storage.spark.files import LogFiles, QueueName
 logger = logging.getLogger(__name__)
 
 SPLIT_BYTES = 32 << 20
-_SIGNS = (".log", ".settled", ".log.swap")
+_SUFFIXES = (".log", ".settled", ".log.swap")
 
 
 class DataLoss(Exception):
@@ -115,7 +115,7 @@ class Snapshot:
         cleanings = decode_clean_offsets(self.files.read(CLEANER_OFFSET))
         self.clean_end = cleanings[-1][0] if cleanings else 0
         self.segments: list[SegmentView] = []
-        swapped = self._swapped(sizes)
+        swapped = self._swap_segments(sizes)
         instead = {base: swap for swap in swapped for base in swap.instead}
         for number, base in enumerate(bases):
             end = bases[number + 1] if number + 1 < len(bases) else max(mark, base)
@@ -125,7 +125,7 @@ class Snapshot:
                 self.segments.append(view)
         if self.segments and self.segments[-1].size >= 0:
             last = self.segments[-1]
-            last.end = min(last.end, self._whole_end(last))
+            last.end = min(last.end, self._complete_end(last))
         self.end = self.segments[-1].end if self.segments else mark
         self.start = next((each.base for each in self.segments if each.size >= 0), self.end)
 
@@ -133,7 +133,7 @@ class Snapshot:
         """Close the files."""
         self.files.close()
 
-    def _swapped(self, sizes: dict[str, int]) -> list[SegmentView]:
+    def _swap_segments(self, sizes: dict[str, int]) -> list[SegmentView]:
         """Return the `.log.swap` segments with the bases of the segments that they replace, their own included.
 
         A `.log.swap` file that its `.settled` file does not know is not from a compaction and is ignored.
@@ -209,7 +209,7 @@ class Snapshot:
         number, position = index.floor(relative)
         return (segment.base + number, position) if number >= 0 else (-1, 0)
 
-    def _whole_end(self, segment: SegmentView) -> int:
+    def _complete_end(self, segment: SegmentView) -> int:
         """Return the end of the last segment's whole batches. A copy of a growing segment has a partial batch at
         its end.
         """
@@ -261,7 +261,7 @@ class Snapshot:
                     continue
                 relative = times.offset_before(timestamp_ms)
                 anchor, position = self._entry(segment, self._index(segment), relative)
-                if position and not self._leads_to(segment, anchor, position):
+                if position and not self._has_anchor(segment, anchor, position):
                     position = 0
             for _, header in self.headers(segment, position):
                 if header.base_offset >= segment.end:
@@ -270,7 +270,7 @@ class Snapshot:
                     return int(header.base_offset)
         return None
 
-    def _leads_to(self, segment: SegmentView, anchor: int, position: int) -> bool:
+    def _has_anchor(self, segment: SegmentView, anchor: int, position: int) -> bool:
         first = next(iter(self.headers(segment, position)), None)
         return first is not None and first[1].last_offset == anchor
 
@@ -299,7 +299,7 @@ class Snapshot:
     def _cut(self, segment: SegmentView) -> int | None:
         """Return the first missing offset of a sealed segment whose file is shorter than its noted size; else None."""
         noted = totals_of(AckFileReader(self._entries(segment)).entries)
-        return self._whole_end(segment) if noted and noted[-1][1] > segment.size else None
+        return self._complete_end(segment) if noted and noted[-1][1] > segment.size else None
 
     def parts(
         self, first: int, stop: int, *, split_bytes: int = SPLIT_BYTES, include_settled: bool = False
@@ -330,18 +330,18 @@ class Snapshot:
         if number:
             relative, position = index.entry(number - 1)
             anchor = segment.base + relative
-        begin, there = low, segment.size
+        begin, next_position = low, segment.size
         while number < len(index):
-            relative, there = index.entry(number)
+            relative, next_position = index.entry(number)
             border = segment.base + relative + 1
             if border >= high:
                 break
-            if there - position >= split_bytes:
-                yield from self._part(segment, begin, border, position, anchor, there - position, bits)
-                begin, position, anchor = border, there, segment.base + relative
+            if next_position - position >= split_bytes:
+                yield from self._part(segment, begin, border, position, anchor, next_position - position, bits)
+                begin, position, anchor = border, next_position, segment.base + relative
             number += 1
-            there = segment.size
-        yield from self._part(segment, begin, high, position, anchor, there - position, bits)
+            next_position = segment.size
+        yield from self._part(segment, begin, high, position, anchor, next_position - position, bits)
 
     def _part(
         self, segment: SegmentView, first: int, stop: int, position: int, anchor: int, size_bytes: int, bits: bytes
@@ -369,7 +369,7 @@ class Snapshot:
 
 def _bases(sizes: dict[str, int]) -> list[int]:
     """Return the base offsets of all segments of which the listing has a file."""
-    return sorted({int(name[:20]) for name in sizes if name[:20].isdigit() and name[20:] in _SIGNS})
+    return sorted({int(name[:20]) for name in sizes if name[:20].isdigit() and name[20:] in _SUFFIXES})
 
 
 def _log_size(sizes: dict[str, int], base: int) -> int:

@@ -28,7 +28,7 @@ BLOCK = 256 << 10
 _HEADER = b"AMQP\x00\x00\x09\x01"
 _END = b"\xce"
 _METHOD = 1
-_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _Answer = TypeVar("_Answer")
 
 
@@ -91,8 +91,8 @@ class SinkPublisher:
         timeout_s: float = 60.0,
     ) -> None:
         self.published = 0
-        self._confirmed = 0  # all messages up to this number are confirmed, and those in `_early`
-        self._early: set[int] = set()
+        self._confirmed = 0  # all messages up to this number are confirmed, and those in `_confirmed_early`
+        self._confirmed_early: set[int] = set()
         self._transaction = transaction
         self._mandatory = mandatory
         self._window = window
@@ -140,9 +140,9 @@ class SinkPublisher:
             out += _END
         self.published += 1
         if len(out) >= BLOCK:
-            self._pump(lambda: len(self._out) < BLOCK)
+            self._run_until(lambda: len(self._out) < BLOCK)
         if not self._transaction and self.published - self._confirmed >= self._window:
-            self._pump(lambda: self.published - self._confirmed <= self._window // 2)
+            self._run_until(lambda: self.published - self._confirmed <= self._window // 2)
 
     def finish(self) -> int:
         """Wait until all messages are confirmed or committed. Return their number."""
@@ -150,9 +150,9 @@ class SinkPublisher:
             self._send(c.TxCommit())
             self._wait(c.TxCommitOk)
         else:
-            self._pump(lambda: self._confirmed >= self.published)
+            self._run_until(lambda: self._confirmed >= self.published)
         if self._returned is not None:
-            self._unroutable()
+            self._raise_unroutable()
         return self.published
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class SinkPublisher:
     def _open(self, target: SinkTarget) -> None:
         self._out += _HEADER
         self._wait(c.ConnectionStart)
-        told = {
+        client_properties = {
             "product": "amqpd spark sink",
             "capabilities": {
                 "publisher_confirms": True,
@@ -196,7 +196,7 @@ class SinkPublisher:
             },
         }
         response = b"\0" + target.user.encode() + b"\0" + target.password.encode()
-        self._send(c.ConnectionStartOk(told, "PLAIN", response, "en_US"), channel=0)
+        self._send(c.ConnectionStartOk(client_properties, "PLAIN", response, "en_US"), channel=0)
         tune = self._wait(c.ConnectionTune)
         if tune.frame_max:
             self._frame_max = min(self._frame_max, tune.frame_max)
@@ -216,7 +216,7 @@ class SinkPublisher:
         self._out += c.frame(channel, command)
 
     def _wait(self, kind: type[_Answer]) -> _Answer:
-        self._pump(lambda: bool(self._answers))
+        self._run_until(lambda: bool(self._answers))
         answer = self._answers.pop(0)
         if not isinstance(answer, kind):
             raise PublishError(f"{self._where} answered {type(answer).__name__}, expected {kind.__name__}")
@@ -224,7 +224,7 @@ class SinkPublisher:
 
     # -- the socket
 
-    def _pump(self, done: Callable[[], bool]) -> None:
+    def _run_until(self, done: Callable[[], bool]) -> None:
         """Write and read until `done` returns True."""
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -244,7 +244,7 @@ class SinkPublisher:
         out = self._out
         try:
             sent = self._socket.send(out) if out else 0
-        except _NOT_NOW:
+        except _WOULD_BLOCK:
             return False
         except OSError as error:
             self._read()  # read a close with the broker's reason
@@ -259,7 +259,7 @@ class SinkPublisher:
         while True:
             try:
                 data = self._socket.recv(BLOCK)
-            except _NOT_NOW:
+            except _WOULD_BLOCK:
                 return found
             except OSError as error:
                 raise PublishError(f"the connection to {self._where} is lost: {error}") from error
@@ -279,20 +279,20 @@ class SinkPublisher:
             if len(data) - position < size + 8:
                 break
             if data[position] == _METHOD:
-                self._heard(c.decode(bytes(data[position + 7 : position + 7 + size])))
+                self._handle(c.decode(bytes(data[position + 7 : position + 7 + size])))
             position += size + 8
         del data[:position]
 
-    def _heard(self, command: c.Command) -> None:
+    def _handle(self, command: c.Command) -> None:
         match command:
             case c.BasicAck(tag, multiple):
-                self._acked(tag, multiple)
+                self._on_ack(tag, multiple)
             case c.BasicNack():
                 raise PublishError(f"{self._where} refused a message (basic.nack)")
             case c.BasicReturn():
                 self._returned = command
                 if not self._transaction:
-                    self._unroutable()
+                    self._raise_unroutable()
             case c.ConnectionClose() | c.ChannelClose():
                 raise PublishError(f"{self._where} closed: {command.reply_code} {command.reply_text}")
             case c.ConnectionBlocked():
@@ -302,8 +302,8 @@ class SinkPublisher:
             case _:
                 self._answers.append(command)
 
-    def _acked(self, tag: int, multiple: bool) -> None:
-        early = self._early
+    def _on_ack(self, tag: int, multiple: bool) -> None:
+        early = self._confirmed_early
         if multiple:
             self._confirmed = max(self._confirmed, tag)
             if early:
@@ -314,7 +314,7 @@ class SinkPublisher:
             self._confirmed += 1
             early.remove(self._confirmed)
 
-    def _unroutable(self) -> None:
+    def _raise_unroutable(self) -> None:
         returned = self._returned
         assert returned is not None
         raise PublishError(

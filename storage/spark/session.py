@@ -92,14 +92,14 @@ def worker_environment() -> dict[str, str]:
     program. Exception: a working directory with another amqpd.
     """
     root = Path(amqpd.__file__).absolute().parents[1]
-    here = Path.cwd()
+    working_directory = Path.cwd()
     path = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     if not root.name.endswith("-packages"):
         path = [str(root), *(each for each in path if each != str(root))]
-    if ("" in sys.path or str(here) in sys.path) and str(here) not in path:
-        theirs, ours = here / "amqpd", root / "amqpd"
-        if not theirs.exists() or theirs.resolve() == ours.resolve():
-            path.append(str(here))
+    if ("" in sys.path or str(working_directory) in sys.path) and str(working_directory) not in path:
+        other, ours = working_directory / "amqpd", root / "amqpd"
+        if not other.exists() or other.resolve() == ours.resolve():
+            path.append(str(working_directory))
     return {"PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
 
@@ -159,7 +159,7 @@ def _write_shim(home: Path, java: str) -> Path:
     return home
 
 
-_shielding = False
+_sigterm_ignored = False
 _registered: WeakSet[SparkSession] = WeakSet()
 # Less compilation: the JVM starts with half the CPU time, but is slower in long jobs.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -214,12 +214,12 @@ def spark_session(
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with _stderr_to(log) if log is not None else nullcontext(), _environment(workers), _shield(shielded):
+    with _stderr_to(log) if log is not None else nullcontext(), _environment(workers), _shielded_from_sigterm(shielded):
         try:
             spark = builder.getOrCreate()
         except Exception as error:
-            words = f"; the end of its log: {_tail(log)}" if log is not None else ""
-            raise CannotRunSpark(f"Spark does not start: {str(error).splitlines()[0]}{words}") from error
+            details = f"; the end of its log: {_last_lines(log)}" if log is not None else ""
+            raise CannotRunSpark(f"Spark does not start: {str(error).splitlines()[0]}{details}") from error
     # if amqpd is installed, Spark finds the format itself
     if find_spec("pyspark_amqp") is None and spark not in _registered:
         register(spark)
@@ -228,18 +228,18 @@ def spark_session(
 
 
 @contextmanager
-def _shield(wanted: bool) -> Iterator[None]:
+def _shielded_from_sigterm(wanted: bool) -> Iterator[None]:
     """Let a JVM that starts inside this block ignore SIGTERM. pyspark's launcher does this for SIGINT only."""
-    global _shielding
-    _shielding = wanted
+    global _sigterm_ignored
+    _sigterm_ignored = wanted
     try:
         yield
     finally:
-        _shielding = False
+        _sigterm_ignored = False
 
 
 def _ignore_sigterm() -> None:
-    if _shielding:
+    if _sigterm_ignored:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -275,6 +275,6 @@ def _stderr_to(log: Path) -> Iterator[None]:
         os.close(terminal)
 
 
-def _tail(log: Path) -> str:
+def _last_lines(log: Path) -> str:
     lines = log.read_text("utf-8", "replace").strip().splitlines()
     return " / ".join(lines[-3:]) + f" ({log})"

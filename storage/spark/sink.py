@@ -56,7 +56,7 @@ from amqpd.storage.spark.publisher import SinkPublisher, SinkTarget
 logger = logging.getLogger(__name__)
 
 NAMES = ("url", "exchange", "routingKey", "delivery", "window", "mandatory", "persistent", "messageId", "timeout")
-_PASSED_OVER = ("vhost", "queue", "offset", "timestamp", "raw_headers")
+_IGNORED = ("vhost", "queue", "offset", "timestamp", "raw_headers")
 _FIELDS = tuple(name for name, _ in PROPERTIES)
 
 
@@ -152,8 +152,8 @@ def check_schema(schema: StructType) -> None:
         elif column.name == "raw_properties":
             fits = isinstance(kind, BinaryType)
         else:
-            if column.name not in _PASSED_OVER:
-                known = ["message_id", *(name for name in COLUMNS if name not in _PASSED_OVER)]
+            if column.name not in _IGNORED:
+                known = ["message_id", *(name for name in COLUMNS if name not in _IGNORED)]
                 raise BadOption(f"unknown column '{column.name}', expected one of {', '.join(known)}")
             continue
         if not fits:
@@ -254,7 +254,7 @@ class MessageRows:
         if raw is not None:
             p.scan_properties(raw, 0, len(raw))
             found = p.decode_properties(raw)
-            wanted = message_id or found.message_id or self._made_id(exchange, key, raw, body)
+            wanted = message_id or found.message_id or self._new_id(exchange, key, raw, body)
             mode = found.delivery_mode or (2 if self._options.persistent else None)
             if wanted == found.message_id and mode == found.delivery_mode:
                 return raw
@@ -275,12 +275,12 @@ class MessageRows:
         if "delivery_mode" not in fields and self._options.persistent:
             fields["delivery_mode"] = 2
         if "message_id" not in fields:
-            made = self._made_id(exchange, key, p.encode_properties(p.Properties(**fields)), body)
+            made = self._new_id(exchange, key, p.encode_properties(p.Properties(**fields)), body)
             if made is not None:
                 fields["message_id"] = made
         return p.encode_properties(p.Properties(**fields))
 
-    def _made_id(self, exchange: str, key: str, properties: bytes, body: bytes) -> str | None:
+    def _new_id(self, exchange: str, key: str, properties: bytes, body: bytes) -> str | None:
         how = self._options.message_id
         if how == "row":
             return f"{self._task}:{self._row}"

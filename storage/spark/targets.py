@@ -137,9 +137,9 @@ class Files(ExportTarget):
             raise TargetError(f"--to {directory}: it is not writable")
 
     def check_fresh(self, prefix: str) -> None:
-        theirs = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*")
+        pattern = re.compile(rf"{re.escape(prefix)}-(\d{{20}}-\d{{20}}|batch-\d{{8}})-[0-9a-f]{{8}}-.*")
         for path in self.directory.rglob(f"*.{self.kind}"):
-            if theirs.fullmatch(path.name):
+            if pattern.fullmatch(path.name):
                 raise TargetError(
                     f"{self.directory} has {path.name} of an export with another checkpoint, and all rows would be "
                     "there twice: use that --checkpoint, or another --to"
@@ -301,9 +301,9 @@ class Database(ExportTarget):
         try:
             self._prepare()
             known = self.batches.c
-            mine = (known.export == self.ledger.id) & (known.batch == progress.batch)
+            condition = (known.export == self.ledger.id) & (known.batch == progress.batch)
             with self.engine.connect() as connection:
-                found = connection.execute(select(known.row_count, known.body_bytes).where(mine)).first()
+                found = connection.execute(select(known.row_count, known.body_bytes).where(condition)).first()
         except SQLAlchemyError as error:
             raise TargetError(f"the database does not answer: {error}") from error
         if found is not None:
