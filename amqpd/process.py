@@ -230,31 +230,31 @@ class Notifier:
         Args:
             status: Text for `systemctl status`.
         """
-        self.tell("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
+        self.send("READY=1", f"STATUS={status}", f"MAINPID={os.getpid()}")
         if self._address and self._beat_s:
             self._beat(loop)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.tell("WATCHDOG=1")
+        self.send("WATCHDOG=1")
         self._timer = loop.call_later(self._beat_s, self._beat, loop)
 
     def reloading(self) -> None:
         """Report that the settings are being reloaded; `reloaded` ends it. Serves `Type=notify-reload`, too."""
-        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        self.send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def reloaded(self) -> None:
-        self.tell("READY=1")
+        self.send("READY=1")
 
     def stopping(self) -> None:
         """Report a stop. Watchdog reports continue until `close`, because a clean stop syncs logs."""
-        self.tell("STOPPING=1")
+        self.send("STOPPING=1")
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def tell(self, *lines: str) -> None:
+    def send(self, *lines: str) -> None:
         """Send a datagram without waiting. After an error, log it and send nothing any more."""
         if not self._address:
             return

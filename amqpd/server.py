@@ -405,7 +405,7 @@ async def serve(
     """Run the server until it is stopped. Return the exit code."""
     process.raise_limit()
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(tls.tell)
+    loop.set_exception_handler(tls.handle_loop_exception)
     gc.disable()  # everything that is loaded stays; the collector would scan it many times
     server = Server(settings, loop, guests)
     server.notifier = Notifier(os.environ)

@@ -119,7 +119,7 @@ def renew(context: ssl.SSLContext, tls: TlsSettings | HttpTlsSettings, name: str
     context.load_cert_chain(tls.certificate, tls.key, _no_passphrase)
 
 
-def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Handle exceptions of the event loop: an unreadable client certificate is logged without a traceback.
 
     uvloop reports such a certificate if Python cannot decode it, for example an alternative name that is no text.

@@ -58,15 +58,15 @@ def test_a_service_tells_how_it_is(tmp_path: Path) -> None:
 
 
 def test_nobody_is_told_without_systemd() -> None:
-    Notifier({}).tell("READY=1")
+    Notifier({}).send("READY=1")
 
 
 def test_a_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     environ = {"NOTIFY_SOCKET": str(tmp_path / "none")}
     notifier = Notifier(environ)
     assert environ == {}  # no child speaks for it
-    notifier.tell("READY=1")
-    notifier.tell("STOPPING=1")
+    notifier.send("READY=1")
+    notifier.send("STOPPING=1")
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "systemd cannot be reached, so it gets neither READY=1 nor later reports"
     ]
