@@ -204,7 +204,7 @@ class FollowedPartition:
     """A partition that a `TopicFollower` follows.
 
     Attributes:
-        next_offset: The callback has got all lower offsets.
+        next_offset: The callback was called for all lower offsets.
     """
 
     def __init__(self, topic: str, number: int, start: int) -> None:

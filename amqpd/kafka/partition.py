@@ -44,7 +44,7 @@ _PRODUCER: Final[i64] = 43  # offset in the header of the producer id and epoch
 _SEQUENCE: Final[i64] = 53
 
 
-def goes_on(before: ClosedBatch, batch: ClosedBatch) -> bool:
+def can_join(before: ClosedBatch, batch: ClosedBatch) -> bool:
     """Return whether `batch` may be joined behind `before`.
 
     Both must be neighbours with messages of one producer and epoch, neither compressed nor in parts.
@@ -62,7 +62,7 @@ def goes_on(before: ClosedBatch, batch: ClosedBatch) -> bool:
 
 
 def join(batches: list[ClosedBatch]) -> ClosedBatch:
-    """Join batches, each of which `goes_on` from the one before.
+    """Join batches. Each must satisfy `can_join` with the one before it.
 
     Cost: a copy of each record, and the CRC.
     Raises: BadRecord if a batch has no records.
@@ -239,7 +239,7 @@ class Partition:
         while waiting:
             batch = waiting[0].batch
             size += batch.size
-            if size > self.joined_size_max or not goes_on(batches[len(batches) - 1], batch):
+            if size > self.joined_size_max or not can_join(batches[len(batches) - 1], batch):
                 break
             follower = waiting.popleft()
             follower.follows = True
@@ -275,7 +275,7 @@ class Partition:
         self.text = text
         self.drain(now_ms + self.retry_ms)
 
-    def came_back(self) -> None:
+    def end_request(self) -> None:
         """Account for the end of a request that carried a batch, with or without an answer."""
         self.in_flight -= 1
         self.end_drain()
@@ -297,7 +297,7 @@ class Partition:
                 return offered
         return None
 
-    def learn(self, offered: QueuedBatch, base_offset: i64) -> None:
+    def set_end(self, offered: QueuedBatch, base_offset: i64) -> None:
         """Set the offsets from the answer to the epoch fence: all lower offsets are of earlier owners."""
         self.order.popleft()
         self.unsafe_bytes -= offered.batch.size

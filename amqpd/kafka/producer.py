@@ -395,7 +395,7 @@ class KafkaProducer(PartitionProducer):
                     continue
             else:
                 self._unknown_ms.pop(each, None)
-            self._producing.leads(each, leader, now)
+            self._producing.set_leader(each, leader, now)
             if leader != NO_LEADER:
                 self._wanted.discard(each)
 

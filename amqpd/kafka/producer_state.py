@@ -4,11 +4,11 @@
 id and epoch in their headers. Its driver has a connection to each broker that leads one of the partitions, and
 calls:
 
-    offer(partition, batch)          the next batch of a log
-    take(leader, now)                the next request to that broker, or None; IN_FLIGHT_MAX at a time
-    answered(call, data, now)        the answer to a request
-    lost(call, now)                  the connection ended before the answer
-    leads(partition, broker, now)    the leader of a partition
+    offer(partition, batch)              the next batch of a log
+    take(leader, now)                    the next request to that broker, or None; IN_FLIGHT_MAX at a time
+    answered(call, data, now)            the answer to a request
+    lost(call, now)                      the connection ended before the answer
+    set_leader(partition, broker, now)   the leader of a partition
 
 Invariants:
 
@@ -84,7 +84,7 @@ class PartitionProducer:
 
     def leader_wanted(self, partition: Partition) -> None:
         """Called when the leader must be looked up. Nothing is sent to the partition before the driver calls
-        `leads`.
+        `set_leader`.
         """
         raise NotImplementedError
 
@@ -141,7 +141,7 @@ class ProducerState:
         partition.offer(batch, now_ms)
         self._make_ready(partition)
 
-    def leads(self, partition: Partition, broker: i64, now_ms: i64) -> None:
+    def set_leader(self, partition: Partition, broker: i64, now_ms: i64) -> None:
         """Set the leader of a partition. NO_LEADER: there is none at the moment."""
         if partition.leader == broker:
             self._make_ready(partition)
@@ -246,7 +246,7 @@ class ProducerState:
         if code == 0 or code == DUPLICATE:
             expected: i64 = offered.batch.base_offset
             if partition.next_offset == UNKNOWN and answer.base_offset >= 0:
-                partition.learn(offered, answer.base_offset)
+                partition.set_end(offered, answer.base_offset)
                 self._events.moved(partition)
             elif answer.base_offset != expected and not (code == DUPLICATE and answer.base_offset < 0):
                 text = f"a batch of offset {expected} is stored at {answer.base_offset}"
@@ -291,7 +291,7 @@ class ProducerState:
 
     def _end_request(self, partition: Partition) -> None:
         drained: bool = partition.draining
-        partition.came_back()
+        partition.end_request()
         if self.over or partition.closed != 0 or partition.draining:
             return
         if drained and partition.waiting:
@@ -304,7 +304,7 @@ class ProducerState:
         self.end(f"{name} {partition.number}: {text}")
 
     def end(self, text: str) -> None:
-        """End all: nothing more is sent, and no answer is believed."""
+        """End the producer: nothing more is sent, and answers are ignored."""
         if not self.over:
             self.over = True
             self._ready.clear()

@@ -120,7 +120,7 @@ def read_head(reader: Reader, flexible: bool = True) -> None:
     """Skip the head of an answer."""
     reader.int32()
     if flexible:
-        reader.pass_tags()
+        reader.skip_tags()
 
 
 # -- ApiVersions
@@ -154,11 +154,11 @@ def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
         api: i64 = reader.int16()
         lowest: i64 = reader.int16()
         highest: i64 = reader.int16()
-        reader.pass_tags()
+        reader.skip_tags()
         found[api] = (lowest, highest)
         left -= 1
     reader.int32()
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return code, found
 
@@ -221,7 +221,7 @@ def decode_metadata(data: bytes) -> Metadata:
         host = reader.compact().decode("utf-8", "replace")
         port: i64 = reader.int32()
         reader.compact_or_none()
-        reader.pass_tags()
+        reader.skip_tags()
         found.brokers[broker] = (host, port)
         left -= 1
     cluster_id = reader.compact_or_none()
@@ -232,7 +232,7 @@ def decode_metadata(data: bytes) -> Metadata:
     while left > 0:
         _read_topic(reader, found)
         left -= 1
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return found
 
@@ -251,16 +251,16 @@ def _read_topic(reader: Reader, found: Metadata) -> None:
         partition: i64 = reader.int32()
         leader: i64 = reader.int32()
         reader.int32()
-        reader.pass_int32s()
-        reader.pass_int32s()
-        reader.pass_int32s()
-        reader.pass_tags()
+        reader.skip_int32s()
+        reader.skip_int32s()
+        reader.skip_int32s()
+        reader.skip_tags()
         found.leaders[name, partition] = leader
         if code != 0:
             found.codes[name, partition] = code
         left -= 1
     reader.int32()
-    reader.pass_tags()
+    reader.skip_tags()
 
 
 # -- ListOffsets: first and last offsets
@@ -321,12 +321,12 @@ def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
             reader.int64()  # timestamp of the record
             offset: i64 = reader.int64()
             reader.int32()
-            reader.pass_tags()
+            reader.skip_tags()
             found.append(PartitionOffset(topic, partition, code, offset))
             left -= 1
-        reader.pass_tags()
+        reader.skip_tags()
         topics -= 1
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return found
 
@@ -369,7 +369,7 @@ def decode_find_coordinator(data: bytes) -> Coordinator:
     broker: i64 = reader.int32()
     host = reader.compact().decode("utf-8", "replace")
     port: i64 = reader.int32()
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return Coordinator(code, text.decode("utf-8", "replace"), broker, host, port)
 
@@ -422,7 +422,7 @@ def decode_init_producer_id(data: bytes) -> ProducerId:
     code: i64 = reader.int16()
     producer_id: i64 = reader.int64()
     epoch: i64 = reader.int16()
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return ProducerId(code, producer_id, epoch)
 
@@ -485,7 +485,7 @@ def decode_sasl_authenticate(data: bytes) -> SaslAnswer:
     text = reader.compact_or_none() or b""
     message = reader.compact_or_none() or b""
     lifetime_ms: i64 = reader.int64()
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return SaslAnswer(code, text.decode("utf-8", "replace"), message, lifetime_ms)
 
@@ -649,7 +649,7 @@ def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
             while aborted > 0:
                 reader.int64()
                 reader.int64()
-                reader.pass_tags()
+                reader.skip_tags()
                 aborted -= 1
             reader.int32()  # preferred replica: we send no rack
             start: i64 = 0
@@ -657,12 +657,12 @@ def decode_fetch(data: bytes) -> tuple[i64, list[Fetched]]:
             start, end = reader.compact_span()
             if start < 0:
                 start = end = 0
-            reader.pass_tags()
+            reader.skip_tags()
             found.append(Fetched(topic, partition, of_partition, high_watermark, log_start_offset, data, start, end))
             left -= 1
-        reader.pass_tags()
+        reader.skip_tags()
         topics -= 1
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return code, found
 
@@ -784,13 +784,13 @@ def decode_produce(data: bytes) -> list[ProduceAnswer]:
             reader.int64()  # append time: topics of queues keep the publisher's time
             reader.int64()  # log start offset
             text = _read_texts(reader)
-            reader.pass_tags()
+            reader.skip_tags()
             answers.append(ProduceAnswer(topic, partition, code, base_offset, text))
             left -= 1
-        reader.pass_tags()
+        reader.skip_tags()
         topics -= 1
     reader.int32()  # throttle time: Kafka delays its answers itself
-    reader.pass_tags()
+    reader.skip_tags()
     reader.finish()
     return answers
 
@@ -804,7 +804,7 @@ def _read_texts(reader: Reader) -> str:
         of_record = reader.compact_or_none()
         if of_record is not None and len(said) < 3:
             said.append(of_record)
-        reader.pass_tags()
+        reader.skip_tags()
         left -= 1
     of_batch = reader.compact_or_none()
     if of_batch is not None:

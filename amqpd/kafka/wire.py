@@ -202,11 +202,11 @@ class Reader:
             raise BadAnswer("an array is longer than its answer")
         return count
 
-    def pass_int32s(self) -> None:
+    def skip_int32s(self) -> None:
         """Skip a compact array of numbers of 32 bits."""
         self._take(4 * self.count(4))
 
-    def pass_tags(self) -> None:
+    def skip_tags(self) -> None:
         """Skip the tagged fields."""
         left: i64 = self.uvarint()
         while left > 0:
@@ -215,7 +215,7 @@ class Reader:
             left -= 1
 
     def finish(self) -> None:
-        """End the answer. Raises BadAnswer if bytes are left."""
+        """Check that the whole answer was read. Raises BadAnswer if bytes are left."""
         if self.position != self.end:
             raise BadAnswer(f"{self.end - self.position} bytes follow the last field")
 

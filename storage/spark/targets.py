@@ -203,9 +203,7 @@ class Files(ExportTarget):
 
 
 class Delta(ExportTarget):
-    """A Delta table, written by the package deltalake. The directory also has files that only Delta readers
-    understand.
-    """
+    """A Delta table, written by the package deltalake. Readers must support Delta: the directory has other files, too."""
 
     batch_rows = 100_000
 
@@ -405,7 +403,9 @@ class WrittenFile(NamedTuple):
 def write_parquet(
     spark: SparkSession, options: ReadOptions, parts: Sequence[LogPartition], directory: str, by: tuple[str, ...] = ()
 ) -> list[WrittenFile]:
-    """Write the parts below `directory`, which every worker must reach, with the columns `options.columns`.
+    """Write the messages of the parts to files below `directory`, which every worker must reach.
+
+    The columns are `options.columns`.
 
     Args:
         by: Values of `TIMES`, the outer directory first.

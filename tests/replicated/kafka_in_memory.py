@@ -92,7 +92,7 @@ class FakeProducer:
             offered: QueuedBatch = partition.order[0]
             base = self.kafka.store(partition.topic.decode(), int(partition.number), offered.batch)
             if partition.next_offset == UNKNOWN:
-                partition.learn(offered, base)
+                partition.set_end(offered, base)
             else:
                 assert base == offered.batch.base_offset
                 partition.stored(offered)

@@ -75,7 +75,7 @@ def main() -> None:
     told("20 batches of 10 as one", lambda: join(apart), 200)
 
     producing, partition = ProducerState(Nobody()), Partition(TOPIC, 0, 0)
-    producing.leads(partition, 1, 0)
+    producing.set_leader(partition, 1, 0)
     batches = iter([batch_at(each) for each in range(5 * ROUNDS)])
     answers = iter([answer(each) for each in range(5 * ROUNDS)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from twin_kafka import NOT_LEADER, TIMED_OUT, TOO_LARGE, Run, batch_at, values_of
 
-from amqpd.kafka.partition import FULL_SIZE, JOINED_SIZE_MAX, UNKNOWN, Partition, goes_on, join
+from amqpd.kafka.partition import FULL_SIZE, JOINED_SIZE_MAX, UNKNOWN, Partition, can_join, join
 from amqpd.kafka.producer_state import epoch_fence
 from amqpd.kafka.wire import CODES, FENCED, LEADER, NONE, PARTITION, RESEND, SEQUENCE, BadAnswer, code_of
 from amqpd.storage.log.batch import BatchHeader
@@ -336,7 +336,7 @@ def test_a_leader_that_comes_back_gets_each_partition_once_a_request() -> None:
     run = at_once(known(Run(0, 1, 2)))
     offer(run, 1, 1)
     for leader in (2, 1, 2, 1):
-        run.producing.leads(run.partitions[0], leader, run.now)
+        run.producing.set_leader(run.partitions[0], leader, run.now)
     run.send()
     assert [(sent.leader, len(sent.call.partitions)) for sent in run.sent] == [(1, 1), (1, 1)]
 
@@ -407,15 +407,15 @@ def test_batches_as_one() -> None:
 
 def test_which_batches_go_on() -> None:
     first, behind = batch_at(5, 2), batch_at(7, 1)
-    assert goes_on(first, behind)
-    assert not goes_on(first, batch_at(8, 1, sequence=7))
-    assert not goes_on(first, batch_at(7, 1, sequence=8))
-    assert not goes_on(first, batch_at(7, 1, epoch=1))
-    assert not goes_on(first, batch_at(7, 1, producer_id=8))
-    assert goes_on(batch_at(5, 2, sequence=0x7FFF_FFFD), batch_at(7, 1, sequence=0x7FFF_FFFF))
-    assert not goes_on(batch_at(5, 2, sequence=0x7FFF_FFFE), batch_at(7, 1, sequence=0))
+    assert can_join(first, behind)
+    assert not can_join(first, batch_at(8, 1, sequence=7))
+    assert not can_join(first, batch_at(7, 1, sequence=8))
+    assert not can_join(first, batch_at(7, 1, epoch=1))
+    assert not can_join(first, batch_at(7, 1, producer_id=8))
+    assert can_join(batch_at(5, 2, sequence=0x7FFF_FFFD), batch_at(7, 1, sequence=0x7FFF_FFFF))
+    assert not can_join(batch_at(5, 2, sequence=0x7FFF_FFFE), batch_at(7, 1, sequence=0))
     behind.joins = False
-    assert not goes_on(first, behind) and not goes_on(behind, batch_at(8, 1))
+    assert not can_join(first, behind) and not can_join(behind, batch_at(8, 1))
 
 
 def test_what_are_no_messages_goes_by_itself_and_at_once() -> None:

@@ -160,7 +160,7 @@ class Run(PartitionProducer):
 
     def look_up(self) -> None:
         for partition in sorted(self.wanted, key=lambda each: each.number):
-            self.producing.leads(partition, self.twins[partition.number].leader, self.now)
+            self.producing.set_leader(partition, self.twins[partition.number].leader, self.now)
         self.wanted.clear()
 
     def send(self) -> None:
