@@ -353,9 +353,7 @@ class TopicAdmin:
         return found
 
     def check(self, topic: KafkaTopic, rules: Iterable[TopicRule]) -> None:
-        """Check a topic: log a warning for what only costs time or space. Raises UnsafeTopic with all weaker
-        settings.
-        """
+        """Check a topic. Settings that only cost time or space are logged. Raises UnsafeTopic with the unsafe ones."""
         options = self.options
         weak: list[str] = []
         change: list[str] = []

@@ -127,7 +127,7 @@ def read_head(reader: Reader, flexible: bool = True) -> None:
 
 
 def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, version: bytes) -> bytes:
-    """Encode the question for a broker's versions.
+    """Encode an ApiVersions request.
 
     Args:
         software: Our name for the broker's log: letters, digits, `-` and `.`.
@@ -195,7 +195,7 @@ class Metadata:
 
 
 def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) -> bytes:
-    """Encode the question for the brokers and the leaders of `topics`. It creates no topic."""
+    """Encode a Metadata request for the brokers and the leaders of `topics`. It creates no topic."""
     writer = BytesWriter()
     write_head(writer, 0, METADATA, 12, correlation_id, client_id)
     write_uvarint(writer, len(topics) + 1)
@@ -282,7 +282,7 @@ class PartitionOffset:
 
 
 def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, partitions: list[int], when: i64) -> bytes:
-    """Encode the question for an offset of each partition, to their leader.
+    """Encode a ListOffsets request for partitions with one leader.
 
     Args:
         when: EARLIEST: the first offset that still exists. LATEST: the high watermark. Else milliseconds since
@@ -349,7 +349,7 @@ class Coordinator:
 
 
 def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional_id: bytes) -> bytes:
-    """Encode the question for the coordinator of a transactional id."""
+    """Encode a FindCoordinator request for a transactional id."""
     writer = BytesWriter()
     write_head(writer, 0, FIND_COORDINATOR, 3, correlation_id, client_id)
     write_compact(writer, transactional_id)
@@ -392,7 +392,7 @@ def encode_init_producer_id(
     producer_id: i64 = -1,
     epoch: i64 = -1,
 ) -> bytes:
-    """Encode the request for a producer id and its next epoch.
+    """Encode an InitProducerId request, which returns a producer id and its next epoch.
 
     Args:
         transactional_id: Keeps the producer id and raises its epoch, which fences the previous one. None: a new
@@ -431,7 +431,7 @@ def decode_init_producer_id(data: bytes) -> ProducerId:
 
 
 def encode_sasl_handshake(correlation_id: i64, client_id: bytes, mechanism: bytes) -> bytes:
-    """Encode the choice of a mechanism."""
+    """Encode a SaslHandshake request, which chooses a mechanism."""
     writer = BytesWriter()
     write_head(writer, 0, SASL_HANDSHAKE, 1, correlation_id, client_id, flexible=False)
     write_string(writer, mechanism)
@@ -453,7 +453,7 @@ def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
 
 
 def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: bytes) -> bytes:
-    """Encode one message of the mechanism."""
+    """Encode a SaslAuthenticate request with one message of the mechanism."""
     writer = BytesWriter()
     write_head(writer, 0, SASL_AUTHENTICATE, 2, correlation_id, client_id)
     write_compact(writer, message)

@@ -172,7 +172,7 @@ def scan(
 
 
 def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> i64:
-    """Return DONE if the batch at `position` may follow a gap in the offsets.
+    """Check the batch at `position`, which follows a gap in the offsets. Return DONE if it is right, BAD, or MORE.
 
     A gap is legal, but the checksum does not cover the offset. If the next batch starts before this one ends, this
     one is wrong.

@@ -203,7 +203,7 @@ class Files(ExportTarget):
 
 
 class Delta(ExportTarget):
-    """A Delta table, written by the package deltalake. Readers must support Delta: the directory has other files, too."""
+    """A Delta table, written by the package deltalake. Readers must support Delta: other files are there, too."""
 
     batch_rows = 100_000
 
