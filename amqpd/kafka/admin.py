@@ -72,7 +72,6 @@ class ClusterOptions:
 
     @property
     def group(self) -> str:
-        """Return the Kafka consumer group of the nodes."""
         return f"amqpd.{self.cluster}"
 
     @property
@@ -94,7 +93,6 @@ class ClusterOptions:
         return f"amqpd.{self.cluster}.{vhost_id}"
 
     def transactional_id(self, slot: int) -> str:
-        """Return the transactional id for the owner of a slot."""
         return f"amqpd.{self.cluster}.slot{slot}"
 
 
@@ -208,7 +206,6 @@ class TopicRule(NamedTuple):
 
 
 def compacted_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
-    """Return the rules for `meta` and `settled`."""
     return (
         TopicRule("cleanup.policy", "compact"),
         TopicRule("segment.bytes", str(16 << 20), safety=False),
@@ -219,7 +216,6 @@ def compacted_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
 
 
 def queue_rules(options: ClusterOptions) -> tuple[TopicRule, ...]:
-    """Return the rules for a vhost's topic."""
     return (
         TopicRule("cleanup.policy", "delete"),
         TopicRule("retention.ms", "-1"),
@@ -238,7 +234,11 @@ def _common(options: ClusterOptions) -> tuple[TopicRule, ...]:
 
 
 class TopicAdmin:
-    """Kafka's administration for one cluster of nodes. Use it as `async with`; the first request opens the client."""
+    """Kafka's administration for one cluster of nodes. Use it as `async with`; the first request opens the client.
+
+    All requests raise KafkaRefused, KafkaIncompatible, and KafkaDisconnected if Kafka is away for longer than
+    PATIENCE_S. Checks raise UnsafeTopic.
+    """
 
     def __init__(self, options: ClusterOptions) -> None:
         self.options = options
@@ -252,7 +252,6 @@ class TopicAdmin:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
@@ -260,13 +259,7 @@ class TopicAdmin:
     # -- requests of a node
 
     async def prepare(self) -> None:
-        """Create `meta` and `settled` if they are missing, else check them.
-
-        Raises:
-            UnsafeTopic: A topic cannot be used.
-            KafkaDisconnected: Kafka was away for longer than PATIENCE_S.
-            KafkaRefused: Kafka refuses the request.
-        """
+        """Create `meta` and `settled` if they are missing, else check them."""
         options = self.options
         names = (options.meta_topic, options.settled_topic)
         found = await self.describe(names)
@@ -279,7 +272,6 @@ class TopicAdmin:
             self.check_slots(topic)
 
     def check_slots(self, topic: KafkaTopic) -> None:
-        """Check `meta` or `settled`. Raises UnsafeTopic."""
         slots = self.options.slots
         if topic.partitions != slots:
             raise UnsafeTopic(
@@ -311,13 +303,13 @@ class TopicAdmin:
             mark: A number that later identifies this topic.
 
         Raises:
-            KafkaRefused: The topic exists. Else as `prepare`.
+            KafkaRefused: The topic exists.
         """
         rules = (*queue_rules(self.options), TopicRule(MARK, str(mark), safety=False))
         await self._create(name, 1, rules, exists_ok=False)
 
     async def lost_own(self, marks: Mapping[str, int]) -> dict[str, str]:
-        """Return the topics that are gone or were created again, and why. Raises as `prepare`.
+        """Return the topics that are gone or were created again, and why.
 
         Args:
             marks: Topic -> the mark with which it was created.
@@ -333,7 +325,7 @@ class TopicAdmin:
         return lost
 
     async def delete_own(self, name: str, mark: int) -> None:
-        """Delete the topic with this mark, if it exists. Another topic of that name stays. Raises as `prepare`."""
+        """Delete the topic with this mark, if it exists. Another topic of that name stays."""
         topic = (await self._find_existing([name])).get(name)
         if topic is None:
             return
@@ -385,7 +377,7 @@ class TopicAdmin:
         return await self._retry("the topics", lambda: self._describe(set(names)))
 
     async def _describe_new(self, names: Sequence[str]) -> dict[str, KafkaTopic]:
-        """Describe topics that were created just now: wait until the broker knows them. Raises as `prepare`."""
+        """Describe topics that were created just now: wait until the broker knows them."""
 
         async def ask() -> dict[str, KafkaTopic]:
             found = await self._describe(set(names))
@@ -474,7 +466,7 @@ class TopicAdmin:
         raise KafkaDisconnected(f"topic {name} is not known to all brokers yet")
 
     async def grow(self, name: str, partitions: int) -> None:
-        """Grow a topic to at least `partitions`. Raises KafkaRefused, KafkaDisconnected."""
+        """Grow a topic to at least `partitions`."""
         from aiokafka.admin import NewPartitions
         from aiokafka.errors import InvalidPartitionsError
 
@@ -498,10 +490,6 @@ class TopicAdmin:
 
         Returns:
             Partition -> first offset that still exists.
-
-        Raises:
-            KafkaRefused: Kafka refuses the request.
-            KafkaDisconnected: Kafka was away for too long.
         """
         freed: dict[int, int] = {}
         left = sorted(before.items())
@@ -541,7 +529,7 @@ class TopicAdmin:
         return freed
 
     async def delete(self, name: str) -> None:
-        """Delete a topic, if it exists. Raises KafkaRefused, KafkaDisconnected."""
+        """Delete a topic, if it exists."""
 
         async def ask() -> None:
             admin = await self._client()
@@ -553,9 +541,7 @@ class TopicAdmin:
         await self._retry(f"topic {name}", ask)
 
     async def ask_coordinator(self, group: str, request: Any) -> int:
-        """Send a request to the coordinator of a group. Return the code of its answer. Raises KafkaRefused,
-        KafkaDisconnected.
-        """
+        """Send a request to the coordinator of a group. Return the code of its answer."""
         from aiokafka.client import ConnectionGroup, CoordinationType
 
         async def ask() -> int:
@@ -600,9 +586,7 @@ class TopicAdmin:
         raise last
 
     async def _retry(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """Call `ask`, again and again while Kafka is away. Raises KafkaDisconnected, KafkaRefused,
-        KafkaIncompatible.
-        """
+        """Call `ask`, again and again while Kafka is away."""
         from aiokafka.errors import BrokerResponseError, KafkaError
 
         pause = _PAUSE_S

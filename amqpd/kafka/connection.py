@@ -96,7 +96,6 @@ class KafkaConnection(asyncio.Protocol):
 
     @property
     def unanswered(self) -> int:
-        """Return the number of requests without an answer."""
         return len(self._waiting)
 
     # -- requests

@@ -147,14 +147,13 @@ class KafkaReader:
         return found
 
     async def _offsets(self, topic: str, leader: int, numbers: list[int], when: int) -> list[tuple[int, int, int]]:
-        """Ask one broker. Return (partition, code, offset) of each. Raises OSError, KafkaIncompatible, BadAnswer."""
+        """Ask one broker. Return (partition, code, offset) of each."""
         connection = await self.brokers.connection(leader)
         name = topic.encode()
         data = await connection.ask(lambda n: encode_list_offsets(n, connection.client_id, name, numbers, when))
         return [(int(each.partition), int(each.code), int(each.offset)) for each in decode_list_offsets(data)]
 
     async def _fetch(self, topic: str, number: int, offset: int) -> Fetched:
-        """Fetch once. Raises OSError, KafkaIncompatible, BadAnswer, KafkaRefused."""
         leader = await self.brokers.leader(topic, number)
         place = FetchPlace(topic.encode(), number, offset, READ_SIZE_MAX)
         try:
@@ -170,7 +169,7 @@ class KafkaReader:
             raise
 
     async def _refused(self, found: Fetched, offset: int, patience: Backoff) -> int:
-        """Handle an error code and return the offset to continue from. Raises KafkaDisconnected, KafkaRefused."""
+        """Handle an error code and return the offset to continue from."""
         topic, number = found.topic.decode(), int(found.partition)
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
@@ -215,7 +214,6 @@ class FollowedPartition:
         self.waiting: list[tuple[int, asyncio.Future[None]]] = []
 
     def advance(self, offset: int) -> None:
-        """Set `next_offset` and wake the tasks that wait for it."""
         self.next_offset = max(self.next_offset, offset)
         for each in self.waiting[:]:
             if each[0] <= self.next_offset:
@@ -433,7 +431,6 @@ class TopicFollower:
                 return
 
     async def _handle_error(self, followed: FollowedPartition, found: Fetched) -> None:
-        """Handle an error code of one partition."""
         row = code_of(found.code)
         if found.code == _OUT_OF_RANGE:
             first = (await self._reader.offsets(followed.topic, [followed.number], EARLIEST))[followed.number]
@@ -466,7 +463,6 @@ class Backoff:
         self.renew()
 
     def renew(self) -> None:
-        """Start again: something new has arrived."""
         self._until = time.monotonic() + self._timeout_s
         self._pause = PAUSE_S / 8
 
@@ -504,7 +500,6 @@ def _encode(
 
 
 def _single_partition(data: bytes) -> Fetched:
-    """Return the only partition of an answer. Raises BadAnswer."""
     code, found = decode_fetch(data)
     if code:
         raise BadAnswer(f"Fetch was answered with {code_of(code).name}")

@@ -38,7 +38,6 @@ class Correlator:
 
     @property
     def unanswered(self) -> i64:
-        """Return the number of requests without an answer."""
         return len(self._asked)
 
     def ask(self) -> i64:

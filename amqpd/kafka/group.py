@@ -79,7 +79,6 @@ class Peer(NamedTuple):
 
 
 def encode_member(member: Member) -> bytes:
-    """Encode a member as JSON."""
     held = {str(slot): epoch for slot, epoch in sorted(member.held.items())}
     return _json({**member._asdict(), "held": held, "busy": sorted(member.busy)})
 

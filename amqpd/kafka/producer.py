@@ -335,7 +335,6 @@ class KafkaProducer(PartitionProducer):
                 self._flush_soon()
 
     def _want_led_by(self, leader: int) -> None:
-        """Look up the leaders of the broker's partitions again."""
         for each in self.partitions:
             if each.leader == leader:
                 self.leader_wanted(each)
@@ -361,7 +360,6 @@ class KafkaProducer(PartitionProducer):
                 connection.abort(f"no answer for {SILENT_S:g} s, and other brokers lead its partitions")
 
     async def _look_up(self) -> None:
-        """Look up the leaders of the wanted partitions until each has one."""
         pause = _PAUSE_S
         try:
             while self._wanted and not self._producing.over:

@@ -102,7 +102,6 @@ class ProduceCall:
         self.offered: list[QueuedBatch] = []
 
     def encode(self, scratch: BytesWriter, correlation_id: i64, client_id: bytes, timeout_ms: i64) -> list[bytes]:
-        """Return the parts of the request, see `encode_produce`."""
         topics: list[TopicBatches] = []
         found: dict[bytes, TopicBatches] = {}
         for index, partition in enumerate(self.partitions):

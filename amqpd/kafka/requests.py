@@ -1,5 +1,7 @@
 """Requests of Kafka's protocol: a function that encodes each request, and one that decodes its answer.
 
+Encoders return the request with its length. Decoders take an answer without its length and raise BadAnswer.
+
     request   length i32 | API i16 | version i16 | correlation id i32 | client id string | tagged fields | ...
     answer    length i32 | correlation id i32 | tagged fields | ...
 
@@ -142,7 +144,7 @@ def encode_api_versions(correlation_id: i64, client_id: bytes, software: bytes, 
 
 
 def decode_api_versions(data: bytes) -> tuple[i64, dict[int, tuple[int, int]]]:
-    """Return (error code, API -> lowest and highest version). Raises BadAnswer."""
+    """Return (error code, API -> lowest and highest version)."""
     reader = Reader(data)
     read_head(reader, flexible=False)
     code: i64 = reader.int16()
@@ -210,7 +212,7 @@ def encode_metadata(correlation_id: i64, client_id: bytes, topics: list[bytes]) 
 
 
 def decode_metadata(data: bytes) -> Metadata:
-    """Decode the answer. Cost: some 2 us a partition. Raises BadAnswer."""
+    """Decode the answer. Cost: some 2 us a partition."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -306,7 +308,6 @@ def encode_list_offsets(correlation_id: i64, client_id: bytes, topic: bytes, par
 
 
 def decode_list_offsets(data: bytes) -> list[PartitionOffset]:
-    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -349,7 +350,6 @@ class Coordinator:
 
 
 def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional_id: bytes) -> bytes:
-    """Encode a FindCoordinator request for a transactional id."""
     writer = BytesWriter()
     write_head(writer, 0, FIND_COORDINATOR, 3, correlation_id, client_id)
     write_compact(writer, transactional_id)
@@ -360,7 +360,6 @@ def encode_find_coordinator(correlation_id: i64, client_id: bytes, transactional
 
 
 def decode_find_coordinator(data: bytes) -> Coordinator:
-    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -415,7 +414,6 @@ def encode_init_producer_id(
 
 
 def decode_init_producer_id(data: bytes) -> ProducerId:
-    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     reader.int32()
@@ -431,7 +429,6 @@ def decode_init_producer_id(data: bytes) -> ProducerId:
 
 
 def encode_sasl_handshake(correlation_id: i64, client_id: bytes, mechanism: bytes) -> bytes:
-    """Encode a SaslHandshake request, which chooses a mechanism."""
     writer = BytesWriter()
     write_head(writer, 0, SASL_HANDSHAKE, 1, correlation_id, client_id, flexible=False)
     write_string(writer, mechanism)
@@ -439,7 +436,7 @@ def encode_sasl_handshake(correlation_id: i64, client_id: bytes, mechanism: byte
 
 
 def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
-    """Return (error code, mechanisms of the broker). Raises BadAnswer."""
+    """Return (error code, mechanisms of the broker)."""
     reader = Reader(data)
     read_head(reader, flexible=False)
     code: i64 = reader.int16()
@@ -453,7 +450,6 @@ def decode_sasl_handshake(data: bytes) -> tuple[i64, list[str]]:
 
 
 def encode_sasl_authenticate(correlation_id: i64, client_id: bytes, message: bytes) -> bytes:
-    """Encode a SaslAuthenticate request with one message of the mechanism."""
     writer = BytesWriter()
     write_head(writer, 0, SASL_AUTHENTICATE, 2, correlation_id, client_id)
     write_compact(writer, message)
@@ -478,7 +474,6 @@ class SaslAnswer:
 
 
 def decode_sasl_authenticate(data: bytes) -> SaslAnswer:
-    """Decode the answer. Raises BadAnswer."""
     reader = Reader(data)
     read_head(reader)
     code: i64 = reader.int16()
@@ -519,7 +514,7 @@ def encode_fetch(
     size_bytes_max: i64,
     places: list[FetchPlace],
 ) -> bytes:
-    """Encode a Fetch request with its length.
+    """Encode a Fetch request.
 
     Args:
         wait_ms: Time that Kafka waits for the first byte.
@@ -690,7 +685,6 @@ class TopicBatches:
         self.batches: list[ClosedBatch] = []
 
     def add(self, partition: i64, batch: ClosedBatch) -> None:
-        """Add a batch."""
         self.partitions.append(partition)
         self.batches.append(batch)
 
@@ -705,7 +699,7 @@ class TopicBatches:
 def encode_produce(
     scratch: BytesWriter, correlation_id: i64, client_id: bytes, timeout_ms: i64, topics: list[TopicBatches]
 ) -> list[bytes]:
-    """Encode a Produce request with its length, in parts.
+    """Encode a Produce request, in parts.
 
     Args:
         scratch: A writer to use; its content is lost.
@@ -769,7 +763,7 @@ class ProduceAnswer:
 
 
 def decode_produce(data: bytes) -> list[ProduceAnswer]:
-    """Decode the answer, partition by partition. Cost: some 1 us and 0.5 us a partition. Raises BadAnswer."""
+    """Decode the answer, partition by partition. Cost: some 1 us and 0.5 us a partition."""
     reader = Reader(data)
     read_head(reader)
     answers: list[ProduceAnswer] = []

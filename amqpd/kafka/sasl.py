@@ -34,7 +34,6 @@ class SaslMechanism:
     done: bool = False
 
     def first(self) -> bytes:
-        """Return the first message."""
         raise NotImplementedError
 
     def reply(self, data: bytes) -> bytes | None:

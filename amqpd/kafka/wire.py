@@ -46,13 +46,11 @@ def write_int16(writer: BytesWriter, value: i64) -> None:
 
 
 def write_int32(writer: BytesWriter, value: i64) -> None:
-    """Append `value`, signed 32 bits."""
     narrow: i32 = i32(value)
     write_i32_be(writer, narrow)
 
 
 def write_int64(writer: BytesWriter, value: i64) -> None:
-    """Append `value`."""
     write_i64_be(writer, value)
 
 
@@ -89,7 +87,6 @@ def write_string(writer: BytesWriter, value: bytes) -> None:
 
 
 def write_flag(writer: BytesWriter, value: bool) -> None:
-    """Append a boolean."""
     writer.append(1 if value else 0)
 
 
@@ -116,25 +113,21 @@ class Reader:
         return start
 
     def int8(self) -> i64:
-        """Read a signed byte."""
         start: i64 = self._take(1)
         byte: i64 = self.data[start]
         return byte - 256 if byte > 127 else byte
 
     def int16(self) -> i64:
-        """Read a signed number of 16 bits."""
         start: i64 = self._take(2)
         number: i64 = i64(read_i16_be(self.data, start))
         return number
 
     def int32(self) -> i64:
-        """Read a signed number of 32 bits."""
         start: i64 = self._take(4)
         number: i64 = i64(read_i32_be(self.data, start))
         return number
 
     def int64(self) -> i64:
-        """Read a signed number of 64 bits."""
         start: i64 = self._take(8)
         return read_i64_be(self.data, start)
 
@@ -203,11 +196,9 @@ class Reader:
         return count
 
     def skip_int32s(self) -> None:
-        """Skip a compact array of numbers of 32 bits."""
         self._take(4 * self.count(4))
 
     def skip_tags(self) -> None:
-        """Skip the tagged fields."""
         left: i64 = self.uvarint()
         while left > 0:
             self.uvarint()

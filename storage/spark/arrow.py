@@ -215,8 +215,6 @@ def _row_indices(stride: int, place: int, rows: int) -> Any:
 
 
 class _Properties:
-    """The fields of a column of raw properties."""
-
     def __init__(self, raw: Any) -> None:
         self._rows = len(raw)
         self._found = PropertyColumns()

@@ -139,13 +139,11 @@ class ExportCheckpoint:
         sync_directory(self.directory)
 
     def begin(self, position: dict[str, dict[str, Any]]) -> Progress:
-        """Begin the next batch."""
         self.state.next = Progress(self.state.batch + 1, position)
         self.save()
         return self.state.next
 
     def commit(self) -> None:
-        """Commit the batch."""
         done = self.state.next
         assert done is not None
         before = self.state

@@ -70,5 +70,4 @@ def chosen(columns: Sequence[str], include_properties: bool, include_headers: bo
 
 
 def ddl(names: Sequence[str]) -> str:
-    """Return the schema of these columns in Spark's DDL."""
     return ", ".join(f"`{name}` {COLUMNS[name]}" for name in names)

@@ -190,7 +190,6 @@ def _gap(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -
 
 
 def _crc_is_right(found: FieldOffsets, data: bytes, position: i64, header: BatchHeader) -> bool:
-    """Return whether the batch's checksum is right."""
     buffer = found.buffer
     start = position + CRC_START
     end = position + header.size

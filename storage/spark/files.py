@@ -64,7 +64,7 @@ class QueueName:
 
 
 class LogFiles(ABC):
-    """The files of one queue.
+    """The files of one queue. Methods raise SourceError and OSError.
 
     Attributes:
         read_size: Bytes to request at once when reading.
@@ -76,15 +76,15 @@ class LogFiles(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, int]:
-        """Return the size of every file by name; empty if the queue has none (yet). Raises SourceError, OSError."""
+        """Return the size of every file by name; empty if the queue has none (yet)."""
 
     @abstractmethod
     def size(self, name: str) -> int:
-        """Return the size of one file; -1 if it does not exist. Raises SourceError, OSError."""
+        """Return the size of one file; -1 if it does not exist."""
 
     @abstractmethod
     def pread(self, name: str, size: int, position: int) -> bytes:
-        """Return `size` bytes, or fewer at the end of the file. Raises FileNotFoundError, SourceError, OSError."""
+        """Return `size` bytes, or fewer at the end of the file. Raises FileNotFoundError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -256,7 +256,6 @@ class TlsFiles(NamedTuple):
     key: str = ""
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context. Raises SourceError."""
         try:
             return client_context(*self)
         except BadTlsFiles as error:

@@ -39,7 +39,6 @@ def snapshots(options: ReadOptions, stack: ExitStack) -> dict[str, Snapshot]:
 
 
 def key_of(vhost: str, queue: str) -> str:
-    """Return the queue's key in a stream's offsets."""
     return f"{vhost}/{queue}"
 
 

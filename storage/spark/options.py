@@ -72,7 +72,6 @@ class Offsets:
     each: Mapping[str, int]
 
     def of(self, queue: str) -> int:
-        """Return the offset for a queue."""
         return self.each.get(queue, self.default)
 
 
@@ -110,7 +109,6 @@ class ReadOptions:
         return [by_name[name] for name in self.names if name in by_name]
 
     def require(self, queues: list[QueueName]) -> None:
-        """Raise NoSuchQueue if a named queue is missing."""
         missing = set(self.names) - {queue.queue for queue in queues}
         if missing:
             names = ", ".join(map(repr, sorted(missing)))

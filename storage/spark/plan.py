@@ -130,7 +130,6 @@ class Snapshot:
         self.start = next((each.base for each in self.segments if each.size >= 0), self.end)
 
     def close(self) -> None:
-        """Close the files."""
         self.files.close()
 
     def _swap_segments(self, sizes: dict[str, int]) -> list[SegmentView]:

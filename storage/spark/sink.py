@@ -83,7 +83,6 @@ class SinkOptions:
 
 
 def parse(options: Mapping[str, str]) -> SinkOptions:
-    """Parse the options. Raises BadOption."""
     by_lower = {name.lower(): name for name in NAMES}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -320,7 +319,6 @@ def _total(messages: list[WriterCommitMessage | None]) -> int:
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> AmqpWriter:
-    """Return the writer of a batch. Raises BadOption."""
     if overwrite:
         raise BadOption('mode("overwrite"): published messages cannot be overwritten; use mode("append")')
     check_schema(schema)
@@ -328,7 +326,6 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> AmqpStreamWriter:
-    """Return the writer of a stream. Raises BadOption."""
     if overwrite:
         raise BadOption('outputMode("complete"): published messages cannot be overwritten; use append or update')
     check_schema(schema)

@@ -112,7 +112,6 @@ class ExportTarget(ABC):
         return
 
     def close(self) -> None:
-        """Close connections."""
         return
 
 
@@ -483,7 +482,6 @@ def write_task(
 
 
 def batches(options: ReadOptions, part: LogPartition) -> Iterator[Any]:
-    """Yield the record batches of one part."""
     decoder = Decoder(part.queue.vhost, part.queue.queue, options.columns)
     with closing(options.source.open(part.queue)) as files:
         yield from PartReader(
