@@ -1,24 +1,20 @@
-"""This process as a node of a cluster: what it knows, what it serves, how it joins and leaves.
+"""One process as a node of a cluster over Apache Kafka.
 
-Start: Kafka's topics are made or checked, `meta` is read and followed, the broker begins with the cluster's users and
-no vhost; the inner port listens; then the node joins the group, takes the slots that it is assigned, and their vhosts
-come into the running broker. Clients are let in once the cluster has its users.
+`amqpd.server` imports this module only if `cluster.kafka` is set.
 
-Stop: no new clients; each slot is given up, which closes its connections; then the group is told, so that other nodes
-have the slots at once; then the server stops as ever. Drain: the same, but the process stays, and goes on relaying.
+Start, in this order:
 
-`amqpd.server` imports this where `cluster.kafka` is set, and nowhere else.
+1. Create or check Kafka's topics; read `meta` and follow it.
+2. Start the broker with the cluster's users and no vhost.
+3. Open the peer port, on which other nodes connect.
+4. Join the consumer group and take the assigned slots. Their vhosts are loaded into the running broker.
+5. Accept clients once the cluster has users.
 
-What other nodes have changed of what is the cluster's, made so in this node's broker.
+Stop: refuse new clients, give up each slot (its connections are closed), then leave the group so that other nodes
+get the slots at once. Draining is the same, but the process stays and continues to proxy connections.
 
-Users, permissions, users' limits, global parameters, what is said of a vhost that is served here. A row that this node
-has written itself comes back the same way, and is found to be so already.
-
-Whether Kafka keeps up with publishers: what raises the alarm `store`.
-
-Publishers are held while too many bytes are unsynced (`LoopTurn.unsynced_bytes_max`), as for a slow disk. Where that
-lasts from one look of the alarms to the next, the alarm is raised, and clients are told by connection.blocked; it ends
-when half of the bound is free again.
+`follow` applies rows of slot 0 that any node has changed to this node's broker. `ReplicationAlarm` decides about
+the alarm `store`.
 """
 
 from __future__ import annotations
@@ -64,10 +60,15 @@ if TYPE_CHECKING:
 
 
 def follow(state: ClusterState, broker: Broker) -> None:
-    """From here on. What was there before is what the broker began with (`ClusterState.metadata_state`)."""
+    """Apply each later change of slot 0 to the broker: users, permissions, limits, global parameters, vhosts served
+    here.
+
+    A row that this node wrote itself also comes back here and changes nothing. The broker starts with the earlier
+    rows (`ClusterState.metadata_state`).
+    """
 
     def changed(change: Change) -> None:
-        if isinstance(change, DeleteBindings):  # of no table of slot 0
+        if isinstance(change, DeleteBindings):  # DeleteBindings concerns no table of slot 0
             return
         broker.auth.follow(change)
         broker.user_limits.follow(change)
@@ -82,7 +83,12 @@ def follow(state: ClusterState, broker: Broker) -> None:
 
 
 class ReplicationAlarm:
-    """Asked once at each look (`Alarms.store_waits`)."""
+    """Condition of the alarm `store`: Kafka does not keep up with the publishers.
+
+    A full window of unsynced bytes (`LoopTurn.unsynced_bytes_max`) already pauses publishers. The alarm is raised
+    if the window is full at two checks in a row, and ends when half of it is free. `Alarms.store_waits` calls the
+    object once at each check.
+    """
 
     def __init__(self, turn: LoopTurn) -> None:
         self._turn = turn
@@ -102,24 +108,24 @@ logger = logging.getLogger(__name__)
 
 STOP_S: Final = 3.0
 JOIN_S: Final = 60.0
-"""How long a start waits for the cluster's users, which its first node writes."""
+"""Maximum time for which a start waits until the cluster has users. The first node of a cluster writes them."""
 KEEP_ALIVE_S: Final = 3600.0
-"""Between two records to a partition: Kafka forgets who wrote it after a day (`producer.id.expiration.ms`)."""
+"""Interval of keep-alive records. Kafka forgets the writer of a partition after a day
+(`producer.id.expiration.ms`).
+"""
 RENEW_S: Final = 86_400.0
-"""Between two epochs of a slot's producer id, which Kafka forgets after a week (`transactional.id.expiration.ms`)."""
+"""Interval of new epochs. Kafka forgets a slot's producer id after a week (`transactional.id.expiration.ms`)."""
 FREE_S: Final = 60.0
-"""Between two times that Kafka is told what of the queues' logs nobody needs any more."""
+"""Interval at which Kafka deletes records that no queue needs any more."""
 UPKEEP_S: Final = 5.0
 REFUSED_AGAIN_S: Final = 1.0
-"""Later than the session time-out, after which the group has removed a dead member."""
+"""Margin after the session time-out. By then the group has removed a dead member."""
 SERVED_S: Final = 15.0
-"""How long who declares a vhost waits until it is served."""
+"""Maximum time for which a client that declares a vhost waits until a node serves it."""
 
 
 class ClusterView(View):
-    """What the relay and the admin API ask. state: followed. peers: who is in the group. held: whether a slot is served
-    here.
-    """
+    """The cluster as the proxy and the HTTP API see it."""
 
     def __init__(self, me: str, state: ClusterState, assignor: Assignor, held: Callable[[int], bool]) -> None:
         super().__init__()
@@ -142,7 +148,11 @@ class ClusterView(View):
         return None if slot is None else self.owner_of_slot(slot)
 
     def owner_of_slot(self, slot: int) -> NodeState | None:
-        """Who has said so last, unless he is not in the group any more, or does not serve it any more."""
+        """Return the node that announced the slot last.
+
+        Returns:
+            None if that node left the group, or if it is this node and it no longer serves the slot.
+        """
         owner = self._state.owner_of(slot)
         if owner is None or (owner.node == self.me and not self._held(slot)):
             return None
@@ -161,12 +171,25 @@ class ClusterView(View):
 
 
 class ClusterNode:
-    """One per process. storage, metadata: the broker's. `attach` hands it the broker; then `start`, `join` (by the
-    inner port's start), `leave`, `close`.
+    """The cluster part of one process.
+
+    Call `attach` with the broker, then `start`; opening the peer port calls `join`. At the end call `leave` and
+    `close`.
+
+    Attributes:
+        storage: the broker's storage.
+        metadata: the broker's metadata store.
+        draining: an operator asked this node to give up its slots.
     """
 
     def __init__(self, settings: Settings, storage_options: dict[str, Any]) -> None:
-        """Raises: OSError, ValueError of files that settings name; MetadataError, the directory is a single node's."""
+        """Create the parts; connect to nothing.
+
+        Raises:
+            OSError: a file that the settings name cannot be read.
+            ValueError: such a file is invalid.
+            MetadataError: the data directory belongs to a single node.
+        """
         _check_directory(settings.data_dir)
         self.settings = settings
         self.options: ClusterOptions = options_of(settings.cluster)
@@ -192,13 +215,13 @@ class ClusterNode:
         )
         self.view = ClusterView(options.node, self.state, self._assignor, lambda slot: slot in self.owned)
         self._timers: list[asyncio.TimerHandle] = []
-        self._inhabited: set[int] = set()  # slots with vhosts, or that had some
+        self._inhabited: set[int] = set()  # slots that have, or had, a vhost
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._secret_mark = ""
         self._admitted = asyncio.Event()
-        self._refused_since_s = 0.0  # 0: the group's leader does not refuse this node
+        self._refused_since_s = 0.0  # loop time; 0: the group's leader accepts this node
         self._turned_away = asyncio.Event()
 
     def attach(
@@ -209,8 +232,14 @@ class ClusterNode:
         first_rows: Callable[[], Sequence[Row]],
         fail: Callable[[str], None],
     ) -> PeerServer:
-        """The broker is made. fail: the process is to stop, and its exit code to say that it did not want to. Returns
-        the inner port, which is to start before clients are let in.
+        """Connect this node with the broker.
+
+        Args:
+            fail: stops the process with a failure exit code.
+            first_rows: returns the rows that the first node of a new cluster writes.
+
+        Returns:
+            The peer port. The caller opens it before it accepts clients.
         """
         options = self.options
         self.broker = broker
@@ -232,18 +261,20 @@ class ClusterNode:
 
     @property
     def peers(self) -> list[Peer]:
-        """Who is in the group."""
+        """The current members of the group."""
         return self._assignor.peers
 
     @property
     def owned(self) -> dict[int, OwnedSlot]:
-        """Slots that this node serves."""
+        """The slots that this node serves."""
         return self.takeovers.owned
 
     @property
     def kafka_answers(self) -> bool:
-        """Whether it has, the group or what a slot has written, and was asked less than the session time-out ago; else
-        others may have all of this node's slots.
+        """Return whether Kafka answered a request that was sent within the session time-out.
+
+        The group's heartbeats and the slots' writes count. After that time other nodes may own all slots of this
+        node.
         """
         answered = (owned.producer.answered_s for owned in self.owned.values())
         asked_s = max(self._members.heard_s, *answered, 0.0)
@@ -251,14 +282,16 @@ class ClusterNode:
 
     @property
     def cut_off(self) -> str:
-        """Why it opens no connection; "": it does."""
+        """The reason why this node opens no connections; "" if it opens them."""
         return self.inner.hearsay.cut_off
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """The topics are there, `meta` is read, the broker has the cluster's users. Raises: MetadataError, which says
-        what is wrong with Kafka.
+        """Prepare the topics, read `meta` and load the cluster's users into the broker.
+
+        Raises:
+            MetadataError: Kafka cannot be used, with the reason.
         """
         options = self.options
         logger.info("asking Kafka at %s", ", ".join(options.access.kafka))
@@ -276,8 +309,10 @@ class ClusterNode:
         self.state.on_owner.append(self._owner_changed)
 
     async def join(self) -> None:
-        """Behind the inner port's start: the node is in the group, and the cluster has its users. Raises:
-        MetadataError, nobody has written them for JOIN_S; the node does not belong to the cluster.
+        """Join the group and return when the cluster has users. Runs after the peer port was opened.
+
+        Raises:
+            MetadataError: there are no users after JOIN_S, or the group's leader refuses this node.
         """
         logger.info(
             "node %s of cluster %s over Kafka at %s: a confirm means replicated (%d copies, %d in sync), not synced",
@@ -299,7 +334,7 @@ class ClusterNode:
             await self.state.changed(0.2)
 
     async def leave(self) -> None:
-        """All that it serves is given up, then the group is told."""
+        """Give up all slots, then leave the group."""
         self._stopping = True
         try:
             await self.slots.stop(STOP_S)
@@ -311,7 +346,7 @@ class ClusterNode:
             logger.exception("the cluster was not left cleanly; the node stops all the same")
 
     async def close(self) -> None:
-        """The server has stopped."""
+        """Close the connections to Kafka. The server has stopped."""
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
@@ -323,28 +358,30 @@ class ClusterNode:
                 logger.error("a connection to Kafka did not end as it should", exc_info=end)
 
     async def drain(self) -> None:
-        """Its slots go to other nodes; returns when they have gone. It stays in the group, and gets none."""
+        """Move all slots to other nodes and return when they are gone. The node stays in the group but gets no
+        slots.
+        """
         self.draining = True
         self._members.rejoin()
         while self.slots.said() and self.draining:
             await self.state.changed(0.2)
 
     def undrain(self) -> None:
-        """It may have slots again."""
+        """Allow this node to get slots again."""
         self.draining = False
         self._members.rejoin()
 
     # -- the group -----------------------------------------------------------------------------------------------------
 
     def _said(self) -> Member:
-        """What the group is told."""
+        """Return what this node sends to the group when it joins."""
         busy = frozenset(slot for slot, owned in self.owned.items() if owned.busy)
         name, address, fingerprint = self._announced()
         mark, run = self._secret_mark, self.inner.connector.run
         return Member(name, self.slots.said(), busy, self.draining, address, fingerprint, secret=mark, run=run)
 
     def _announced(self) -> tuple[str, str, str]:
-        """Name, address of the inner port, fingerprint."""
+        """Return the node's name, the address of its peer port and the fingerprint of its certificate."""
         host, port = self.options.address
         identity = self.inner.identity
         assert identity is not None  # the inner port listens
@@ -371,9 +408,10 @@ class ClusterNode:
         return self._assignor.refusal
 
     def _refused(self) -> None:
-        """Handle a refusal: this node has no slot, and stops when a second round refuses it as well.
+        """Handle a refusal by the group's leader: this node has no slot, and stops when a second round also refuses
+        it.
 
-        A process that was killed while it joined may be in the first round still, with the name of this one.
+        The first round may still contain a process with this node's name that was killed while it joined.
         """
         now = asyncio.get_running_loop().time()
         timeout_s = self.options.session_timeout_s
@@ -384,13 +422,13 @@ class ClusterNode:
             asyncio.get_running_loop().call_later(again_s, self._members.rejoin)
         elif now - self._refused_since_s > timeout_s and not self._turned_away.is_set():
             self._turned_away.set()
-            if self._admitted.is_set():  # else its start ends
+            if self._admitted.is_set():  # otherwise `join` raises
                 self._fail(self._refusal)
 
     def _wanted_here(self, slot: int) -> bool:
         return slot == 0 or slot in self._inhabited
 
-    # -- what slot 0 tells ---------------------------------------------------------------------------------------------
+    # -- changes in slot 0 ---------------------------------------------------------------------------------------------
 
     def _vhost_changed(self, name: str) -> None:
         slot = self.state.slot_of(name)
@@ -401,26 +439,32 @@ class ClusterNode:
 
     def _note_changed(self, note: PutAnnotation) -> None:
         if note.key[0] == WISH and int(note.key[1]) in self.slots.said() and note.value is not None:
-            self._members.rejoin()  # who has the slot, or is about to, asks for the round in which it goes
+            self._members.rejoin()  # the owner asks for the round in which it gives up the slot
 
     def _owner_changed(self, slot: int) -> None:
-        """Who has just taken slot 0 looks at all: the owner before may not have come to it."""
+        """Remove fulfilled move requests, if this node owns slot 0.
+
+        A new owner of slot 0 checks all slots: the previous owner may not have finished.
+        """
         if 0 in self.owned:
             for each in range(self.options.slots) if slot == 0 else (slot,):
                 self._end_wish(each)
 
     def _end_wish(self, slot: int) -> None:
-        """A wish that has come true is one no more: where the slot goes later is nobody's wish."""
+        """Remove the move request of the slot if its node owns the slot now.
+
+        Otherwise the request would move the slot again whenever that node returns from a restart.
+        """
         owner = self.state.owner_of(slot)
         rows = self.metadata.slots.get(0)
         if owner is not None and rows is not None:
-            # As it stands in what is being written: here a later wish may not be known yet.
+            # This table includes rows that are still being written. `self.state` may not have a later request yet.
             wish = rows.table.notes.get((WISH, slot))
             if wish is not None and wish.get("node") == owner.node:
                 rows.submit([PutAnnotation((WISH, slot), None)], _logged)
 
     def _when_served(self, vhost: str, done: Callable[[BaseException | None], None]) -> None:
-        """A vhost was declared: whoever did goes on once somebody serves it, or after SERVED_S."""
+        """Call `done` when a node serves the newly declared vhost, or after SERVED_S."""
 
         async def wait() -> None:
             deadline = time.monotonic() + SERVED_S
@@ -436,21 +480,29 @@ class ClusterNode:
         task.add_done_callback(self._tasks.discard)
 
     async def wish(self, slot: int, node: str | None) -> None:
-        """An operator wants the slot to be there; None: no matter. Raises: MetadataError."""
+        """Request that a node owns the slot. None removes the request.
+
+        Raises:
+            MetadataError: the request could not be stored.
+        """
         value = None if node is None else {"node": node}
         await self.metadata.write_cluster([PutAnnotation((WISH, slot), value)])
 
     async def _forward(self, changes: Sequence[SlotChange]) -> int:
-        """Slot 0's owner writes them."""
+        """Let the owner of slot 0 write the changes.
+
+        Raises:
+            NotOwner: no node serves slot 0.
+        """
         keeper = self.view.controller()
         if keeper is None:
             raise NotOwner("cannot write the metadata: no node serves slot 0 just now")
         return await self.inner.forward(keeper, changes)
 
-    # -- now and then --------------------------------------------------------------------------------------------------
+    # -- periodic work -------------------------------------------------------------------------------------------------
 
     async def _look_after(self) -> None:
-        """Records that keep what Kafka would forget, and what it need not keep."""
+        """Renew the slots in Kafka and delete records that are not needed, until the task is cancelled."""
         freed_s = time.monotonic()
         while True:
             await asyncio.sleep(min(UPKEEP_S, KEEP_ALIVE_S / 4, RENEW_S / 4))
@@ -475,7 +527,7 @@ class ClusterNode:
             self.takeovers.keep_alive(owned)
 
     async def _free(self) -> None:
-        """Kafka frees what is below the heads of the queues' logs."""
+        """Delete the records in Kafka below the head of each queue's log."""
         for slot, owned in list(self.owned.items()):
             try:
                 await owned.logs.free_fronts(self.topics.delete_records)
@@ -484,7 +536,7 @@ class ClusterNode:
 
 
 class NodeFrontEnd(PeerServer):
-    """The inner port; once it listens the node joins."""
+    """The peer port of a node. The node joins the group once the port listens."""
 
     def __init__(self, node: ClusterNode, amqp: AmqpFrontEnd, admin: AdminFrontEnd) -> None:
         options, write = node.options, node.metadata.write_own

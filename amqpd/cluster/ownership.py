@@ -1,32 +1,37 @@
-"""A slot changes hands: this node becomes its only writer, reads what it holds, and serves it; or lets go of it.
+"""Takeover of a slot: this node becomes the only writer of a slot, reads its data and serves it, or gives it up.
 
-    take      1  a producer id with its next epoch, and a barrier of it in `meta` n and `settled` n: what the owner
-                 before declares or settles from here on is refused
-              2  `meta` n is read up to its barrier: rows, and the places of queues
-              3  a barrier in every partition of the slot's vhosts, free ones too: what he publishes is refused
-              4  `settled` n is read up to its barrier; logs are placed, the vhosts come into the running broker
-              5  announced in `meta` n: other nodes relay to this one
-    give up   connections are closed with 320; what was published, delivered and settled is stored, and behind it that
-              all was; then the vhosts leave
-    drop      Kafka has given the slot to another, or has not answered for too long. All at once: nothing of it can be
-              found here, connections are closed with 320, what waits for a confirm is nacked, declarations are refused
+Taking over slot n (`take`):
 
-Nothing is served before step 4, and nothing is confirmed that is not in Kafka behind the barrier.
+1. Get the next epoch of the slot's producer id from Kafka. Write a barrier with it to `meta` n and `settled` n.
+   From now on Kafka refuses declarations and acks of the previous owner.
+2. Read `meta` n up to the barrier: rows and the positions of queues.
+3. Write a barrier to every partition of the slot's vhosts, free partitions too. From now on Kafka refuses publishes
+   of the previous owner.
+4. Read `settled` n up to its barrier, assign the queues' logs to their partitions, and load the vhosts into the
+   running broker.
+5. Announce the new owner in `meta` n. Other nodes now proxy connections to this node.
 
-Whether what this node owns is still its own, as far as it can tell without being told.
+Nothing is served before step 4. Nothing is confirmed unless it is in Kafka behind the barrier.
 
-A node that Kafka does not answer may have been replaced: after the session time-out the group gives its slots away. So
-a slot's durable queues deliver nothing from the moment on at which the last request that Kafka has answered was
-*sent* longer ago than that; and go on when Kafka answers again and has not given the slot away. Publishers are nobody's
-danger: they are confirmed by Kafka's answers alone.
+Giving up (`give_up`):
 
-The lease is kept by the same requests that confirm. Where nothing is published or settled, a record goes to the slot's
-`settled` now and then (PROLONG_SHARE of the time-out), by the same way and under the same epoch.
+1. Close connections with 320.
+2. Store what was published, delivered and acked, then a record that everything was stored.
+3. Unload the vhosts.
 
-A queue is halted, its consumers stay: they are served on when Kafka is back, and told by the end of their connection
-when it has given the slot away.
+Dropping (`drop`): Kafka gave the slot to another node, or did not answer for too long. All of this happens at once:
+connections are closed with 320, waiting publishes are nacked, declarations are refused, the vhosts disappear.
 
-The rows of a slot, read from its `meta` by whoever takes it over.
+**Lease** (`LeaseMonitor`). If Kafka does not answer, another node may already own the slot, because the group gives
+the slots away after the session time-out. The durable queues of a slot stop delivering when the last answered
+request was *sent* longer ago than this time-out. They continue when Kafka answers and the slot is still ours.
+Publishing needs no lease: only Kafka's answer confirms a publish.
+
+The requests that confirm publishes and acks also renew the lease. An idle slot writes a record to its `settled`
+partition under the same epoch, after PROLONG_SHARE of the time-out.
+
+Consumers of a suspended queue stay. They get messages again when Kafka answers, or lose their connection when the
+slot belongs to another node.
 """
 
 from __future__ import annotations
@@ -68,11 +73,16 @@ logger = logging.getLogger(__name__)
 
 
 async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> RowTable:
-    """All that stands there before `end`. What is not ours, be it a record or a batch that cannot be read, is passed
-    over, and told.
+    """Read the rows of a slot from its partition of `meta`, up to the offset `end`.
 
-    Cost: 10 us a record, in slices of the loop. Raises: MetadataError, a later version has written to it; what reading
-    does.
+    Records of other programs and unreadable batches are skipped, counted and logged.
+
+    Cost:
+        10 us a record, in slices of the loop.
+
+    Raises:
+        MetadataError: a later version of amqpd wrote to the partition.
+        other: see `KafkaReader.read`.
     """
     table = RowTable(SLOT_TABLES if slot else ALL_TABLES)
     until = time.perf_counter() + SLICE_S
@@ -95,15 +105,25 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
 
 
 GIVE_UP_S: Final = 2.5
-"""How long Kafka may take to store what is left; the next owner sees to the rest."""
+"""Maximum time for storing what is left. The next owner recovers the rest."""
 BARRIERS_AT_ONCE: Final = 500
 COME_AGAIN_S: Final = 5.0
-"""Before a vhost is loaded again that could not be."""
+"""Pause after a failure to load a vhost."""
 
 
 class OwnedSlot:
-    """A slot that this node serves. held: its producer id and epoch. vhosts: by name, in the broker. halted: its queues
-    deliver nothing, for Kafka has not answered for longer than the session time-out (ownership.py).
+    """A slot that this node serves.
+
+    Attributes:
+        held: producer id and epoch of the slot.
+        vhosts: the loaded vhosts by name.
+        ended: why the slot is no longer ours; "" while it is.
+        over: set when the slot ended.
+        halted: its queues do not deliver, because Kafka has not answered for longer than the session time-out.
+        renewed_s: monotonic time of the last new epoch.
+        kept_alive_s: monotonic time of the last keep-alive records.
+        changing: serializes a new epoch and the end.
+        coming: names of vhosts that are being loaded or deleted.
     """
 
     def __init__(self, slot: int, held: ProducerId, producer: KafkaProducer, meta: Partition, logs: SlotLogs) -> None:
@@ -118,26 +138,28 @@ class OwnedSlot:
         self.ended = ""
         self.over = asyncio.Event()
         self.halted = False
-        # By the monotonic clock: its last epoch, and the last record to all of its partitions.
         self.renewed_s = self.kept_alive_s = time.monotonic()
         self.given_up = False
-        self.changing = asyncio.Lock()  # its epoch, or its end: one of the two at a time
-        self.coming: set[str] = set()  # vhosts that are about to be loaded, or to go
+        self.changing = asyncio.Lock()
+        self.coming: set[str] = set()
 
     @property
     def epoch(self) -> int:
-        """Of its writer."""
+        """The epoch of the slot's producer id."""
         return int(self.held.epoch)
 
     @property
     def busy(self) -> bool:
-        """Whether somebody is connected to one of its vhosts."""
+        """Return whether a client is connected to one of its vhosts."""
         return any(vhost.connected for vhost in self.vhosts.values())
 
 
 class SlotOwnership:
-    """As `slots.Taker`. announced: what other nodes are told of this one: name, address, fingerprint. first_rows: what
-    the first owner of slot 0 of a new cluster writes there.
+    """The slots of this node: the `SlotTaker` that a `Slots` calls.
+
+    Args:
+        announced: returns the name, address and fingerprint of this node.
+        first_rows: returns the rows that the first owner of slot 0 of a new cluster writes.
     """
 
     def __init__(
@@ -166,8 +188,13 @@ class SlotOwnership:
     # -- taking --------------------------------------------------------------------------------------------------------
 
     async def take(self, slot: int) -> OwnedSlot:
-        """See above. Cost: five round trips and what there is to read: 100 ms where that is little. Raises:
-        slots.TAKE_ERRORS.
+        """Take over a slot; the module's docstring lists the steps.
+
+        Cost:
+            five round trips and the reading: 100 ms for a small slot.
+
+        Raises:
+            slots.TAKE_ERRORS: the slot cannot be taken over now.
         """
         began = time.monotonic()
         options = self.options
@@ -201,7 +228,7 @@ class SlotOwnership:
             owned = OwnedSlot(slot, held, producer, meta, logs)
             self._watch(owned)
             table = await read_rows(self._reader, options.meta_topic, slot, int(meta.next_offset) - 1)
-            await self.state.caught_up()  # no vhost comes to the slot now that is not told of
+            await self.state.caught_up()  # later vhosts of the slot arrive in vhost_changed
             vhosts = self.state.vhosts_of(slot)
             partitions, lost = await self._fence_queues(producer, vhosts, table.notes, key, held, recorded)
             end = int(settled.next_offset) - 1
@@ -223,11 +250,11 @@ class SlotOwnership:
             slot, owned.epoch, len(owned.vhosts), len(table), (time.monotonic() - began) * 1000,
         )  # fmt: skip
         for row in self.state.vhosts_of(slot):
-            self.vhost_changed(row.name)  # one that came meanwhile
+            self.vhost_changed(row.name)  # vhosts that were declared during the takeover
         return owned
 
     def _watch(self, owned: OwnedSlot) -> None:
-        """What the producer tells goes to the logs, and to the rows. Its end ends the slot."""
+        """Connect the callbacks of the slot's producer and logs."""
         logs, meta = owned.logs, owned.meta
 
         def moved(partition: Partition) -> None:
@@ -241,10 +268,10 @@ class SlotOwnership:
                 logs.fenced(f"the slot's metadata are refused: {partition.text}")
 
         told = self.broker.turn.log_failed
-        assert told is not None  # since the broker was made
+        assert told is not None  # set by the broker's constructor
 
         def failed(log: QueueLog) -> None:
-            if not logs.ended:  # else all of them have: their vhosts go
+            if not logs.ended:  # otherwise all logs end with their vhosts
                 told(log)
 
         producer = owned.producer
@@ -255,7 +282,7 @@ class SlotOwnership:
         logs.on_fenced = lambda text: self._end(owned, text)
 
     def _end(self, owned: OwnedSlot, why: str) -> None:
-        """The slot is not ours any more: at once."""
+        """Stop serving the slot: another node owns it, or may own it."""
         if owned.ended:
             return
         owned.ended = why
@@ -273,9 +300,17 @@ class SlotOwnership:
         held: ProducerId,
         recorded: ProducerId | None,
     ) -> tuple[list[Partition], dict[str, str]]:
-        """A barrier in every partition of those vhosts, and of the topics that queues have for themselves; and which of
-        those are lost, and why. Where
-        the producer id is another one than before, the old one's comes first, with the epoch behind his.
+        """Write barriers to every partition of the vhosts, and to the topics that single queues have.
+
+        If the slot has a new producer id, a barrier under the old id with a later epoch comes first. A barrier of
+        another id alone would not fence the previous owner.
+
+        Args:
+            held: the current producer id and epoch.
+            recorded: those that the previous owner announced.
+
+        Returns:
+            The partitions, and for each lost topic the reason.
         """
         marks = fences_of(notes)
         lost = await self._topics.lost_own(marks) if marks else {}
@@ -302,7 +337,14 @@ class SlotOwnership:
         vhosts: Sequence[VhostRow],
         lost: Mapping[str, str],
     ) -> None:
-        """lost: see `QueuePlacement.begin`. Raises: MetadataError."""
+        """Assign the queues' logs to their partitions.
+
+        Args:
+            lost: see `QueuePlacement.begin`.
+
+        Raises:
+            MetadataError: see `QueuePlacement.begin`.
+        """
         slot, logs, options = owned.slot, owned.logs, self.options
 
         def vhost_id(name: str) -> str | None:
@@ -325,9 +367,9 @@ class SlotOwnership:
         owned.rows = RowWriter(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
 
     async def _serve(self, owned: OwnedSlot, table: RowTable, vhosts: Sequence[VhostRow]) -> None:
-        """The vhosts come into the broker."""
+        """Load the vhosts of the slot into the broker, after removing rows that a crash left without parent."""
         rows = owned.rows
-        assert rows is not None  # since `_place`
+        assert rows is not None  # set by `_place`
         if owned.slot == 0 and len(table) == 0 and not table.notes:
             await rows.write([Put(row) for row in self._first_rows()])
         self._metadata.own(owned.slot, rows)
@@ -336,14 +378,14 @@ class SlotOwnership:
             await rows.write(adrift)
         for vhost in await self.broker.load_vhosts(table.state(vhosts, self._metadata.node)):
             owned.vhosts[vhost.name] = vhost
-        assert owned.placement is not None  # since `_place`
+        assert owned.placement is not None  # set by `_place`
         owned.logs.drop_orphans(owned.placement.places)
         owned.logs.read_all()
         if owned.ended:
             raise KafkaRefused(owned.ended)
 
     async def _announce(self, owned: OwnedSlot) -> None:
-        assert owned.rows is not None  # it is served
+        assert owned.rows is not None  # set by `_place`
         held = owned.held
         owner = Owner(*self._announced(), int(held.producer_id), int(held.epoch), int(time.time() * 1000))
         await owned.rows.write([owner.note(owned.slot)])
@@ -351,7 +393,7 @@ class SlotOwnership:
     # -- while it is served --------------------------------------------------------------------------------------------
 
     def vhost_changed(self, name: str) -> None:
-        """A vhost of one of our slots may have come, or is to go."""
+        """Load or delete a vhost of this node's slots, after a change of its row."""
         slot = self.state.slot_of(name)
         owned = None if slot is None else self.owned.get(slot)
         row = self.state.vhost(name)
@@ -372,16 +414,16 @@ class SlotOwnership:
         task.add_done_callback(self._tasks.discard)
 
     def _gone(self, name: str) -> None:
-        """There is no such vhost any more: its deletion is over."""
+        """Forget a deleted vhost whose row is gone."""
         for owned in self.owned.values():
             here = owned.vhosts.get(name)
             if here is not None and here.deleted:
                 del owned.vhosts[name]
 
     async def _come(self, owned: OwnedSlot, row: VhostRow) -> None:
-        """A vhost that was declared; its queues come later."""
+        """Load a newly declared vhost."""
         try:
-            assert owned.rows is not None  # it is served
+            assert owned.rows is not None  # set by `_place`
             for vhost in await self.broker.load_vhosts(owned.rows.table.state([row], self._metadata.node)):
                 if owned.ended:
                     await self.broker.unload_vhost(vhost, moving(vhost.name))
@@ -395,7 +437,7 @@ class SlotOwnership:
         self.vhost_changed(row.name)
 
     async def _finish_deletion(self, owned: OwnedSlot, row: VhostRow, here: VHost | None) -> None:
-        """Another node was told to delete it, or a crash came before all of it was gone."""
+        """Complete a deletion that another node requested, or that a crash interrupted."""
         try:
             self.broker.catalogue.declared.check(row.name, "vhost", row.name)
             if here is not None:
@@ -410,8 +452,11 @@ class SlotOwnership:
             owned.coming.discard(row.name)
 
     async def renew(self, owned: OwnedSlot) -> None:
-        """The next epoch of the same producer id, so that Kafka does not forget who has the slot. Raises: KafkaLost;
-        KafkaRefused, another has it.
+        """Get the next epoch of the same producer id, so that Kafka does not forget the id.
+
+        Raises:
+            KafkaDisconnected: Kafka does not answer.
+            KafkaRefused: another node owns the slot.
         """
         async with owned.changing:
             if owned.over.is_set() or owned.given_up:
@@ -429,20 +474,20 @@ class SlotOwnership:
             await self._announce(owned)
 
     def keep_alive(self, owned: OwnedSlot) -> None:
-        """A record to each partition."""
+        """Write a record to each partition of the slot."""
         owned.logs.keep_alive(self.options.transactional_id(owned.slot).encode())
 
     def prolong(self, owned: OwnedSlot) -> None:
-        """A record to `settled` alone, whose answer says that the slot is ours still."""
+        """Write a record to `settled`. Its answer proves that the slot is still ours."""
         settled = owned.logs.settled
         if not settled.order and owned.logs.may_write(settled):
             owned.logs.write(settled, [KeyedRecord(self.options.transactional_id(owned.slot).encode(), None)])
             owned.producer.flush()
 
-    # -- letting go ----------------------------------------------------------------------------------------------------
+    # -- giving up -----------------------------------------------------------------------------------------------------
 
     async def give_up(self, held: OwnedSlot) -> None:
-        """See above. Raises: nothing."""
+        """Store what is left and unload the slot. Raises nothing."""
         owned = held
         owned.given_up = True
         self.owned.pop(owned.slot, None)
@@ -450,7 +495,7 @@ class SlotOwnership:
         for vhost in list(owned.vhosts.values()):
             self.broker.close_vhost(vhost, moving(vhost.name))
         try:
-            # A later epoch that is about to begin does so first: what is told at the end is told by one alone.
+            # Complete a new epoch first: the last records must have one epoch.
             async with asyncio.timeout(GIVE_UP_S), owned.changing:
                 await asyncio.sleep(0)
                 if owned.rows is not None:
@@ -464,7 +509,7 @@ class SlotOwnership:
         logger.info("slot %d was given up", owned.slot)
 
     async def drop(self, held: OwnedSlot) -> None:
-        """See above. Raises: nothing."""
+        """Unload a slot that ended. Raises nothing."""
         self.owned.pop(held.slot, None)
         self._end(held, held.ended)
         await self._clear(held)
@@ -482,14 +527,14 @@ class SlotOwnership:
         await owned.producer.close()
 
     async def close(self) -> None:
-        """What is under way ends."""
+        """Cancel the loading and deletion of vhosts."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _nothing(_: object) -> None:
-    """Nobody hears."""
+    """Ignore the call; `_watch` sets the real callback."""
 
 
 LOOK_S: Final = 0.25
@@ -497,8 +542,11 @@ PROLONG_SHARE: Final = 1 / 3
 
 
 class LeaseMonitor:
-    """Of all slots of a node. owned: those just now. prolong: writes a slot's record. session_timeout_s: of the
-    group.
+    """Suspends deliveries of slots whose lease expired.
+
+    Args:
+        owned: returns the slots that this node serves.
+        prolong: writes a record of a slot to Kafka.
     """
 
     def __init__(
@@ -514,7 +562,7 @@ class LeaseMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Looks each LOOK_S."""
+        """Check the leases every LOOK_S."""
         self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def stop(self) -> None:
@@ -546,7 +594,7 @@ class LeaseMonitor:
 
 
 def suspend_delivery(owned: OwnedSlot) -> None:
-    """Its queues are served, or not, as `owned.halted` says; those that came since among them."""
+    """Suspend or resume delivery of the slot's durable queues as `owned.halted` says, those of new queues too."""
     for vhost in owned.vhosts.values():
         for queue in vhost.queues.values():
             store = queue.store

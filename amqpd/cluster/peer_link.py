@@ -1,45 +1,38 @@
-r"""Connections between nodes: the port they come in by (`cluster.listen`), and how one is opened.
+r"""Connections between nodes: the peer port (`cluster.listen`), its protocol, certificates and heartbeats.
 
-The port is for nodes alone. A socket that comes in has WAIT_S for TLS and preamble together (peer_link.py), and so many
-wait at once: WAITING_MAX, of which each address may have WAITING_PER_ADDRESS_MAX. Where there are more, the oldest of
-the address that has the most is closed, so a node gets in beside whoever holds silent sockets. Who is no node learns
-one bit: that his proof was none.
+**Peer port** (`PeerListener`). Only nodes connect to it. A new socket has WAIT_S for TLS and the preamble together.
+At most WAITING_MAX sockets wait at a time, of one address WAITING_PER_ADDRESS_MAX. If there are more, the oldest
+socket of the address with the most sockets is closed, so silent sockets cannot keep a node out. A client without
+the secret learns only that its proof is wrong.
 
-What a connection carries behind its preamble is its kind's business: who listens hands over a function for each
-(`Kinds`). That function answers, and gives the transport a protocol of its own.
+The preamble names the kind of the connection. The listener calls the function for that kind (`Kinds`), which
+answers and installs a protocol of its own.
 
-The certificate by which this node's inner port is known: of its own, made at its first start.
+**Hello**, inside TLS:
+
+    listening node      `amqpd-inner 1\n`, a nonce of 32 bytes
+    connecting node     u32 length of the preamble, the preamble, 32 bytes of proof
+    listening node      u8 answer, u16 length of a text, the text
+
+The preamble is JSON of at most PREAMBLE_BYTES_MAX. The proof is HMAC-SHA256 with the cluster's secret over the
+greeting line, the nonce, the listening node's fingerprint and the preamble. An intercepted proof cannot be used
+again: the nonce is new for each connection, and the fingerprint binds the proof to one node. The connecting node
+compares the fingerprint before it sends anything, so a false node at the address learns nothing.
+
+**Certificate** (`identity`). A node makes its own certificate at its first start:
 
     <data_dir>/cluster-node.pem     key and certificate, mode 0600
 
-Nobody signs it and no name in it counts: the node announces its fingerprint in the cluster's metadata, and who connects
-takes that certificate and no other. It never expires: to have another, stop the node and remove the file.
+It is self-signed, its names do not matter, and it never expires. The node announces the fingerprint in the
+cluster's metadata; other nodes accept only this certificate. To replace it, stop the node and remove the file.
 
-Whether a node is there: one link to each node that serves clients of this one, on which both ends say a byte every
-PING_S, and which is dead when nothing came for DEAD_S. With the link all end that were relayed between the two.
+**Heartbeat** (`PeerHeartbeat`). A node keeps one link to each node that serves its clients. Both ends send a byte
+every PING_S; the link is dead after DEAD_S without one. All connections that are proxied between the two processes
+end with the link. The byte contains the sender's resource alarms (MEMORY, DISK) and is also sent when they change.
 
-The byte is a number: the resource alarms of who says it (MEMORY, DISK; 0 for none), said at once when it changes. Who
-serves clients of a node with an alarm holds those that publish (proxy.py).
-
-The streams that are relayed carry clients' bytes and nothing else, so nothing can be asked on them. TCP itself could
-say that a host is gone (TCP_USER_TIMEOUT), but it counts a peer that is there and does not read for dead as well:
-DECISIONS.md. A stopped process (SIGSTOP) whose kernel goes on answering is found here, and by no option of TCP.
-
-What is said on an inner connection before it carries anything: who connects, that he knows the cluster's secret, and
-what he wants.
-
-Inside TLS, by bytes:
-
-    node that listens     `amqpd-inner 1\n`, a nonce of 32 bytes
-    node that connects    u32 length of the preamble, the preamble, 32 bytes of proof
-    node that listens     u8 answer, u16 length of a text, the text
-
-The preamble is JSON, at most PREAMBLE_BYTES_MAX. The proof is HMAC-SHA256 by the secret over the line, the nonce, the
-listening node's fingerprint and the preamble: a proof is good for one connection to one node, whoever overheard it. The
-nonce is new for each connection, so none is taken twice. Who connects has compared the certificate's fingerprint before
-he says anything, so a node that only claims an address hears no preamble.
-
-No IO here, and nothing of what a preamble asks for is done here.
+Proxied streams contain only bytes of clients, so they cannot carry heartbeats. TCP_USER_TIMEOUT would also close a
+connection whose peer only does not read (DECISIONS.md). The link also detects a stopped process (SIGSTOP), which no
+TCP option does.
 """
 
 from __future__ import annotations
@@ -71,38 +64,51 @@ if TYPE_CHECKING:
 
 
 NAME: Final = "cluster-node.pem"
-_BEGIN: Final = datetime(2020, 1, 1, tzinfo=UTC)  # whatever the clock of who looks at it says
-_END: Final = datetime(9999, 12, 31, tzinfo=UTC)  # RFC 5280 4.1.2.5: there is no good date for its end
+_BEGIN: Final = datetime(2020, 1, 1, tzinfo=UTC)  # valid for any clock of another node
+_END: Final = datetime(9999, 12, 31, tzinfo=UTC)  # RFC 5280 4.1.2.5: no expiry date
 
 
 class NodeCertificate(NamedTuple):
-    """context: of the inner port. fingerprint: SHA-256 of the certificate, in hexadecimal digits."""
+    """Certificate of this node.
+
+    Attributes:
+        context: TLS context of the peer port.
+        fingerprint: SHA-256 of the certificate in hexadecimal.
+    """
 
     context: ssl.SSLContext
     fingerprint: str
 
 
 def identity(data_dir: Path) -> NodeCertificate:
-    """The one there is, or a new one. Reads and writes files, and imports `cryptography` for a new one (50 ms): a loop
-    has it done by a thread. Raises: OSError; ssl.SSLError, which is one, for a file that is none of these.
+    """Load the node's certificate, or make one.
+
+    Cost:
+        reads and writes files, and imports `cryptography` for a new certificate (50 ms): run it in a thread.
+
+    Raises:
+        OSError: the file cannot be read or written; ssl.SSLError, a subclass, if it is no certificate.
     """
     path = data_dir / NAME
     if not path.exists():
         _write(path, _made())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # nobody comes back to a session
+    context.num_tickets = 0  # no session is resumed
     context.load_cert_chain(path)
     return NodeCertificate(context, fingerprint(ssl.PEM_cert_to_DER_cert(_certificate_of(path.read_text("ascii")))))
 
 
 def fingerprint(certificate: bytes) -> str:
-    """certificate: DER."""
+    """Return the SHA-256 of a DER certificate in hexadecimal."""
     return hashlib.sha256(certificate).hexdigest()
 
 
 def peer_context() -> ssl.SSLContext:
-    """For connections to other nodes: the fingerprint is compared behind TLS's handshake, before anything is said."""
+    """Return the TLS context for connections to other nodes.
+
+    `_HelloClient` compares the fingerprint after the handshake, before it sends anything.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -116,7 +122,7 @@ def _certificate_of(text: str) -> str:
 
 
 def _made() -> bytes:
-    """Raises: OSError."""
+    """Return a new key and certificate as PEM. Raises OSError."""
     if find_spec("cryptography") is None:
         text = "the package cryptography, which makes the certificate, is missing: pip install 'amqpd[cluster]'"
         raise OSError(errno.ENOENT, text)
@@ -143,7 +149,7 @@ def _made() -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     aside = path.with_name(path.name + ".new")
     aside.unlink(missing_ok=True)
     number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -163,8 +169,13 @@ DISK: Final = 2
 
 
 class PeerHeartbeat(asyncio.Protocol):
-    """One end. node: at the other. ended: called once, when it is no more, for whatever reason. heard: called when the
-    other end says another number than before; at first it is 0. says: what this end says.
+    """One end of a heartbeat link.
+
+    Args:
+        node: the node at the other end.
+        ended: called once when the link has ended for any reason.
+        heard: called when the other end's alarms change; they are 0 at first.
+        says: alarms of this end.
     """
 
     def __init__(
@@ -189,7 +200,7 @@ class PeerHeartbeat(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """From `connection_made` to its end."""
+        """The link is open."""
         return self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -207,7 +218,7 @@ class PeerHeartbeat(asyncio.Protocol):
             self._heard(self._said)
 
     def say(self, number: int) -> None:
-        """From here on."""
+        """Send the alarms of this end if they changed."""
         if number != self._says:
             self._says = number
             if self._transport is not None:
@@ -217,7 +228,7 @@ class PeerHeartbeat(asyncio.Protocol):
         self._finish()
 
     def close(self) -> None:
-        """Ends it from this side."""
+        """Close the link."""
         transport = self._transport
         if transport is not None:
             self._finish()
@@ -234,17 +245,17 @@ class PeerHeartbeat(asyncio.Protocol):
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         transport = self._transport
-        assert transport is not None  # its timer ends with it
+        assert transport is not None  # the timer is cancelled with it
         now = loop.time()
         if now - self._ticked_at > 2 * self._ping_s:
-            self._heard_at = now  # it is this loop that stood still: what came meanwhile is read next
+            self._heard_at = now  # this loop was blocked; bytes that arrived meanwhile are read next
         self._ticked_at = now
         if now - self._heard_at > self._dead_s:
             text = "node %s is silent for %g s: what was relayed between it and this one ends"
             log.warning(text, self.node, self._dead_s)
             self.close()
             return
-        # A byte every other second: where it does not read them it is found silent long before they matter.
+        # The bytes of a peer that does not read are few until the link is dead.
         transport.write(bytes((self._says,)))
         self._timer = loop.call_later(self._ping_s, self._tick)
 
@@ -256,14 +267,13 @@ PROOF_BYTES: Final = 32
 PREAMBLE_BYTES_MAX: Final = 16 * 1024
 SECRET_BYTES_MIN: Final = 16
 WAIT_S: Final = 5.0
-"""How long it all may take, TLS included."""
+"""Time limit of TLS and hello together."""
 
 AMQP, HTTP, LINK, SERVED, WRITE = "amqp", "http", "link", "served", "write"
 KINDS: Final = (AMQP, HTTP, LINK, SERVED, WRITE)
 
 WELCOME, NOT_MINE, REFUSED, WRONG_SECRET = range(4)
-"""Answers: from here on it carries what was asked for; another node runs that vhost, or none; no, for what the text
-says; the proof is none."""
+"""Answers: accepted; another node or no node owns the vhost; refused, see the text; the proof is wrong."""
 
 _LENGTH: Final = struct.Struct(">I")
 _ANSWER: Final = struct.Struct(">BH")
@@ -271,11 +281,16 @@ _NAME_BYTES_MAX: Final = 1024
 
 
 class BadPreamble(Exception):
-    """What came is none; the text is for the log."""
+    """Invalid hello data; the text is for the log."""
 
 
 class HelloAnswer(NamedTuple):
-    """answer: one of the four. size: bytes of it."""
+    """Answer of the listening node.
+
+    Attributes:
+        answer: one of the four answers.
+        size: its length in bytes.
+    """
 
     answer: int
     text: str
@@ -283,10 +298,13 @@ class HelloAnswer(NamedTuple):
 
 
 class ProxiedClient(NamedTuple):
-    """A client whose connection is relayed, as the node has it that it is connected to.
+    """Client of a proxied connection, as its node sees it.
 
-    peer, local: of its socket. loopback: it comes from that node's own machine. certificate: what
-    `certificate.told` reads of one. position: how far that node has read what is the cluster's.
+    Attributes:
+        peer, local: addresses of its socket.
+        loopback: the client is on the same host as its node.
+        certificate: the fields that `certificate.told` reads.
+        position: how far its node has read slot 0.
     """
 
     user: str
@@ -307,8 +325,13 @@ class ProxiedClient(NamedTuple):
 
 
 class Preamble(NamedTuple):
-    """kind: what the connection is to carry. node: name of who connects. run: of its process, another after each start.
-    client: of kind AMQP, else None.
+    """First message of a connecting node.
+
+    Attributes:
+        kind: purpose of the connection, one of KINDS.
+        node: name of the connecting node.
+        run: id of its process, new after each start.
+        client: only for kind AMQP.
     """
 
     kind: str
@@ -318,20 +341,25 @@ class Preamble(NamedTuple):
 
 
 def proof(secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bytes:
-    """nonce: of this connection. fingerprint: of the node that listens."""
+    """Return the proof for a connection.
+
+    Args:
+        nonce: of this connection.
+        fingerprint: of the listening node.
+    """
     return hmac.digest(secret, GREETING + nonce + bytes.fromhex(fingerprint) + preamble, "sha256")
 
 
 def is_proof(given: bytes, secret: bytes, nonce: bytes, fingerprint: str, preamble: bytes) -> bool:
-    """Whether it is the right one; takes as long when it is not."""
+    """Compare a proof in constant time."""
     return hmac.compare_digest(given, proof(secret, nonce, fingerprint, preamble))
 
 
 def secret_mark(secret: bytes, cluster: str) -> str:
-    """Return a text by which nodes with the same secret know each other in Kafka's group.
+    """Return a text that is equal for nodes with the same secret; nodes compare it in Kafka's group.
 
-    Whoever may describe the group can read it. So it costs as much to guess a secret by it as a password by its hash:
-    50 ms of a processor and 16 MiB a guess. Done by a thread.
+    Every client that may describe the group can read it. Guessing the secret from it costs 50 ms of CPU and 16 MiB
+    per guess, like guessing a password from its hash. Run it in a thread.
     """
     salt = b"amqpd cluster " + cluster.encode()
     return hashlib.scrypt(secret, salt=salt, n=1 << 14, r=8, p=1, dklen=16).hex()
@@ -341,7 +369,7 @@ def secret_mark(secret: bytes, cluster: str) -> str:
 
 
 def encode(preamble: Preamble) -> bytes:
-    """As JSON. Of a client whose properties or certificate make it too long only what matters of them is told."""
+    """Encode the preamble as JSON. If it is too long, only the important client properties are included."""
     body = _json(preamble)
     client = preamble.client
     if len(body) > PREAMBLE_BYTES_MAX and client is not None:
@@ -361,12 +389,12 @@ def _json(preamble: Preamble) -> bytes:
 
 
 def framed(body: bytes, proven: bytes) -> bytes:
-    """Preamble and proof, as they go out."""
+    """Return preamble and proof as they are sent."""
     return _LENGTH.pack(len(body)) + body + proven
 
 
 def cut(data: bytes) -> tuple[bytes, bytes] | None:
-    """Preamble and proof of what has come; None while it is not complete. Raises: BadPreamble."""
+    """Return preamble and proof; None while the data is incomplete. Raises BadPreamble."""
     if len(data) < _LENGTH.size:
         return None
     length: int = _LENGTH.unpack_from(data)[0]
@@ -381,7 +409,11 @@ def cut(data: bytes) -> tuple[bytes, bytes] | None:
 
 
 def decode(body: bytes) -> Preamble:
-    """Its proof is right: who sent it knows the secret, and may be of another version. Raises: BadPreamble."""
+    """Decode a preamble whose proof is right. The sender knows the secret but may be of another version.
+
+    Raises:
+        BadPreamble: it is invalid or unknown.
+    """
     try:
         said = json.loads(body)
         kind, node, run = said["kind"], said["node"], said["run"]
@@ -421,13 +453,13 @@ def _check(value: object, kind: type) -> None:
 
 
 def answer(number: int, text: str = "") -> bytes:
-    """As it goes out."""
+    """Encode an answer."""
     said = text.encode()[:_NAME_BYTES_MAX]
     return _ANSWER.pack(number, len(said)) + said
 
 
 def answered(data: bytes) -> HelloAnswer | None:
-    """The answer at the front of what has come; None while it is not complete. Raises: BadPreamble."""
+    """Decode the answer at the start of `data`; None while it is incomplete. Raises BadPreamble."""
     if len(data) < _ANSWER.size:
         return None
     number, length = _ANSWER.unpack_from(data)
@@ -442,33 +474,39 @@ def answered(data: bytes) -> HelloAnswer | None:
 WAITING_MAX: Final = 512
 WAITING_PER_ADDRESS_MAX: Final = 256
 ACCEPTS_MAX: Final = 64
-"""In one turn of the loop."""
+"""Maximum number of accepted sockets per loop turn."""
 PAUSE_S: Final = 0.1
-"""Before the next is taken in, where there was no descriptor for one."""
+"""Pause of accepting when no file descriptor is free."""
 LOG_S: Final = 1.0
-"""A crowd is worth a line now and then, not one each."""
+"""Minimum interval of log lines about refused sockets."""
 
 Kinds: TypeAlias = "Mapping[str, Callable[[Preamble, asyncio.Transport], Awaitable[None]]]"
-"""By kind: takes a connection whose preamble is proven, and is not read; it answers, and goes on with it or ends it."""
+"""kind -> function that handles a connection with a valid proof. Reading is paused. The function accepts or
+refuses.
+"""
 
 
 class PeerUnreachable(Exception):
-    """The node could not be asked; the text says why. It may be another time."""
+    """The node could not be asked, with the reason. A later attempt may succeed."""
 
 
 class PeerRefused(Exception):
-    """The node has answered, and the answer is no. answer: NOT_MINE, REFUSED or WRONG_SECRET."""
+    """The node answered with a refusal.
+
+    Attributes:
+        answer: NOT_MINE, REFUSED or WRONG_SECRET.
+    """
 
     def __init__(self, answer: int, text: str) -> None:
         super().__init__(text)
         self.answer = answer
 
 
-# -- who listens -----------------------------------------------------------------------------------------------------
+# -- listening node ----------------------------------------------------------------------------------------------------
 
 
 class PendingPeer(asyncio.Protocol):
-    """Behind TLS: its preamble comes, or does not."""
+    """Protocol of an accepted socket that waits for its preamble."""
 
     def __init__(self) -> None:
         self.nonce = secrets.token_bytes(NONCE_BYTES)
@@ -490,27 +528,31 @@ class PendingPeer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.complete.done():
             self.complete.set_exception(ConnectionResetError("it went away"))
-            self.complete.exception()  # who waited for it may have gone
+            self.complete.exception()  # the waiting task may be gone
 
 
 class PeerListener:
-    """The inner port. identity: what it shows. secret: of the cluster."""
+    """Listener of the peer port.
+
+    Attributes:
+        waiting_count: sockets without a complete hello.
+        refused_count: sockets that were refused since the start.
+    """
 
     def __init__(self, identity: NodeCertificate, secret: bytes, kinds: Kinds) -> None:
         self._identity = identity
         self._secret = secret
         self._kinds = kinds
-        # By address, the oldest first.
+        # by address, the oldest first
         self._waiting: dict[str, dict[_IncomingSocket, None]] = {}
         self.waiting_count = 0
         self.refused_count = 0
-        """Sockets closed here that were no node's, or came with too many others; since the start."""
         self._told_at = -LOG_S
         self._sockets: list[socket.socket] = []
         self.port = 0
 
     def listen(self, host: str, port: int) -> list[Listener]:
-        """Raises: OSError."""
+        """Bind the sockets and accept connections. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._sockets = bound_sockets(host, port)
         for sock in self._sockets:
@@ -519,7 +561,7 @@ class PeerListener:
         return [Listener("cluster", sock.getsockname()[0], self.port) for sock in self._sockets]
 
     def close(self) -> None:
-        """Nobody comes in any more, and who was about to goes."""
+        """Stop listening and close all waiting sockets."""
         for sock in self._sockets:
             asyncio.get_running_loop().remove_reader(sock)
             sock.close()
@@ -527,17 +569,17 @@ class PeerListener:
         for waiting in [each for found in self._waiting.values() for each in found]:
             waiting.end()
 
-    # -- the crowd
+    # -- limits of waiting sockets
 
     def _accept(self, listening: socket.socket) -> None:
-        # Not by a server of asyncio's: TLS is part of what a socket has its time for, and there it would not be seen.
+        # An asyncio server would hide the time that TLS takes, which must count.
         for _ in range(ACCEPTS_MAX):
             try:
                 sock, address = listening.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                # No descriptor is left, most often: who waits is taken in a moment.
+                # Usually no file descriptor is free; accept again in a moment.
                 self._refused("somebody", str(error))
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
@@ -551,7 +593,7 @@ class PeerListener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _entered(self, sock: socket.socket, address: str) -> None:
-        """A socket is there. Cost: 30 us, and TLS's handshake, 1 ms, if it goes on."""
+        """Add a waiting socket. Cost: 30 us, and 1 ms for the TLS handshake."""
         waiting = _IncomingSocket(sock, address)
         waiting.task = asyncio.get_running_loop().create_task(self._admit(waiting))
         of_address = self._waiting.setdefault(address, {})
@@ -584,7 +626,7 @@ class PeerListener:
             count = self.refused_count
             log.warning("inner port: refused %s: %s (%d since the start)", address, why, count)
 
-    # -- one of them
+    # -- hello of one socket
 
     async def _admit(self, waiting: _IncomingSocket) -> None:
         waiting.begun = True
@@ -624,7 +666,11 @@ class PeerListener:
 
 
 class _IncomingSocket:
-    """A socket that has come in and is not let in yet. begun: its task has; before, cancelling it closes nothing."""
+    """Accepted socket that has not completed its hello.
+
+    Attributes:
+        begun: the task has started; cancelling it earlier would not close the socket.
+    """
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         self.sock = sock
@@ -633,7 +679,7 @@ class _IncomingSocket:
         self.task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
-        """It goes."""
+        """Close the socket."""
         if self.task is not None:
             self.task.cancel()
         if not self.begun:
@@ -641,7 +687,7 @@ class _IncomingSocket:
 
 
 def _end(transport: asyncio.Transport | None, sock: socket.socket) -> None:
-    """A socket that asyncio was given, and has not made a transport of, it has closed itself."""
+    """Close a socket; asyncio closes the socket of a transport that it did not finish."""
     if transport is not None:
         transport.abort()
     else:
@@ -649,7 +695,7 @@ def _end(transport: asyncio.Transport | None, sock: socket.socket) -> None:
 
 
 def welcome(transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-    """A kind's answer: the connection is the protocol's from here on, and is read."""
+    """Accept the connection: the protocol owns and reads it from now on."""
     transport.write(answer(WELCOME))
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
@@ -657,16 +703,16 @@ def welcome(transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
 
 
 def refuse(transport: asyncio.Transport, number: int, text: str) -> None:
-    """A kind's answer: no. number: NOT_MINE or REFUSED."""
+    """Refuse the connection with NOT_MINE or REFUSED."""
     transport.write(answer(number, text))
     transport.close()
 
 
-# -- who connects ----------------------------------------------------------------------------------------------------
+# -- connecting node ---------------------------------------------------------------------------------------------------
 
 
 class _HelloClient(asyncio.Protocol):
-    """Says the preamble when the nonce is there; then the answer comes."""
+    """Protocol of a connecting node until it gets its answer."""
 
     def __init__(self, node: NodeState, secret: bytes, body: bytes) -> None:
         self._node = node
@@ -676,7 +722,7 @@ class _HelloClient(asyncio.Protocol):
         self._said = False
         self._transport: asyncio.Transport | None = None
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        """What came behind a welcome, most often nothing."""
+        """Bytes behind a welcome, usually none."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -709,7 +755,7 @@ class _HelloClient(asyncio.Protocol):
             self._data = self._data[HELLO_BYTES:]
             self._said = True
             proven = proof(self._secret, nonce, self._node.fingerprint, self._body)
-            assert self._transport is not None  # something came by it
+            assert self._transport is not None  # data has arrived
             self._transport.write(framed(self._body, proven))
         found = answered(self._data)
         if found is None:
@@ -733,7 +779,12 @@ class _HelloClient(asyncio.Protocol):
 
 
 class PeerConnector:
-    """How this node connects to others. node: its name. run: of this process."""
+    """Opens connections to other nodes.
+
+    Attributes:
+        node: name of this node.
+        run: id of this process.
+    """
 
     def __init__(self, node: str, secret: bytes) -> None:
         self.node = node
@@ -742,13 +793,18 @@ class PeerConnector:
         self._context: ssl.SSLContext = peer_context()
 
     def preamble(self, kind: str, client: ProxiedClient | None = None) -> Preamble:
-        """Of this node."""
+        """Return a preamble of this node."""
         return Preamble(kind, self.node, self.run, client)
 
     async def open(self, node: NodeState, preamble: Preamble, protocol: asyncio.Protocol) -> asyncio.Transport:
-        """A connection that carries from here on what the preamble asks for, and is `protocol`'s; it is read.
+        """Open a connection and give it to `protocol`, which reads it from now on.
 
-        Cost: two round trips and 2 ms of a processor. Raises: NotReached, Refused.
+        Cost:
+            two round trips and 2 ms of CPU.
+
+        Raises:
+            PeerUnreachable: no answer or an invalid one.
+            PeerRefused: the node refused.
         """
         opening = _HelloClient(node, self._secret, encode(preamble))
         transport: asyncio.Transport | None = None
@@ -779,7 +835,7 @@ class PeerConnector:
             raise
         finally:
             if opening.answer.done() and not opening.answer.cancelled():
-                opening.answer.exception()  # looked at, whoever was cancelled meanwhile
+                opening.answer.exception()  # mark the error as seen, even if this task was cancelled
         if transport.is_closing():
             raise PeerUnreachable(f"node {node.name} at {node.host}:{node.port}: it ended the connection")
         transport.set_protocol(protocol)

@@ -1,41 +1,34 @@
-"""Where durable queues are: each has a partition of its vhost's topic, and begins at an offset of it.
+"""Placement of durable queues: the owner of a slot gives each queue a partition and a first offset.
 
-A slot's owner places the queues of its vhosts. The place is a note in the slot's `meta`, written with the queue's row
-and gone with it: ["place", queue id] = {topic, partition, first_offset}.
+Most queues share their vhost's topic: each has one of its partitions. The position is stored in the slot's `meta`
+together with the queue's row, and deleted with it: `["place", queue id]` = topic, partition, first_offset.
 
-**A new queue never shows an old message.** A partition is given out only when a record of this owner is stored in it:
-the barrier by which it was taken over or made, or, where a queue of this owner's was deleted, a marker behind that
-queue's last batch. The queue begins behind it. So what is below is of others, however late it came.
+**A new queue never shows an old message.** The owner uses a partition only after Kafka stored a record of this
+owner in it: a barrier for a partition that is new or was taken over, a marker behind the last batch of a deleted
+queue. The queue begins behind that record, so everything before it belongs to other queues, however late it
+arrived.
 
-**Partitions are kept ready**: a few more than are used, so that a declaration costs one record batch and waits for no
-topic. They come in steps of STEP, in the background; who declares more at once than are ready waits for as many. A
-deleted queue's partition is emptied (DeleteRecords), marked, and ready again. Kafka cannot take partitions from a
-topic. The topic itself comes with the vhost's first durable queue, and goes with the vhost.
+**Spare partitions.** Some partitions are always ready, so that a declaration costs one record batch. They are
+created in the background, STEP or more at a time. A burst of declarations waits until there are enough. A deleted
+queue's partition is emptied (DeleteRecords), marked and used again, because Kafka cannot remove partitions. The
+topic is created with the vhost's first durable queue and deleted with the vhost.
 
-A queue with x-kafka-topic has a topic for itself, of one partition, which comes and goes with the queue
-(broker/vhost/cluster_checks.py says which it may have; placement.py makes and ends it).
+A refusal by Kafka loses no partition. If Kafka refuses to empty a partition, it is used again anyway. If Kafka
+refuses the marker, the marker is tried again when the next partitions are created.
 
-What Kafka refuses costs no partition: those that it would not empty are given out all the same, those that it would not
-let be marked are tried again with the next that are made.
+**Dedicated topics** (`DedicatedTopics`). A queue with x-kafka-topic has a topic of one partition, which lives as
+long as the queue. `broker/vhost/cluster_checks.py` decides whether the client may have it.
 
-A record of ours in partitions: what is given out behind it holds nothing of another.
+1. Create: store a note `["own-topic", name]` with a random mark, create the topic with the same mark, write a
+   barrier. Then the queue that asked for the topic uses it.
+2. Delete: delete the topic, then the note. Until then no queue can get a topic of this name.
 
-A slot's owner writes a barrier into a partition that is new, and a record of its epoch behind what a deleted queue has
-left in one. Whoever asks gets those that have taken it; what Kafka refuses is closed, and costs the others nothing.
+If a crash leaves a note without queue, the next owner deletes the topic. A topic with another mark is never
+deleted. If another client deletes the topic or creates it again, the queue's partition is closed from the start.
+That queue accepts and delivers nothing; an operator must delete it.
 
-Topics that queues have for themselves (x-kafka-topic), as their slot's owner makes and ends them.
-
-    make    a note, ["own-topic", name]; the topic; a barrier in it. It is taken by the queue that asked for it
-    end     the topic goes, then its note: until then nobody can be given one of that name
-
-So a crash leaves none behind: where a note is without a queue, the next owner ends the topic. The note has a random
-mark, and so has the topic (`TopicAdmin.make_own`): another one of that name, whoever made it and when, is never
-deleted.
-
-Where somebody has deleted such a topic, or made it anew, its queue has a partition that is closed from the start: it
-takes and gives nothing, and is to be deleted.
-
-Topics of Kafka that queues may have for themselves: what the operator allows, and whether Kafka has them already.
+`NodeTopicPolicy` checks the names of dedicated topics: does the operator allow them, and does Kafka have them
+already.
 """
 
 from __future__ import annotations
@@ -69,7 +62,11 @@ if TYPE_CHECKING:
 
 
 class PartitionWriter(Protocol):
-    """Who numbers what goes to the slot's partitions (`SlotLogs`). held: producer id and epoch."""
+    """Writer that numbers the batches of the slot's partitions: `SlotLogs`.
+
+    Attributes:
+        held: the current producer id and epoch.
+    """
 
     held: ProducerId
 
@@ -77,14 +74,18 @@ class PartitionWriter(Protocol):
     def producer(self) -> KafkaProducer: ...
 
     def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
-        """One batch behind what was offered; `producer.flush` sends it."""
+        """Add one batch behind the earlier ones. `producer.flush` sends it."""
 
     def may_write(self, partition: Partition) -> bool:
-        """False: batches of an epoch before are on the way, behind which the next one waits."""
+        """Return False while batches of an earlier epoch are unanswered; a new batch must wait for them."""
 
 
 class FenceRecords:
-    """Of one slot. key: the slot's transactional id, which its barriers and markers have."""
+    """Writes this owner's barriers and markers to partitions of one slot.
+
+    Args:
+        key: the slot's transactional id, the key of these records.
+    """
 
     def __init__(self, writer: PartitionWriter, key: str) -> None:
         self.producer = writer.producer
@@ -92,16 +93,22 @@ class FenceRecords:
         self._key = key
 
     async def fence(self, new: list[Partition]) -> None:
-        """A barrier of ours is stored in these. Raises: KafkaRefused, one of them is closed, or all has ended."""
+        """Store a barrier in new partitions.
+
+        Raises:
+            KafkaRefused: a partition was closed, or the producer ended.
+        """
         held = self._writer.held
         await self.producer.fence(new, self._key, held)
         if held is not self._writer.held:
-            # A later epoch has begun meanwhile, and knew nothing of them.
+            # A new epoch began meanwhile. Its barriers did not include these partitions.
             await self.mark(new)
 
     async def stored(self, partitions: Iterable[Partition]) -> list[Partition]:
-        """Those of them that take more, once all that was offered to them is in Kafka. Raises: KafkaRefused, all has
-        ended.
+        """Wait until everything that was sent to the partitions is stored; return those that are still open.
+
+        Raises:
+            KafkaRefused: the producer ended.
         """
         while True:
             left = [each for each in partitions if not each.closed]
@@ -114,8 +121,10 @@ class FenceRecords:
                 return left
 
     async def mark(self, partitions: list[Partition]) -> list[Partition]:
-        """A record of ours is stored behind all that is in them; returns those that have taken it. Raises:
-        KafkaRefused, all has ended.
+        """Store a marker behind the last batch of each partition; return the partitions that accepted it.
+
+        Raises:
+            KafkaRefused: the producer ended.
         """
         marked: list[Partition] = []
         for each in partitions:
@@ -132,39 +141,48 @@ logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 5.0
 RETRY_S_MAX: Final = 60.0
-"""Before Kafka is asked again to empty a partition, or to delete a topic: from the one to the other, doubled."""
+"""Pause before Kafka is asked again to empty a partition or delete a topic. It doubles from RETRY_S to RETRY_S_MAX."""
 END_S: Final = 10.0
-"""How long a vhost's end waits for the topics that its queues had for themselves, before it is begun again."""
+"""Maximum time for which the deletion of a vhost waits for dedicated topics before it is retried."""
 TROUBLE: Final = (KafkaDisconnected, KafkaIncompatible, KafkaRefused, UnsafeTopic, OSError)
 
 
 class TopicMaker(Protocol):
-    """Kafka's administration (`TopicAdmin`). Raises: KafkaLost, KafkaRefused, KafkaUnfit, TopicUnfit."""
+    """Administrative requests to Kafka: `TopicAdmin`.
+
+    Raises:
+        TROUBLE: each method, except MetadataError.
+    """
 
     async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
-        """The vhost's topic has that many partitions or more: how many it has."""
+        """Grow the vhost's topic to at least so many partitions; return their number."""
 
     async def delete_records(self, name: str, before: Mapping[int, int]) -> dict[int, int]:
-        """Frees what stands before those offsets."""
+        """Delete the records before these offsets, by partition."""
 
     async def make_own(self, name: str, mark: int) -> None:
-        """A topic of one partition; refused where there is one already."""
+        """Create a topic of one partition. Refused if it exists."""
 
     async def delete_own(self, name: str, mark: int) -> None:
-        """The one that was made with that mark goes, where it is."""
+        """Delete the topic if it exists and was created with that mark."""
 
     async def delete(self, name: str) -> None:
-        """The topic goes, where there is one."""
+        """Delete the topic if it exists."""
 
 
 Start = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class DedicatedTopics:
-    """Of one slot. partitions: all of the slot, by topic and number. start: has something done in the background.
+    """The dedicated topics of one slot (x-kafka-topic).
 
-    write: writes notes to the slot's `meta`, and returns when they are there; raises MetadataError. Whoever writes the
-    slot's rows sets it.
+    Args:
+        partitions: all partitions of the slot, by topic and number.
+        start: starts a background task.
+
+    Attributes:
+        write: writes notes to the slot's `meta` and returns when they are stored. Raises MetadataError. `RowWriter`
+        sets it.
     """
 
     def __init__(
@@ -176,13 +194,16 @@ class DedicatedTopics:
         self._start = start
         self.write: Callable[[Sequence[SlotChange]], Awaitable[object]] = _unwritten
         self._marks_of: dict[str, int] = {}
-        # Made for queues that are about to come; and those that are on their way out.
+        # Topics whose queues are not declared yet, and topics that are being deleted.
         self._made: dict[str, Partition] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, notes: Mapping[NoteKey, Note], places: Collection[LogPosition], lost: Mapping[str, str]) -> None:
-        """The slot was taken over. places: of all its queues. lost: topics that are gone, or others, and why. What a
-        crash has left ends.
+        """Load the topics after a takeover, and delete those that a crash left without queue.
+
+        Args:
+            places: the positions of all queues of the slot.
+            lost: topic -> reason, for topics that were deleted or created again.
         """
         self._marks_of = fences_of(notes)
         for place in places:
@@ -193,28 +214,31 @@ class DedicatedTopics:
             self.end(name)
 
     def has(self, name: str) -> bool:
-        """Whether it is made, and nobody's yet."""
+        """Return whether the topic was made and no queue uses it yet."""
         return name in self._made
 
     def take(self, name: str) -> Partition:
-        """For the queue that it was made for."""
+        """Return the partition to the queue for which it was made."""
         return self._made.pop(name)
 
     def drop(self, name: str) -> None:
-        """The queue that it was made for will not come."""
+        """Delete the topic, because its queue will not be declared."""
         if name in self._made:
             del self._made[name]
             self.end(name)
 
     async def make(self, name: str) -> None:
-        """The topic of one queue. Others may write to it, too: what they do ends that queue alone. Raises: TROUBLE;
-        MetadataError.
+        """Create the topic of one queue. Other clients may write to it; that damages this queue only.
+
+        Raises:
+            TROUBLE: Kafka refused or did not answer.
+            MetadataError: the note could not be stored.
         """
         if name in self._made:
             return
         ending = self._ends.get(name)
         if ending is not None:
-            _, left = await asyncio.wait((ending,), timeout=END_S)  # else the one that is made would be deleted
+            _, left = await asyncio.wait((ending,), timeout=END_S)  # otherwise the deletion removes the new topic
             if left:
                 raise KafkaDisconnected(f"topic {name} is still being deleted")
         mark = secrets.randbits(48)
@@ -227,12 +251,12 @@ class DedicatedTopics:
             self._partitions[name, 0] = partition
             await self._marks.fence([partition])
         except TROUBLE:
-            self.end(name)  # it may have been made
+            self.end(name)  # Kafka may have created it
             raise
         self._made[name] = partition
 
     def end(self, name: str) -> None:
-        """The topic of a queue that is gone goes, too, then its note."""
+        """Delete the topic of a deleted queue, then its note."""
         partition = self._partitions.pop((name, 0), None)
         if partition is not None:
             self._marks.producer.forget(partition)
@@ -258,7 +282,11 @@ class DedicatedTopics:
             pause = min(2 * pause, RETRY_S_MAX)
 
     async def ended(self) -> None:
-        """Returns when all that are on their way out are gone. Raises: WriteFailed, after END_S."""
+        """Return when no topic is being deleted.
+
+        Raises:
+            WriteFailed: topics are left after END_S.
+        """
         if self._ends:
             _, left = await asyncio.wait(self._ends.values(), timeout=END_S)
             if left:
@@ -266,12 +294,13 @@ class DedicatedTopics:
 
 
 async def _unwritten(_: Sequence[SlotChange]) -> None:
-    """There are no rows yet."""
     raise WriteFailed("cannot write the metadata: the slot is not served yet")
 
 
 def own_topic(row: QueueRow) -> str:
-    """The topic that the queue has for itself (x-kafka-topic); "": it shares its vhost's. Cost: nothing for most."""
+    """Return the queue's dedicated topic; "" if it shares its vhost's topic. Cost: a substring search for most
+    queues.
+    """
     if ARGUMENT.encode() not in row.arguments:
         return ""
     topic = decode_table(row.arguments, 0)[0].get(ARGUMENT)
@@ -279,7 +308,11 @@ def own_topic(row: QueueRow) -> str:
 
 
 def fences_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
-    """Topics that queues have for themselves, or were to have, and their marks. Raises: MetadataError."""
+    """Return topic -> mark for all dedicated topics, also for those that were not created.
+
+    Raises:
+        MetadataError: a note is invalid.
+    """
     found: dict[str, int] = {}
     for key, note in notes.items():
         if key[0] == OWN_TOPIC:
@@ -293,16 +326,20 @@ def fences_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
 
 
 STEP: Final = 8
-"""Partitions that a topic gets at a time, at least; and one for so many that it has."""
+"""Minimum number of partitions that are added at a time. A large topic gets one more for each STEP it has."""
 READY_MIN: Final = 4
-"""With fewer that are ready, more are made."""
+"""Partitions are added when fewer are ready."""
 GROW_MAX: Final = 500
-"""Partitions of one request, and barriers at a time."""
+"""Maximum number of partitions in one request, and of barriers at a time."""
 
 
 class _Topic:
-    """A vhost's. ready: partitions that can be given out. made: how many there are. refused: numbers of those that
-    Kafka would not let be marked, which nobody has.
+    """The topic of one vhost.
+
+    Attributes:
+        ready: partitions that new queues can use.
+        made: number of partitions.
+        refused: numbers of partitions whose marker Kafka refused; no queue uses them.
     """
 
     def __init__(self, name: str, vhost_id: str) -> None:
@@ -315,11 +352,14 @@ class _Topic:
 
 
 class QueuePlacement:
-    """Of one slot, for as long as it is owned. Loop thread only; `close` it.
+    """Positions of the queues of one slot while this node owns it. Loop thread only; call `close` at the end.
 
-    key: the slot's transactional id, which barriers and markers have. topic_name: of a vhost, by its id. vhost_id: of a
-    vhost by its name, None: it is not in this slot. on_placed, on_freed: told of each queue that has got its place,
-    before its row is answered, and of each whose place is gone.
+    Args:
+        key: the slot's transactional id, the key of barriers and markers.
+        topic_name: returns the topic of a vhost id.
+        vhost_id: returns the id of a vhost; None if the vhost is not in this slot.
+        on_placed: called for each placed queue before its declaration is answered.
+        on_freed: called for each queue whose position was deleted.
     """
 
     def __init__(
@@ -339,7 +379,7 @@ class QueuePlacement:
         self._on_placed = on_placed
         self._on_freed = on_freed
         self.places: dict[str, LogPosition] = {}
-        """Of each durable queue, by its id."""
+        """Queue id -> position, for durable queues."""
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._of: dict[str, _Topic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -347,9 +387,9 @@ class QueuePlacement:
         self._freeing = False
         self._loop = asyncio.get_running_loop()
         self.own = DedicatedTopics(self._marks, topics, self._partitions, self._start)
-        """Topics that queues have for themselves."""
+        """The dedicated topics."""
 
-    # -- what there is
+    # -- takeover
 
     def begin(
         self,
@@ -358,9 +398,15 @@ class QueuePlacement:
         vhosts: Iterable[VhostRow],
         lost: Mapping[str, str],
     ) -> None:
-        """The slot was taken over. notes: of its `meta`. partitions: of its vhosts' topics, each behind its barrier.
-        lost: topics of queues' own that are gone, or others than they were, and why.
-        Raises: MetadataError, a place that is none or whose partition of a vhost's topic there is not.
+        """Load the positions after a takeover.
+
+        Args:
+            notes: the notes of the slot's `meta`.
+            partitions: those of the vhosts' topics, each with its barrier.
+            lost: dedicated topics that were deleted or created again, and the reason.
+
+        Raises:
+            MetadataError: a position is invalid, or its partition of a vhost's topic is missing.
         """
         self._partitions.update({(each.topic.decode(), int(each.number)): each for each in partitions})
         vhosts = list(vhosts)
@@ -393,14 +439,18 @@ class QueuePlacement:
         return found
 
     def _topic_of(self, vhost: str) -> _Topic:
-        """Raises: WriteFailed."""
+        """Raises WriteFailed if the vhost is not in this slot."""
         vhost_id = self._vhost_id(vhost)
         if vhost_id is None:
             raise WriteFailed(f"cannot write the metadata: vhost '{vhost}' is not served by this node")
         return self._topic(vhost_id)
 
     def partition(self, place: LogPosition) -> Partition:
-        """The producer's partition of that place. Raises: KeyError."""
+        """Return the producer's partition of a position.
+
+        Raises:
+            KeyError: the position is unknown.
+        """
         return self._partitions[place.topic, place.number]
 
     # -- new queues
@@ -416,8 +466,10 @@ class QueuePlacement:
         ]
 
     def has_room(self, changes: Iterable[SlotChange]) -> bool:
-        """Whether partitions are ready for the queues that are new in them; else `make_room` comes first. Raises:
-        WriteFailed, a vhost that is not here.
+        """Return whether partitions are ready for all new queues; otherwise call `make_room` first.
+
+        Raises:
+            WriteFailed: a vhost is not served here.
         """
         rows = self._new(changes)
         own = [topic for row in rows if (topic := own_topic(row))]
@@ -427,8 +479,12 @@ class QueuePlacement:
         )
 
     def placing(self, changes: Sequence[SlotChange]) -> Generator[None, None, Sequence[SlotChange]]:
-        """For who `has_room`: the changes, and the places of the queues that are new in them. To be carried through; it
-        gives way behind each.
+        """Generate the changes with positions for the new queues; `has_room` must be true.
+
+        The caller must exhaust the generator. It yields after each queue, so that the loop can run.
+
+        Returns:
+            The changes, followed by the new positions.
         """
         rows = self._new(changes)
         if not rows:
@@ -450,14 +506,14 @@ class QueuePlacement:
 
     @staticmethod
     def _ready(topic: _Topic, count: int) -> bool:
-        """Whether the first so many of its partitions can be given out. Those that Kafka refuses are passed over."""
+        """Return whether the first `count` partitions can be used. Removes partitions that Kafka closed."""
         ready = topic.ready
         if any(each.closed for each in islice(ready, count)):
             ready = topic.ready = deque(each for each in ready if not each.closed)
         return len(ready) >= count
 
     def take_back(self, changes: Iterable[SlotChange]) -> None:
-        """They were not written: what they were given is free, and nothing has come into it."""
+        """Free the positions of changes that were not written. The partitions are still empty."""
         for change in changes:
             if isinstance(change, Put) and isinstance(change.row, QueueRow):
                 place = self.places.pop(change.row.id, None)
@@ -470,12 +526,16 @@ class QueuePlacement:
                         self.own.end(place.topic)
 
     def unwanted(self, changes: Iterable[SlotChange]) -> None:
-        """They are refused before they were given anything: topics that were made for them alone go."""
+        """Delete topics that were made for changes which were then refused."""
         for row in self._new(changes):
             self.own.drop(own_topic(row))
 
     async def make_room(self, changes: Sequence[SlotChange]) -> None:
-        """Enough partitions for the queues that are new in them. Raises: WriteFailed."""
+        """Make enough partitions and dedicated topics for the new queues.
+
+        Raises:
+            WriteFailed: Kafka refused or did not answer, or a vhost is not served here.
+        """
         rows = self._new(changes)
         wanted = Counter(row.vhost for row in rows if not own_topic(row))
         for name in {each: None for row in rows if (each := own_topic(row))}:
@@ -491,7 +551,11 @@ class QueuePlacement:
                 raise WriteFailed(f"cannot write the metadata: no place for a queue: {error}") from error
 
     async def _grow(self, topic: _Topic, ready: int) -> None:
-        """So many of its partitions are ready, at least. Raises: TROUBLE."""
+        """Add partitions until `ready` of them can be used.
+
+        Raises:
+            TROUBLE: Kafka refused or did not answer.
+        """
         async with topic.growing:
             while not self._ready(topic, ready):
                 lacking = ready - len(topic.ready)
@@ -517,10 +581,10 @@ class QueuePlacement:
                 if not taken and error is not None:
                     raise error
 
-    # -- queues that are gone
+    # -- deleted queues
 
     def stored(self, submission: Submission) -> None:
-        """It is in Kafka: the places that are gone with it are free."""
+        """Free the positions whose deletion Kafka has stored."""
         for note in submission.gone:
             queue_id = str(note.key[1])
             place = self.places.pop(queue_id, None)
@@ -536,12 +600,16 @@ class QueuePlacement:
             self._start(self._free())
 
     async def drop_vhost(self, vhost_id: str) -> None:
-        """It is deleted, and no row of it is left: its topic goes. Raises: WriteFailed, it is to be called again."""
+        """Delete the topic of a deleted vhost. No row of the vhost is left.
+
+        Raises:
+            WriteFailed: the topic is not deleted yet; call again.
+        """
         topic = self._topic(vhost_id)
         async with topic.growing:
             for place, partition in list(self._partitions.items()):
                 if place[0] == topic.name:
-                    self._marks.producer.forget(partition)  # else it would wait for the topic
+                    self._marks.producer.forget(partition)  # otherwise it waits for the topic
                     del self._partitions[place]
             self._freed.pop(topic.name, None)
             self._of.pop(topic.name, None)
@@ -549,17 +617,17 @@ class QueuePlacement:
                 await self._topics.delete(topic.name)
             except TROUBLE as error:
                 raise WriteFailed(f"topic {topic.name} is not deleted: {error}") from error
-        await self.own.ended()  # until then the vhost's row stays, and somebody has the slot
+        await self.own.ended()  # until then the vhost's row stays, so the slot has an owner
 
     async def _empty(self, topic: _Topic, partitions: list[Partition]) -> None:
-        """What an owner before has left in partitions that no queue has goes. Its failing costs space, and no more."""
-        # The last record, which is ours, stays: a partition without one would forget who wrote it.
+        """Delete what earlier owners left in partitions without queue. A failure only costs disk space."""
+        # The last record, which is ours, stays: Kafka forgets the writer of an empty partition.
         before = {int(each.number): int(each.next_offset) - 1 for each in partitions if each.next_offset > 1}
         if before:
             await self._topics.delete_records(topic.name, before)
 
     async def _free(self) -> None:
-        """Empties the partitions of deleted queues, marks them, and gives them out again."""
+        """Empty and mark the partitions of deleted queues so that new queues can use them."""
         try:
             while self._freed:
                 name, partitions = self._freed.popitem()
@@ -570,7 +638,7 @@ class QueuePlacement:
             self._freeing = False
 
     async def _free_some(self, topic: _Topic, partitions: list[Partition]) -> None:
-        left = await self._marks.stored(partitions)  # what was on its way for the queue
+        left = await self._marks.stored(partitions)  # batches of the deleted queue that are unanswered
         before = {int(each.number): int(each.high_watermark) for each in left}
         pause = RETRY_S
         while self._of.get(topic.name) is topic:
@@ -588,7 +656,7 @@ class QueuePlacement:
         if self._of.get(topic.name) is topic:
             topic.ready += left
 
-    # -- in the background
+    # -- background tasks
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -607,7 +675,7 @@ class QueuePlacement:
             logger.error("partitions for queues: a bug of the broker", exc_info=error)
 
     async def close(self) -> None:
-        """Nothing is made any more; what is left to be freed is the next owner's to see."""
+        """Cancel the background tasks. The next owner frees what is left."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -615,12 +683,16 @@ class QueuePlacement:
 
 
 def placement_note(place: LogPosition) -> Note:
-    """As it stands in `meta`."""
+    """Return the value of a position's row in `meta`."""
     return {"topic": place.topic, "partition": place.number, "first_offset": place.first_offset}
 
 
 def placement_of(note: Note) -> LogPosition:
-    """Raises: MetadataError."""
+    """Return the position that `placement_note` encoded.
+
+    Raises:
+        MetadataError: the note is invalid.
+    """
     topic, number, first = (note.get(name) for name in ("topic", "partition", "first_offset"))
     if not isinstance(topic, str) or type(number) is not int or type(first) is not int:
         raise MetadataError(f"a queue's place is none that this version of amqpd writes: {dict(note)}")
@@ -631,12 +703,15 @@ __all__ = ["LogPosition", "QueuePlacement", "TopicMaker", "placement_note", "pla
 
 
 SAID_S: Final = 10.0
-"""How long Kafka's answer is kept for who has asked, and may be gone."""
+"""Lifetime of Kafka's answer about a topic, in case the declaring client has disappeared."""
 
 
 class NodeTopicPolicy:
-    """Of one node; see broker/vhost/vhost.py. pattern: `cluster.kafka_topics`. places: of this node's queues,
-    by their ids.
+    """Checks the names of dedicated topics on this node (`OwnTopics`).
+
+    Args:
+        pattern: `cluster.kafka_topics`.
+        places: positions of this node's queues, by queue id.
     """
 
     def __init__(self, topics: TopicAdmin, pattern: str, places: Mapping[str, PlacedLog]) -> None:
@@ -647,18 +722,18 @@ class NodeTopicPolicy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def allows(self, topic: str) -> bool:
-        """The pattern has to match the whole name."""
+        """Return whether the pattern matches the whole name."""
         return self._pattern is not None and self._pattern.fullmatch(topic) is not None
 
     def objection(self, topic: str) -> str | None:
-        """As `OwnTopics`. Cost: a look at each place."""
+        """Return why a queue cannot have the topic, or None. Cost: a loop over all positions."""
         said = self._said.pop(topic, None)
         if any(placed.place.topic == topic for placed in self._places.values()):
             return "belongs to another queue"
         return said
 
     def ask(self, topic: str, done: Callable[[], None]) -> None:
-        """As `OwnTopics`."""
+        """Ask Kafka whether the topic exists, then call `done`. `objection` returns the answer."""
 
         async def look() -> None:
             try:

@@ -1,40 +1,36 @@
-"""Clients whose vhost another node runs: their bytes go there, and what comes back goes to them.
+"""Proxied connections: a client connects to one node, and another node owns its vhost.
 
-Behind connection.open a client's socket is a pipe. The owner of the vhost is asked by an inner connection of the
-client's own (peer_link.py), whose preamble has what was agreed on so far; it then sees connection.open itself and
-answers
-it: every check, limit and reply is its own, as for a client of its own. Nothing is looked at on the way there, and of
-what comes back no more than where frames end (protocol/frame.py), so that a connection.close of this node's can
-be put behind the last whole one.
+**On the client's node** (`ConnectionProxy`). After connection.open the client's socket is a pipe to the owner. The
+node opens a connection to the owner's peer port (`peer_link.py`); the preamble has everything that was negotiated
+so far. The owner then handles connection.open as if the client had connected to it: all checks, limits and replies
+are the owner's. The node does not parse the bytes to the owner. In the other direction it only finds the ends of
+frames (`protocol/frame.py`), so that it can put its own connection.close after a whole frame.
 
-Back-pressure goes through: who does not read stops whoever writes to him, by pausing the other socket. Kept per client:
-in each direction what the transport holds (BUFFER_HIGH_BYTES and one read), and of what comes back a frame that has
-begun.
+Back-pressure: a reader that stops pauses reading from the other socket. Memory per client and direction: the
+transport's buffer (BUFFER_HIGH_BYTES and one read); from the owner also one partial frame.
 
-How it ends:
+How a proxied connection ends:
 
-    the client ends                  the inner connection ends when what he sent is there; the owner sees a lost client
-    connection.close went by         the owner's end of the stream is the client's: passed on
-    the owner is gone, or is silent,
-    or no longer the vhost's owner   320 `vhost 'v' is moving`: he connects anew, and is taken to the new owner
+    - The client disconnects: the inner connection ends after everything was sent; the owner sees a lost client.
+    - connection.close was passed: the end of the owner's stream is passed to the client.
+    - The owner is lost, is silent or gave up the vhost: 320 `vhost 'v' is moving`. The client reconnects and is
+      proxied to the new owner.
 
-While this node has a resource alarm it holds those of its clients that publish, as it does its own: the owner, who sees
-what they do, is told by the link, and stops reading them (proxy.py).
+If no node owns the vhost, connection.open waits for at most MOVING_S; then the client gets 320 with the same text.
 
-While nobody runs the vhost connection.open waits, MOVING_S at most, then 320 with the same text.
+During a resource alarm of this node its publishing clients must not be read. Only the owner can see which clients
+publish, so this node sends its alarms to the owner, which pauses them.
 
-Clients of other nodes: a connection here whose socket is an inner one.
+**On the owner** (`ProxiedClients`). Each proxied client is a connection whose socket is an inner connection. TLS,
+login and tune are complete; connection.open comes next. Address, certificate and cipher are those of the client at
+the other node. A connection is never proxied twice: a node that does not own the vhost answers NOT_MINE, or 320 if
+it gave up the vhost meanwhile.
 
-The other node has done TLS, the login and tune; what comes is connection.open and all behind it, and the handshake goes
-on from there as if it had been here from the beginning. Peer, certificate and cipher are told as they are at the other
-node. It is never relayed again: who does not run the vhost answers NOT_MINE, or 320 where it has gone meanwhile.
+All connections that a process proxies end together with its heartbeat link (`peer_link.py`).
 
-With the link of the other node's process (peer_link.py) all end that it relays.
-
-While the other node has a resource alarm, which it says by that link, those of its clients that publish are not read,
-and are told by connection.blocked, as at the node itself: their bytes go through its memory. Looked at each HOLD_S, so
-that a publish costs nothing: one that comes is held behind the next look. When this node's own alarm ends before the
-other's, they may be told so, and are held again when they publish.
+While the other node has a resource alarm, its clients that publish are paused and get connection.blocked, because
+their bytes use that node's memory. The owner checks them every HOLD_S, so the check costs nothing per publish. If
+this node's own alarm ends first, the clients may be unblocked; they are paused again when they publish.
 """
 
 from __future__ import annotations
@@ -82,23 +78,23 @@ log = logging.getLogger(__name__)
 BUFFER_HIGH_BYTES: Final = 128 * 1024
 BUFFER_LOW_BYTES: Final = 32 * 1024
 MOVING_S: Final = 30.0
-"""How long connection.open waits for an owner."""
+"""Maximum time for which connection.open waits for an owner."""
 LOOK_S: Final = 0.5
-"""Between two looks for one, if nothing is told of a change before."""
+"""Interval of checks for an owner, in addition to notifications."""
 UNKNOWN_S: Final = 3.0
-"""How long a user whom the owner does not know yet is asked for again."""
+"""Retry time for a user that the owner does not know yet."""
 CLOSE_WAIT_S: Final = 3.0
 OPENING_MAX: Final = 32
-"""Inner connections that are being opened at the same time."""
+"""Maximum number of inner connections that are being opened."""
 
 
 def moving(vhost: str) -> str:
-    """Why a connection is closed whose vhost goes to another node."""
+    """Return the reply text of 320 for a connection whose vhost moves to another node."""
     return f"vhost '{vhost}' is moving"
 
 
 class _ClientSide(asyncio.Protocol):
-    """The client's socket."""
+    """Protocol of the client's socket."""
 
     def __init__(self, relay: ProxiedConnection) -> None:
         self._relay = relay
@@ -117,7 +113,7 @@ class _ClientSide(asyncio.Protocol):
 
 
 class _OwnerSide(asyncio.Protocol):
-    """The inner connection."""
+    """Protocol of the inner connection."""
 
     def __init__(self, relay: ProxiedConnection) -> None:
         self._relay = relay
@@ -139,7 +135,13 @@ class _OwnerSide(asyncio.Protocol):
 
 
 class ProxiedConnection:
-    """One client. node: who serves it. client, owner: the two sockets, None when closed."""
+    """Proxied connection of one client, on the client's node.
+
+    Attributes:
+        node: the owner of the vhost.
+        client: the client's socket; None when closed.
+        owner: the inner connection; None when closed.
+    """
 
     def __init__(self, relays: ConnectionProxy, handover: Handover, node: NodeState) -> None:
         self._relays = relays
@@ -152,11 +154,11 @@ class ProxiedConnection:
         self._boundaries = FrameBoundaryScanner(handover.login.frame_max)
         self._passed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        # connection.close of ours is out: only its answer is of interest.
+        # this node sent connection.close and waits only for close-ok
         self._closing = False
 
     def begin(self) -> None:
-        """The owner has said welcome: the client's socket is ours."""
+        """Take the client's socket from the connection; the owner has accepted the inner connection."""
         assert self.owner is not None
         client, rest = self._handover.take(_ClientSide(self))
         self.client = client
@@ -190,7 +192,7 @@ class ProxiedConnection:
             self.close(moving(self.vhost))
 
     def hold_owner(self, on: bool) -> None:
-        """The client does not read what is there for it, or does again."""
+        """Pause or resume reading from the owner: the client's output buffer is full, or has drained."""
         owner = self.owner
         if owner is not None and not owner.is_closing():
             if on:
@@ -199,7 +201,7 @@ class ProxiedConnection:
                 owner.resume_reading()
 
     def hold_client(self, on: bool) -> None:
-        """The owner does not read, or does again."""
+        """Pause or resume reading from the client: the buffer to the owner is full, or has drained."""
         client = self.client
         if client is not None and not client.is_closing() and not self._closing:
             if on:
@@ -207,10 +209,10 @@ class ProxiedConnection:
             else:
                 client.resume_reading()
 
-    # -- ends
+    # -- end
 
     def client_lost(self) -> None:
-        """What it has sent goes on to the owner, who is told then by the end of the stream."""
+        """Send the remaining bytes to the owner, then close the inner connection."""
         if self.client is None:
             return
         self.client = None
@@ -220,11 +222,15 @@ class ProxiedConnection:
         self._relays.left(self)
         self._handover.gone(self._passed_bytes)
         if self.owner is not None and not self.owner.is_closing():
-            self.owner.resume_reading()  # nobody is held by what comes; its end is to be seen
+            self.owner.resume_reading()  # read to the end of the stream and drop the bytes
             self.owner.close()
 
     def owner_lost(self, cleanly: bool) -> None:
-        """cleanly: by the end of its stream, else by a reset."""
+        """Close the client: with 320, or as the owner ended its stream after connection.close.
+
+        Args:
+            cleanly: the stream ended normally, not with a reset.
+        """
         self.owner = None
         client = self.client
         if client is None or self._closing:
@@ -237,7 +243,7 @@ class ProxiedConnection:
             self._reset_client()
 
     def close(self, reason: str) -> None:
-        """320, from this node; the owner sees a lost client."""
+        """Close the client with 320 and abort the inner connection; the owner sees a lost client."""
         client, owner = self.client, self.owner
         if self._closing or client is None:
             return
@@ -256,7 +262,7 @@ class ProxiedConnection:
             client.resume_reading()
 
     def _end_client(self) -> None:
-        """The end of the stream; the socket when the client has ended its own, or after LINGER_S."""
+        """End the stream to the client. The socket is closed when the client ends its stream, or after LINGER_S."""
         client = self.client
         self._closing = True
         if client is None or client.is_closing():
@@ -271,7 +277,7 @@ class ProxiedConnection:
         self._timer = self._relays.loop.call_later(LINGER_S, self._lingered)
 
     def _lingered(self) -> None:
-        """It has not ended its stream. One that does not even read what is there for it is not waited for for ever."""
+        """Close a client that did not end its stream; reset it later if it does not read either."""
         client = self.client
         if client is None:
             return
@@ -294,7 +300,11 @@ class ProxiedConnection:
 
 
 class ConnectionProxy(VhostRouter):
-    """All of this node. view: who runs what."""
+    """Proxied connections of this node's clients.
+
+    Args:
+        view: the owners of vhosts.
+    """
 
     def __init__(self, broker: Broker, view: View, connector: PeerConnector) -> None:
         self.loop = broker.loop
@@ -302,18 +312,18 @@ class ConnectionProxy(VhostRouter):
         self._view = view
         self._connector = connector
         self._relays: set[ProxiedConnection] = set()
-        # By fingerprint: a node that was started anew with another certificate is another.
+        # by fingerprint: a restarted node with another certificate is another node
         self._links: dict[str, PeerHeartbeat] = {}
         self._linking: dict[str, asyncio.Task[None]] = {}
         self._unreached: dict[str, tuple[float, str]] = {}
-        # A thousand clients that come back at once would have a thousand TLS handshakes overtake their deadlines.
+        # Otherwise a thousand reconnecting clients would make all their TLS handshakes too slow.
         self._opening = asyncio.Semaphore(OPENING_MAX)
         self.relayed_count = 0
-        """Clients that were taken elsewhere since the start."""
+        """Clients that were proxied since the start."""
         view.listeners.append(self._owners_changed)
         broker.alarms.heard.append(self._tell_alarms)
 
-    # -- Elsewhere
+    # -- VhostRouter
 
     def runs(self, vhost: str) -> bool:
         return self._view.knows(vhost)
@@ -322,7 +332,7 @@ class ConnectionProxy(VhostRouter):
         return len(self._relays)
 
     def of_vhosts(self) -> dict[str, int]:
-        """How many there are, by vhost."""
+        """Return the number of proxied clients by vhost."""
         found: dict[str, int] = {}
         for relay in self._relays:
             found[relay.vhost] = found.get(relay.vhost, 0) + 1
@@ -335,7 +345,7 @@ class ConnectionProxy(VhostRouter):
         return len(relays)
 
     def close(self) -> None:
-        """The node stops: its links end, and with them what is left."""
+        """Close all links and connections, because the node stops."""
         for link in list(self._links.values()):
             link.close()
         for relay in list(self._relays):
@@ -390,7 +400,7 @@ class ConnectionProxy(VhostRouter):
             await self._view.changed(LOOK_S)
 
     async def _join_while_owner(self, handover: Handover, node: NodeState) -> None:
-        """As `_join`, but a node that does not answer is not waited for once another has the vhost."""
+        """Run `_join`, but give up if another node becomes the owner while this one does not answer."""
         joining = self.loop.create_task(self._join(handover, node))
         moved = self.loop.create_task(self._moved(handover.vhost, node))
         try:
@@ -404,7 +414,7 @@ class ConnectionProxy(VhostRouter):
             await asyncio.gather(joining, moved, return_exceptions=True)
 
     async def _moved(self, vhost: str, node: NodeState) -> None:
-        """Returns when it is not that node any more who runs the vhost."""
+        """Return when the node no longer owns the vhost."""
         while True:
             owner = self._view.owner_of(vhost)
             if owner is None or owner.fingerprint != node.fingerprint:
@@ -412,7 +422,7 @@ class ConnectionProxy(VhostRouter):
             await self._view.changed(LOOK_S)
 
     async def _join(self, handover: Handover, node: NodeState) -> None:
-        """Raises: NotReached, Refused."""
+        """Open the inner connection and start the proxy. Raises PeerUnreachable or PeerRefused."""
         await self._link_to(node)
         relay = ProxiedConnection(self, handover, node)
         async with self._opening:
@@ -430,8 +440,12 @@ class ConnectionProxy(VhostRouter):
             log.info("relayed to node %s", node.name, extra=about)
 
     async def _link_to(self, node: NodeState) -> None:
-        """There is a link when it returns: whoever asks for one that is being made waits for that, and one that could
-        not be made is not asked for again at once. Raises: NotReached, Refused.
+        """Ensure a heartbeat link to the node.
+
+        Concurrent callers share one attempt. After a failure the next attempt waits for LOOK_S.
+
+        Raises:
+            PeerUnreachable, PeerRefused: there is no link.
         """
         key = node.fingerprint
         known = self._links.get(key)
@@ -447,7 +461,7 @@ class ConnectionProxy(VhostRouter):
         await asyncio.shield(making)
 
     def _linked(self, key: str, making: asyncio.Task[None]) -> None:
-        """Clients that waited may have gone: then nobody else asks how it ended."""
+        """Log unexpected errors of an attempt, because all its waiting clients may have left."""
         self._linking.pop(key, None)
         error = None if making.cancelled() else making.exception()
         if error is not None and not isinstance(error, (PeerUnreachable, PeerRefused)):
@@ -462,10 +476,10 @@ class ConnectionProxy(VhostRouter):
             raise
         self._unreached.pop(node.fingerprint, None)
         self._links[node.fingerprint] = link
-        link.say(self._alarms())  # it may have changed while the link was made
+        link.say(self._alarms())  # the alarms may have changed during the opening
 
     def _alarms(self) -> int:
-        """For owners; `store` is about what is served here, and none of theirs."""
+        """Return the alarms that other nodes must respect. `store` concerns only the queues of this node."""
         raised = self._broker.alarms.raised
         return (MEMORY if "memory" in raised else 0) | (DISK if "disk" in raised else 0)
 
@@ -503,12 +517,14 @@ class ConnectionProxy(VhostRouter):
         return self._connector.preamble(peer_link.AMQP, client)
 
     def left(self, relay: ProxiedConnection) -> None:
-        """Its client is gone."""
+        """Forget a connection whose client left."""
         self._relays.discard(relay)
 
     def _owners_changed(self) -> None:
-        """Those whose vhost another node runs now go there, by connecting anew. Where nobody is known to run it the one
-        that did says so himself, or is found silent: that this node knows of none may be its own trouble.
+        """Close the connections whose vhost has another owner now; the clients reconnect.
+
+        If no owner is known, the connections stay: this may be a problem of this node. The old owner closes them
+        itself, or its link goes silent.
         """
         owners: dict[str, str | None] = {}
         for relay in list(self._relays):
@@ -521,20 +537,20 @@ class ConnectionProxy(VhostRouter):
 
 
 POSITION_WAIT_S: Final = 2.0
-"""How long it is waited for what the other node has read of the cluster's users and permissions."""
+"""Maximum time to wait until this node has read the users and permissions that the client's node has read."""
 STATE_POLL_S: Final = 0.05
 HOLD_S: Final = 0.25
 _REASONS: Final = {MEMORY: REASONS["memory"], DISK: REASONS["disk"], MEMORY | DISK: REASONS["memory"]}
 
 
 class ProxiedChannelZero(ChannelZero):
-    """From connection.open on."""
+    """Handshake of a proxied client; it begins at connection.open."""
 
     def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
         raise ConnectionForced(moving(command.virtual_host))
 
     def hold_for_node(self, reason: str) -> None:
-        """As `hold_for_alarm`, for an alarm of the node that relays it."""
+        """Pause the client because of an alarm of its node; see `hold_for_alarm`."""
         connection = self.connection
         if not connection.gate.holds(ALARM):
             connection.gate.pause(ALARM)
@@ -543,7 +559,11 @@ class ProxiedChannelZero(ChannelZero):
 
 
 class ProxiedTransport(Transport):
-    """The inner connection of one client. left: called when it is gone."""
+    """Connection of a client of another node.
+
+    Args:
+        left: called when the connection is closed.
+    """
 
     handshake = ProxiedChannelZero
 
@@ -562,7 +582,7 @@ class ProxiedTransport(Transport):
         self._user = user
         self._left = left
         self.node = node
-        self._published_count = 0  # as of the last look while its node has an alarm
+        self._published_count = 0  # at the last check during an alarm of the client's node
         self.peer, self.local, self.peer_is_loopback = client.peer, client.local, client.loopback
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -586,7 +606,11 @@ class ProxiedTransport(Transport):
         )
 
     def hold_if_it_publishes(self, reason: str, first: bool) -> None:
-        """first: at the first look it only begins to count."""
+        """Pause the client if it has published since the last check.
+
+        Args:
+            first: only start to count.
+        """
         control = self.control
         if control.step != OPEN:
             return
@@ -597,7 +621,7 @@ class ProxiedTransport(Transport):
         self._published_count = published
 
     def name(self) -> str:
-        # Unlike sockets of one machine those of two may have the same addresses.
+        # Two hosts can have sockets with equal addresses.
         name = super().name()
         return name if name not in self._names else f"{name} at {self.node}"
 
@@ -613,40 +637,40 @@ class ProxiedTransport(Transport):
 
 
 class ProxiedClients:
-    """All that other nodes relay to this one; `link` and `amqp` are what the inner port hands connections to."""
+    """Clients of other nodes on this node. `link` and `amqp` handle connections of the peer port."""
 
     def __init__(self, broker: Broker, amqp: AmqpFrontEnd, view: View) -> None:
         self._broker = broker
         self._amqp = amqp
         self._view = view
-        # By run, another node's process.
+        # by run id, which identifies another node's process
         self._links: dict[str, PeerHeartbeat] = {}
         self._by_run: dict[str, set[ProxiedTransport]] = {}
-        # Of processes with a resource alarm: what they say, and the next look at their clients.
+        # alarms of other processes, and the timer of the next check of their clients
         self._alarms: dict[str, int] = {}
         self._look: asyncio.TimerHandle | None = None
 
     def count(self) -> int:
-        """Clients of other nodes."""
+        """Return the number of proxied clients."""
         return sum(map(len, self._by_run.values()))
 
     async def link(self, preamble: Preamble, transport: asyncio.Transport) -> None:
-        """The other end of its link: see peer_link.py."""
+        """Accept the heartbeat link of another process."""
         run = preamble.run
         link = PeerHeartbeat(preamble.node, lambda ended: self._ended(run, ended), heard=partial(self._alarmed, run))
         former = self._links.get(run)
         self._links[run] = link
         if former is not None:
-            former.close()  # it has lost that one, and what went with it
+            former.close()  # that process lost the former link and its connections
         welcome(transport, link)
 
     async def amqp(self, preamble: Preamble, transport: asyncio.Transport) -> None:
-        """A client of another node."""
+        """Accept a client of another node, or refuse it."""
         client, run = preamble.client, preamble.run
-        assert client is not None  # of this kind
+        assert client is not None  # always set for this kind
         deadline = self._broker.loop.time() + POSITION_WAIT_S
         while self._view.position() < client.position and self._broker.loop.time() < deadline:
-            # Its user may have been made, or let into the vhost, a moment ago.
+            # the client's user or permission may be new
             await self._view.changed(STATE_POLL_S)
         if client.vhost not in self._broker.vhosts:
             refuse(transport, peer_link.NOT_MINE, moving(client.vhost))
@@ -666,14 +690,14 @@ class ProxiedClients:
             welcome(transport, one)
 
     def close(self) -> None:
-        """The node stops: links end, and with them all that is relayed."""
+        """Close all links, and with them all proxied connections: the node stops."""
         for link in list(self._links.values()):
             link.close()
 
     # -- alarms of other nodes
 
     def _alarmed(self, run: str, alarms: int) -> None:
-        """alarms: what that node says; 0: none any more."""
+        """Handle the alarms of another process; 0 means that it has none."""
         had = self._alarms.pop(run, 0)
         if alarms in _REASONS:
             self._alarms[run] = alarms
@@ -694,7 +718,7 @@ class ProxiedClients:
             self._look = self._broker.loop.call_later(HOLD_S, self._look_again)
 
     def _hold(self, run: str, first: bool) -> None:
-        """Cost: 1 us a client of that node."""
+        """Pause the publishing clients of a process. Cost: 1 us a client."""
         for relayed in list(self._by_run.get(run, ())):
             relayed.hold_if_it_publishes(_REASONS[self._alarms[run]], first)
 

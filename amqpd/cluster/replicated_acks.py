@@ -1,22 +1,22 @@
-"""What was settled of a replicated log, as records of a compacted topic: full values by key, of which the last counts.
+"""Acks of a replicated log as records of a compacted topic: each record has the full value of its key.
 
     key     0x01 | log id, 16 bytes | kind, one letter | for C and R: i64
-    value   null: there is none (any more); else
+    value   null: deleted; otherwise
 
-    H   head: 0x01 | head i64 | messages i64 | bytes of their bodies i64. All below the head is settled
-    C   a chunk, by its number (offset >> 12): 0x00 | runs: pairs of first and last, u16 each; or 0x01 | 512 bytes, one
-        bit for each offset, the lowest first. Settled offsets of the chunk; those below the head count anyway
-    D   delivered: 0x01 | i64. No offset above it was given to a consumer, as far as its writer knew
-    R   given back, by offset: 0x01 | deliveries i64 | not to be delivered before i64 ms since 1970, 0: at once
+    H   head: 0x01 | head i64 | messages i64 | bytes of their bodies i64. Everything below the head is acked
+    C   chunk, by its number (offset >> 12): 0x00 | runs, pairs of first and last, u16 each; or 0x01 | bitmap of 512
+        bytes, one bit for each offset, the lowest first. Acked offsets of the chunk; those below the head do not matter
+    D   delivered: 0x01 | i64. No offset above was delivered to a consumer, as far as the writer knew
+    R   returned, by offset: 0x01 | deliveries i64 | earliest next delivery in ms since 1970, i64; 0: at once
 
-    key     0x01 | S     one for all logs: 0x01 | producer id i64 | epoch i64. That owner has stopped cleanly: all that
-                         it settled and delivered stands here
+    key     0x01 | S     one for all logs: 0x01 | producer id i64 | epoch i64. This owner gave up the slot and stored
+                         all acks and deliveries
 
-All numbers big endian. What stands at the high watermark of the log or above it is never told: those offsets are not
-Kafka's yet, and where their batches are lost the next owner's messages have them.
+Numbers are big endian. Records never contain offsets at or above the log's high watermark. Kafka does not have
+those messages yet; if their batches are lost, messages of the next owner get the same offsets.
 
-`AckRecordWriter.note` takes what the log's cache notes for its `.settled` files; `tell` makes records of what has
-changed since it was asked last. A million settled messages are 250 chunks, and a chunk that is full is one run.
+`AckRecordWriter.note` receives the entries that the cache also writes to its `.settled` files. `tell` returns
+records of what changed since its last call. A million acked messages are 250 chunks; a full chunk is one run.
 
 Compiled by mypyc.
 """
@@ -38,7 +38,7 @@ _MAP_SIZE: Final[i64] = 512
 _LOG_ID_SIZE: Final[i64] = 16
 _RUNS: Final = 0
 _MAP: Final = 1
-_RUNS_MAX: Final[i64] = 100  # more of them take as much as the bits
+_RUNS_MAX: Final[i64] = 100  # more runs are larger than the bitmap
 _FULL: Final = b"\xff" * 512
 _ABSENT: Final[i64] = -1
 OWNER_KEY: Final = b"\x01S"
@@ -46,11 +46,11 @@ NOT_DELIVERED: Final[i64] = -1
 
 
 class BadSettlement(ValueError):
-    """A record of the topic is none of these: another version wrote it."""
+    """A record of the topic has an unknown format: another version wrote it."""
 
 
 def owner_record(producer_id: i64, epoch: i64) -> KeyedRecord:
-    """That owner has stopped cleanly."""
+    """Return the record of an owner that gave up its slot and stored everything."""
     return KeyedRecord(OWNER_KEY, _value([producer_id, epoch]))
 
 
@@ -73,7 +73,7 @@ def _key(log_id: bytes, kind: bytes, number: i64 = _ABSENT) -> bytes:
 
 
 def set_bits(bits: bytearray, low: i64, high: i64) -> None:
-    """Sets those from `low` to `high`, both inclusive. Cost: some ns for 8."""
+    """Set the bits from `low` to `high` inclusive. Cost: some ns for 8 bits."""
     while low <= high:
         index: i64 = low >> 3
         if low & 7 == 0 and high - low >= 7:
@@ -87,13 +87,12 @@ def set_bits(bits: bytearray, low: i64, high: i64) -> None:
 
 
 def has_bit(bits: bytearray, place: i64) -> bool:
-    """Whether it is set."""
     byte: i64 = bits[place >> 3]
     return (byte >> (place & 7)) & 1 != 0
 
 
 def _encode_chunk(bits: bytearray) -> bytes:
-    """As runs where they are few, else as they are."""
+    """Encode few runs as runs, otherwise as a bitmap."""
     writer = BytesWriter()
     writer.append(_RUNS)
     count: i64 = 0
@@ -145,10 +144,15 @@ def _decode_chunk(value: bytes) -> bytearray:
 
 @final
 class ReplicatedAcks:
-    """What the topic tells of one log. head: -1: nothing. chunks: number -> bits. returned: offset -> (deliveries,
-    due).
+    """Acks of one log as the topic has them.
 
-    marked: there is a record of the delivery mark, -1 in it, too.
+    Attributes:
+        head: everything below is acked; -1: unknown.
+        message_count, size_bytes: live messages and their body bytes when the head was written.
+        chunks: number -> bitmap.
+        delivered_mark: no offset above was delivered, as far as the writer knew.
+        marked: the topic has a record of the delivery mark, possibly -1.
+        returned: offset -> (deliveries, earliest next delivery in ms).
     """
 
     def __init__(self) -> None:
@@ -161,15 +165,19 @@ class ReplicatedAcks:
         self.returned: dict[int, tuple[int, int]] = {}
 
     def settled(self, offset: i64) -> bool:
-        """Whether it is told to be."""
+        """Return whether the offset is acked."""
         if offset < self.head:
             return True
         bits = self.chunks.get(offset >> CHUNK_BITS)
         return bits is not None and has_bit(bits, offset & _MASK)
 
     def spans(self, start: i64, end: i64) -> list[tuple[int, int]]:
-        """Where between `start` and `end` (which is not of it) something may be live: all but the full chunks at the
-        beginning, at the end and between, as (first, behind the last). Cost: a step per chunk that is told.
+        """Return the ranges between `start` and `end` that may contain live messages, as (first, end).
+
+        Full chunks are left out. `end` is exclusive.
+
+        Cost:
+            a step per chunk.
         """
         if start < self.head:
             start = self.head
@@ -190,7 +198,11 @@ class ReplicatedAcks:
         return found
 
     def read(self, kind: i64, number: i64, value: bytes | None) -> None:
-        """One record of the log. Raises: BadSettlement."""
+        """Apply one record of the log.
+
+        Raises:
+            BadSettlement: the record has an unknown format.
+        """
         if value is not None and kind != 0x43 and (len(value) < 9 or value[0] != 1):
             raise BadSettlement("a settlement is of another version")
         if kind == 0x48:
@@ -218,14 +230,16 @@ class ReplicatedAcks:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is told (any more)."""
+        """Return whether the topic has no record of the log."""
         return self.head < 0 and not self.chunks and not self.returned and not self.marked
 
 
 @final
 class ReplicatedAckReader:
-    """What the topic tells of all logs, by log id. clean_producer_id, clean_epoch: of the owner that has stopped
-    cleanly; -1: none has.
+    """Acks of all logs of a slot, by log id.
+
+    Attributes:
+        clean_producer_id, clean_epoch: of the last owner that gave up the slot and stored everything; -1: none.
     """
 
     def __init__(self) -> None:
@@ -234,7 +248,11 @@ class ReplicatedAckReader:
         self.clean_epoch: i64 = -1
 
     def read(self, records: list[KeyedRecord]) -> None:
-        """Those of one batch; in order. What is no settlement (a barrier) is passed over. Raises: BadSettlement."""
+        """Apply the records of one batch, in order. Other records, such as a barrier, are skipped.
+
+        Raises:
+            BadSettlement: a record has an unknown format.
+        """
         for record in records:
             key = record.key
             size: i64 = len(key)
@@ -262,9 +280,11 @@ class ReplicatedAckReader:
 
 @final
 class AckRecordWriter:
-    """What is told of one log, and what has changed since. told: what the topic has, taken over; it changes with this.
+    """Collects changes of one log's acks and encodes them as records.
 
-    log_id: 16 bytes. waiting: something has changed that `tell` has not been asked for; whoever asks clears it.
+    Attributes:
+        log_id: 16 bytes.
+        waiting: there are changes. The caller of `tell` clears it.
     """
 
     def __init__(self, log_id: bytes, told: ReplicatedAcks) -> None:
@@ -281,7 +301,7 @@ class AckRecordWriter:
         self._returned: dict[int, tuple[int, int]] = {}
 
     def note(self, kind: i64, a: i64, b: i64, c: i64) -> None:
-        """As `AckFileWriter.note`, whose entries these are. Cost: 50 ns."""
+        """Record an entry, with the arguments of `AckFileWriter.note`. Cost: 50 ns."""
         if kind in (SETTLED, LOST):
             self._runs.append((a, b))
         elif kind == RETURNED:
@@ -290,8 +310,13 @@ class AckRecordWriter:
             self._delivered_mark = a
 
     def tell(self, head: i64, high_watermark: i64, message_count: i64, size_bytes: i64) -> list[KeyedRecord]:
-        """The records of what has changed, as far as it is below the high watermark; what is not waits for the next
-        call. head: all below it is settled. Cost: some us, and 1 us a chunk that has changed.
+        """Return the records of all changes below the high watermark. The other changes wait for the next call.
+
+        Args:
+            head: everything below is acked.
+
+        Cost:
+            some us, and 1 us per changed chunk.
         """
         records: list[KeyedRecord] = []
         if head > high_watermark:
@@ -314,7 +339,7 @@ class AckRecordWriter:
             bits = self._chunks.get(chunk)
             if bits is None or chunk < first_chunk:
                 continue
-            if chunk == first_chunk and not _any_from(bits, head & _MASK):  # the head tells all of it
+            if chunk == first_chunk and not _any_from(bits, head & _MASK):  # the head covers the whole chunk
                 if chunk in self._told_chunks:
                     self._told_chunks.discard(chunk)
                     records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
@@ -337,17 +362,21 @@ class AckRecordWriter:
 
     @property
     def head(self) -> i64:
-        """All below is settled, as the topic was told; -1: it was told nothing."""
+        """The head that was written last; -1: none."""
         return self._head
 
     @property
     def behind(self) -> bool:
-        """Whether `tell` has kept something back, which waits for the high watermark."""
+        """Return whether changes wait for the high watermark."""
         return len(self._runs) > 0 or len(self._returned) > 0 or self._delivered_mark > self._told_mark
 
     def _settle(self, head: i64, high_watermark: i64, changed: set[int], gone: list[int]) -> list[tuple[int, int]]:
-        """Runs reach the chunks, where the head does not tell them. Returns those that are at the high watermark or
-        above it.
+        """Mark the collected runs in the chunks, except below the head. Return the runs at or above the high
+        watermark.
+
+        Args:
+            changed: gets the numbers of the changed chunks.
+            gone: gets acked offsets whose R record must be deleted.
         """
         left: list[tuple[int, int]] = []
         for run in self._runs:
@@ -399,7 +428,7 @@ class AckRecordWriter:
                 records.append(KeyedRecord(_key(self.log_id, b"R", offset), _value([count, due_ms])))
 
     def _drop_passed(self, head: i64, records: list[KeyedRecord]) -> None:
-        """Chunks that the head has passed."""
+        """Delete the chunks below the head."""
         first: i64 = head >> CHUNK_BITS
         for chunk in [chunk for chunk in self._chunks if chunk < first]:
             del self._chunks[chunk]
@@ -409,7 +438,7 @@ class AckRecordWriter:
             records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
 
     def forget(self) -> list[KeyedRecord]:
-        """The records that end all that is told: the log is deleted."""
+        """Return the tombstones of all records of the log, because its queue is deleted."""
         records = [KeyedRecord(_key(self.log_id, b"C", chunk), None) for chunk in sorted(self._told_chunks)]
         records += [KeyedRecord(_key(self.log_id, b"R", offset), None) for offset in sorted(self._told_returned)]
         if self._marked:
@@ -420,7 +449,7 @@ class AckRecordWriter:
 
 
 def _any_from(bits: bytearray, place: i64) -> bool:
-    """Whether one of those from `place` on is set."""
+    """Return whether a bit at or after `place` is set."""
     while place < CHUNK:
         if place & 7 == 0 and bits[place >> 3] == 0:
             place += 8

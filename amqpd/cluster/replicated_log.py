@@ -1,24 +1,20 @@
-"""The log of a queue that Apache Kafka keeps: a partition there, and a cache of what is live of it on this disk.
+"""Log of a queue in a partition of Apache Kafka, with a cache of the live messages on the local disk.
 
-The cache is a `LocalLog` that is never synced and gone at the next start. What is appended is closed as Kafka takes it
-(log/appender.py) and listed with a `ReplicaKeeper` at the end of the turn, who sends it; the high watermark is the
-partition's, and moves with Kafka's answers (`moved`). Consumers of a work queue wait for none of that; readers of a
-stream see what is below the high watermark.
+The cache is a `LocalLog` that is never synced; the next start deletes it. At the end of a loop turn, the log closes
+its batches in Kafka's format and enters itself in `ReplicaKeeper.written`; the keeper (`SlotLogs`) sends them.
+Kafka's answers move the high watermark (`moved`). Consumers of a work queue also get messages above it; readers of
+a stream do not.
 
-Offsets are the partition's. It has records that are no messages (a new owner's barrier, what is written hourly so that
-Kafka does not forget the owner): they are gaps here, and count as settled.
+Offsets are those of the partition. The partition also contains records that are no messages: the barrier of a new
+owner, and hourly records so that Kafka does not forget the owner. These offsets are gaps here and count as acked.
 
-What is settled, delivered and given back is noted (`settlements`), told to Kafka by the keeper a little later, and read
-back by the next owner: `open`, then `fill` with the partition's batches, then `filled`. Until that it is not ready.
+Acked, delivered and returned offsets are collected in `settlements`. The keeper writes them to Kafka up to 50 ms
+later, and the next owner reads them back: it calls `open`, then `fill` with the partition's batches, then `filled`.
+The log is not ready before.
 
-Compiled by mypyc.
-
-A record batch that comes back from Kafka, for a cache of what is live of its log: what of it is settled, and whether
-it holds messages at all.
-
-A batch of ours has records with the header `properties`; of one that has none all is passed over: a barrier, what is
-written hourly, or a batch that somebody else has written. So is one that we would never write (transactional, control),
-and one that cannot be read.
+`filter_live_records` decides what of a batch from Kafka goes into the cache. It skips batches that the broker did
+not write as messages: the first record has no `properties` header, the batch is transactional or a control batch,
+or it cannot be read.
 
 Compiled by mypyc.
 """
@@ -49,8 +45,13 @@ _FOREIGN: Final[i64] = TRANSACTIONAL | CONTROL
 
 @final
 class BatchFilterResult:
-    """What came of one. batch: None where nothing of it is live. runs: what of it is settled, both ends inclusive;
-    settled_bytes: of the bodies in them. foreign_count: of its records, where somebody else has written it.
+    """Live and acked records of one batch from Kafka.
+
+    Attributes:
+        batch: the batch for the cache; None if no record is live.
+        runs: acked offsets as (first, last).
+        settled_bytes: body bytes of the acked records.
+        foreign_count: records that are no messages of ours.
     """
 
     def __init__(self) -> None:
@@ -60,16 +61,16 @@ class BatchFilterResult:
         self.foreign_count: i64 = 0
         self.total_bytes: i64 = 0
         self.live_count: i64 = 0
-        # The run that is open, where it begins; the first offset that nothing is known of.
+        # _run: first offset of the open run, or -1. _next_offset: offset behind the last record.
         self._run: i64 = -1
         self._next_offset: i64 = 0
 
     def begin(self, offset: i64) -> None:
-        """The batch's first."""
+        """Start a batch at its first offset."""
         self._next_offset = offset
 
     def record(self, offset: i64, settled: bool, size: i64) -> None:
-        """The next one; offsets before it that no record has count as settled."""
+        """Add the next record. Offsets between it and the previous record count as acked."""
         self.total_bytes += size
         if settled:
             self.settled_bytes += size
@@ -85,7 +86,7 @@ class BatchFilterResult:
         self._next_offset = offset + 1
 
     def end(self, last_offset: i64) -> None:
-        """There are no more."""
+        """Close the last run. Offsets up to `last_offset` count as acked."""
         if self._run < 0 and self._next_offset <= last_offset:
             self._run = self._next_offset
         if self._run >= 0:
@@ -93,8 +94,16 @@ class BatchFilterResult:
 
 
 def filter_live_records(data: bytes, first_offset: i64, told: ReplicatedAcks, name: str) -> BatchFilterResult:
-    """One batch, whole, its checksum right. first_offset: what is below is not of this log. name: of its queue, for
-    what is logged. Cost: some 50 ns a record, and a copy of the batch.
+    """Return which records of a batch are live.
+
+    Args:
+        data: one whole batch with a valid checksum.
+        first_offset: offsets below do not belong to this log.
+        told: the acks that Kafka has.
+        name: the queue, for log lines.
+
+    Cost:
+        some 50 ns a record, and a copy of the batch.
     """
     filled = BatchFilterResult()
     header = BatchHeader(data, 0)
@@ -129,7 +138,7 @@ def filter_live_records(data: bytes, first_offset: i64, told: ReplicatedAcks, na
 def _records(
     data: bytes, header: BatchHeader, first_offset: i64, told: ReplicatedAcks, filled: BatchFilterResult
 ) -> bool:
-    """Whether they are messages of ours. Raises: BadRecord."""
+    """Add the records to `filled`. Return False if the first one is not a message of ours. Raises BadRecord."""
     image, at, whole = plain(data, 0, header)
     end: i64 = at + whole.size
     position: i64 = at + HEADER_SIZE
@@ -154,8 +163,9 @@ def _records(
 
 
 def _foreign(data: bytes, header: BatchHeader) -> i64:
-    """How many of its records are somebody else's: a barrier, and what is written hourly, is one record alone that has
-    no value.
+    """Return how many records of a batch without messages are foreign.
+
+    A barrier or an hourly record is a single record without value; these are ours.
     """
     return 0 if header.count == 1 and read_keyed(data)[0].value is None else header.count
 
@@ -165,10 +175,13 @@ _NOTHING: Final[list[tuple[int, int]]] = []
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplicaKeeper:
-    """Who sends what these logs have closed, tells what they have settled, and opens them.
+    """Owner of the logs of a slot, as the logs see it: sends their batches, writes their acks, opens them.
 
-    written: logs with batches that nobody has taken since `wake`; changed: those with settlements since `tell_soon`.
-    Each stands there once; whoever takes the list clears it.
+    The owner takes and clears the two lists. A log is in each list at most once.
+
+    Attributes:
+        written: logs with closed batches.
+        changed: logs with new acks.
     """
 
     def __init__(self) -> None:
@@ -176,29 +189,37 @@ class ReplicaKeeper:
         self.changed: list[ReplicatedLog] = []
 
     def wake(self) -> None:
-        """`written` has its first: they are to be sent when the turn ends."""
+        """Send the batches of `written` at the end of this turn. Called when the list gets its first log."""
         raise NotImplementedError
 
     def tell_soon(self) -> None:
-        """`changed` has its first: they are to be told within 50 ms."""
+        """Write the acks of `changed` within 50 ms. Called when the list gets its first log."""
         raise NotImplementedError
 
     def open_log(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
-        """See `QueueLog.open_soon`. Raises: OSError."""
+        """See `QueueLog.open_soon`. Raises OSError."""
         raise NotImplementedError
 
     def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
-        """See `QueueLog.when_settled`; what the log has settled is noted."""
+        """See `QueueLog.when_settled`. The log has collected its acks before."""
         raise NotImplementedError
 
 
 @final
 class ReplicatedLog(LocalLog):
-    """The log of one queue in a partition of Kafka. Loop thread only.
+    """Log of one queue in a partition of Kafka. Loop thread only.
 
-    keeper: None once the slot is given up. partition: where it goes, once it was opened. unsafe_bytes: of what waits
-    for an answer; span_bytes: what Kafka has from the head on; both as the keeper has counted. refused: why Kafka takes
-    nothing more, "" while it does. listed: it stands in `ReplicaKeeper.written`.
+    Attributes:
+        keeper: None after the slot was given up.
+        partition: None before `open`.
+        unsafe_bytes: bytes of batches that Kafka has not answered.
+        span_bytes: bytes in Kafka from the first live offset on. The keeper counts both.
+        refused: why Kafka rejects writes to this log; "" while it accepts them.
+        listed: the log is in `ReplicaKeeper.written`.
+        first_offset: first offset that `fill` accepts.
+        end_offset: end of the records of earlier owners.
+        seen_end: messages below this offset may have been delivered.
+        foreign_count: records of the partition that are no messages of ours.
     """
 
     def __init__(
@@ -220,15 +241,15 @@ class ReplicatedLog(LocalLog):
         self.span_bytes: i64 = 0
         self.refused: str = ""
         self.listed: bool = False
-        self.first_offset: i64 = 0  # of what is read back
-        self.end_offset: i64 = 0  # of what was written by those before: theirs ends there
-        self.seen_end: i64 = 0  # below it all may have been delivered
+        self.first_offset: i64 = 0
+        self.end_offset: i64 = 0
+        self.seen_end: i64 = 0
         self._told: ReplicatedAcks = ReplicatedAcks()
         self.settlements: AckRecordWriter = AckRecordWriter(bytes.fromhex(queue_id), self._told)
-        self.foreign_count: i64 = 0  # records of the partition that were no messages of ours
+        self.foreign_count: i64 = 0
         self._in_transaction: bool = False
 
-    # -- its life
+    # -- recovery
 
     def open(
         self,
@@ -239,11 +260,14 @@ class ReplicatedLog(LocalLog):
         end_offset: i64,
         seen_end: i64,
     ) -> None:
-        """Names what those before have left. Then `fill` and `filled`, in any number of turns.
+        """Start recovery after a takeover. `fill` and then `filled` follow, in any number of loop turns.
 
-        replica: how what it appends is numbered. told: what the topic has of it, this log's from here on. first_offset:
-        its own first, whatever the partition has before that. end_offset: where what they wrote ends, and where its
-        next append goes. seen_end: what is live below may have been delivered.
+        Args:
+            replica: numbers the batches that this log appends.
+            told: the acks from Kafka. This log owns the object from now on.
+            first_offset: first offset of this log; earlier records of the partition belong to other queues.
+            end_offset: end of the earlier owners' records, and the offset of the next append.
+            seen_end: live messages below may have been delivered.
         """
         self.partition = partition
         self._told = told
@@ -258,20 +282,27 @@ class ReplicatedLog(LocalLog):
         self.log.watermark.offset = end_offset
 
     def spans(self, end: i64) -> list[tuple[int, int]]:
-        """What is to be read back below `end`, as (first, behind the last)."""
+        """Return the live ranges below `end` that must be read back, as (first, end)."""
         return self._told.spans(self.first_offset, end)
 
     def fill(self, batches: list[bytes]) -> None:
-        """Record batches as they stand in the partition, whole, in order, their checksums right. What of them is
-        settled is; batches of which all is are left out. Cost: some 50 ns a record, and the write. Raises: OSError when
-        the disk cannot take them.
+        """Add batches of the partition to the cache, with their acks. Batches without a live record are left out.
+
+        Args:
+            batches: whole batches with valid checksums, in order.
+
+        Cost:
+            some 50 ns a record, and the write.
+
+        Raises:
+            OSError: the disk cannot store them.
         """
         kept: list[BatchFilterResult] = []
         segments = self.log.segments
         there: i64 = segments[len(segments) - 1].end if segments else 0
         for data in batches:
             if BatchHeader(data, 0).last_offset < there:
-                continue  # it had come before the disk could take no more
+                continue  # written before the disk failed
             filled = filter_live_records(data, self.first_offset, self._told, self.name)
             self.foreign_count += filled.foreign_count
             if filled.batch is not None:
@@ -295,7 +326,7 @@ class ReplicatedLog(LocalLog):
             raise OSError(f"the cache of queue '{self.name}' could not be written: {log.error}")
 
     def filled(self) -> None:
-        """All that is live is in the cache: the log can be used."""
+        """Finish recovery: all live messages are in the cache, and the log becomes ready."""
         told = self._told
         returned: dict[int, int] = {}
         for offset, (count, due_ms) in told.returned.items():
@@ -346,12 +377,12 @@ class ReplicatedLog(LocalLog):
     ) -> i64:
         if not self._in_transaction:
             return self.appender.append_large(route, properties, parts, body_size, True)
-        source = b"".join([properties, *parts])  # it shares its batch with the others
+        source = b"".join([properties, *parts])  # shares its batch with other messages of the transaction
         size: i64 = len(properties)
         return self.appender.append(route, source, 0, size, size, size + body_size, True)
 
     def set_producer(self, producer_id: i64, epoch: i64, sequence: i64) -> None:
-        """Its numbers are Kafka's: a publisher's own are not kept with the message."""
+        """Ignore the publisher's numbers: the batches carry the numbers of Kafka's producer."""
 
     def begin_transaction(self) -> None:
         self._in_transaction = True
@@ -362,7 +393,7 @@ class ReplicatedLog(LocalLog):
         self.appender.end_transaction()
 
     def skip(self, count: i64) -> None:
-        """The partition has got so many records that are no messages. What was appended was taken before that."""
+        """Skip offsets of records that are no messages. All messages were closed before."""
         self.next_offset += count
         self.log.end = int(self.next_offset)
         if self.ready:
@@ -370,7 +401,7 @@ class ReplicatedLog(LocalLog):
         else:
             self.end_offset = self.next_offset
 
-    # -- the end of a turn
+    # -- end of a turn
 
     def write(self) -> None:
         super().write()
@@ -383,15 +414,15 @@ class ReplicatedLog(LocalLog):
                 keeper.wake()
 
     def take(self) -> list[ClosedBatch]:
-        """The batches that are to be sent, in order."""
+        """Return the batches to send, in order."""
         self.listed = False
         replica = self.appender.replica
         return replica.take() if replica is not None else []
 
-    # -- safety
+    # -- high watermark
 
     def moved(self, high_watermark: i64) -> None:
-        """All below is in Kafka, on all in-sync replicas."""
+        """Move the high watermark: all in-sync replicas have the records below."""
         watermark = self.log.watermark
         if high_watermark > watermark.offset and not self.deleted:
             watermark.offset = high_watermark
@@ -400,27 +431,29 @@ class ReplicatedLog(LocalLog):
                 self._changed()
 
     def end_waiting(self) -> None:
-        """Its queue is about to be deleted: what is not safe goes with it, and who waits is told yes.
+        """Confirm what waits, because the queue is being deleted.
 
-        rabbit: what a deleted queue has not confirmed is confirmed.
+        rabbit: a deleted queue confirms what it has not confirmed.
         """
         if not self.failed:
             self.moved(self.next_offset)
 
     def refuse(self, text: str) -> None:
-        """Kafka takes nothing more of it: what is not safe never will be."""
+        """Nack everything that is not in Kafka, now and later: Kafka rejects writes to this log."""
         self.refused = text
         self.failed = True
         self.safety_moved()
 
     def accept(self) -> None:
-        """Kafka takes what it had refused. Whoever waited was told no; what it was about is stored all the same."""
+        """Accept messages again. What was nacked meanwhile may be stored anyway."""
         self.refused = ""
         self.failed = False
 
     def about(self) -> dict[str, object]:
-        """Offsets are Kafka's. waiting_bytes: that Kafka has not answered for. span_bytes: that it has from the first
-        offset on, settled or not, as of the last look.
+        """Return the log's position in Kafka for the HTTP API.
+
+        `waiting_bytes` are not answered by Kafka. `span_bytes` start at the first live offset and are from the last
+        count.
         """
         partition = self.partition
         if partition is None:
@@ -452,12 +485,12 @@ class ReplicatedLog(LocalLog):
                 keeper.tell_soon()
 
     def tell(self) -> list[KeyedRecord]:
-        """The records of what was settled, delivered and given back since the last call (`AckRecordWriter.tell`)."""
+        """Return the records of offsets that were acked, delivered or returned since the last call."""
         settlements = self.settlements
         settlements.waiting = False
         log = self.log
         if not self.ready or self.deleted:
-            return []  # where it starts is not known
+            return []  # its start is not known yet
         return settlements.tell(log.start_offset(), log.watermark.offset, self.record_count, self.size_bytes)
 
     def when_settled(self, done: Callable[[bool], None]) -> None:
@@ -469,6 +502,6 @@ class ReplicatedLog(LocalLog):
             keeper.when_settled(self, done)
 
     def note_all(self) -> None:
-        """What was settled up to now is noted, for the next `tell`."""
+        """Collect what was acked up to now, for the next `tell`."""
         if self.ready and not self.deleted:
             self.write_late()

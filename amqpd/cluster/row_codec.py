@@ -1,17 +1,17 @@
-"""Rows of the metadata as records of `meta`, and back.
+"""Rows of the metadata as records of the topic `meta`.
 
     key      JSON array: the table's name, then the row's key columns       ["queues","1b8e..."]
-    value    JSON object: the other columns; null takes the row away         {"vhost":"/","name":"orders", ...}
+    value    JSON object: the other columns; null deletes the row            {"vhost":"/","name":"orders", ...}
 
-Tables, columns and keys are those of storage/metadata/schema.py; bytes are base64. A binding's key is its digest, and
-all its columns are in the value. So a row is one record, whatever its size, and compaction keeps what is there.
+Tables, columns and keys are those of `storage/metadata/schema.py`; bytes are base64. A binding's key is its digest,
+and its value has all columns. So each row is one record, and compaction keeps the present rows.
 
-Beside rows `meta` holds **notes**: what is the cluster's own and in no table, a JSON object under ["owner",5],
-["vhost-slot","/"], ["place","1b8e..."] and so on (NOTES names them all).
+Besides rows, `meta` contains **notes**: JSON objects that belong to no table, under keys such as `["owner",5]`,
+`["vhost-slot","/"]` or `["place","1b8e..."]`. NOTES lists their kinds.
 
-A key that no version of ours wrote is not ours, nor is a value that is no JSON object (`Foreign`): whoever reads passes
-over it and says so. A table, a note or a column that this version does not know was written by a later one: Newer.
-A record without a value and with a key that is not ours is a barrier, or the hourly one.
+Unknown records have two causes. A key that no version of amqpd writes, or a value that is no JSON object, is
+`Foreign`: the reader skips and logs it. An unknown table, column or format of a known kind is `NewerFormat`: a
+later version wrote it. A record with a foreign key and without value is a barrier or an hourly record.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from amqpd.storage.metadata.rows import Change, Delete, DeleteBindings, Put, Row
 from amqpd.storage.metadata.schema import TABLE_OF, TABLES, ColumnType, Plain, Table
 
 OWNER: Final = "owner"
-"""["owner", slot]: who serves it, in that slot's own `meta`."""
+"""`["owner", slot]`: the node that serves the slot; in the slot's own `meta`."""
 VHOST_SLOT: Final = "vhost-slot"
-"""["vhost-slot", name]: the slot of a vhost, in slot 0."""
+"""`["vhost-slot", name]`: the slot of a vhost; in slot 0."""
 PLACE: Final = "place"
-"""["place", queue id]: the partition that holds a durable queue, in its slot. Goes with the queue's row."""
+"""`["place", queue id]`: the position of a durable queue; in its slot. Deleted with the queue's row."""
 OWN_TOPIC: Final = "own-topic"
-"""["own-topic", name]: a topic that is, or was to be, a queue's own, in the queue's slot. Is there before the topic and
-until it is gone, so that none is left behind by a crash."""
+"""`["own-topic", name]`: a dedicated topic; in its queue's slot.
+
+It exists from before the topic's creation until after its deletion, so that a crash leaves no topic behind.
+"""
 WISH: Final = "wish"
-"""["wish", slot]: where an operator wants a slot to be, in slot 0."""
+"""`["wish", slot]`: the node to which an operator moved the slot; in slot 0."""
 NOTES: Final = frozenset((OWNER, VHOST_SLOT, PLACE, OWN_TOPIC, WISH))
 
 NoteKey: TypeAlias = tuple[str | int, ...]
@@ -51,48 +53,60 @@ class Foreign(ValueError):
 
 
 class NewerFormat(ValueError):
-    """A later version wrote it: the text says what is not known here."""
+    """A later version wrote this record; the text says what is unknown here."""
 
 
 class RowKey(NamedTuple):
-    """Whose record it is. values: of the key's columns, as the database has them."""
+    """Key of a row's record.
+
+    Attributes:
+        values: the key columns, encoded as for the database.
+    """
 
     table: Table
     values: tuple[Plain, ...]
 
 
 class PutAnnotation(NamedTuple):
-    """Write a note, or take it away (None). key: its kind first, one of NOTES."""
+    """Change that writes a note, or deletes it if the value is None.
+
+    Attributes:
+        key: begins with its kind, one of NOTES.
+    """
 
     key: NoteKey
     value: Note | None
 
 
 SlotChange: TypeAlias = Change | PutAnnotation
-"""What one submission to a slot's `meta` consists of."""
+"""A change of a slot's `meta`."""
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
 def row_key(table: Table, values: Mapping[str, Plain]) -> bytes:
-    """The key of a row's record. values: as `Table.encode` gives them."""
+    """Return the key of a row's record from encoded columns (`Table.encode`)."""
     return _json([table.name, *(_out(values[name]) for name in table.key)])
 
 
 def key_of(row: Row) -> bytes:
-    """The key of its record. Raises: ValueError, see `Table.encode`."""
+    """Return the key of a row's record.
+
+    Raises:
+        ValueError: see `Table.encode`.
+    """
     table = TABLE_OF[type(row)]
     return row_key(table, table.encode(row))
 
 
 def note_key(key: NoteKey) -> bytes:
-    """The key of a note's record."""
+    """Return the key of a note's record."""
     return _json(list(key))
 
 
 def decode_key(key: bytes) -> RowKey | NoteKey:
-    """Raises: Foreign, NewerFormat."""
+    """Decode the key of a record. Raises Foreign or NewerFormat."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -116,19 +130,26 @@ def decode_key(key: bytes) -> RowKey | NoteKey:
 
 
 def encode_row(row: Row) -> tuple[bytes, bytes]:
-    """Key and value of its record. Cost: some 10 us. Raises: ValueError, what cannot be stored."""
+    """Return key and value of a row's record.
+
+    Cost:
+        some 10 us.
+
+    Raises:
+        ValueError: see `Table.encode`.
+    """
     table = TABLE_OF[type(row)]
     return encode_plain(table, table.encode(row))
 
 
 def encode_plain(table: Table, values: Mapping[str, Plain]) -> tuple[bytes, bytes]:
-    """The same, of a row that is encoded for a database already."""
+    """Return key and value of a row whose columns are already encoded for a database."""
     rest = {name: _out(value) for name, value in values.items() if name not in table.key}
     return row_key(table, values), _json(rest)
 
 
 def decode_row(key: RowKey, value: bytes) -> Row:
-    """The row of a record. Raises: Foreign, NewerFormat."""
+    """Decode the row of a record. Raises Foreign or NewerFormat."""
     table = key.table
     kinds = _KIND[table.name]
     values: dict[str, object] = {}
@@ -145,7 +166,7 @@ def decode_row(key: RowKey, value: bytes) -> Row:
 
 
 def decode_object(value: bytes) -> dict[str, Any]:
-    """What a value holds. Raises: Foreign."""
+    """Decode the JSON object of a value. Raises Foreign."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -156,7 +177,7 @@ def decode_object(value: bytes) -> dict[str, Any]:
 
 
 def encode_note(note: PutAnnotation) -> tuple[bytes, bytes | None]:
-    """Key and value of its record."""
+    """Return key and value of a note's record."""
     return note_key(note.key), None if note.value is None else _json(dict(note.value))
 
 
@@ -164,7 +185,11 @@ def encode_note(note: PutAnnotation) -> tuple[bytes, bytes | None]:
 
 
 def changes_to_json(changes: Iterable[SlotChange]) -> list[Any]:
-    """For another node; `changes_from_json` reads it there. Raises: ValueError, what cannot be stored."""
+    """Encode changes for another node, which decodes them by `changes_from_json`.
+
+    Raises:
+        ValueError: see `Table.encode`.
+    """
     found: list[Any] = []
     for change in changes:
         if isinstance(change, PutAnnotation):
@@ -178,7 +203,7 @@ def changes_to_json(changes: Iterable[SlotChange]) -> list[Any]:
 
 
 def changes_from_json(found: object) -> list[SlotChange]:
-    """Raises: Foreign, NewerFormat."""
+    """Decode changes of another node. Raises Foreign or NewerFormat."""
     if not isinstance(found, list):
         raise Foreign("no list of changes")
     return [_change(each) for each in found]

@@ -1,16 +1,16 @@
-"""The rows of one slot in memory: changes in, records out, and records back in.
+"""Rows of one slot in memory.
 
-`applying` makes changes as the database of a single node does: in their order, all or none, with what goes along
-(a user's permissions, a vhost's queues, a queue's stored offsets: the parents of storage/metadata/schema.py), and gives
-the records that say so. `read` takes records that are in Kafka. Both end in the same rows.
+`applying` makes changes as the database of a single node does: in order, all or none, with the dependent rows. For
+example, a user's permissions and a vhost's queues are deleted with their parent (`storage/metadata/schema.py`). The
+result is the records to write. `read` applies records from Kafka. Both ways give the same rows.
 
-A table holds the rows of *one slot*: slot 0 the vhosts, users and all else that is the cluster's (CLUSTER_TABLES), the
-others what is in their vhosts (SLOT_TABLES). A row needs its parents where they are in the same slot. Where a vhost's
-row goes in slot 0, its own slot is given the same change, and drops what was in it.
+Slot 0 has the rows of the whole cluster (CLUSTER_TABLES), the other slots those of their vhosts (SLOT_TABLES). A
+row needs its parents if they are in the same slot. If a vhost's row is deleted in slot 0, the same change goes to
+the vhost's slot, which deletes the rows of the vhost.
 
-Records of one submission are two kinds: those that are asked for, and tombstones of what goes along. A submission that
-fits into no batch may have the latter in batches behind the first: whoever finds them missing after a crash sees a
-parent that is gone, or a row in state `deleting`, and goes on with it (`adrift`).
+A submission has requested records and tombstones of dependent rows. If a batch cannot contain both, the tombstones
+follow in further batches. A crash in between leaves rows whose parent is missing, or a row in state `deleting`; the
+next owner deletes them (`orphaned`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from amqpd.storage.metadata.store import MetadataState, WriteFailed
 CLUSTER_TABLES: Final = frozenset(
     ("vhosts", "users", "permissions", "topic_permissions", "global_parameters", "user_limits")
 )
-"""Those of slot 0."""
+"""Tables of slot 0."""
 ALL_TABLES: Final = frozenset(table.name for table in TABLES)
-"""What slot 0 may hold: a cluster of one slot has its vhosts there, too."""
+"""Tables that slot 0 may contain. In a cluster of one slot it also has the vhosts' tables."""
 SLOT_TABLES: Final = ALL_TABLES - CLUSTER_TABLES
-"""Those of the other slots."""
+"""Tables of the other slots."""
 
 R = TypeVar("R", bound=Row)
 _TABLE: Final = {table.name: table for table in TABLES}
@@ -76,8 +76,13 @@ _CHILDREN_OF: Final = {
 
 
 class Submission(NamedTuple):
-    """What is to be written. asked: records that belong together, in one batch. along: tombstones of what goes with
-    them, which may come behind. gone: the places of queues that went. size: bytes of all these records.
+    """Records of one group of changes.
+
+    Attributes:
+        asked: the requested records, in one batch.
+        along: tombstones of dependent rows; they may follow in later batches.
+        gone: positions of deleted queues.
+        size: bytes of all records.
     """
 
     asked: list[tuple[bytes, bytes | None]]
@@ -98,7 +103,11 @@ class _UndoNote(NamedTuple):
 
 
 class RowTable:
-    """Rows by the keys of their records. tables: names of those it may hold; a row of another is refused."""
+    """Rows by the keys of their records.
+
+    Args:
+        tables: names of the tables; rows of other tables are refused.
+    """
 
     def __init__(self, tables: Iterable[str] = SLOT_TABLES) -> None:
         self.tables = frozenset(tables)
@@ -106,35 +115,35 @@ class RowTable:
         self.foreign_count = 0
         """Records that no program of ours wrote."""
         self._rows: dict[str, dict[bytes, Row]] = {name: {} for name in self.tables}
-        # (child table, column) -> the parent's key -> keys of the children
+        # (child table, column) -> key of the parent -> keys of the children
         self._children: dict[tuple[str, str], dict[object, dict[bytes, None]]] = {}
-        # (vhost, queue or exchange, name) -> keys of the bindings that lead there; (vhost, "source", name): that start
+        # keys of bindings by (vhost, destination type, destination) and by (vhost, "source", source)
         self._ends: dict[tuple[str, str, str], dict[bytes, None]] = {}
         for name in self.tables:
             for column, _ in _TABLE[name].parents:
                 self._children[name, column] = {}
 
-    # -- what is there -----------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def rows(self, kind: type[R]) -> Iterable[R]:
-        """Those of one table. Not to be kept over a change."""
+        """Return the rows of one table. Invalid after the next change."""
         name = TABLE_OF[cast("type[Row]", kind)].name
         return cast("Iterable[R]", self._rows.get(name, {}).values())
 
     def row(self, like: R) -> R | None:
-        """The one with the same key."""
+        """Return the row with the same key."""
         found = self._rows.get(TABLE_OF[type(cast("Row", like))].name, {}).get(key_of(cast("Row", like)))
         return cast("R | None", found)
 
     def has(self, table: Table, key: bytes) -> bool:
-        """Whether there is a row of that record. Cost: two look-ups."""
+        """Return whether the table has a row with this record key. Cost: two look-ups."""
         return key in self._rows[table.name]
 
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._rows.values())
 
     def orphaned(self) -> Iterator[Delete]:
-        """What a crash between two batches of one submission has left: rows whose parent in this slot is gone."""
+        """Yield deletions of rows whose parent in this slot is missing: a crash between two batches left them."""
         for name in self.tables:
             for column, parent in _TABLE[name].parents:
                 if parent not in self.tables:
@@ -145,7 +154,9 @@ class RowTable:
                         yield Delete(row)
 
     def state(self, vhosts: Sequence[VhostRow], instance_id: str = "") -> MetadataState:
-        """What is in these vhosts, of the tables of this slot, as a start gives it. Cost: some 0.3 us a row."""
+        """Return the contents of the vhosts as a single node's database returns them at a start. Cost: 0.3 us a
+        row.
+        """
         names = {row.name for row in vhosts if row.state != "deleting"}
 
         def of(kind: type[R]) -> list[R]:
@@ -176,18 +187,24 @@ class RowTable:
             seen=[row for row in self.rows(SeenRow) if row.cache_id in known],
         )
 
-    # -- records in --------------------------------------------------------------------------------------------------
+    # -- records from Kafka --------------------------------------------------------------------------------------------
 
     def read(self, key: bytes, value: bytes | None) -> SlotChange | None:
-        """A record that is in Kafka, in the order in which it stands there. Returns what it has changed: a Delete with
-        the row that was there. What is not ours is counted and passed over. Cost: some 10 us.
+        """Apply a record from Kafka; call in the order of the partition. Foreign records are counted and skipped.
 
-        Raises: Newer.
+        Returns:
+            The change; a Delete has the previous row. None if nothing changed.
+
+        Cost:
+            some 10 us.
+
+        Raises:
+            NewerFormat: a later version wrote the record.
         """
         try:
             known = decode_key(key)
         except Foreign:
-            if value is not None:  # else a barrier
+            if value is not None:  # otherwise a barrier
                 self.foreign_count += 1
             return None
         try:
@@ -201,7 +218,7 @@ class RowTable:
     def _read_row(self, known: RowKey, key: bytes, value: bytes | None) -> SlotChange | None:
         table = known.table
         if table.name not in self.tables:
-            self.foreign_count += 1  # no version of ours has it in this slot
+            self.foreign_count += 1  # no version of ours writes this table to this slot
             return None
         before = self._rows[table.name].get(key)
         if value is None:
@@ -222,10 +239,10 @@ class RowTable:
         self._put_note(key, note)
         return PutAnnotation(key, note)
 
-    # -- changes in, records out -------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def apply(self, changes: Iterable[SlotChange], size_max: int = 0) -> Submission:
-        """`applying`, in one go."""
+        """Run `applying` to its end."""
         steps = self.applying(changes, size_max)
         while True:
             try:
@@ -234,15 +251,21 @@ class RowTable:
                 return cast("Submission", end.value)
 
     def applying(self, changes: Iterable[SlotChange], size_max: int = 0) -> Generator[None, None, Submission]:
-        """Makes the changes, all or none; the generator's value is their `Submission`. To be carried through, with
-        nothing between: it gives way behind each change and record. Cost: some 20 us each.
+        """Generate the `Submission` of the changes: all are applied or none.
 
-        size_max: bytes of the records that are asked for; 0: any.
+        The caller must exhaust the generator before another change. It yields after each change and record.
 
-        Raises: WriteFailed, and nothing has changed.
+        Args:
+            size_max: limit of the requested records' bytes; 0: none.
+
+        Cost:
+            some 20 us a change or record.
+
+        Raises:
+            WriteFailed: nothing has changed.
         """
         undo: list[_Undo | _UndoNote] = []
-        # key of a record -> whether it was asked for
+        # key of a record -> it was requested
         changed: dict[bytes, bool] = {}
         try:
             for change in changes:
@@ -308,7 +331,7 @@ class RowTable:
             if parent not in self.tables:
                 continue
             named = getattr(row, column)
-            # A parent's key is one column of text: so is that of its record.
+            # A parent's key is one text column, and so is its record's key.
             if _parent_record(parent, named) not in self._rows[parent]:
                 raise ValueError(f"{table.name}: there is no {named!r} in {parent}")
 
@@ -321,8 +344,10 @@ class RowTable:
     def _delete(
         self, table: Table, key: bytes, changed: dict[bytes, bool], undo: list[_Undo | _UndoNote], asked: bool
     ) -> None:
-        """That row, if it is there, and what goes along. An absent one that was asked for is written all the same: it
-        may be in Kafka, by a submission whose answer never came.
+        """Delete a row and its dependent rows.
+
+        A requested row is also deleted in Kafka if it is not here: an earlier submission without answer may have
+        stored it.
         """
         row = self._rows[table.name].get(key)
         if row is None:
@@ -351,7 +376,7 @@ class RowTable:
             changed.setdefault(note_key((PLACE, row.id)), False)
 
     def _value(self, key: bytes) -> bytes | None:
-        """What the record of that key says now."""
+        """Return the present value of the record with that key."""
         known = decode_key(key)
         if not isinstance(known, RowKey):
             return encode_note(PutAnnotation(known, self.notes.get(known)))[1]

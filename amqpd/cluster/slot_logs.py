@@ -1,42 +1,36 @@
-"""The replicated logs of one slot: what they append goes to Kafka at the end of each turn, what they settle 50 ms
-later.
+"""Replicated logs of one slot: their appends go to Kafka at the end of a loop turn, their acks 50 ms later.
 
-Who owns a slot has one `SlotLogs` for it, over the slot's `KafkaProducer`, whose partitions were taken over: those of
-its vhosts' queues, free ones too, and `settled` n. In order:
+The owner of a slot has one `SlotLogs` over the slot's `KafkaProducer`. The producer has already taken over the
+partitions of the slot's queues, the free partitions and partition n of `settled`. Calls in this order:
 
-    take_back(batches)      of `settled` n up to its barrier: what the owners before have told
-    begin(log, place)       a queue's log, whose partition the producer has; it can be used at once where nothing live
-                            is left to be read, else it is read from Kafka at its first use (`QueueLog.open_soon`)
-    read_all()              reads those too that nobody uses, one after the other
-    drop_orphans(placed)    what is told of logs without a place ends
-    renew(held)             the same producer id has a later epoch from here on
-    keep_alive()            hourly: a record to each partition, so that Kafka does not forget who writes it
-    give_up()               nothing comes any more: all is stored, and the next owner is told that it was
+    take_back(batches)      read `settled` n up to its barrier: the acks of earlier owners
+    begin(log, place)       assign a queue's log to its partition. The log is ready at once if no live message must be
+                            read; otherwise its first use reads it from Kafka (`QueueLog.open_soon`)
+    read_all()              also read the unused logs, one after the other
+    drop_orphans(placed)    delete the acks of logs without position
+    renew(held)             use a later epoch of the same producer id
+    keep_alive()            hourly: a record to each partition, so that Kafka does not forget the writer
+    give_up()               store everything, then tell the next owner that everything is stored
     close()
 
-Numbers: a partition's records are numbered by one `KafkaSequencer` (`replica`), whoever writes them.
+**Sequence numbers.** One `KafkaSequencer` per partition (`replica`) numbers all its records.
 
-What waits for Kafka's answers counts as unsynced (`GroupCommit.unsynced_bytes`), so publishers are held by the same
-bound as for a slow disk.
+**Flow control.** Bytes that Kafka has not answered count as unsynced (`GroupCommit.unsynced_bytes`), so the same
+bound pauses publishers as with a slow disk.
 
-Space in Kafka: what stands before a log's head is freed, now and then, by DeleteRecords, which frees from the front
-only.
+**Space in Kafka.** Records before a log's head are deleted now and then by DeleteRecords. Kafka deletes only at the
+start of a partition. A log's *span* is its bytes in Kafka from its head to its end, acked or not; it is counted
+from the appends, MARK_BYTES exact. A large span with few live bytes means that one old message is not acked: a
+warning says so once.
 
-How much a log has in Kafka (its *span*, from its head to its end, settled or not) is counted by what was appended, to
-MARK_BYTES exact. A span that is large and holds little that is live is one message that nobody settles, with all that
-came behind it: told once in the broker's log.
+**Reading back** (`LogRefill`). The live messages of a log are read from Kafka by `read_all` after the takeover, or
+earlier at the log's first use. FILLS_AT_ONCE logs are read at a time, in parts of FILL_SIZE between which other
+work runs. If Kafka does not answer, the read is repeated until the slot is given up. If the log cannot be read, the
+callers are notified, and the next call continues at the same place.
 
-What is live of a queue's log comes back from Kafka: at its first use by a new owner, or one log after the other
-behind a takeover (`read_all`), whichever comes first; nobody but who asked waits.
-
-Of those that are asked for some are read at once, each in parts of FILL_SIZE between which the loop has its turn. What
-Kafka does not answer is asked for again until the slot is given up; where the log cannot be read, who asked is told,
-and the next who asks goes on where it stopped.
-
-Who waits until what a log has settled is in Kafka: transactions, before their tx.commit-ok.
-
-A slot's settlements are told in passes (`logs.py`), each over all logs that had changed when it began. Who has asked
-before that is heard by the pass, and answered when Kafka has what `settled` has at the pass's end.
+**Waiting for acks** (`AckWaits`). A transaction sends tx.commit-ok after Kafka has stored its acks. Acks are
+written in passes; a pass covers all logs that had changed when it began. A caller that asked before a pass is
+answered when Kafka has stored `settled` up to the end of that pass.
 """
 
 from __future__ import annotations
@@ -70,16 +64,16 @@ from amqpd.storage.queue_log import QueueLog
 logger = logging.getLogger(__name__)
 
 DeleteRecords = Callable[[str, Mapping[int, int]], Awaitable[object]]
-"""(topic, partition -> offset): what stands before it goes: `TopicAdmin.delete_records`."""
+"""`TopicAdmin.delete_records`: (topic, partition -> offset) deletes what is before the offset."""
 
 MARK_BYTES: Final = 1 << 20
 FREE_BYTES: Final = 4 << 20
-"""So much is freed at once, or all there is where nothing live is left."""
+"""Bytes that are deleted at once. An empty log deletes less."""
 REST_BYTES: Final = 64 * 1024
-"""Less than that stays, also of an empty log."""
+"""Fewer bytes are not deleted, even if the log is empty."""
 WIDE_BYTES: Final = 1 << 30
 LIVE_SHARE: Final = 100
-"""A span of over WIDE_BYTES of which less than one in LIVE_SHARE bytes is live."""
+"""A warning is logged if a span is larger than WIDE_BYTES and less than 1/LIVE_SHARE of it is live."""
 
 
 class LogSpan:
@@ -93,7 +87,7 @@ class LogSpan:
         self._freed = 0
 
     def add(self, base_offset: int, size: int) -> None:
-        """A batch has come behind the others."""
+        """Add a batch at the end."""
         marks = self._marks
         if not marks or self._total - marks[-1][1] >= MARK_BYTES:
             marks.append((base_offset, self._total))
@@ -110,40 +104,42 @@ class LogSpan:
         return marks[0][1] if marks and marks[0][0] <= offset else self._freed
 
     def size_bytes(self, head: int, end: int) -> int:
-        """From the head on, which is never less than it was."""
+        """Return the bytes from `head` on. The head never decreases."""
         return 0 if head >= end else self._total - self._before(head)
 
     def due(self, head: int, end: int) -> bool:
-        """Whether there is enough before the head to be freed."""
+        """Return whether enough bytes before the head can be deleted."""
         gone = (self._total if head >= end else self._before(head)) - self._freed
         return head > self.freed_offset and (gone >= FREE_BYTES or (head >= end and gone >= REST_BYTES))
 
     def free(self, head: int, end: int) -> None:
-        """It is freed."""
+        """Record that Kafka deleted everything before the head."""
         self.freed_offset = head
         self._freed = self._total if head >= end else self._before(head)
 
 
 class RecordTruncation:
-    """Of the logs of one slot."""
+    """Deletes records in Kafka that no queue needs: the spans of one slot's logs."""
 
     def __init__(self) -> None:
         self.spans: dict[ReplicatedLog, LogSpan] = {}
 
     def span(self, log: ReplicatedLog) -> LogSpan:
-        """Its span, empty where nothing has come yet."""
+        """Return the span of the log; a new one if nothing was appended."""
         found = self.spans.get(log)
         if found is None:
             found = self.spans[log] = LogSpan()
         return found
 
     def forget(self, log: ReplicatedLog) -> None:
-        """It is not of this slot any more."""
+        """Remove a log that was deleted."""
         self.spans.pop(log, None)
 
     def look(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
-        """What is to be freed: topic -> partition -> (log, before which offset). Cost: 1 us a log that was written
-        to.
+        """Update the spans of all logs and return what can be deleted. Cost: 1 us a log.
+
+        Returns:
+            topic -> partition -> (log, offset before which everything can be deleted).
         """
         due: dict[str, dict[int, tuple[ReplicatedLog, int]]] = {}
         for log, span in self.spans.items():
@@ -169,7 +165,11 @@ class RecordTruncation:
         return due
 
     async def free(self, delete_records: DeleteRecords) -> int:
-        """Has Kafka free what may go. Returns how many logs that concerned. Raises: what `delete_records` does."""
+        """Delete what no queue needs. Return the number of logs.
+
+        Raises:
+            other: see `delete_records`.
+        """
         count = 0
         for topic, partitions in self.look().items():
             await delete_records(topic, {number: head for number, (_, head) in partitions.items()})
@@ -182,7 +182,7 @@ class RecordTruncation:
 
 
 Read = Callable[[str, int, int, int], AsyncIterator[bytes]]
-"""(topic, partition, first offset, behind the last) -> its batches: `KafkaReader.read`."""
+"""`KafkaReader.read`: (topic, partition, first offset, end) -> batches."""
 
 FILL_SIZE: Final = 128 * 1024
 FILLS_AT_ONCE: Final = 4
@@ -190,7 +190,9 @@ RETRY_S: Final = 1.0
 
 
 def left_of(log: ReplicatedLog) -> list[tuple[int, int]]:
-    """What of it is to be read; the barrier, which is the last record of those before, is not."""
+    """Return the ranges of the log that must be read, without the barrier, which is the last record of earlier
+    owners.
+    """
     return log.spans(log.end_offset - 1)
 
 
@@ -199,7 +201,13 @@ def _length(log: ReplicatedLog) -> int:
 
 
 class _RefillTask:
-    """A log that is read back. spans: what is left of it. task: None where it has stopped."""
+    """Reading of one log.
+
+    Attributes:
+        spans: the ranges that are left.
+        waiting: callbacks of callers.
+        task: None after a failure.
+    """
 
     def __init__(self, spans: list[tuple[int, int]]) -> None:
         self.spans = spans
@@ -208,7 +216,7 @@ class _RefillTask:
 
 
 class LogRefill:
-    """Of the logs of one slot. Loop thread only; `close` it."""
+    """Reads the logs of one slot back from Kafka. Loop thread only; call `close` at the end."""
 
     def __init__(self, read: Read, fronts: RecordTruncation) -> None:
         self._read = read
@@ -218,7 +226,7 @@ class LogRefill:
         self._behind: asyncio.Task[None] | None = None
 
     def read_all(self, logs: Iterable[ReplicatedLog]) -> None:
-        """Those that nobody has asked for are read one after the other, the shortest first."""
+        """Read all logs that are not in use, one after the other, the shortest first."""
         left = [log for log in logs if not log.ready and not log.deleted]
         if left and self._behind is None:
             left.sort(key=_length)
@@ -234,7 +242,7 @@ class LogRefill:
         self._behind = None
 
     def open(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
-        """See `QueueLog.open_soon`, of one that is not ready."""
+        """See `QueueLog.open_soon`. The log is not ready."""
         filling = self._filling.get(log)
         if filling is None:
             filling = self._filling[log] = _RefillTask(left_of(log))
@@ -266,7 +274,7 @@ class LogRefill:
 
     async def _fill_span(self, log: ReplicatedLog, filling: _RefillTask) -> None:
         partition = log.partition
-        assert partition is not None  # it was opened
+        assert partition is not None  # set by `open`
         first, end = filling.spans[0]
         part: list[bytes] = []
         size = 0
@@ -291,7 +299,7 @@ class LogRefill:
         filling.spans[0] = (int(BatchHeader(batches[-1], 0).last_offset) + 1, filling.spans[0][1])
 
     async def close(self) -> None:
-        """Nothing of it goes on. Who waits is told, and finds it as it is: not read."""
+        """Stop reading. Callers are notified and find the log not ready."""
         tasks = [each.task for each in self._filling.values() if each.task is not None]
         if self._behind is not None:
             tasks.append(self._behind)
@@ -306,14 +314,18 @@ class LogRefill:
 
 
 class AckWaiter(NamedTuple):
-    """Who asked, and of which log."""
+    """A caller that waits until the acks of a log are stored."""
 
     log: ReplicatedLog
     done: Callable[[bool], None]
 
 
 class AckWaits:
-    """Of one slot. heard: by the pass that goes on."""
+    """Callers that wait until acks of this slot are stored in Kafka.
+
+    Attributes:
+        heard: callers that the present pass covers.
+    """
 
     def __init__(self) -> None:
         self._asking: list[AckWaiter] = []
@@ -324,13 +336,15 @@ class AckWaits:
         self._asking.append(AckWaiter(log, done))
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Start a pass: it covers all callers so far."""
         self.heard += self._asking
         self._asking = []
 
     def told(self, end: int) -> None:
-        """The pass is over, all of it is below `end` of `settled`. What was settled before Kafka had its message is
-        told when Kafka has it (`ReplicatedLog.moved`): in a later pass.
+        """End a pass; its records are below the offset `end` of `settled`.
+
+        An ack of a message that Kafka does not have yet is written later (`ReplicatedLog.moved`), so its caller
+        waits for a later pass.
         """
         heard, self.heard = self.heard, []
         for each in heard:
@@ -343,12 +357,12 @@ class AckWaits:
                 self._sent.append((end, each.done))
 
     def moved(self, high_watermark: int) -> None:
-        """Kafka has `settled` up to there."""
+        """Answer the callers whose acks are below the high watermark of `settled`."""
         while self._sent and self._sent[0][0] <= high_watermark:
             self._sent.popleft()[1](True)
 
     def refuse(self) -> None:
-        """Nothing is told any more."""
+        """Answer all callers with a failure."""
         waiting = [each.done for each in (*self._asking, *self.heard)] + [done for _, done in self._sent]
         self._asking, self.heard = [], []
         self._sent.clear()
@@ -356,17 +370,21 @@ class AckWaits:
             done(False)
 
 
-REFUSED_RETRY_MS: Final = 10_000  # before what Kafka has refused of a queue is sent again
+REFUSED_RETRY_MS: Final = 10_000  # pause before a batch that Kafka refused is sent again
 TELL_DELAY_S: Final = 0.01
 TELL_PAUSE_S: Final = 0.05
-"""Between two times that settlements go to Kafka; what is settled while nothing was goes after TELL_DELAY_S."""
+"""Minimum interval between two passes. After an idle time the first acks are written after TELL_DELAY_S."""
 SLICE_S: Final = 0.004
 _BATCH_SIZE_MAX: Final = 512 * 1024
 _BATCH_COUNT_MAX: Final = 4096
 
 
 class LogPosition(NamedTuple):
-    """Where a durable queue's log is. first_offset: its first; what the partition has below is of another queue."""
+    """Place of a durable queue's log in Kafka.
+
+    Attributes:
+        first_offset: the log's first offset; earlier records of the partition belong to other queues.
+    """
 
     topic: str
     number: int
@@ -374,14 +392,18 @@ class LogPosition(NamedTuple):
 
 
 class SlotLogs(ReplicaKeeper):
-    """See above. Loop thread only.
+    """The logs of one slot. Loop thread only.
 
-    producer: its `on_moved`, `on_refused` and `on_fenced` are this one's from here on. held: producer id and epoch that
-    its partitions were taken over by. settled: the slot's partition of `settled`. read: for what is read back.
-    on_failed: a log takes nothing more, or could not be written (`LoopTurn.log_failed`). on_accepted: a log that Kafka
-    had refused takes more. on_room: fewer bytes are unsynced (`LoopTurn.room`). on_fenced: nothing is sent any more,
-    with the
-    reason: the slot is to be given up; every publish that was not safe has been refused.
+    Args:
+        producer: its callbacks `on_moved`, `on_refused` and `on_fenced` are set here.
+        held: producer id and epoch of the takeover.
+        settled: the slot's partition of `settled`.
+        read: reads batches back from Kafka.
+        on_failed: called when a log accepts nothing more, or could not be written (`LoopTurn.log_failed`).
+        on_accepted: called when Kafka accepts a log again.
+        on_room: called when fewer bytes are unsynced (`LoopTurn.room`).
+        on_fenced: called with the reason when nothing is sent any more. All publishes that are not in Kafka have
+        been nacked; the caller must give up the slot.
     """
 
     def __init__(
@@ -404,7 +426,9 @@ class SlotLogs(ReplicaKeeper):
         self.settled = settled
         self.logs: dict[Partition, ReplicatedLog] = {}
         self.watched: dict[Partition, Callable[[], None]] = {}
-        """Of others in this slot (its `meta`): called when Kafka has more of it. One that is refused ends the slot."""
+        """Callbacks for partitions without log (`meta`), called when Kafka stored more. If Kafka refuses one, the
+        slot ends.
+        """
         self.unsafe_bytes = 0
         self.on_failed = on_failed
         self.on_accepted = on_accepted
@@ -418,11 +442,11 @@ class SlotLogs(ReplicaKeeper):
         self._places: dict[tuple[str, int], Partition] = {}
         self.fronts = RecordTruncation()
         self._reading = LogRefill(read, self.fronts)
-        self._changing: set[Partition] = set()  # they have batches of an earlier epoch on the way
-        self._held_back: set[ReplicatedLog] = set()  # with batches of the later one
+        self._changing: set[Partition] = set()  # with unanswered batches of an earlier epoch
+        self._held_back: set[ReplicatedLog] = set()  # with batches of the new epoch that must wait
         self._late: dict[Partition, list[ClosedBatch]] = {}  # such batches of queues that were deleted meanwhile
-        self._lost: set[ReplicatedLog] = set()  # whose topic somebody has deleted
-        # telling
+        self._lost: set[ReplicatedLog] = set()  # a client deleted their topic
+        # state of the present pass
         self._telling: deque[ReplicatedLog] = deque()
         self._records: list[KeyedRecord] = []
         self._tell_timer: asyncio.Handle | None = None
@@ -433,10 +457,15 @@ class SlotLogs(ReplicaKeeper):
         producer.on_refused = self.refused
         producer.on_fenced = self.fenced
 
-    # -- taking over
+    # -- takeover
 
     async def take_back(self, batches: AsyncIterable[bytes]) -> None:
-        """What `settled` has, up to the barrier. Raises: BadSettlement, BadRecord, and what reading does."""
+        """Read `settled` up to the barrier.
+
+        Raises:
+            BadSettlement, BadRecord: a record is damaged.
+            other: see `KafkaReader.read`.
+        """
         until = time.perf_counter() + SLICE_S
         async for batch in batches:
             self._told.read(read_keyed(batch))
@@ -446,14 +475,18 @@ class SlotLogs(ReplicaKeeper):
 
     @property
     def taken_cleanly(self) -> bool:
-        """Whether the owner before has given all up, and none was between."""
+        """Return whether the previous owner gave up the slot and stored everything, with no other owner in between."""
         told, held = self._told, self.held
         return bool(told.clean_producer_id == held.producer_id and told.clean_epoch + 1 == held.epoch)
 
     def begin(self, log: ReplicatedLog, place: LogPosition) -> None:
-        """The log is the one at that place. Raises: KeyError where the producer does not have its partition.
+        """Assign a log to its partition.
 
-        One whose partition is closed, for it is gone, is empty and takes nothing; what is told of it stays as it is.
+        If the partition is closed because its topic is gone, the log is empty and accepts nothing. Its acks in
+        Kafka are not changed.
+
+        Raises:
+            KeyError: the producer does not have the partition.
         """
         partition = self.partition(place)
         told = self._told.logs.pop(log.settlements.log_id, None) or ReplicatedAcks()
@@ -476,16 +509,20 @@ class SlotLogs(ReplicaKeeper):
             log.filled()
 
     def partition(self, place: LogPosition) -> Partition:
-        """The producer's partition of that place. Raises: KeyError."""
+        """Return the producer's partition of a position.
+
+        Raises:
+            KeyError: the producer does not have it.
+        """
         found = self._places.get((place.topic, place.number))
-        if found is None or found.closed:  # a topic of its own may have gone, and another one of its name have come
+        if found is None or found.closed:  # its dedicated topic may have been deleted and created again
             for each in self.producer.partitions:
                 self._places[each.topic.decode(), int(each.number)] = each
             found = self._places[place.topic, place.number]
         return found
 
     def replica(self, partition: Partition) -> KafkaSequencer:
-        """How its records are numbered. The barrier was the first."""
+        """Return the sequencer of the partition. The barrier had the first sequence number."""
         found = self._replicas.get(partition)
         if found is None:
             held = self.held
@@ -494,9 +531,10 @@ class SlotLogs(ReplicaKeeper):
         return found
 
     def drop_orphans(self, placed: Container[str]) -> int:
-        """What is told of logs that have no place any more ends: their queues are deleted. Returns how many they were.
+        """Delete the acks of logs without position, whose queues are deleted. Return their number.
 
-        placed: ids of queues that have one, whether they have begun or not.
+        Args:
+            placed: ids of all placed queues, whether `begin` was called or not.
         """
         told = self._told.logs
         orphans = [log_id for log_id in told if log_id.hex() not in placed]
@@ -506,13 +544,13 @@ class SlotLogs(ReplicaKeeper):
             self._arm(TELL_DELAY_S)
         return len(orphans)
 
-    # -- what is appended
+    # -- publishing
 
     def wake(self) -> None:
         self._loop.call_soon(self.send)
 
     def send(self) -> None:
-        """What the logs have closed goes to Kafka. Cost: 1 us a log, and that of the requests."""
+        """Send the closed batches to Kafka. Cost: 1 us a log, and the requests."""
         written = self.written
         if not written:
             return
@@ -533,7 +571,7 @@ class SlotLogs(ReplicaKeeper):
             self._count(log, partition)
 
     def _count(self, log: ReplicatedLog, partition: Partition) -> None:
-        """What it has unsafe counts as unsynced."""
+        """Count the unanswered bytes of the log as unsynced."""
         more = int(partition.unsafe_bytes - log.unsafe_bytes)
         log.unsafe_bytes = partition.unsafe_bytes
         self.unsafe_bytes += more
@@ -541,7 +579,7 @@ class SlotLogs(ReplicaKeeper):
         commits.unsynced_bytes += more
 
     def moved(self, partition: Partition) -> None:
-        """Kafka has more of it."""
+        """Handle an answer: Kafka stored more of the partition."""
         if partition is self.settled:
             self._waits.moved(int(partition.high_watermark))
         if self._changing and partition in self._changing and not partition.order:
@@ -552,7 +590,7 @@ class SlotLogs(ReplicaKeeper):
             held_back = self.logs.get(partition)
             if held_back is not None and held_back in self._held_back:
                 self._held_back.discard(held_back)
-                self._offer(held_back)  # the producer, which has had an answer, sends it
+                self._offer(held_back)  # the producer got an answer and flushes after this call
         log = self.logs.get(partition)
         if log is None:
             watch = self.watched.get(partition)
@@ -567,7 +605,7 @@ class SlotLogs(ReplicaKeeper):
         self.on_room()
 
     def refused(self, partition: Partition) -> None:
-        """Kafka does not take a batch of it: that log alone takes nothing, for ever or until it does."""
+        """Handle a refused batch: the log accepts nothing until Kafka accepts it again. Other logs continue."""
         log = self.logs.get(partition)
         if log is not None:
             self._end(log, partition.text)
@@ -578,7 +616,7 @@ class SlotLogs(ReplicaKeeper):
             self.fenced(f"the metadata is refused: {partition.text}")
 
     def fenced(self, text: str) -> None:
-        """All ends: what is not safe never will be."""
+        """End all logs: what is not in Kafka is nacked."""
         if self.ended:
             return
         self.ended = text
@@ -596,7 +634,7 @@ class SlotLogs(ReplicaKeeper):
         log.refuse(text)
         self.on_failed(log)
 
-    # -- what is settled
+    # -- acks
 
     def tell_soon(self) -> None:
         self._arm(max(TELL_DELAY_S, self._told_s + TELL_PAUSE_S - self._loop.time()))
@@ -606,13 +644,13 @@ class SlotLogs(ReplicaKeeper):
             self._tell_timer = self._loop.call_later(delay_s, self._tell)
 
     def _tell(self) -> None:
-        """A slice of what has changed goes to Kafka."""
+        """Write a slice of the changed acks to Kafka."""
         self._tell_timer = None
         if self.ended:
             return
         if not self._telling:
             if len(self.settled.order) >= WINDOW or self.settled in self._changing:
-                # What comes meanwhile goes together.
+                # acks that arrive meanwhile go into one pass
                 self._arm(TELL_PAUSE_S)
                 return
             self._told_s = self._loop.time()
@@ -635,8 +673,9 @@ class SlotLogs(ReplicaKeeper):
             self._arm(TELL_PAUSE_S)
 
     def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
-        """A transaction waits for no others: what there is is told at the end of this turn,
-        as long as fewer than WINDOW batches of `settled` are on the way.
+        """See `QueueLog.when_settled`. A transaction need not wait for the next pass.
+
+        A pass starts at the end of this turn if fewer than WINDOW batches of `settled` are unanswered.
         """
         if self.ended:
             done(False)
@@ -647,13 +686,14 @@ class SlotLogs(ReplicaKeeper):
         self._tell_timer = self._loop.call_soon(self._tell)
 
     def _told_by(self, log: ReplicatedLog) -> list[KeyedRecord]:
-        """Nothing of one that is lost: its topic may be back one day."""
+        """Return the records of a log; none for a lost one, because its topic may return."""
         records = log.tell()
         return [] if log in self._lost else records
 
     def _unread(self, log: ReplicatedLog) -> list[KeyedRecord]:
-        """Of one that was not read back yet: what those before may have delivered, where they were not given up. Else
-        the next owner would go by what they had told, since this one is.
+        """Return records for a log that was not read back: earlier owners may have delivered its messages.
+
+        The next owner would otherwise believe the delivery mark in Kafka, because this owner gives up cleanly.
         """
         settlements = log.settlements
         settlements.note(DELIVERED, int(log.seen_end) - 1, 0, 0)
@@ -680,7 +720,7 @@ class SlotLogs(ReplicaKeeper):
         self.producer.flush()
 
     def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
-        """One batch of keyed records behind what was offered; `producer.flush` sends it."""
+        """Add one batch of keyed records behind the earlier ones; `producer.flush` sends it."""
         replica = self.replica(partition)
         base, now = partition.next_offset, int(time.time() * 1000)
         sequence = replica.number(len(records))
@@ -688,13 +728,13 @@ class SlotLogs(ReplicaKeeper):
         self.producer.offer(partition, [batch])
 
     def may_write(self, partition: Partition) -> bool:
-        """False: batches of an epoch before are on the way to it, behind which the next one waits."""
+        """Return False while batches of an earlier epoch are unanswered; a new batch must wait for them."""
         return partition not in self._changing
 
     # -- reading back
 
     def read_all(self) -> None:
-        """All logs of the slot have begun: what of them is live is read, though nobody uses them yet."""
+        """Read the live messages of all logs, also of those that no client uses yet."""
         self._reading.read_all(list(self.logs.values()))
 
     def open_log(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
@@ -702,16 +742,16 @@ class SlotLogs(ReplicaKeeper):
             raise OSError(f"queue '{log.name}': {self.ended}")
         return self._reading.open(log, done)
 
-    # -- its life
+    # -- deletion and end
 
     def retire(self, log: ReplicatedLog) -> None:
-        """Its queue is deleted: what is told of it ends."""
+        """Remove the log of a deleted queue and delete its acks in Kafka."""
         partition = log.partition
         if partition is not None and self.logs.get(partition) is log:
             self._held_back.discard(log)
             if partition.refused:
-                partition.close(partition.refused, partition.text)  # else whoever is to use it again waits for it
-            # What it has goes all the same: it has numbers, which the partition's next record follows.
+                partition.close(partition.refused, partition.text)  # otherwise the next queue in it would wait
+            # Its batches are sent anyway: the partition's next record continues their sequence numbers.
             if partition in self._changing:
                 self._late.setdefault(partition, []).extend(log.take())
             else:
@@ -729,13 +769,19 @@ class SlotLogs(ReplicaKeeper):
             self._arm(TELL_DELAY_S)
 
     async def free_fronts(self, delete_records: DeleteRecords) -> int:
-        """Has Kafka free what all owners to come know as settled; now and then. Returns of how many logs. Raises: as
-        `delete_records`.
+        """Delete records in Kafka that are acked in `settled`. Return the number of logs.
+
+        Raises:
+            other: see `delete_records`.
         """
         return await self.fronts.free(delete_records)
 
     def keep_alive(self, key: bytes) -> None:
-        """A record to each partition that has none on the way. key: of it, the slot's transactional id."""
+        """Write a record to each partition that has no unanswered batch.
+
+        Args:
+            key: of the record: the slot's transactional id.
+        """
         marker = [KeyedRecord(key, None)]
         for partition in self.producer.partitions:
             if partition.closed or partition.order or partition in self._changing or partition.next_offset < 0:
@@ -752,12 +798,13 @@ class SlotLogs(ReplicaKeeper):
         self.producer.flush()
 
     def renew(self, held: ProducerId) -> None:
-        """The same producer id with a later epoch: what is closed from here on has it. What of the one before is on the
-        way is answered first, partition by partition.
+        """Use a later epoch of the same producer id for new batches.
+
+        A partition with unanswered batches of the old epoch sends new ones after their answers.
         """
         self.held = held
         for partition in self.producer.partitions:
-            self.replica(partition)  # those that come later have their barrier with this epoch
+            self.replica(partition)  # partitions that come later have a barrier with this epoch
         for partition, replica in self._replicas.items():
             log = self.logs.get(partition)
             if log is not None and log.ready and not log.failed:
@@ -770,15 +817,16 @@ class SlotLogs(ReplicaKeeper):
         self.producer.flush()
 
     async def give_up(self) -> None:
-        """Nothing is published, delivered or settled any more: all there is goes to Kafka, and behind it that it did.
+        """Store everything in Kafka, then a record that says so. No publish, delivery or ack may follow.
 
-        Raises: KafkaRefused where it cannot; then the next owner takes what is not settled for delivered.
+        Raises:
+            KafkaRefused: Kafka did not store it. Then the next owner treats all live messages as delivered.
         """
         for log in list(self.logs.values()):
             if log.ready and not log.failed and not log.deleted:
                 log.write()
         self.send()
-        # Queues that Kafka takes nothing more of have ended by themselves; the others are given up all the same.
+        # Kafka refuses writes to some partitions; the others are stored.
         await self.producer.stored([each for each in self.logs if not each.closed and not each.refused])
         until = time.perf_counter() + SLICE_S
         for log in list(self.logs.values()):
@@ -790,7 +838,7 @@ class SlotLogs(ReplicaKeeper):
         self.changed.clear()
         self._telling.clear()
         while self._records:
-            await self.producer.stored([self.settled])  # also what is of an epoch before, if there is anything
+            await self.producer.stored([self.settled])  # also waits for batches of an earlier epoch
             self._write_records()
         await self.producer.stored([self.settled])
         self.write(self.settled, [owner_record(self.held.producer_id, self.held.epoch)])
@@ -798,7 +846,7 @@ class SlotLogs(ReplicaKeeper):
         await self.producer.stored([self.settled])
 
     async def close(self) -> None:
-        """Nothing of it goes on. Its logs take nothing more."""
+        """Stop reading and writing; the logs accept nothing more."""
         self.ended = self.ended or "the slot was given up"
         if self._tell_timer is not None:
             self._tell_timer.cancel()

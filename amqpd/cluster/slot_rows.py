@@ -1,20 +1,16 @@
-"""The rows of a slot that this node owns, on their way to the slot's `meta`.
+"""Writer of a slot's rows to the slot's `meta`.
 
-    submit(changes, done)    done(None) once they are in Kafka, done(WriteFailed) when they are not, or it is not known
-    fail(text)               the slot is not ours any more: all that waits is refused, and all that comes
+A submission is stored completely or not at all, because its requested records are in one batch. Submissions that
+arrive while batches are unanswered share the next batch. They are stored and answered in order. A submission that
+is larger than a batch is refused before anything is written. Only the tombstones of dependent rows may follow in
+further batches (`row_table.py`).
 
-A submission is stored whole or not at all: its records are in one batch. Those that come while batches are on the way
-go together in the next one. They are stored, and answered, in the order in which they came.
+The batch of a new durable queue also has its position (`placement.py`). If no partition is free, the submission
+waits and later ones overtake it: they cannot depend on a queue that does not exist yet. The position of a deleted
+queue is free after its deletion was stored.
 
-What is larger than a batch may be is refused before anything of it is written. What only goes along with it (tombstones
-of what was in a vhost, bindings of an exchange) may be larger: it comes in batches behind the first (row_table.py).
-
-A new durable queue is given its place (placement.py) in the batch of its row. Where there is no free partition it waits
-until there is one, and what is behind it goes on: it can have nothing to do with a queue that nobody knows yet. The
-place of a deleted queue is free again once that is stored.
-
-Nothing is applied that is not written, so memory here is ahead of Kafka by what is on the way, and no further. When
-that fails the slot has ended, and memory with it: whoever takes the slot reads it anew.
+The rows in memory are ahead of Kafka only by the unanswered batches. If one of them fails, the slot ends together
+with its rows in memory, and the next owner reads the slot again.
 """
 
 from __future__ import annotations
@@ -40,26 +36,31 @@ from amqpd.storage.metadata.store import Done, MetadataError, WriteFailed
 logger = logging.getLogger(__name__)
 
 GROUP_BYTES: Final = 512 * 1024
-"""Of records that go together, though they were submitted by themselves."""
+"""Limit of the records that share a batch, if they belong to several submissions."""
 GROUP_MAX: Final = 1000
-"""Submissions that go together."""
+"""Maximum number of submissions that share a batch."""
 
 
 class RecordNumberer(Protocol):
-    """Who numbers what goes to the slot's partitions (`SlotLogs`)."""
+    """Writer that numbers the batches of the slot's partitions: `SlotLogs`."""
 
     @property
     def producer(self) -> KafkaProducer: ...
 
     def write(self, partition: Partition, records: list[KeyedRecord]) -> None:
-        """One batch behind what was offered; `producer.flush` sends it."""
+        """Add one batch behind the earlier ones. `producer.flush` sends it."""
 
     def may_write(self, partition: Partition) -> bool:
-        """False: batches of an epoch before are on the way, behind which the next one waits."""
+        """Return False while batches of an earlier epoch are unanswered; a new batch must wait for them."""
 
 
 class _PendingSubmission:
-    """A submission. made, asked, along: what it comes to and its records, once it is applied."""
+    """Changes that wait for their answer.
+
+    Attributes:
+        made: the applied changes.
+        asked, along: the records of `made`.
+    """
 
     __slots__ = ("along", "asked", "changes", "done", "made")
 
@@ -72,10 +73,14 @@ class _PendingSubmission:
 
 
 class RowWriter:
-    """Of one slot. Loop thread only. `moved` is to be called when Kafka has more of `partition`.
+    """Writes the rows of one slot. Loop thread only. Call `moved` when Kafka stored more of the partition.
 
-    table: as `meta` has it. bytes_max: of a batch. prepare: makes the changes of a submission whole just before they
-    are applied; raises WriteFailed for what may not be. placement: where new queues go; None: none come.
+    Args:
+        table: the rows that `meta` has.
+        bytes_max: maximum size of a batch.
+        prepare: completes the changes of a submission just before they are applied. Raises WriteFailed to refuse
+        them.
+        placement: gives positions to new queues; None if the slot gets no queues.
     """
 
     def __init__(
@@ -96,11 +101,11 @@ class RowWriter:
         self._prepare = prepare
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_PendingSubmission] = deque()
-        # Those that wait for partitions.
+        # submissions that wait for partitions
         self._placeless: deque[_PendingSubmission] = deque()
-        # What is being applied, in slices.
+        # the submission that is being applied, in slices
         self._steps: Generator[None, None, Submission] | None = None
-        # Applied, and not written yet; and written, with the offset behind them.
+        # submissions that were applied but not written; then those that were written, with the offset behind them
         self._group: list[_PendingSubmission] = []
         self._group_bytes = 0
         self._written: deque[tuple[int, list[_PendingSubmission]]] = deque()
@@ -112,12 +117,14 @@ class RowWriter:
 
     @property
     def waiting_count(self) -> int:
-        """Submissions that are not answered."""
+        """The number of submissions without answer."""
         written = sum(len(group) for _, group in self._written)
         return len(self._queue) + len(self._placeless) + len(self._group) + written
 
     def expects(self, key: bytes) -> bool:
-        """Whether a row of that record is in a submission that waits to be applied. Cost: a look at each change."""
+        """Return whether a waiting submission writes a row with this record key. Cost: a look at each waiting
+        change.
+        """
         return any(
             isinstance(change, Put) and key_of(change.row) == key
             for each in (*self._queue, *self._placeless)
@@ -125,7 +132,13 @@ class RowWriter:
         )
 
     def submit(self, changes: Sequence[SlotChange], done: Done) -> None:
-        """See above. Cost: some 20 us a change, in slices of the loop where there are many."""
+        """Write changes. `done` is called with None when Kafka has stored them, or with the error.
+
+        After WriteFailed it may be unknown whether Kafka stored them.
+
+        Cost:
+            some 20 us a change, in slices of the loop if there are many.
+        """
         if self.ended:
             self._loop.call_soon(done, WriteFailed(self.ended))
             return
@@ -133,7 +146,11 @@ class RowWriter:
         self._go()
 
     async def write(self, changes: Sequence[SlotChange]) -> int:
-        """The same for a task; returns the offset behind them. Raises: WriteFailed."""
+        """Write changes and return the offset behind them.
+
+        Raises:
+            WriteFailed: see `submit`.
+        """
         stored: asyncio.Future[int] = self._loop.create_future()
 
         def done(error: BaseException | None) -> None:
@@ -148,7 +165,7 @@ class RowWriter:
         return await stored
 
     def moved(self) -> None:
-        """Kafka has more of the partition."""
+        """Answer the submissions that Kafka has stored, and continue with the waiting ones."""
         high_watermark = self.partition.high_watermark
         while self._written and self._written[0][0] <= high_watermark:
             for each in self._written.popleft()[1]:
@@ -156,8 +173,10 @@ class RowWriter:
         self._go()
 
     def fail(self, text: str) -> None:
-        """It is not ours any more: nothing of it is written from here on; what is on the way may be stored. Who waits
-        is told behind the caller, who closes clients' connections first: they hear that the vhost moves (320).
+        """Refuse all waiting and later submissions: another node may own the slot. Unanswered batches may be
+        stored.
+
+        The answers are sent after the caller returns. The caller closes the clients' connections first, with 320.
         """
         if self.ended:
             return
@@ -193,7 +212,7 @@ class RowWriter:
         self._go()
 
     def _pump(self) -> bool:
-        """Applies and writes what there is. False: the loop is to have its turn first."""
+        """Apply and write the waiting submissions. Return False to continue in the next loop turn."""
         until = time.perf_counter() + SLICE_S
         while not self.ended:
             room = len(self.partition.order) < WINDOW and self._writer.may_write(self.partition)
@@ -208,14 +227,14 @@ class RowWriter:
                     return False
         if not self.ended and self._group and self._writer.may_write(self.partition):
             self._write()
-            return not self._queue  # what is left goes on in a turn of its own
+            return not self._queue  # the rest follows in the next loop turn
         return True
 
     def _full(self) -> bool:
         return self._group_bytes >= GROUP_BYTES or len(self._group) >= GROUP_MAX
 
     def _begin(self, waiting: _PendingSubmission) -> None:
-        """The first of the queue is about to be applied, or leaves it."""
+        """Begin to apply the first submission, or answer it with an error, or let it wait for partitions."""
         try:
             changes = waiting.changes if self._prepare is None else self._prepare(waiting.changes)
             if self.placement is not None and not self.placement.has_room(changes):
@@ -234,7 +253,7 @@ class RowWriter:
     def _applying(
         self, waiting: _PendingSubmission, changes: Sequence[SlotChange]
     ) -> Generator[None, None, Submission]:
-        """As `RowTable.applying`, with places for new queues, and records that can be written."""
+        """Apply the changes with positions for new queues; make the records."""
         if self.placement is not None:
             changes = yield from self.placement.placing(changes)
         made = yield from self.table.applying(changes, self._bytes_max)
@@ -245,7 +264,7 @@ class RowWriter:
         return made
 
     async def _make_room(self) -> None:
-        """As many partitions as those that wait need. Where that fails, the first of them is told."""
+        """Create partitions for the waiting queues. After a failure the first of them is refused."""
         assert self.placement is not None
         try:
             await self.placement.make_room([change for each in self._placeless for change in each.changes])
@@ -256,7 +275,7 @@ class RowWriter:
             self._no_place(WriteFailed(f"cannot write the metadata: {error!r}"))
         finally:
             self._placing = None
-        # Where one is being applied it is the first, and they come behind it.
+        # The new submissions go behind the one that is being applied.
         first = [self._queue.popleft()] if self._steps is not None else []
         self._queue = deque((*first, *self._placeless, *self._queue))
         self._placeless.clear()
@@ -270,7 +289,7 @@ class RowWriter:
             self._answer(waiting, error)
 
     def _step(self, waiting: _PendingSubmission) -> bool:
-        """One step of the submission that is being applied. False: it was the last."""
+        """Do one step of the first submission. Return False after its last step."""
         assert self._steps is not None
         try:
             next(self._steps)
@@ -284,7 +303,7 @@ class RowWriter:
             self._group.append(waiting)
             self._group_bytes += made.size
             if self._group_bytes > self._bytes_max:
-                self._write()  # in several batches, of which none is to have what comes behind
+                self._write()  # in several batches; the last contains no later submission
             return False
         except WriteFailed as error:
             self._steps = None
@@ -296,7 +315,7 @@ class RowWriter:
         return True
 
     def _write(self) -> None:
-        """What was applied goes to Kafka. Cost: some 0.5 us a record."""
+        """Send the applied submissions to Kafka. Cost: 0.5 us a record."""
         group, self._group, self._group_bytes = self._group, [], 0
         part, along = _together(group)
         size = sum(int(record.size()) for record in part)
@@ -310,7 +329,7 @@ class RowWriter:
             self._writer.write(self.partition, part)
         self._written.append((int(self.partition.next_offset), group))
         self._writer.producer.flush()
-        if not part:  # nothing to write: it is answered behind what was before it
+        if not part:  # answer submissions without records after the earlier ones
             self.moved()
 
     def _stored(self, waiting: _PendingSubmission) -> None:
@@ -324,12 +343,12 @@ class RowWriter:
         try:
             waiting.done(error)
         except Exception:
-            # One caller's bug must not cost the others their answer.
+            # A failing callback must not stop the other answers.
             logger.exception("metadata: a done callback failed")
 
 
 def _together(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
-    """Their records, (asked for, going along): of each key the last one alone."""
+    """Return the requested records and the tombstones of dependent rows. Of each key only the last record is left."""
     if len(group) == 1:
         return group[0].asked, group[0].along
     asked: dict[bytes, KeyedRecord] = {}

@@ -1,28 +1,25 @@
-"""What every node knows of the cluster, whoever serves what: read from `meta`, and followed as it changes.
+"""Cluster state that every node knows, read from `meta` and followed.
 
-    slot 0              its rows: vhosts, users, permissions, global parameters, users' limits; the slot of each vhost,
-                        operators' wishes
-    each other slot     one note, ["owner", n]: who serves it. An owner writes it to its slot's own `meta` when it has
-                        taken the slot, so it needs no other node for that
+    slot 0          rows: vhosts, users, permissions, global parameters, user limits; the slot of each vhost, and where
+                    operators moved slots
+    other slots     one note, ["owner", n]: the node that serves the slot. An owner writes it to its own partition, so
+                    a takeover depends on no other node
 
-All of `meta` is read at the start, what is in other slots than 0 by a look for that one key: the rest of it is only the
-owner's to know.
+A node reads all of `meta` at its start. In slots other than 0 it looks only for that note.
 
-`open` returns when all that Kafka had then is known. From there on changes come within some milliseconds, and are told
-in their order, on the loop:
+`open` returns when the state is up to date. Later changes arrive within milliseconds. Callbacks run on the loop, in
+the order of the changes, but not before `open` returned:
 
-    on_row(change)      Put(row) or Delete(the row that was there), of slot 0
-    on_vhost(name)      it came, changed, got a slot or left: `vhost`, `slot_of` say what it is now
-    on_owner(slot)      another owner, or another epoch
-    on_note(note)       of slot 0, such as a wish
+    on_row(change)      Put(row) or Delete(previous row), of slot 0
+    on_vhost(name)      a vhost was created, changed, assigned to a slot or deleted; ask `vhost` and `slot_of`
+    on_owner(slot)      another owner or another epoch
+    on_note(note)       a note of slot 0, such as a request to move a slot
 
-Nothing is told before `open` has returned.
+A node that writes to slot 0 waits with `written` until it has read its own change, as other nodes do.
 
-A node that writes to slot 0 sees what it wrote here (`written`), when all nodes that are up to date do.
-
-A record on which this program fails (a bug) is passed over and counted while all is read at the start, so that it
-cannot keep every node from starting. One that comes later ends the reading: `on_lost` is told, and the node has to end,
-for it would go on with users and owners that are not so any more; started again it reads all anew.
+A record that causes an exception (a bug) is skipped and counted during the start; otherwise no node could start.
+Later it ends the reading and calls `on_lost`: the node must stop, because its users and owners would become stale.
+Started again, the node reads everything again.
 """
 
 from __future__ import annotations
@@ -58,15 +55,18 @@ from amqpd.storage.metadata.store import MetadataError, MetadataState
 logger = logging.getLogger(__name__)
 
 MOVE_TIMEOUT_S: Final = 30.0
-"""For how long a connection waits for the owner of its vhost."""
+"""Maximum time for which a connection waits for the owner of its vhost."""
 
 
 class Owner(NamedTuple):
-    """Who serves a slot, as it has said itself.
+    """Owner of a slot, as it announced itself.
 
-    node: its name. address: where its inner port is reached, host:port. fingerprint: SHA-256 of its certificate, in
-    hex. producer_id, epoch: under which it writes the slot; a later epoch, or another id, is another owner. time_ms:
-    when it said so.
+    Attributes:
+        node: its name.
+        address: host:port of its peer port.
+        fingerprint: SHA-256 of its certificate in hexadecimal.
+        producer_id, epoch: with which it writes the slot. A later epoch or another id is another owner.
+        time_ms: time of the announcement.
     """
 
     node: str
@@ -77,16 +77,18 @@ class Owner(NamedTuple):
     time_ms: int
 
     def note(self, slot: int) -> PutAnnotation:
-        """What an owner writes to its own `meta`."""
+        """Return the note that announces this owner."""
         return PutAnnotation((OWNER, slot), self._asdict())
 
     def was_before(self, other: Owner) -> bool:
-        """It wrote the slot before that one; False where the producer ids differ, which says nothing."""
+        """Return whether this owner is earlier than the other one. False if the producer ids differ: their order is
+        unknown.
+        """
         return self.producer_id == other.producer_id and self.epoch < other.epoch
 
     @staticmethod
     def of(note: Any) -> Owner:
-        """Raises: NewerFormat, not as this version writes it."""
+        """Decode the value of an owner's note. Raises NewerFormat."""
         try:
             texts = [note[name] for name in ("node", "address", "fingerprint")]
             numbers = [note[name] for name in ("producer_id", "epoch", "time_ms")]
@@ -98,21 +100,31 @@ class Owner(NamedTuple):
 
 
 def free_slot(slots: int, taken: Iterable[int]) -> int:
-    """The slot for a new vhost: the one with the fewest vhosts, of several the first. Slot 0, which all nodes read,
-    holds none where there is another. taken: the slots of the vhosts there are, one each.
+    """Return the slot for a new vhost: the first one with the fewest vhosts.
+
+    Slot 0, which all nodes read, gets no vhost if there are other slots.
+
+    Args:
+        taken: the slot of each existing vhost.
     """
     counts = Counter(taken)
     return min(range(1 if slots > 1 else 0, slots), key=lambda slot: (counts[slot], slot))
 
 
 class ClusterState:
-    """Of one cluster, for one node. Loop thread only.
+    """Cluster state of one node. Loop thread only.
 
-    on_row, on_vhost, on_owner, on_note: whoever wants to hear adds himself; what he raises is logged.
+    Attributes:
+        on_row, on_vhost, on_owner, on_note: callbacks; see the module. Exceptions of a callback are logged.
     """
 
     def __init__(self, access: KafkaAccess, topic: str, slots: int) -> None:
-        """topic: `meta`'s name. slots: how many partitions it has."""
+        """Connect to nothing yet.
+
+        Args:
+            topic: the name of `meta`.
+            slots: number of its partitions.
+        """
         self.topic = topic
         self.slots = slots
         self.table = RowTable(ALL_TABLES)
@@ -122,11 +134,11 @@ class ClusterState:
         self.on_owner: list[Callable[[int], None]] = []
         self.on_note: list[Callable[[PutAnnotation], None]] = []
         self.on_lost: Callable[[str], None] = lambda _: None
-        """Nothing more will be known; with the reason."""
+        """Called with the reason when the reading ended."""
         self.foreign_count = 0
-        """Records, in slots other than 0, whose note cannot be read."""
+        """Records of slots other than 0 whose note cannot be read."""
         self.problem = ""
-        """What a later version of amqpd has written that this one does not know; empty: nothing."""
+        """Unknown record of a later version of amqpd, as a text for the log; "" if there is none."""
         self._owner_keys = [note_key((OWNER, slot)) for slot in range(slots)]
         self._follower = TopicFollower(access, self._take, self._lost)
         self._followed: list[FollowedPartition] = []
@@ -134,8 +146,13 @@ class ClusterState:
         self._waiting: set[asyncio.Future[None]] = set()
 
     async def open(self) -> None:
-        """Reads all there is. Cost: all of `meta` over the network, and 10 us a row of slot 0. Raises: MetadataError,
-        a later version has written to it, or Kafka does not answer.
+        """Read everything and follow the topic.
+
+        Cost:
+            all of `meta` over the network, and 10 us per row of slot 0.
+
+        Raises:
+            MetadataError: a later version wrote to it, or Kafka does not answer.
         """
         self._followed = [self._follower.follow(self.topic, slot) for slot in range(self.slots)]
         try:
@@ -150,52 +167,53 @@ class ClusterState:
         self._opened = True
 
     async def close(self) -> None:
-        """Nothing is followed any more."""
+        """Stop following."""
         await self._follower.close()
         self._wake()
 
-    # -- what is known -----------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def vhost(self, name: str) -> VhostRow | None:
-        """Its row, whatever its state; None: there is no such vhost."""
+        """Return the vhost's row in any state; None if there is none."""
         return self.table.row(VhostRow(name, ""))
 
     def vhosts(self) -> list[VhostRow]:
-        """All, by name, those included that are being deleted."""
+        """Return all vhosts by name, including those in deletion."""
         return sorted(self.table.rows(VhostRow))
 
     def vhosts_of(self, slot: int) -> list[VhostRow]:
-        """Those of one slot, by name. Cost: a look at each vhost."""
+        """Return the vhosts of one slot by name. Cost: a look at each vhost."""
         return [row for row in self.vhosts() if self.slot_of(row.name) == slot]
 
     def slot_of(self, vhost: str) -> int | None:
-        """None: there is no such vhost."""
+        """Return the slot of a vhost; None if there is no such vhost."""
         note = self.table.notes.get((VHOST_SLOT, vhost))
         slot = None if note is None else note.get("slot")
         return slot if type(slot) is int and 0 <= slot < self.slots and self.vhost(vhost) is not None else None
 
     def owner_of(self, slot: int) -> Owner | None:
-        """Who has said last that it serves it; it may be gone since. None: nobody ever did."""
+        """Return the node that announced the slot last; it may have stopped. None if no node ever did."""
         return self.owners.get(slot)
 
     def hear(self, slot: int, owner: Owner) -> None:
-        """That owner has said so to this node, which Kafka does not answer: here as if it had been read."""
+        """Apply an announcement that came from the owner directly, because Kafka does not answer this node."""
         self._keep_owner(slot, owner)
 
     def owner_of_vhost(self, vhost: str) -> Owner | None:
-        """None: there is no such vhost, or nobody has served it yet."""
+        """Return the owner of a vhost's slot; None if there is no such vhost or owner."""
         slot = self.slot_of(vhost)
         return None if slot is None else self.owners.get(slot)
 
     def wish(self, slot: int) -> str | None:
-        """The node that an operator wants to have it; None: no matter."""
+        """Return the node to which an operator moved the slot; None if no request is open."""
         note = self.table.notes.get((WISH, slot))
         node = None if note is None else note.get("node")
         return node if isinstance(node, str) else None
 
     def metadata_state(self, instance_id: str) -> MetadataState:
-        """What a broker begins with: users and all else that is the cluster's, and no vhost. Permissions are there of
-        all vhosts that are not being deleted.
+        """Return what the broker starts with: users and the other cluster-wide rows, but no vhost.
+
+        Permissions of all vhosts are included, except vhosts in deletion.
         """
         state = self.table.state(self.vhosts(), instance_id)
         return state._replace(
@@ -204,7 +222,10 @@ class ClusterState:
         )  # fmt: skip
 
     def tell_again(self, changes: Iterable[Change]) -> None:
-        """Whoever has made these changes here hears what they are now: another node may have been behind him."""
+        """Report the present rows again to the callbacks after this node applied its own changes.
+
+        Another node may have written later changes of the same rows.
+        """
         for change in changes:
             if isinstance(change, DeleteBindings):
                 continue
@@ -215,19 +236,28 @@ class ClusterState:
 
     @property
     def next_offset(self) -> int:
-        """Below it everything of slot 0 is known."""
+        """Everything of slot 0 below this offset is known."""
         return self._followed[0].next_offset
 
     async def written(self, offset: int) -> None:
-        """Waits until all below `offset` of slot 0 is known and told. Raises: KafkaLost, closed before."""
+        """Return when all records of slot 0 below `offset` were applied.
+
+        Raises:
+            KafkaDisconnected: closed before.
+        """
         await self._follower.reached(self._followed[0], offset)
 
     async def caught_up(self) -> None:
-        """Waits until all that Kafka has of slot 0 now is known and told. Raises: KafkaLost, KafkaRefused."""
+        """Return when all records that slot 0 has now were applied.
+
+        Raises:
+            KafkaDisconnected: closed before.
+            KafkaRefused: Kafka refuses to be read.
+        """
         await self._follower.caught_up(self._followed[:1])
 
     async def changed(self, timeout_s: float = MOVE_TIMEOUT_S) -> bool:
-        """Waits for the next change of an owner or of a vhost; False: there was none in that time."""
+        """Wait for the next change of an owner or a vhost. Return False after the time-out."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
@@ -245,11 +275,11 @@ class ClusterState:
             if not future.done():
                 future.set_result(None)
 
-    # -- what comes --------------------------------------------------------------------------------------------------
+    # -- records from Kafka --------------------------------------------------------------------------------------------
 
     async def _take(self, followed: FollowedPartition, batch: bytes) -> None:
         slot = followed.number
-        # In other slots a look for one key is enough, and most batches have none.
+        # Most batches of other slots do not contain the owner's key and need no decoding.
         if slot and self._owner_keys[slot] not in batch and not BatchHeader(batch, 0).compressed():
             return
         until = time.perf_counter() + SLICE_S
@@ -297,7 +327,7 @@ class ClusterState:
             if change.key[0] != OWNER:
                 self._tell(self.on_note, change)
             return
-        assert not hasattr(change, "kind")  # no record says DeleteBindings
+        assert not hasattr(change, "kind")  # no record is a DeleteBindings
         self._tell(self.on_row, change)
         row = change.row
         if isinstance(row, VhostRow):
@@ -312,7 +342,7 @@ class ClusterState:
             return
         before = self.owners.get(slot)
         if before is not None and owner is not None and owner.was_before(before):
-            return  # that a later one has come since was heard while Kafka did not answer
+            return  # a later owner announced itself directly while Kafka did not answer
         self._keep_owner(slot, owner)
 
     def _keep_owner(self, slot: int, owner: Owner | None) -> None:
@@ -338,5 +368,5 @@ class ClusterState:
             try:
                 listener(what)
             except Exception:
-                # One listener's bug must not cost the others, or the cluster, what comes behind.
+                # A failing callback must not stop the other callbacks.
                 logger.exception("a listener failed on %r", what)

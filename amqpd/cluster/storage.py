@@ -1,10 +1,10 @@
-"""The data directory of a node whose durable queues are in Kafka: logs of its own, and caches of theirs.
+"""Data directory of a cluster node: its own logs, and caches of the logs in Kafka.
 
-`places` tells of each durable queue of the slots that this node owns which slot's logs it belongs to and where it is.
-Whoever takes a slot over fills it before the slot's queues are opened, and whoever places a new queue before it is
-made. What has no place has no log: it is never kept on this disk by mistake.
+`places` has the position of each durable queue of the slots that this node owns. The takeover of a slot fills it
+before the queues are opened; the placement of a new queue adds one before the queue is created. A durable queue
+without position has no log, so its messages never go to the local disk by mistake.
 
-Everything else (what transient queues cannot hold in memory, the audit log) is as on a single node.
+Everything else (transient queues that do not fit in memory, the audit log) works as on a single node.
 """
 
 from __future__ import annotations
@@ -27,14 +27,23 @@ from amqpd.storage.storage import Storage
 
 
 class PlacedLog(NamedTuple):
-    """A durable queue's log: of that slot, at that place."""
+    """Position of a durable queue's log.
+
+    Attributes:
+        logs: the logs of its slot.
+        place: its partition and first offset.
+    """
 
     logs: SlotLogs
     place: LogPosition
 
 
 class ClusterStorage(Storage):
-    """As `Storage`. places: queue id -> where its log is."""
+    """Storage of a cluster node.
+
+    Attributes:
+        places: queue id -> position of its log.
+    """
 
     def __init__(self, data_dir: Path | str, **options: Any) -> None:
         super().__init__(data_dir, **options)
@@ -51,7 +60,11 @@ class ClusterStorage(Storage):
         auto_delete: bool = False,
         arguments: bytes = b"",
     ) -> tuple[str, LocalLog]:
-        """See `Storage.create_queue`; its place is known. Raises: LogUnusable where it is not."""
+        """Create the log of a queue; see `Storage.create_queue`.
+
+        Raises:
+            LogUnusable: the queue has no position.
+        """
         return queue_id, self.open_queue(vhost_id, queue_id, name, vhost_name, policy, auto_delete, arguments)
 
     def open_queue(
@@ -64,12 +77,16 @@ class ClusterStorage(Storage):
         auto_delete: bool = False,
         arguments: bytes = b"",
     ) -> LocalLog:
-        """The log of a durable queue. Reads nothing. Raises: LogUnusable where nobody has told its place."""
+        """Open the log of a durable queue. Reads nothing.
+
+        Raises:
+            LogUnusable: the queue has no position.
+        """
         placed = self.places.get(queue_id)
         if placed is None:
             raise LogUnusable(f"queue '{name}' in vhost '{vhost_name}' has no place in Kafka")
         root = f"{self.data_dir}/{SPILL}"
-        chain = [root, f"{root}/{secrets.token_hex(16)}"]  # one of an earlier time may still be on its way out
+        chain = [root, f"{root}/{secrets.token_hex(16)}"]  # an earlier cache may still be in deletion
         log = self._log(chain, partial(describe, name, vhost_name, auto_delete, arguments, queue_id), durable=False)
         store = ReplicatedLog(self.context, log, vhost_id, queue_id, name, self, placed.logs)
         self.set_policy(store, policy)
@@ -78,23 +95,27 @@ class ClusterStorage(Storage):
         return store
 
     def recover_all(self) -> None:
-        """Recovers every log that is on this disk."""
+        """Recover every log of the local disk."""
         for store in list(self._stores):
             if store.local:
                 store.recover()
 
     def find_hold(self, store: QueueLog) -> ExportHold | None:
-        """None for a log that Kafka keeps: nothing of it is held back for exports."""
+        """Return None for a log in Kafka: exports do not hold its messages."""
         return super().find_hold(store) if store.local else None
 
     def hold(self, store: QueueLog) -> ExportHold:
-        """See `Storage.hold`. Raises: TypeError for a log that Kafka keeps."""
+        """See `Storage.hold`.
+
+        Raises:
+            TypeError: the log is in Kafka.
+        """
         if not store.local:
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
         return super().hold(store)
 
     def delete_queue(self, store: LocalLog, done: Callable[[], None] | None = None) -> None:
-        """As `Storage.delete_queue`. What Kafka was told of it ends; its partition is whoever placed it's to free."""
+        """See `Storage.delete_queue`. Also deletes the acks in Kafka; the placement frees the partition."""
         if isinstance(store, ReplicatedLog):
             self.places.pop(store.queue_id, None)
             if isinstance(store.keeper, SlotLogs):
@@ -102,14 +123,13 @@ class ClusterStorage(Storage):
         super().delete_queue(store, done)
 
     def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
-        """See `Storage.retire_queue`; a cache need not be renamed: it would not come back."""
+        """See `Storage.retire_queue`. A cache is deleted at once: the next start does not read it."""
         if isinstance(store, ReplicatedLog):
             self.delete_queue(store, done)
         else:
             super().retire_queue(store, done)
 
     def retire_vhost(self, vhost_id: str, stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
-        """See `Storage.retire_vhost`."""
         caches = [store for store in stores if isinstance(store, ReplicatedLog)]
         left = 1 + len(caches)
 
@@ -124,7 +144,7 @@ class ClusterStorage(Storage):
         super().retire_vhost(vhost_id, [store for store in stores if not isinstance(store, ReplicatedLog)], one_done)
 
     def leave_queue(self, store: QueueLog) -> None:
-        """See `Storage.leave_queue`: nothing that Kafka was told of it ends."""
+        """See `Storage.leave_queue`. The queue's acks in Kafka stay."""
         if isinstance(store, ReplicatedLog):
             self.places.pop(store.queue_id, None)
             super().delete_queue(store)
