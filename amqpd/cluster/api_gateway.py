@@ -1,26 +1,27 @@
-"""The admin API for the whole cluster, from any node: whose matter a request is, and lists of all nodes as one.
+"""HTTP API for the whole cluster, from any node.
 
-    a vhost in the path     its owner's: the request is passed on as it is, and waits OWNER_S for an owner
-    a node in the path      that node's
-    LISTS                   each node's part, merged: filters, sorting and pages as of one list
-    SUMS, DOCUMENTS         numbers are added, lists put together
-    DIFFERENCE              the dry run of an import: each node of what it would make
-    ANY                     a connection or a channel by its name: whoever has it
-    ALL                     closing many connections: everybody does his part
-    all else                this node's: what is the cluster's is the same everywhere, or it is about the node
+The gateway decides by the path which nodes answer a request:
 
-Who is asked by another node knows what that one does (a user, a vhost of a moment ago), or waits until he does; so he
-waits for a vhost that is about to come to him. Rights are checked twice, here and by whoever answers. A node that does
-not answer, or with an error (503 while it starts, say), is named in the header `Amqpd-Missing-Nodes` and, of a page,
-under `missing_nodes`; the others' part is there.
+    a vhost in the path     its owner. The request is passed on unchanged and waits up to OWNER_S for an owner
+    a node in the path      that node
+    LISTS                   all nodes; the parts are merged, so filters, sorting and pages work as on one list
+    SUMS, DOCUMENTS         all nodes; numbers are added, lists are joined
+    DIFFERENCE              the dry run of an import: the nodes that would create the objects
+    ANY                     a connection or channel by its name: the node that has it
+    ALL                     closing many connections: all nodes
+    other paths             this node: cluster-wide data is equal on all nodes, or the path concerns this node only
 
-Cost of a page: each node sorts its own, and sends as many items as are before the page's end.
+An asked node first waits until it has read slot 0 as far as the asking node. So it knows a new user or vhost, and
+also a vhost that it is about to own. Both nodes check permissions.
 
-Definitions that come to one node, for all: what is the cluster's first, then to each node what is in its vhosts.
+If a node does not answer or answers with an error, such as 503 during its start, the reply contains the parts of
+the other nodes. The header `Amqpd-Missing-Nodes` names the missing nodes; a page also has `missing_nodes`.
 
-A single node makes all of a document or nothing of it. A cluster does so for each part: users and global parameters,
-then each node's vhosts with all that is in them. Where a part is refused those before it stay, and the answer is that
-refusal; the same document may be sent again.
+Cost of a page: each node sorts its own list and sends as many items as there are before the end of the page.
+
+**Import of definitions.** A single node imports a document completely or not at all. A cluster does so for each
+part: first users and global parameters, then the vhosts of each node. If a part is refused, the earlier parts stay
+and the reply is the refusal. The same document can be sent again.
 """
 
 from __future__ import annotations
@@ -76,7 +77,12 @@ Document = dict[str, Any]
 
 
 def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, Document]]:
-    """What is the cluster's, with all that is no list; and by vhost what belongs to it. Raises: BadRequest."""
+    """Split definitions into the cluster-wide part and one part per vhost. Other values than lists are
+    cluster-wide.
+
+    Raises:
+        BadRequest: an item has no vhost.
+    """
     own: Document = {}
     by_vhost: dict[str, Document] = {}
     for name, value in document.items():
@@ -93,7 +99,7 @@ def split_definitions(document: Mapping[str, Any]) -> tuple[Document, dict[str, 
 
 
 async def make_vhost(broker: Broker, part: Document, name: str) -> None:
-    """One that the document brings, and that there is not: its owner takes the rest of its part."""
+    """Declare the vhost of a part if it does not exist. Its owner imports the rest of the part."""
     item = next(iter(part.get("vhosts", ())), None)
     if item is None or broker.vhosts.exists(name):
         return
@@ -106,7 +112,7 @@ async def make_vhost(broker: Broker, part: Document, name: str) -> None:
 
 
 def together(documents: list[Document]) -> Document:
-    """Of several vhosts."""
+    """Join the parts of several vhosts."""
     found: Document = {}
     for each in documents:
         for name, items in each.items():
@@ -115,8 +121,9 @@ def together(documents: list[Document]) -> Document:
 
 
 def add_difference(into: Document, other: Document, node: str) -> None:
-    """To a dry run of an import the one of another node's part, but for the users, which every part has. Its paths
-    begin with the node's name: they count within its part.
+    """Add another node's part of a dry run, except the users, which each part contains.
+
+    The added paths begin with the node's name, because their indexes count within its part.
     """
     users = other["counts"].pop("users", {})
     told = [each for each in other["changes"] if each["kind"] != "users"]
@@ -137,12 +144,11 @@ def add_difference(into: Document, other: Document, node: str) -> None:
 
 
 def encode_document(document: Document) -> bytes:
-    """For another node."""
     return to_json(document).encode()
 
 
 def with_body(call: ApiRequest, document: Document) -> ApiRequest:
-    """The same request, with this document."""
+    """Return a copy of the request with this document."""
     other = call.for_part()
     other.part = False
     other.body = document
@@ -152,10 +158,10 @@ def with_body(call: ApiRequest, document: Document) -> ApiRequest:
 log = logging.getLogger(__name__)
 
 OWNER_S: Final = 10.0
-"""How long a request waits for an owner of its vhost."""
+"""Maximum time for which a request waits for an owner of its vhost."""
 LOOK_S: Final = 0.5
 BEHIND_S: Final = 5.0
-"""How long a node that is asked may take to know what the asking one knew; then it answers with what it has."""
+"""Maximum time until an asked node has read slot 0 as far as the asking node. Then it answers anyway."""
 BEHIND_LOOK_S: Final = 0.01
 
 LISTS: Final = frozenset(
@@ -176,13 +182,19 @@ ALL: Final = frozenset(
 )
 DIFFERENCE: Final = frozenset(("api/amqpd/definitions/difference",))
 IN_BODY: Final = frozenset(("api/amqpd/purge_queue", "api/amqpd/delete_queue", "api/amqpd/trace"))
-"""The vhost stands in the body; without one it is `/`."""
+"""Paths with the vhost in the body; the default is `/`."""
 _OF_CLUSTER: Final = frozenset(("users", "permissions", "topic_permissions", "global_parameters"))
-"""What of the definitions every node has."""
+"""Parts of the definitions that every node has."""
 
 
 class _ListingPart(NamedTuple):
-    """lines: of items, each with its sort key before a tab. total, filtered: how many there are, and of that name."""
+    """One node's part of a list.
+
+    Attributes:
+        total: number of all items.
+        filtered: number of items that match the filter.
+        lines: items; each has its sort key before a tab.
+    """
 
     total: int
     filtered: int
@@ -190,7 +202,11 @@ class _ListingPart(NamedTuple):
 
 
 class ApiGateway(ClusterApi):
-    """Of one node. view: who runs what."""
+    """The HTTP API of one node, for the whole cluster.
+
+    Args:
+        view: the owners of vhosts.
+    """
 
     def __init__(
         self, broker: Broker, view: View, connector: PeerConnector, control: ClusterControl | None = None
@@ -217,7 +233,7 @@ class ApiGateway(ClusterApi):
             return ""
         return str(json.loads(answer.body)["user"]) if answer.status == 200 else ""
 
-    # -- whose matter it is ------------------------------------------------------------------------------------------
+    # -- choice of the node --------------------------------------------------------------------------------------------
 
     async def pass_on(
         self, request: web.BaseRequest, route: ApiRoute, params: Mapping[str, str], by: ForwardedRequest
@@ -226,19 +242,23 @@ class ApiGateway(ClusterApi):
         return None if node is None else await self._inner.pass_on(node, request, by)
 
     async def _node_for(self, params: Mapping[str, str]) -> NodeState | None:
-        """None: this one. Raises: Unavailable."""
+        """Return the other node that must answer; None for this node. Raises Unavailable."""
         if "node" in params and "vhost" not in params:
             return self._named(params["node"])
         if "vhost" in params:
-            return await self._owner(params["vhost"])  # one that is new is declared here, whoever is to run it
+            return await self._owner(params["vhost"])  # a new vhost is declared on this node
         return None
 
     def _named(self, name: str) -> NodeState | None:
-        """Another node of that name; None: this one, or none, which it says itself."""
+        """Return the other node of that name. None: this node answers, with 404 if the name is unknown."""
         return next((node for node in self._others() if node.name == name), None)
 
     async def _owner(self, vhost: str) -> NodeState | None:
-        """Who runs it; None: this node, or there is no such vhost, which it says itself. Raises: Unavailable."""
+        """Return the other node that owns the vhost. None: this node answers, with 404 if the vhost is unknown.
+
+        Raises:
+            Unavailable: the vhost has had no owner for OWNER_S.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + OWNER_S
         while vhost not in self._broker.vhosts and self._view.knows(vhost):
@@ -267,7 +287,7 @@ class ApiGateway(ClusterApi):
     def _others(self) -> list[NodeState]:
         return [node for node in self._view.nodes() if node.name != self._view.me]
 
-    # -- what is of all ----------------------------------------------------------------------------------------------
+    # -- answers of all nodes ------------------------------------------------------------------------------------------
 
     def handler(self, route: ApiRoute) -> Handler:
         path, method = route.path, route.method
@@ -294,7 +314,7 @@ class ApiGateway(ClusterApi):
         return route.handler
 
     def _path(self, route: ApiRoute, call: ApiRequest) -> str:
-        """As it was asked for."""
+        """Return the requested path with its query."""
         path = "/" + "/".join(
             quote(call.params[each[1:-1]], safe="") if each.startswith("{") else each for each in route.path.split("/")
         )
@@ -303,8 +323,10 @@ class ApiGateway(ClusterApi):
     async def _ask_all(
         self, route: ApiRoute, call: ApiRequest, headers: Mapping[str, str]
     ) -> tuple[list[tuple[NodeState, Any]], list[str]]:
-        """Answers of the other nodes, and the names of those that did not give one. Raises: ApiError, what any of them
-        says of the request.
+        """Ask all other nodes. Return their answers, and the names of nodes that did not answer.
+
+        Raises:
+            ApiError: a node refused the request.
         """
         nodes = self._others()
         path, by = self._path(route, call), ForwardedRequest(call.caller, ("", 0))
@@ -343,7 +365,7 @@ class ApiGateway(ClusterApi):
         for node, answer in answers:
             if answer.status == 200:
                 parts[node.name] = await _cut([answer.body], slices)
-            elif answer.status not in (401, 404):  # the user, or what is asked for, is not known there: no part of it
+            elif answer.status not in (401, 404):  # the user or the object is unknown there: no part
                 missing.append(_troubled(node, answer))
         if route.path == "api/nodes" and missing:
             gone = [b"\t" + to_json({"name": name, "type": "disc", "running": False}).encode() for name in missing]
@@ -351,7 +373,7 @@ class ApiGateway(ClusterApi):
         return await _merged(call, [parts[name] for name in sorted(parts)], missing, (page, size), slices)
 
     async def _own(self, route: ApiRoute, call: ApiRequest) -> list[bytes]:
-        """This node's part."""
+        """Return this node's part."""
         mine = call.for_part()
         found = await route.handler(mine)
         body = found.body or b""
@@ -373,7 +395,7 @@ class ApiGateway(ClusterApi):
     async def _document(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
         if missing:
-            # Who keeps it for a copy of all there is must not find out later.
+            # an incomplete document must not look like a complete copy
             raise Unavailable(f"nodes that do not answer: {', '.join(missing)}")
         found = await parsed(_whole(await route.handler(call)))
         for node, answer in answers:
@@ -386,7 +408,7 @@ class ApiGateway(ClusterApi):
         await release(found)
         return reply
 
-    # -- whoever has it, and everybody
+    # -- one unknown node, and all nodes
 
     async def _any(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         try:
@@ -404,7 +426,7 @@ class ApiGateway(ClusterApi):
         answers, missing = await self._ask_all(route, call, {})
         try:
             found = await route.handler(call)
-        except ResourceNotFound:  # a vhost that runs elsewhere
+        except ResourceNotFound:  # another node owns the vhost
             found = next((_passed(answer) for _node, answer in answers if answer.status < 400), None)  # type: ignore[assignment]
             if found is None:
                 raise
@@ -420,7 +442,7 @@ class ApiGateway(ClusterApi):
         return ApiResponse(found.status, body, headers={**found.headers, **headers})
 
     async def _make_vhost(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        """Declared here; what it is to be beyond that is its owner's to do, once there is one."""
+        """Declare a vhost here. Its owner then sets tracing and the protection from deletion."""
         found = await route.handler(call)
         if found.status == 201 and any(call.fields().get(name) for name in ("tracing", "protected_from_deletion")):
             node = await self._owner(call.params["vhost"])
@@ -437,7 +459,7 @@ class ApiGateway(ClusterApi):
         return await self._ask(node, route, call)
 
     async def _import(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        """See api_gateway.py."""
+        """Import definitions part by part; see the module."""
         own, by_vhost = split_definitions(call.fields())
         found = await route.handler(with_body(call, own))
         total = await parsed(_whole(found)) if found.body else None
@@ -455,7 +477,7 @@ class ApiGateway(ClusterApi):
         return found if total is None else reply(total)
 
     async def _difference(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        """The dry run of `_import`, which makes nothing: of each part by who would do it."""
+        """Answer the dry run of an import: the difference of each part comes from the node that would import it."""
         own, by_vhost = split_definitions(call.fields())
         by_node: dict[NodeState | None, list[Document]] = {}
         for name, part in by_vhost.items():
@@ -463,8 +485,8 @@ class ApiGateway(ClusterApi):
         mine = {**own, **together(by_node.pop(None, []))}
         total = json.loads(_whole(await route.handler(with_body(call, mine))))
         for node, documents in by_node.items():
-            assert node is not None  # that is this one
-            # Permissions there may be of users that the document brings.
+            assert node is not None  # this node's part was removed
+            # permissions may belong to users that the document creates
             part = {"users": own.get("users", []), **together(documents)}
             answer = await self._ask(node, route, with_body(call, part))
             if answer.status >= 400:
@@ -473,7 +495,7 @@ class ApiGateway(ClusterApi):
         return reply(total)
 
     async def _ask(self, node: NodeState, route: ApiRoute, call: ApiRequest) -> ApiResponse:
-        """The same of that node. Raises: Unavailable."""
+        """Let another node answer. Raises Unavailable."""
         body, by = await encoded(call.body), ForwardedRequest(call.caller, ("", 0))
         try:
             return _passed(await self._inner.ask(node, route.method, self._path(route, call), by, _kept(call), body))
@@ -482,7 +504,7 @@ class ApiGateway(ClusterApi):
 
 
 class _Bound:
-    """A way to answer, for one route."""
+    """Handler for one route."""
 
     def __init__(self, answer: Callable[[ApiRoute, ApiRequest], Awaitable[ApiResponse]], route: ApiRoute) -> None:
         self._answer = answer
@@ -493,7 +515,7 @@ class _Bound:
 
 
 def _kept(call: ApiRequest) -> dict[str, str]:
-    """Headers that handlers look at."""
+    """Return the headers that handlers read."""
     kept = {name: call.headers[name] for name in ("X-Reason", "If-Match", "Content-Type") if name in call.headers}
     return kept if call.body is None else {"Content-Type": "application/json", **kept}
 
@@ -504,7 +526,7 @@ def _passed(answer: Any) -> ApiResponse:
 
 
 def _troubled(node: NodeState, answer: Any) -> str:
-    """The name of a node that has answered, and not with its part: it counts as one that is away."""
+    """Log an answer without a part and return the node's name: it counts as missing."""
     log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
     return node.name
 
@@ -515,9 +537,9 @@ def _whole(found: ApiResponse) -> bytes:
 
 
 def _add(into: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Numbers are added, lists put together (samples of the same time are added), all else stays.
+    """Add another node's document: numbers are added, lists joined, samples of equal time added, other values kept.
 
-    Samples are of the time that all nodes have recorded.
+    The result has samples only for times that all nodes have recorded.
     """
     for name, value in other.items():
         mine = into.get(name)
@@ -542,7 +564,7 @@ def _samples(mine: list[Any], theirs: list[Any]) -> list[Any]:
 
 
 async def _cut(chunks: Iterable[bytes], slices: TimeSlice) -> _ListingPart:
-    """A part, of what a node has sent: lines, or a short list as a whole. Raises: BadRequest, no such thing."""
+    """Return the part that a node has sent: lines, or a short JSON list. Raises BadRequest."""
     chunks = list(chunks)
     if chunks and chunks[0].startswith(b"["):
         items = json.loads(b"".join(chunks))

@@ -1,14 +1,14 @@
-"""Kafka before a first start: whether it can be reached, what this user may do there, and whether the settings fit.
+"""Checks of Kafka before a node's first start: reachable, permissions sufficient, settings suitable.
 
 `amqpctl check_cluster` runs this module as a program, with the settings of amqpd's command line and environment:
 
     python -m amqpd.cluster.check --config amqpd.toml
 
-It prints a line for each check and ends with 0, or with 69 where one has failed. Rights are tried, not asked for: a
-topic `amqpd.<cluster>.check` is made as a vhost's is, written, read, emptied, grown and deleted. Nothing of a running
-cluster is touched.
+It prints a line for each check and exits with 0, or with 69 if one failed. Permissions are tested by using them:
+the program creates a topic `amqpd.<cluster>.check` like a vhost's, writes, reads, empties and grows it, and deletes
+it. A running cluster is not changed.
 
-`wait_for_kafka` is the part that each start of a node does.
+`wait_for_kafka` also runs at each start of a node.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ FIRST_LINE_S: Final = 4.0
 LINE_S: Final = 10.0
 PAUSE_S: Final = 1.0
 CHECK: Final = "check"
-"""Instead of a vhost's id, which has 32 digits."""
+"""Replaces a vhost's id, which has 32 hexadecimal digits."""
 _GROUP_UNAUTHORIZED: Final = 30
 _TROUBLE: Final = (KafkaDisconnected, KafkaRefused, KafkaIncompatible, UnsafeTopic, OSError)
 
 
-# -- at a start --------------------------------------------------------------------------------------------------------
+# -- start of a node ---------------------------------------------------------------------------------------------------
 
 
 async def wait_for_kafka(access: KafkaAccess, timeout_s: float) -> None:
-    """Return when a broker answers. The log says which addresses are tried, within 5 s and then each 10 s.
+    """Return when a broker answers. Log the tried addresses after 4 s and then every 10 s.
 
-    Raises: KafkaLost, none has answered for `timeout_s`; KafkaUnfit.
+    Raises:
+        KafkaDisconnected: no broker answered within `timeout_s`.
+        KafkaIncompatible: a broker cannot be used, with the reason.
     """
     lines = asyncio.get_running_loop().create_task(_say_what_is_tried(access))
     try:
@@ -86,11 +88,15 @@ def _tried(access: KafkaAccess) -> str:
     return "; ".join(found)
 
 
-# -- before a first start ----------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 class Checks:
-    """The checks of one cluster. failed: how many have. say: gets each line."""
+    """The checks of one cluster.
+
+    Attributes:
+        failed: number of failed checks.
+    """
 
     def __init__(self, options: ClusterOptions, say: Callable[[str], None]) -> None:
         self.options = options
@@ -98,7 +104,7 @@ class Checks:
         self._say = say
 
     async def run(self) -> None:
-        """All of them, as far as Kafka answers."""
+        """Run all checks that are possible with the brokers that answer."""
         metadata = await self._reach()
         await self._this_node()
         if metadata is None:
@@ -124,7 +130,7 @@ class Checks:
         return self._tell(True, what)
 
     async def _reach(self) -> Metadata | None:
-        """Each address that the settings name, and each that a broker names."""
+        """Check each configured address, and each address that a broker advertises."""
         access = self.options.access
         found: Metadata | None = None
         for host, port in access.addresses:
@@ -148,7 +154,7 @@ class Checks:
         await self._try(f"cluster.address: the name {host} has an address", resolved)
 
     async def _own_topics(self, topics: TopicAdmin) -> None:
-        """Check the topics of a cluster that has run before, if there are any."""
+        """Check the topics of a cluster that already exists."""
         names = (self.options.meta_topic, self.options.settled_topic)
         try:
             found = await topics.describe(names)
@@ -166,7 +172,7 @@ class Checks:
                 self._tell(False, f"topic {name}", error)
 
     async def _rights(self, topics: TopicAdmin) -> None:
-        """A topic as a vhost's, from its beginning to its end; without one nothing else can be tried."""
+        """Use a topic like a vhost's, from its creation to its deletion."""
         options = self.options
         name = options.queues_topic(CHECK)
         if not await self._try(f"topic {name} can be made", topics.prepare_queues(CHECK, 1)):
@@ -189,7 +195,7 @@ class Checks:
             await self._try("it can be deleted", topics.delete(name))
 
     async def _group(self, topics: TopicAdmin) -> None:
-        """Send a heartbeat without a member: Kafka checks the right to send it before it checks the member."""
+        """Send a heartbeat without a member: Kafka checks the permission before it checks the member."""
         from aiokafka.protocol.group import HeartbeatRequest
 
         code = await topics.ask_coordinator(self.options.group, HeartbeatRequest(self.options.group, -1, ""))
@@ -203,7 +209,7 @@ async def _read(reader: KafkaReader, topic: str, end: int) -> None:
 
 
 def _nothing(_: object) -> None:
-    """The checks look at what is answered."""
+    """Ignore the call: the checks read the answers."""
 
 
 async def _checked(options: ClusterOptions) -> int:
@@ -214,8 +220,8 @@ async def _checked(options: ClusterOptions) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the cluster of these settings. Returns the exit code."""
-    logging.disable(logging.CRITICAL)  # what fails is printed
+    """Check the cluster of these settings and return the exit code."""
+    logging.disable(logging.CRITICAL)  # failures are printed instead
     try:
         settings = load(arguments, os.environ).settings
         if not settings.cluster.kafka:

@@ -1,22 +1,24 @@
-"""The metadata of a cluster's node: what one node writes into its database goes to Kafka, where all nodes find it.
+"""Metadata store of a cluster node: the broker's changes go to Kafka instead of a database.
 
-A broker submits changes here as it does to a database (storage/metadata/interface.py). Each goes where it belongs:
+A broker submits changes as to a database (`storage/metadata/interface.py`). Each change goes to a slot:
 
-    the cluster's    vhosts, users, permissions, topic permissions, global parameters, users' limits: slot 0, written
-                     by its owner. If that is another node it is asked over the inner link (`forward`), one at a time
-    a vhost's        all else: the vhost's slot, which this node has to own. Who does not is refused
+    cluster-wide    vhosts, users, permissions, topic permissions, global parameters, user limits: slot 0, written by
+                    its owner. Another node sends them to that owner, one submission at a time
+    of a vhost      everything else: the vhost's slot, which this node must own; otherwise the change is refused
 
-A submission that is both is not one transaction any more: first the cluster's part, then slot by slot. When a later
-part fails the earlier ones stay; whoever submitted takes them back, as he does after any failure. A vhost's deletion is
-the other way round: first what was in it, then its topic, its row last, so that what a crash has left is found and
-finished. A node that does not own the vhost's slot leaves that to its owner: it writes the tombstone, the row in state
-`deleting`.
+A submission with changes of several slots is no transaction: the cluster-wide part is written first, then slot by
+slot. After a failure the earlier parts stay, and the caller reverts them as after any failure.
 
-What is the cluster's is answered when this node knows it from slot 0, as all others do, so one order holds for all:
-what a later writer has set is told once more behind the answer, and is what stays (`ClusterState.tell_again`).
+A vhost is deleted in the opposite order: its contents, its topic, last its row. So the next owner finds and
+finishes what a crash interrupted. A node that does not own the vhost's slot only sets the row's state to
+`deleting`, and the owner deletes the vhost.
 
-**One vhost, one id.** Slot 0's owner refuses a second vhost of a name, also while the first one is being deleted, and
-passes over the deletion of one that has gone since: nodes know no names that are held elsewhere.
+A cluster-wide change is answered when this node has read it from slot 0, so all nodes see one order. If another
+node changed the same row later, the broker gets that change again after the answer (`ClusterState.tell_again`).
+
+**A vhost name has one id.** Slot 0's owner refuses a second vhost of a name, also while the first is being deleted.
+It ignores the deletion of a vhost that was replaced meanwhile. Nodes need no knowledge of pending names on other
+nodes.
 """
 
 from __future__ import annotations
@@ -54,18 +56,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWNER_TIMEOUT_S: Final = 15.0
-"""For how long a change of what is the cluster's waits for an owner of slot 0."""
+"""Maximum time for which a cluster-wide change waits for an owner of slot 0."""
 SEEN_TIMEOUT_S: Final = 30.0
-"""For how long what slot 0's owner has written may stay unknown here."""
+"""Maximum time until this node has read a change that slot 0's owner has written."""
 
 Forward = Callable[[Sequence[SlotChange]], Awaitable[int]]
-"""Slot 0's owner, another node, writes these; returns the offset behind them. Raises: MetadataError; NotOwner where
-nothing was written.
+"""Lets slot 0's owner on another node write changes; returns the offset behind them.
+
+Raises MetadataError, or NotOwner if nothing was written.
 """
 
 
 class NotOwner(WriteFailed):
-    """Whoever was asked does not own slot 0, or was not reached: nothing was written, and another may be asked."""
+    """The asked node does not own slot 0 or did not answer. Nothing was written; another node may be asked."""
 
 
 class _PendingChanges(NamedTuple):
@@ -74,7 +77,9 @@ class _PendingChanges(NamedTuple):
 
 
 def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], Sequence[SlotChange]]:
-    """For slot 0's `RowWriter`: a new vhost gets its slot with its row; see above for vhosts of one name."""
+    """Return the `prepare` function of slot 0's RowWriter: it assigns new vhosts to slots and refuses duplicate
+    names.
+    """
 
     def prepare(changes: Sequence[SlotChange]) -> Sequence[SlotChange]:
         rows = [each.row for each in changes if isinstance(each, Put | Delete)]
@@ -94,7 +99,7 @@ def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], S
             now = table.row(row)
             if isinstance(change, Delete):
                 if now is not None and row.id and now.id != row.id:
-                    continue  # it was made anew since
+                    continue  # the vhost was created again meanwhile
                 prepared += (change, PutAnnotation((VHOST_SLOT, row.name), None))
                 continue
             if now is not None and now.id != row.id:
@@ -110,10 +115,19 @@ def assigning(table: RowTable, slots: int) -> Callable[[Sequence[SlotChange]], S
 
 
 class ClusterMetadata:
-    """Of one node. Loop thread only. slots: those that it owns, by number; `own` and `disown` keep them."""
+    """Metadata store of one node. Loop thread only.
+
+    Attributes:
+        slots: slot -> writer of its rows, for the slots that this node owns.
+    """
 
     def __init__(self, state: ClusterState, node: str, forward: Forward) -> None:
-        """node: this one's name. forward: see `Forward`; asked where another node owns slot 0."""
+        """Prepare the store.
+
+        Args:
+            node: the name of this node.
+            forward: used while another node owns slot 0.
+        """
         self.state = state
         self.node = node
         self.slots: dict[int, RowWriter] = {}
@@ -125,28 +139,34 @@ class ClusterMetadata:
         self._mixed: set[asyncio.Task[None]] = set()
 
     def own(self, slot: int, rows: RowWriter) -> None:
-        """This node has taken that slot over."""
+        """Use the slot's writer: this node took over the slot."""
         self.slots[slot] = rows
 
     def disown(self, slot: int, why: str) -> None:
-        """It is another's: what waits is refused."""
+        """Refuse waiting changes: the slot belongs to another node."""
         rows = self.slots.pop(slot, None)
         if rows is not None:
             rows.fail(why)
 
-    # -- as a database's -----------------------------------------------------------------------------------------------
+    # -- MetadataStore -------------------------------------------------------------------------------------------------
 
     def open(self, seed: Callable[[], Sequence[Row]] | None = None) -> MetadataState:
-        """What is the cluster's; vhosts come later. seed: not called: a cluster's first rows are slot 0's first owner's
-        to write. Raises: nothing; `ClusterState.open` was before.
+        """Return the cluster-wide rows; vhosts follow with their slots. `ClusterState.open` must have returned.
+
+        Args:
+            seed: not called; the first owner of slot 0 writes a new cluster's rows.
         """
         return self.state.metadata_state(self.node)
 
     def warm(self) -> None:
-        """There is nothing to make ready."""
+        """Do nothing: there is nothing to prepare."""
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
-        """See above. Raises: MetadataClosed."""
+        """Write changes to their slots; see the module.
+
+        Raises:
+            MetadataClosed: after `close`.
+        """
         self._check_open()
         cluster, slots = self._split(changes)
         if not cluster and len(slots) == 1:
@@ -167,7 +187,11 @@ class ClusterMetadata:
             task.add_done_callback(self._mixed.discard)
 
     def checkpoint(self, done: Done) -> None:
-        """done(None) once all that was submitted to slots of this node is answered. Raises: MetadataClosed."""
+        """Call `done(None)` when all changes of this node's slots are answered.
+
+        Raises:
+            MetadataClosed: after `close`.
+        """
         self._check_open()
         left = 1
 
@@ -183,12 +207,16 @@ class ClusterMetadata:
         self._loop.call_soon(one, None)
 
     def copy(self, path: Path, done: Done) -> None:
-        """Refused: Kafka has it. Raises: MetadataClosed."""
+        """Refuse the copy: the metadata is in Kafka.
+
+        Raises:
+            MetadataClosed: after `close`.
+        """
         self._check_open()
         self._loop.call_soon(done, MetadataError("a cluster's metadata is in Kafka: there is no copy of it to be made"))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Nothing is submitted any more; what waits is refused."""
+        """Refuse waiting and later changes."""
         self._closed = True
         for slot in list(self.slots):
             self.disown(slot, "the node stops")
@@ -202,10 +230,14 @@ class ClusterMetadata:
         if self._closed:
             raise MetadataClosed("the metadata is not open")
 
-    # -- where it belongs ----------------------------------------------------------------------------------------------
+    # -- slots of changes ----------------------------------------------------------------------------------------------
 
     def _split(self, changes: Iterable[Change]) -> tuple[list[Change], dict[int | None, list[Change]]]:
-        """(the cluster's, each slot's; None: of nobody knows which). A vhost's deletion is both."""
+        """Return the cluster-wide changes, and the changes of each slot. None is the slot of unknown vhosts and
+        queues.
+
+        The deletion of a vhost is in both parts.
+        """
         cluster: list[Change] = []
         slots: dict[int | None, list[Change]] = {}
         for change in changes:
@@ -216,7 +248,7 @@ class ClusterMetadata:
                 slot = self.state.slot_of(change.row.name)
                 if slot is None:
                     continue
-                if slot not in self.slots:  # its owner sees the tombstone, and goes on with it
+                if slot not in self.slots:  # the owner sees this state and deletes the vhost
                     cluster[-1] = Put(change.row._replace(state="deleting"))
                     continue
             else:
@@ -235,12 +267,12 @@ class ClusterMetadata:
         return self.state.slot_of(str(getattr(row, "vhost", "")))
 
     def _slot_with(self, parent: QueueRow | SeenCacheRow, parts: dict[int | None, list[Change]]) -> int | None:
-        """The slot of a row that is known by its id alone. Cost: a look into each slot of this node."""
+        """Return the slot of a row that is known by its id only. Cost: a look-up per owned slot."""
         key, table = key_of(parent), TABLE_OF[type(parent)]
         for slot, rows in self.slots.items():
             if rows.table.has(table, key):
                 return slot
-        for found, part in parts.items():  # it comes with the same submission, or waits in an earlier one
+        for found, part in parts.items():  # its parent is in the same submission or in a waiting one
             for each in part:
                 if not isinstance(each, DeleteBindings) and type(each.row) is type(parent) and key_of(each.row) == key:
                     return found
@@ -258,10 +290,14 @@ class ClusterMetadata:
         where = f"node {owner.node} serves it" if owner is not None and owner.node != self.node else "it is moving"
         return WriteFailed(f"cannot write the metadata: vhost {named} is not served by this node: {where}")
 
-    # -- what is the cluster's -----------------------------------------------------------------------------------------
+    # -- cluster-wide changes ------------------------------------------------------------------------------------------
 
     async def write_cluster(self, changes: Sequence[SlotChange]) -> int:
-        """Writes to slot 0, by whoever owns it; returns the offset behind it. Raises: MetadataError."""
+        """Write changes to slot 0, on this node or on its owner. Return the offset behind them.
+
+        Raises:
+            MetadataError: they were refused, or the outcome is unknown.
+        """
         until = self._loop.time() + OWNER_TIMEOUT_S
         while True:
             rows = self.slots.get(0)
@@ -274,7 +310,12 @@ class ClusterMetadata:
                 await self.state.changed(min(left, 1.0))  # slot 0 moves
 
     async def write_own(self, changes: Sequence[SlotChange]) -> int:
-        """The same for another node, which takes this one for slot 0's owner. Raises: MetadataError; NotOwner."""
+        """Write changes of another node that takes this node for slot 0's owner.
+
+        Raises:
+            MetadataError: they were refused, or the outcome is unknown.
+            NotOwner: this node does not own slot 0.
+        """
         rows = self.slots.get(0)
         if rows is None:
             raise NotOwner(f"cannot write the metadata: node {self.node} does not own slot 0")
@@ -285,7 +326,7 @@ class ClusterMetadata:
             self._working = self._loop.create_task(self._write_cluster_parts())
 
     async def _write_cluster_parts(self) -> None:
-        """One after the other, in the order in which they came."""
+        """Write the waiting submissions in order, one at a time."""
         try:
             while self._cluster:
                 waiting = self._cluster.popleft()
@@ -307,7 +348,7 @@ class ClusterMetadata:
             self._working = None
 
     async def _write_and_see(self, changes: Sequence[Change]) -> None:
-        """Written to slot 0, and known here. Raises: MetadataError."""
+        """Write changes to slot 0 and wait until this node has read them. Raises MetadataError."""
         offset = await self.write_cluster(changes)
         try:
             async with asyncio.timeout(SEEN_TIMEOUT_S):
@@ -315,7 +356,7 @@ class ClusterMetadata:
         except (TimeoutError, KafkaDisconnected) as error:
             raise WriteFailed(f"the metadata is written, and slot 0 cannot be read: {error}") from error
 
-    # -- mixed submissions ---------------------------------------------------------------------------------------------
+    # -- submissions to several slots ----------------------------------------------------------------------------------
 
     async def _write_parts(self, changes: Sequence[Change], done: Done) -> None:
         cluster, slots = self._split(changes)
@@ -345,7 +386,7 @@ class ClusterMetadata:
             self.state.tell_again(cluster)
 
     async def _end_vhost(self, row: VhostRow) -> None:
-        """What was in it is gone: its topic goes, then its row. Raises: MetadataError."""
+        """Delete the topic of a vhost without contents, then its row. Raises MetadataError."""
         slot = self.state.slot_of(row.name)
         rows = None if slot is None else self.slots.get(slot)
         if rows is not None and rows.placement is not None:
@@ -357,5 +398,5 @@ def _answer(done: Done, error: BaseException | None) -> None:
     try:
         done(error)
     except Exception:
-        # One caller's bug must not cost the others their answer.
+        # A failing callback must not stop the other answers.
         logger.exception("metadata: a done callback failed")

@@ -1,8 +1,8 @@
-"""What an operator sees and does of the cluster, at any node: `amqpctl cluster_status`, `move_vhost`, `rebalance`,
-`drain`.
+"""Operations of administrators on the cluster, on any node.
 
-A move is a wish in slot 0 (["wish", slot]), which the leader of the group obeys in its next round: the slot's node
-gives it up, closing its clients' connections with 320, and the other one takes it. Whoever asks waits for that here.
+The commands are `amqpctl cluster_status`, `move_vhost`, `rebalance` and `drain`. A move is a note `["wish", slot]`
+in slot 0. The leader of the consumer group applies it in the next round: the owner gives up the slot and closes its
+clients' connections with 320, then the other node takes it over. `move` waits for that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOK_S: Final = 0.5
 
 
 class Controlled(Protocol):
-    """The node (node.py), as it is controlled. peers: who is in the group."""
+    """The part of ClusterNode that the operations need."""
 
     options: ClusterOptions
     state: ClusterState
@@ -58,7 +58,7 @@ class Controlled(Protocol):
 
 
 class ClusterOperations(ClusterControl):
-    """Of one node."""
+    """Operations for administrators on one node."""
 
     def __init__(self, node: Controlled) -> None:
         self._node = node
@@ -131,7 +131,7 @@ class ClusterOperations(ClusterControl):
         return owner is not None and owner.name == node
 
     async def _until(self, so: Any, text: str, timeout_s: float = MOVE_S) -> None:
-        """Raises: NotMoved."""
+        """Wait until `so` returns true. Raises NotMoved after the time-out."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not so():
             if asyncio.get_running_loop().time() > deadline:
@@ -164,7 +164,7 @@ class ClusterOperations(ClusterControl):
             raise NotMoved(f"some vhosts are at no other node after {timeout_s:g} s") from None
 
     def _taken(self) -> bool:
-        """Whether others run all vhosts, if there are others."""
+        """Return whether other nodes own all vhosts, or there is no other node."""
         view = self._node.view
         if not any(peer.node != view.me and not peer.draining for peer in self._node.peers):
             return True
@@ -175,9 +175,11 @@ class ClusterOperations(ClusterControl):
 
 
 def evened(owners: Mapping[int, str], nodes: list[str]) -> dict[int, str]:
-    """Slots that have to go elsewhere -> where, so that no node has two more than another; no more than that takes.
+    """Return the moves slot -> node that make all nodes differ by at most one slot; as few moves as possible.
 
-    owners: of slots with vhosts. nodes: those that may have some.
+    Args:
+        owners: slots with vhosts and their owners.
+        nodes: nodes that may own slots.
     """
     by_node: dict[str, list[int]] = {node: [] for node in nodes}
     for slot, node in sorted(owners.items()):

@@ -1,17 +1,12 @@
-"""Requests of the admin API to other nodes, over inner connections that are kept for the next ones.
+"""HTTP requests to other nodes over pooled connections of kind HTTP, and JSON documents in slices.
 
-    ask       one request and its whole answer
-    pass_on   a client's request, sent on as it comes; its answer goes to him as it comes
+A pooled connection carries requests of different users. A header of each request names the user
+(`management/cluster_gateway.py`), and the answering node checks the user's permissions itself. No request is
+repeated: a node that did not answer may have executed it.
 
-An inner connection of kind HTTP carries requests of anybody: each says in a header who asks
-(management/cluster_gateway.py), and the node that answers looks up his rights itself. Nothing is asked twice: what a
-node has not answered it may have done.
-
-Large JSON documents of several nodes, read and written in slices: the definitions of 10,000 queues are 2 MB, which
-the parser takes in one go, and no thread helps: it gives nobody else a turn meanwhile.
-
-What is read here other nodes have written, so it is not held against bounds as what clients send
-(management/json_body.py, which takes ten times as long).
+Large JSON documents are parsed and written in slices of the loop. The definitions of 10,000 queues are 2 MB, which
+`json` parses without releasing the interpreter, also in a thread. The documents come from other nodes, so they need
+not pass the limits for clients' documents (`management/json_body.py`, ten times slower).
 """
 
 from __future__ import annotations
@@ -48,12 +43,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PER_NODE_MAX: Final = 16
-"""Connections to one node; what is more waits for one."""
+"""Maximum number of connections to one node; further requests wait."""
 KEPT_S: Final = 60.0
 SILENT_S: Final = 120.0
-"""For how long an answer that is awaited may bring no byte: an import, a large vhost that goes."""
+"""Maximum time without a byte of an answer. Imports and deletions of large vhosts take long."""
 PART_SILENT_S: Final = 10.0
-"""Likewise of a part of a list: its reader gets the others'."""
+"""The same for a part of a list: the user gets the parts of the other nodes."""
 _NOT_PASSED: Final = frozenset(
     ("host", "connection", "keep-alive", "transfer-encoding", "content-length", "authorization", "cookie", "origin")
 ) | {"upgrade", "te", "trailer", "proxy-authorization", "referer", CALLER.lower(), PART.lower(), POSITION.lower()}
@@ -61,11 +56,11 @@ _NOT_BACK: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "
 
 
 class PeerTimeout(Exception):
-    """The node did not answer; the text names it and says why."""
+    """The node did not answer; the text names it and gives the reason."""
 
 
 class PeerAnswer(NamedTuple):
-    """Of one node."""
+    """Complete answer of a node."""
 
     status: int
     headers: Mapping[str, str]
@@ -73,7 +68,11 @@ class PeerAnswer(NamedTuple):
 
 
 class _Connector(aiohttp.BaseConnector):
-    """aiohttp's pool, over inner connections. nodes: by the host of a URL."""
+    """aiohttp's connection pool over connections to the peer port.
+
+    Args:
+        nodes: nodes by the host name of a URL.
+    """
 
     def __init__(self, inner: PeerConnector, nodes: dict[str, NodeState]) -> None:
         super().__init__(keepalive_timeout=KEPT_S, limit=0, limit_per_host=PER_NODE_MAX)
@@ -96,7 +95,11 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class PeerHttpClient:
-    """Of this node. Begins with the first request, on the loop. position: how far it has read what is the cluster's."""
+    """Sends HTTP requests to other nodes. Opens the pool at the first request. Loop thread only.
+
+    Args:
+        position: returns how far this node has read slot 0.
+    """
 
     def __init__(self, inner: PeerConnector, position: Callable[[], int]) -> None:
         self._inner = inner
@@ -105,7 +108,7 @@ class PeerHttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     def close(self) -> None:
-        """Its connections end."""
+        """Close the pool."""
         if self._session is not None and self._session.connector is not None:
             asyncio.get_running_loop().create_task(self._session.close())
             self._session = None
@@ -138,7 +141,14 @@ class PeerHttpClient:
         data: bytes | None = None,
         silent_s: float = SILENT_S,
     ) -> PeerAnswer:
-        """path: raw, with its query. Raises: Silent."""
+        """Send a request and return the whole answer.
+
+        Args:
+            path: raw path with its query.
+
+        Raises:
+            PeerTimeout: the node did not answer.
+        """
         given = {**(headers or {}), CALLER: told(by.caller, by.peer)}
         try:
             async with self._request(node, method, path, given, data, silent_s) as response:
@@ -147,7 +157,11 @@ class PeerHttpClient:
             raise PeerTimeout(f"node {node.name} does not answer: {str(error) or 'nothing came'}") from error
 
     async def pass_on(self, node: NodeState, request: web.BaseRequest, by: ForwardedRequest) -> web.StreamResponse:
-        """The answer has gone to who asked when it returns. Raises: Unavailable, before anything of it has."""
+        """Pass a client's request to the node and stream the answer to the client.
+
+        Raises:
+            Unavailable: the node did not answer; nothing was sent to the client.
+        """
         headers = {name: value for name, value in request.headers.items() if _passed(name)}
         headers[CALLER] = told(by.caller, by.peer)
         data = request.content if request.can_read_body else None
@@ -168,7 +182,7 @@ class PeerHttpClient:
                     await response.write(chunk)
                 await response.write_eof()
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-                # Half of it has gone: the only word left is to break off.
+                # A part of the answer was sent; only closing the connection can report the failure.
                 log.warning("an answer of node %s was broken off: %r", node.name, error)
                 response.force_close()
                 if request.transport is not None:
@@ -184,14 +198,14 @@ def _passed(name: str) -> bool:
 
 
 AT_ONCE: Final = 64 * 1024
-"""A text of so many characters is read in one piece, in half a millisecond."""
+"""A shorter text is parsed in one piece, in half a millisecond."""
 DEPTH: Final = 2
-"""What is so deep in a document is read in one piece: a queue, a binding."""
+"""Values at this depth, such as a queue or a binding, are parsed in one piece."""
 _SPACE: Final = re.compile("[ \t\n\r]*")
 
 
 async def parsed(data: bytes) -> Any:
-    """What a node, this one or another, has answered. Raises: ValueError, it is no JSON."""
+    """Parse a node's JSON answer. Raises ValueError."""
     text = data.decode()
     if len(text) <= AT_ONCE:
         return json.loads(text)
@@ -203,7 +217,7 @@ async def parsed(data: bytes) -> Any:
 
 
 class IncrementalJsonParser:
-    """at: the place of the next character."""
+    """Parser of a large JSON text that yields to the loop between values."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -212,14 +226,18 @@ class IncrementalJsonParser:
         self._decode = json.JSONDecoder().raw_decode
 
     def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """Return the next character that is no space; "" at the end."""
         found = _SPACE.match(self._text, self._at)
-        assert found is not None  # nothing matches as well
+        assert found is not None  # the pattern also matches an empty text
         self._at = found.end()
         return self._text[self._at : self._at + 1]
 
     async def value(self, depth: int) -> Any:
-        """The one that begins here. depth: in how many it is."""
+        """Parse the value that begins here.
+
+        Args:
+            depth: number of containers around it.
+        """
         char = self.peek()
         if depth >= DEPTH or char not in "[{":
             value, self._at = self._decode(self._text, self._at)
@@ -261,7 +279,7 @@ class IncrementalJsonParser:
 
 
 async def encoded(value: object) -> bytes | None:
-    """The body of a request to another node; None: it has none."""
+    """Encode the body of a request to another node. None means no body."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -270,7 +288,7 @@ async def encoded(value: object) -> bytes | None:
 
 
 async def written(found: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> ApiResponse:
-    """A reply: an object, whose lists may be long."""
+    """Return a reply with an object whose lists may be long."""
     return ApiResponse(200, await _chunks(found), headers=dict(headers or {}))
 
 

@@ -1,36 +1,33 @@
-"""Which slots other nodes serve, as they say themselves: asked while Kafka does not tell.
+"""Peer port of a node, and the messages that nodes exchange there.
 
-A node that is cut off from Kafka may have been replaced, and would hear of it from Kafka alone: its clients stood still
-until it gave up what it could not store, `cluster.delivery_timeout_s` later. So, while a slot's lease has lapsed
-(ownership.py), or the group has not answered for the session time-out, it asks the nodes it knows, each ASK_S:
+    kind     purpose                                            handled in
+    AMQP     a client of another node whose vhost is here       proxy.py
+    LINK     heartbeat and alarms of another node               peer_link.py
+    SERVED   ask which slots this node serves                   PeerStatusMonitor
+    HTTP     requests of another node's HTTP API                peer_http.py, api_gateway.py
+    WRITE    cluster-wide changes for slot 0's owner            ForwardedWriter
 
-    a slot of ours is served elsewhere      it has ended, as where Kafka says so: 320, and clients come back
-    any slot is                             its clients are relayed there
-    no node answers, nor does Kafka         all connections are closed, and none is opened: 320, try another node
-    they answer, and serve none of it       Kafka is away from all, or a takeover is on its way: all goes on as it is
+**Forwarded changes** (WRITE). A node that does not own slot 0 sends cluster-wide changes to the node that does.
+Request and answer are u32 length and JSON:
 
-A node says only what it serves itself, with a lease that has not lapsed: behind its barrier, so that what we would
-still write Kafka refuses. Who is wrong about it costs clients a connection, and nobody a message.
+    request    the changes (`row_codec.changes_to_json`)
+    answer     {"offset": n}, the offset behind the records; or {"error": text, "not_owner": true if nothing was
+               written because another node owns slot 0}
 
-An inner connection of kind SERVED carries the answer, u32 length and JSON: {"slots": {slot: the owner's note}}.
+Without an answer the outcome is unknown; the sender reads the real state from slot 0.
 
-Changes of what is the whole cluster's, from a node that does not own slot 0 to the one that does.
+**Served slots** (SERVED). A node without connection to Kafka may have lost its slots. It would learn this only
+after `cluster.delivery_timeout_s`, and its clients would wait so long. Therefore it asks the known nodes every
+ASK_S while a slot's lease has expired (`ownership.py`) or the group has not answered for the session time-out:
 
-An inner connection of kind WRITE carries one submission and its answer, each as u32 length and JSON:
+    a slot of this node is served elsewhere     the slot ends here: 320, and the clients reconnect
+    any slot is served elsewhere                this node proxies its clients there
+    no node answers, nor does Kafka             all connections are closed with 320 and new ones are refused
+    nodes answer but do not serve the slots     Kafka is unreachable for all, or a takeover is in progress: wait
 
-    asked      the changes, as rows.py has them for other nodes
-    answered   {"offset": n}, behind the records; or {"error": text, "not_owner": whether nothing was written because
-               another node owns slot 0}
-
-Where no answer comes it is not known whether anything was written; what is the cluster's is told by slot 0 anyway.
-
-The inner port as a front end: what other nodes come in by, and this node's clients go out by.
-
-AMQP     a client of another node, whose vhost is here            proxy.py
-LINK     whether that node is there                               peer_link.py
-SERVED   what this node serves, for one that Kafka leaves alone    peer_server.py
-HTTP     requests of another node's admin API                     peer_http.py, api_gateway.py
-WRITE    changes of what is the cluster's, for slot 0's owner     peer_server.py
+A node names only slots whose lease is valid: they are behind its barrier, so Kafka rejects writes of the asking
+node. A wrong answer costs clients a reconnect but never a message. The answer is u32 length and JSON: `{"slots":
+{slot: the owner's note}}`.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORWARD_ANSWER_S: Final = 60.0
-"""How long an answer may take: slot 0's owner may be waiting for Kafka."""
+"""Time limit of an answer. Slot 0's owner may be waiting for Kafka."""
 SIZE_MAX: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
 
@@ -83,7 +80,11 @@ Write: TypeAlias = "Callable[[Sequence[SlotChange]], Awaitable[int]]"
 
 
 class Frames(asyncio.Protocol):
-    """One message each way. came: it has come, or is none, or the connection has ended without it (None)."""
+    """Protocol for one message in each direction.
+
+    Args:
+        came: called once with the message, or with None if it is too large or the connection ended.
+    """
 
     def __init__(self, came: Callable[[bytes | None], None]) -> None:
         self._came: Callable[[bytes | None], None] | None = came
@@ -115,19 +116,24 @@ class Frames(asyncio.Protocol):
             came(message)
 
     def say(self, message: object) -> None:
-        """Nothing happens where the connection has ended."""
+        """Send a message as JSON. Does nothing if the connection ended."""
         if self.transport is not None:
             body = json.dumps(message).encode()
             self.transport.write(_LENGTH.pack(len(body)) + body)
 
     def end(self) -> None:
-        """Behind what was said."""
+        """Close the connection after everything was sent."""
         if self.transport is not None:
             self.transport.close()
 
 
 async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[SlotChange]) -> int:
-    """The offset behind them, in slot 0. node: its owner. Raises: NotOwner, nothing was written; WriteFailed."""
+    """Send changes to the owner of slot 0 and return the offset behind them.
+
+    Raises:
+        NotOwner: nothing was written.
+        WriteFailed: the changes were refused, or the outcome is unknown.
+    """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bytes | None] = loop.create_future()
 
@@ -157,14 +163,18 @@ async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[S
 
 
 class ForwardedWriter:
-    """Of slot 0's owner, or of a node that is taken for it. write: `ClusterMetadata.write_own`."""
+    """Handles changes that other nodes send to slot 0's owner.
+
+    Args:
+        write: `ClusterMetadata.write_own`.
+    """
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take(self, preamble: Preamble, transport: asyncio.Transport) -> None:
-        """An inner connection of kind WRITE."""
+        """Accept a connection of kind WRITE."""
 
         def came(message: bytes | None) -> None:
             if message is None:
@@ -195,13 +205,17 @@ logger = logging.getLogger(__name__)
 ASK_S: Final = 1.0
 ANSWER_S: Final = 2.0
 ROUNDS: Final = 2
-"""In which nobody has answered, before clients are sent away."""
+"""Number of rounds without any answer before clients are refused."""
 CUT_OFF: Final = "this node reaches neither Kafka nor another node of the cluster: connect to another node"
 
 
 class PeerStatusMonitor:
-    """Of one node. owned: the slots it serves. answers: whether Kafka does. on_cut_off: told why clients are sent
-    away, "" when they are let in again.
+    """Asks other nodes which slots they serve while Kafka does not answer.
+
+    Args:
+        owned: returns the slots that this node serves.
+        answers: returns whether Kafka answers.
+        on_cut_off: called with the reason when clients must be refused, and with "" when they are accepted again.
     """
 
     def __init__(
@@ -223,15 +237,15 @@ class PeerStatusMonitor:
         self._on_cut_off = on_cut_off
         self._asking: asyncio.Task[None] | None = None
         self._unanswered = 0  # rounds
-        self._silent: set[str] = set()  # names of nodes that did not answer when they were asked last
+        self._silent: set[str] = set()  # names of nodes that did not answer the last question
         self.cut_off = ""
 
     def start(self) -> None:
-        """Looks each ASK_S whether there is anything to ask."""
+        """Check every ASK_S whether to ask."""
         self._asking = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Nothing is asked any more."""
+        """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -247,7 +261,7 @@ class PeerStatusMonitor:
                 logger.exception("other nodes were not asked: a bug of the broker")
 
     async def poll(self) -> None:
-        """Asks, if there is anything to ask. Cost: a TLS handshake a node."""
+        """Ask all other nodes if Kafka does not answer. Cost: a TLS handshake per node."""
         said = False
         others = [node for node in self._view.nodes() if node.name != self._view.me]
         wanted = not self._answers() or any(owned.halted for owned in self._owned().values())
@@ -262,7 +276,7 @@ class PeerStatusMonitor:
             self._on_cut_off(why)
 
     async def _ask(self, node: NodeState) -> bool:
-        """Whether it has answered."""
+        """Ask one node and apply its answer. Return whether it answered."""
         answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
         def came(message: bytes | None) -> None:
@@ -308,7 +322,7 @@ class PeerStatusMonitor:
     # -- answering -----------------------------------------------------------------------------------------------------
 
     def served_slots(self) -> dict[int, Owner]:
-        """What this node may say that it serves: it has told Kafka, and Kafka has answered since, not long ago."""
+        """Return the slots that this node announced and whose lease is valid."""
         now = asyncio.get_running_loop().time()
         found: dict[int, Owner] = {}
         for slot, owned in self._owned().items():
@@ -320,7 +334,7 @@ class PeerStatusMonitor:
         return found
 
     async def take(self, _preamble: Preamble, transport: asyncio.Transport) -> None:
-        """An inner connection of kind SERVED; who asks ends it."""
+        """Accept a connection of kind SERVED and answer; the asking node closes it."""
         frames = Frames(lambda _: frames.end())
         welcome(transport, frames)
         said: dict[str, Any] = {str(slot): owner._asdict() for slot, owner in self.served_slots().items()}
@@ -331,11 +345,17 @@ Serve: TypeAlias = "Callable[[Preamble, asyncio.Transport], Awaitable[None]]"
 
 
 class PeerServer(FrontEnd):
-    """Its listeners are `cluster`, one each per address. admin: it answers for the whole cluster, and other nodes'
-    requests; it starts later. view: who runs what. secret: the cluster's. listen: host and port. write: what writes to
-    slot 0 where this node owns it.
+    """The peer port of a node.
 
-    The port stays through `stop_app`, as the admin API does.
+    It stays open during `stop_app`, like the HTTP API. Its listeners are named `cluster`.
+
+    Args:
+        admin: the HTTP API, which starts later; it answers for the whole cluster and handles requests of other
+        nodes.
+        view: the owners of vhosts.
+        secret: the cluster's secret.
+        listen: host and port.
+        write: writes to slot 0 if this node owns it.
     """
 
     stays = True
@@ -359,7 +379,7 @@ class PeerServer(FrontEnd):
         self._admin = admin
         admin.whole = self._whole
         self.control: ClusterControl | None = None
-        """What operators may do with the cluster; given before the admin API serves."""
+        """Operations for administrators. Set before the HTTP API serves requests."""
         self.connector = PeerConnector(view.me, secret)
         self.relays = ConnectionProxy(broker, view, self.connector)
         self.relayed = ProxiedClients(broker, amqp, view)
@@ -374,7 +394,7 @@ class PeerServer(FrontEnd):
         self._door: PeerListener | None = None
 
     async def start(self) -> None:
-        """Raises: OSError."""
+        """Load the certificate and listen. Raises OSError."""
         if self.identity is None:
             self.identity = await asyncio.to_thread(identity, self._broker.settings.data_dir)
         self._door = PeerListener(self.identity, self._secret, self._kinds)
@@ -383,20 +403,21 @@ class PeerServer(FrontEnd):
 
     @property
     def port(self) -> int:
-        """The port listened on; 0 before `start`."""
         return 0 if self._door is None else self._door.port
 
     @property
     def refused_count(self) -> int:
-        """Sockets that were no node's, since the start."""
+        """Sockets that were refused since the start."""
         return 0 if self._door is None else self._door.refused_count
 
     def cut_off(self, why: str) -> None:
-        """All clients go, 320, and no connection is opened any more; "": they are again. The node confirms nothing, and
-        cannot ask who could serve its clients: they have to find him.
+        """Close all clients with 320 and refuse new ones; with "" accept clients again.
+
+        The node can confirm nothing and cannot ask which node serves its clients, so the clients must find another
+        node.
         """
         self.relays.closed = why
-        self._view.tell()  # connections that wait for an owner are refused
+        self._view.tell()  # waiting connections see that they are refused
         if why:
             self.relays.force_all(why)
             for connection in list(self._amqp.connections):
@@ -404,17 +425,19 @@ class PeerServer(FrontEnd):
             self._broker.turn.schedule()
 
     async def forward(self, node: NodeState, changes: Sequence[SlotChange]) -> int:
-        """Slot 0's owner writes them. Returns the offset behind. Raises: WriteFailed; NotOwner, nothing was written."""
+        """Let the owner of slot 0 write changes; see the function `forward`."""
         return await forward(self.connector, node, changes)
 
     def _whole(self) -> ClusterApi:
-        """For the admin API, which imports what it takes behind the ready line."""
+        """Return the gateway. The HTTP API calls this after the ready line, so that the import does not delay the
+        start.
+        """
         from amqpd.cluster.api_gateway import ApiGateway
 
         return ApiGateway(self._broker, self._view, self.connector, self.control)
 
     async def _take_http(self, _preamble: Preamble, transport: asyncio.Transport) -> None:
-        """Requests of another node's admin API."""
+        """Accept a connection for requests of another node's HTTP API."""
         protocol = self._admin.inner_connection()
         if protocol is None:
             refuse(transport, peer_link.NOT_MINE, "its admin API does not serve yet")
@@ -422,7 +445,7 @@ class PeerServer(FrontEnd):
             welcome(transport, protocol)
 
     async def stop(self) -> None:
-        """What is still relayed ends: AMQP, which stops before, has told clients so."""
+        """Close the port and all remaining connections. The AMQP listener stopped before and notified its clients."""
         self.listeners.clear()
         self._amqp.connections.elsewhere = None
         if self._door is not None:
@@ -432,7 +455,7 @@ class PeerServer(FrontEnd):
         self.relays.close()
 
     async def suspend(self) -> None:
-        """Nothing: it is not for clients."""
+        """Do nothing: clients do not use this port."""
 
     async def resume(self) -> None:
-        """Nothing: it was not suspended."""
+        """Do nothing: the port was not suspended."""

@@ -1,19 +1,17 @@
-"""Which slots this node serves, from assignment to assignment: taken, served, given up.
+"""Slots of this node, from assignment to assignment.
 
-The group assigns (`assigned`), one task for each slot follows:
+The consumer group assigns slots (`assigned`). One task per slot does this:
 
-    wait        until the slot is assigned, and something is in it
-    make sure   that the group, asked now, knows this node in that generation
-    take        `SlotTaker.take`: behind it this node is the slot's only writer
-    serve       until an assignment leaves it out, or the slot has ended: Kafka says that another has it, or has not
-                answered for too long
-    let go      `SlotTaker.give_up`, all that is to be stored being stored; `SlotTaker.drop` where it has ended
+1. Wait until the slot is assigned and contains a vhost. Slot 0 is always taken.
+2. Ask the group whether it knows this node in the present generation.
+3. Take over the slot (`SlotTaker.take`): this node is now the only writer.
+4. Serve it until an assignment leaves it out, or until it ends: another node owns it, or Kafka did not answer for
+   too long.
+5. Release it: `SlotTaker.give_up` stores what is left; `SlotTaker.drop` after the slot ended.
 
-A slot that has ended is not taken again in the same generation, nor at once: two nodes never fence each other in turns.
-Whoever has let go of a slot asks for another round of the group, in which the slot is nobody's (group.py); so does
-who was about to take one, and has told the group so, when an assignment leaves it out.
-
-A slot with no vhost is assigned, and not taken: there is nothing to serve.
+A slot that ended is taken again only in a later generation and after a pause, so two nodes do not fence each other
+in turns. After a release the task requests another round of the group, in which the slot belongs to no node
+(`kafka/group.py`). It also does so if it announced a takeover and an assignment then leaves the slot out.
 """
 
 from __future__ import annotations
@@ -32,15 +30,19 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 15.0
-"""Before a slot is taken again that could not be taken, or has ended: doubled each time."""
+"""Pause before a slot is taken again after a failure or its end; doubled each time."""
 QUIET_S: Final = 60.0
-"""A slot that was served for so long was taken well: the pauses begin anew."""
+"""A slot that was served for this time resets the pause."""
 KNOWN_PAUSE_S: Final = 0.25
 
 
 class HeldSlot(Protocol):
-    """A slot that was taken. epoch: of its writer. ended: why it has ended by itself, "" while it has not; then `over`
-    is set.
+    """A slot that was taken over.
+
+    Attributes:
+        over: set when the slot ended.
+        epoch: of its producer id.
+        ended: why the slot ended; "" while it is served.
     """
 
     over: asyncio.Event
@@ -56,28 +58,30 @@ H = TypeVar("H", bound=HeldSlot)
 
 
 class SlotTaker(Protocol[H]):
-    """Who does it."""
+    """Takes over and releases slots: `SlotOwnership`."""
 
     async def take(self, slot: int) -> H:
-        """This node is the slot's only writer and serves what is in it. Raises: TAKE_ERRORS, and it is not."""
+        """Become the slot's only writer and serve it. Raises TAKE_ERRORS if that failed."""
 
     async def give_up(self, held: H) -> None:
-        """Nothing of it is served any more, and all of it is stored, as far as Kafka answers. Raises: nothing."""
+        """Stop serving the slot and store everything, if Kafka answers. Raises nothing."""
 
     async def drop(self, held: H) -> None:
-        """It has ended: nothing of it is served any more. Raises: nothing."""
+        """Stop serving a slot that ended. Raises nothing."""
 
 
 TAKE_ERRORS: Final = (KafkaDisconnected, KafkaRefused, KafkaIncompatible, MetadataError, OSError)
-"""That a slot cannot be taken just now."""
+"""Errors of a failed takeover; another attempt may succeed."""
 
 
 class Slots(Generic[H]):
-    """Of one node. Loop thread only.
+    """The slots of one node. Loop thread only.
 
-    known: see `GroupMembership.known`. rejoin: see `GroupMembership.rejoin`. wanted_here: whether there is anything in
-    a slot.
-    outages: where trouble with Kafka is reported.
+    Args:
+        known: see `GroupMembership.known`.
+        rejoin: see `GroupMembership.rejoin`.
+        wanted_here: returns whether a slot contains a vhost.
+        outages: reports trouble with Kafka.
     """
 
     def __init__(
@@ -100,10 +104,10 @@ class Slots(Generic[H]):
         self._changed: dict[int, asyncio.Event] = {}
         self._stopping = False
 
-    # -- what is told
+    # -- input
 
     def assigned(self, generation: int, slots: frozenset[int]) -> None:
-        """The group has assigned these to this node, and no others."""
+        """Handle an assignment: these slots are this node's, and no others."""
         if self._stopping:
             return
         self.generation = generation
@@ -113,17 +117,19 @@ class Slots(Generic[H]):
         self._wake()
 
     def look(self, slot: int) -> None:
-        """Something has come into the slot."""
+        """Start serving a slot that is assigned and got its first vhost."""
         if slot in self.assigned_slots and slot not in self._tasks and self._wanted_here(slot):
             self._changed[slot] = asyncio.Event()
             self._tasks[slot] = asyncio.get_running_loop().create_task(self._serve(slot))
 
     def said(self) -> dict[int, int]:
-        """What the group is told that this node has: slot -> epoch, 0 for one that it is about to take."""
+        """Return the slots that this node announces to the group: slot -> epoch; 0 for a slot that it is about to
+        take.
+        """
         return {slot: self.held[slot].epoch if slot in self.held else 0 for slot in self._tasks}
 
     async def stop(self, timeout_s: float) -> None:
-        """Gives all up. What is not given up by then is left to who takes it over."""
+        """Give up all slots. The next owner recovers slots that are not stored in time."""
         self._stopping = True
         self.assigned_slots = frozenset()
         self._wake()
@@ -144,7 +150,7 @@ class Slots(Generic[H]):
         changed = self._changed[slot]
         pause = PAUSE_S
         ended_in = -1
-        asked = False  # for the round in which it is nobody's
+        asked = False  # another round of the group was requested
         try:
             while slot in self.assigned_slots:
                 asked = False
@@ -161,7 +167,7 @@ class Slots(Generic[H]):
                     else:
                         logger.error("slot %d cannot be taken: %s; next try in %g s", slot, error, pause)
                     if isinstance(error, KafkaRefused):
-                        ended_in = generation  # somebody else has taken it since
+                        ended_in = generation  # another node has taken it over meanwhile
                         self._ask_again()
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, PAUSE_S_MAX)
@@ -208,12 +214,12 @@ class Slots(Generic[H]):
 
     def _ask_again(self) -> None:
         if not self._stopping:
-            # Behind the task's own end, so that what is said of it is right.
+            # after the end of this task, so that `said` is right
             asyncio.get_running_loop().call_soon(self._rejoin)
 
 
 async def _first(*waits: Awaitable[object]) -> None:
-    """Returns when one of them has; the others are given up."""
+    """Return when the first awaitable has finished; cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Who runs what, as the relay and the admin API ask: nodes, their inner addresses, and which of them runs a vhost."""
+"""Cluster as the proxy and the HTTP API see it: the running nodes, their peer ports, and the owner of each vhost."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import NamedTuple
 
 
 class NodeState(NamedTuple):
-    """name: `amqpd@host`. host, port: of its inner port (`cluster.listen`). fingerprint: of its certificate, SHA-256 in
-    hexadecimal digits.
+    """A running node.
+
+    Attributes:
+        name: `amqpd@host`.
+        host, port: of its peer port (`cluster.listen`).
+        fingerprint: SHA-256 of its certificate in hexadecimal.
     """
 
     name: str
@@ -19,9 +23,11 @@ class NodeState(NamedTuple):
 
 
 class View:
-    """What one node knows of its cluster. me: its own name.
+    """Interface of the cluster for the proxy and the HTTP API.
 
-    listeners: called, on the loop, whenever a vhost's owner or a node's address may have changed.
+    Attributes:
+        me: the name of this node.
+        listeners: called on the loop when the owner of a vhost or the address of a node may have changed.
     """
 
     me = ""
@@ -30,42 +36,42 @@ class View:
         self.listeners: list[Callable[[], None]] = []
 
     def knows(self, vhost: str) -> bool:
-        """Whether there is such a vhost, whoever runs it. Cost: a look into a dict."""
+        """Return whether the vhost exists, with or without owner. Cost: a dict look-up."""
         raise NotImplementedError
 
     def vhosts(self) -> list[str]:
-        """The names of all there are."""
+        """Return the names of all vhosts."""
         raise NotImplementedError
 
     def owner_of(self, vhost: str) -> NodeState | None:
-        """Who runs the vhost; None where nobody does just now, or there is none. Cost: two looks into a dict."""
+        """Return the node that owns the vhost; None if there is none now. Cost: two dict look-ups."""
         raise NotImplementedError
 
     def nodes(self) -> list[NodeState]:
-        """All that run, this one among them, by name."""
+        """Return all running nodes by name, including this one."""
         raise NotImplementedError
 
     def controller(self) -> NodeState | None:
-        """Who keeps what is the whole cluster's (users, vhosts, permissions): the owner of slot 0."""
+        """Return the owner of slot 0, which has the cluster-wide data (users, vhosts, permissions)."""
         raise NotImplementedError
 
     def position(self) -> int:
-        """How far this node has read what is the whole cluster's; rises."""
+        """Return how far this node has read slot 0. The value only increases."""
         raise NotImplementedError
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Call the listeners after a change."""
         for listener in list(self.listeners):
             listener()
 
     async def changed(self, wait_s: float) -> None:
-        """Returns at the next change, or after that time."""
+        """Return at the next change, or after `wait_s`."""
         turned = asyncio.Event()
         self.listeners.append(turned.set)
         try:
             async with asyncio.timeout(wait_s):
                 await turned.wait()
         except TimeoutError:
-            pass  # the caller looks anew either way
+            pass  # the caller checks again in both cases
         finally:
             self.listeners.remove(turned.set)
