@@ -224,10 +224,10 @@ class ApiGateway(ClusterApi):
         keeper = self._named(node)
         if keeper is None:
             return ""
-        nobody, told = ForwardedRequest(Principal(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
+        anonymous, told = ForwardedRequest(Principal(User(""), False), ("", 0)), {SESSION_DIGEST: digest}
         method = "DELETE" if end else "GET"
         try:
-            answer = await self._inner.ask(keeper, method, SESSION_PATH, nobody, told, silent_s=PART_SILENT_S)
+            answer = await self._inner.ask(keeper, method, SESSION_PATH, anonymous, told, silent_s=PART_SILENT_S)
         except PeerTimeout as silent:
             log.warning("whose login it is cannot be asked: %s", silent)
             return ""
@@ -332,7 +332,7 @@ class ApiGateway(ClusterApi):
         path, by = self._path(route, call), ForwardedRequest(call.caller, ("", 0))
         body = await encoded(call.body)
         asked = (
-            self._inner.ask(node, route.method, path, by, {**headers, **_kept(call)}, body, PART_SILENT_S)
+            self._inner.ask(node, route.method, path, by, {**headers, **_forwarded_headers(call)}, body, PART_SILENT_S)
             for node in nodes
         )
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -361,12 +361,12 @@ class ApiGateway(ClusterApi):
             raise others
         answers, missing = others
         slices = TimeSlice()
-        parts = {self._view.me: await _cut(own, slices)}
+        parts = {self._view.me: await _read_part(own, slices)}
         for node, answer in answers:
             if answer.status == 200:
-                parts[node.name] = await _cut([answer.body], slices)
+                parts[node.name] = await _read_part([answer.body], slices)
             elif answer.status not in (401, 404):  # the user or the object is unknown there: no part
-                missing.append(_troubled(node, answer))
+                missing.append(_log_missing(node, answer))
         if route.path == "api/nodes" and missing:
             gone = [b"\t" + to_json({"name": name, "type": "disc", "running": False}).encode() for name in missing]
             parts["~"] = _ListingPart(len(gone), len(gone), gone)
@@ -383,12 +383,12 @@ class ApiGateway(ClusterApi):
 
     async def _sum(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         answers, missing = await self._ask_all(route, call, {})
-        found = await parsed(_whole(await route.handler(call)))
+        found = await parsed(_body_of(await route.handler(call)))
         for node, answer in answers:
             if answer.status == 200:
                 _add(found, await parsed(answer.body))
             elif answer.status not in (401, 404):
-                missing.append(_troubled(node, answer))
+                missing.append(_log_missing(node, answer))
         found["missing_nodes"] = missing
         return await written(found, {MISSING: ",".join(missing)} if missing else {})
 
@@ -397,7 +397,7 @@ class ApiGateway(ClusterApi):
         if missing:
             # an incomplete document must not look like a complete copy
             raise Unavailable(f"nodes that do not answer: {', '.join(missing)}")
-        found = await parsed(_whole(await route.handler(call)))
+        found = await parsed(_body_of(await route.handler(call)))
         for node, answer in answers:
             if answer.status != 200:
                 raise Unavailable(f"node {node.name} answers {answer.status}")
@@ -417,7 +417,7 @@ class ApiGateway(ClusterApi):
             answers, missing = await self._ask_all(route, call, {})
             for _node, answer in answers:
                 if answer.status not in (401, 404):
-                    return _passed(answer)
+                    return _response_of(answer)
             if missing:
                 raise Unavailable(f"not found, and nodes that do not answer: {', '.join(missing)}") from None
             raise
@@ -427,16 +427,16 @@ class ApiGateway(ClusterApi):
         try:
             found = await route.handler(call)
         except ResourceNotFound:  # another node owns the vhost
-            found = next((_passed(answer) for _node, answer in answers if answer.status < 400), None)  # type: ignore[assignment]
+            found = next((_response_of(answer) for _node, answer in answers if answer.status < 400), None)  # type: ignore[assignment]
             if found is None:
                 raise
             answers = [each for each in answers if each[1].status >= 400]
-        total = await parsed(_whole(found)) if found.body else None
+        total = await parsed(_body_of(found)) if found.body else None
         for node, answer in answers:
             if answer.status < 300 and answer.body and isinstance(total, dict):
                 _add(total, await parsed(answer.body))
             elif answer.status >= 500:
-                missing.append(_troubled(node, answer))
+                missing.append(_log_missing(node, answer))
         headers = {MISSING: ",".join(missing)} if missing else {}
         body = None if total is None else to_json(total).encode()
         return ApiResponse(found.status, body, headers={**found.headers, **headers})
@@ -462,7 +462,7 @@ class ApiGateway(ClusterApi):
         """Import definitions part by part; see the module."""
         own, by_vhost = split_definitions(call.fields())
         found = await route.handler(with_body(call, own))
-        total = await parsed(_whole(found)) if found.body else None
+        total = await parsed(_body_of(found)) if found.body else None
         by_node: dict[NodeState | None, list[Document]] = {}
         for name, part in by_vhost.items():
             await make_vhost(self._broker, part, name)
@@ -473,7 +473,7 @@ class ApiGateway(ClusterApi):
             if answer.status >= 400:
                 return answer
             if answer.body and isinstance(total, dict):
-                _add(total, json.loads(_whole(answer)))
+                _add(total, json.loads(_body_of(answer)))
         return found if total is None else reply(total)
 
     async def _difference(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
@@ -483,7 +483,7 @@ class ApiGateway(ClusterApi):
         for name, part in by_vhost.items():
             by_node.setdefault(await self._owner(name), []).append(part)
         mine = {**own, **together(by_node.pop(None, []))}
-        total = json.loads(_whole(await route.handler(with_body(call, mine))))
+        total = json.loads(_body_of(await route.handler(with_body(call, mine))))
         for node, documents in by_node.items():
             assert node is not None  # this node's part was removed
             # permissions may belong to users that the document creates
@@ -491,14 +491,16 @@ class ApiGateway(ClusterApi):
             answer = await self._ask(node, route, with_body(call, part))
             if answer.status >= 400:
                 return answer
-            add_difference(total, json.loads(_whole(answer)), node.name)
+            add_difference(total, json.loads(_body_of(answer)), node.name)
         return reply(total)
 
     async def _ask(self, node: NodeState, route: ApiRoute, call: ApiRequest) -> ApiResponse:
         """Let another node answer. Raises Unavailable."""
         body, by = await encoded(call.body), ForwardedRequest(call.caller, ("", 0))
         try:
-            return _passed(await self._inner.ask(node, route.method, self._path(route, call), by, _kept(call), body))
+            return _response_of(
+                await self._inner.ask(node, route.method, self._path(route, call), by, _forwarded_headers(call), body)
+            )
         except PeerTimeout as error:
             raise Unavailable(str(error)) from error
 
@@ -514,24 +516,24 @@ class _Bound:
         return self._answer(self._route, call)
 
 
-def _kept(call: ApiRequest) -> dict[str, str]:
+def _forwarded_headers(call: ApiRequest) -> dict[str, str]:
     """Return the headers that handlers read."""
     kept = {name: call.headers[name] for name in ("X-Reason", "If-Match", "Content-Type") if name in call.headers}
     return kept if call.body is None else {"Content-Type": "application/json", **kept}
 
 
-def _passed(answer: Any) -> ApiResponse:
+def _response_of(answer: Any) -> ApiResponse:
     kind = answer.headers.get("Content-Type", "application/json")
     return ApiResponse(answer.status, answer.body or None, kind)
 
 
-def _troubled(node: NodeState, answer: Any) -> str:
+def _log_missing(node: NodeState, answer: Any) -> str:
     """Log an answer without a part and return the node's name: it counts as missing."""
     log.warning("node %s answers %d: %r", node.name, answer.status, answer.body[:200])
     return node.name
 
 
-def _whole(found: ApiResponse) -> bytes:
+def _body_of(found: ApiResponse) -> bytes:
     body = found.body or b""
     return b"".join(body) if isinstance(body, list) else body
 
@@ -563,7 +565,7 @@ def _samples(mine: list[Any], theirs: list[Any]) -> list[Any]:
     return [{**each, "sample": each["sample"] + at[each["timestamp"]]} for each in mine if each["timestamp"] in at]
 
 
-async def _cut(chunks: Iterable[bytes], slices: TimeSlice) -> _ListingPart:
+async def _read_part(chunks: Iterable[bytes], slices: TimeSlice) -> _ListingPart:
     """Return the part that a node has sent: lines, or a short JSON list. Raises BadRequest."""
     chunks = list(chunks)
     if chunks and chunks[0].startswith(b"["):

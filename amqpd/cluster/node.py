@@ -203,7 +203,7 @@ class ClusterNode:
         self.reader = KafkaReader(options.access)
         self.draining = False
         self.joined = asyncio.Event()
-        self._assignor = Assignor(options.settled_topic, options.slots, self._said, self._wishes, False)
+        self._assignor = Assignor(options.settled_topic, options.slots, self._member, self._wishes, False)
         self._members = GroupMembership(
             options.access,
             options.group,
@@ -283,7 +283,7 @@ class ClusterNode:
     @property
     def cut_off(self) -> str:
         """The reason why this node opens no connections; "" if it opens them."""
-        return self.inner.hearsay.cut_off
+        return self.inner.status_monitor.cut_off
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -320,8 +320,8 @@ class ClusterNode:
             self.options.replication_factor, self.options.required_insync,
         )  # fmt: skip
         self.leases.start()
-        self.inner.hearsay.start()
-        self._upkeep = asyncio.get_running_loop().create_task(self._look_after())
+        self.inner.status_monitor.start()
+        self._upkeep = asyncio.get_running_loop().create_task(self._run_upkeep())
         self._members.start()
         deadline = time.monotonic() + JOIN_S
         while not (self._admitted.is_set() and self.broker.auth.users() and self.state.owners):
@@ -351,7 +351,7 @@ class ClusterNode:
             self._upkeep.cancel()
             await asyncio.gather(self._upkeep, return_exceptions=True)
         self.leases.stop()
-        await self.inner.hearsay.stop()
+        await self.inner.status_monitor.stop()
         ends = (self.takeovers.close(), self.state.close(), self.reader.close(), self.topics.close())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
@@ -373,7 +373,7 @@ class ClusterNode:
 
     # -- the group -----------------------------------------------------------------------------------------------------
 
-    def _said(self) -> Member:
+    def _member(self) -> Member:
         """Return what this node sends to the group when it joins."""
         busy = frozenset(slot for slot, owned in self.owned.items() if owned.busy)
         name, address, fingerprint = self._announced()
@@ -501,7 +501,7 @@ class ClusterNode:
 
     # -- periodic work -------------------------------------------------------------------------------------------------
 
-    async def _look_after(self) -> None:
+    async def _run_upkeep(self) -> None:
         """Renew the slots in Kafka and delete records that are not needed, until the task is cancelled."""
         freed_s = time.monotonic()
         while True:
@@ -509,16 +509,16 @@ class ClusterNode:
             now = time.monotonic()
             for slot, owned in list(self.owned.items()):
                 try:
-                    await self._keep(owned, now)
+                    await self._keep_slot_known(owned, now)
                 except (KafkaDisconnected, KafkaRefused, MetadataError, OSError) as error:
                     self._outages.failed(f"slot {slot} is not renewed just now", error)
                 except Exception:
                     logger.exception("slot %d: a bug of the broker", slot)
             if now - freed_s >= FREE_S:
                 freed_s = now
-                await self._free()
+                await self._delete_unneeded()
 
-    async def _keep(self, owned: OwnedSlot, now: float) -> None:
+    async def _keep_slot_known(self, owned: OwnedSlot, now: float) -> None:
         if now - owned.renewed_s >= RENEW_S:
             owned.renewed_s = owned.kept_alive_s = now
             await self.takeovers.renew(owned)
@@ -526,7 +526,7 @@ class ClusterNode:
             owned.kept_alive_s = now
             self.takeovers.keep_alive(owned)
 
-    async def _free(self) -> None:
+    async def _delete_unneeded(self) -> None:
         """Delete the records in Kafka below the head of each queue's log."""
         for slot, owned in list(self.owned.items()):
             try:
@@ -542,7 +542,7 @@ class NodeFrontEnd(PeerServer):
         options, write = node.options, node.metadata.write_own
         super().__init__(node.broker, amqp, admin, node.view, options.secret, options.listen, write)
         self.control = ClusterOperations(node)
-        self.hearsay = PeerStatusMonitor(
+        self.status_monitor = PeerStatusMonitor(
             self.connector,
             node.view,
             node.state,
@@ -551,7 +551,7 @@ class NodeFrontEnd(PeerServer):
             options.session_timeout_s,
             self.cut_off,
         )
-        self._kinds[peer_link.SERVED] = self.hearsay.take
+        self._kinds[peer_link.SERVED] = self.status_monitor.take
         self._node = node
         self._joined = False
 

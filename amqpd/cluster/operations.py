@@ -130,10 +130,10 @@ class ClusterOperations(ClusterControl):
         owner = self._node.view.owner_of(vhost)
         return owner is not None and owner.name == node
 
-    async def _until(self, so: Any, text: str, timeout_s: float = MOVE_S) -> None:
-        """Wait until `so` returns true. Raises NotMoved after the time-out."""
+    async def _until(self, condition: Any, text: str, timeout_s: float = MOVE_S) -> None:
+        """Wait until `condition` returns true. Raises NotMoved after the time-out."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while not so():
+        while not condition():
             if asyncio.get_running_loop().time() > deadline:
                 raise NotMoved(f"{text} after {timeout_s:g} s")
             await self._node.view.changed(LOOK_S)

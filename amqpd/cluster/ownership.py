@@ -107,7 +107,7 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
 GIVE_UP_S: Final = 2.5
 """Maximum time for storing what is left. The next owner recovers the rest."""
 BARRIERS_AT_ONCE: Final = 500
-COME_AGAIN_S: Final = 5.0
+LOAD_RETRY_S: Final = 5.0
 """Pause after a failure to load a vhost."""
 
 
@@ -226,7 +226,7 @@ class SlotOwnership:
                 transaction_bytes_max=options.max_message_bytes,
             )
             owned = OwnedSlot(slot, held, producer, meta, logs)
-            self._watch(owned)
+            self._connect_callbacks(owned)
             table = await read_rows(self._reader, options.meta_topic, slot, int(meta.next_offset) - 1)
             await self.state.caught_up()  # later vhosts of the slot arrive in vhost_changed
             vhosts = self.state.vhosts_of(slot)
@@ -253,7 +253,7 @@ class SlotOwnership:
             self.vhost_changed(row.name)  # vhosts that were declared during the takeover
         return owned
 
-    def _watch(self, owned: OwnedSlot) -> None:
+    def _connect_callbacks(self, owned: OwnedSlot) -> None:
         """Connect the callbacks of the slot's producer and logs."""
         logs, meta = owned.logs, owned.meta
 
@@ -267,21 +267,21 @@ class SlotOwnership:
             if partition is meta:
                 logs.fenced(f"the slot's metadata are refused: {partition.text}")
 
-        told = self.broker.turn.log_failed
-        assert told is not None  # set by the broker's constructor
+        queue_log_failed = self.broker.turn.log_failed
+        assert queue_log_failed is not None  # set by the broker's constructor
 
         def failed(log: QueueLog) -> None:
             if not logs.ended:  # otherwise all logs end with their vhosts
-                told(log)
+                queue_log_failed(log)
 
         producer = owned.producer
         producer.on_moved = moved
         producer.on_refused = refused
         logs.on_failed = failed
         logs.on_accepted = self.broker.log_accepted
-        logs.on_fenced = lambda text: self._end(owned, text)
+        logs.on_fenced = lambda text: self._end_slot(owned, text)
 
-    def _end(self, owned: OwnedSlot, why: str) -> None:
+    def _end_slot(self, owned: OwnedSlot, why: str) -> None:
         """Stop serving the slot: another node owns it, or may own it."""
         if owned.ended:
             return
@@ -373,9 +373,9 @@ class SlotOwnership:
         if owned.slot == 0 and len(table) == 0 and not table.notes:
             await rows.write([Put(row) for row in self._first_rows()])
         self._metadata.own(owned.slot, rows)
-        if adrift := list(table.orphaned()):
-            logger.warning("slot %d: %d rows of what a crash has left are removed", owned.slot, len(adrift))
-            await rows.write(adrift)
+        if orphans := list(table.orphaned()):
+            logger.warning("slot %d: %d rows of what a crash has left are removed", owned.slot, len(orphans))
+            await rows.write(orphans)
         for vhost in await self.broker.load_vhosts(table.state(vhosts, self._metadata.node)):
             owned.vhosts[vhost.name] = vhost
         assert owned.placement is not None  # set by `_place`
@@ -398,14 +398,14 @@ class SlotOwnership:
         owned = None if slot is None else self.owned.get(slot)
         row = self.state.vhost(name)
         if row is None:
-            self._gone(name)
+            self._forget_vhost(name)
         if owned is None or row is None or owned.ended or name in owned.coming:
             return
         here = owned.vhosts.get(name)
         if row.state == "deleting" and (here is None or not here.deleted):
             work = self._finish_deletion(owned, row, here)
         elif row.state != "deleting" and (here is None or (here.id != row.id and here.deleted)):
-            work = self._come(owned, row)
+            work = self._load_vhost(owned, row)
         else:
             return
         owned.coming.add(name)
@@ -413,14 +413,14 @@ class SlotOwnership:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _gone(self, name: str) -> None:
+    def _forget_vhost(self, name: str) -> None:
         """Forget a deleted vhost whose row is gone."""
         for owned in self.owned.values():
             here = owned.vhosts.get(name)
             if here is not None and here.deleted:
                 del owned.vhosts[name]
 
-    async def _come(self, owned: OwnedSlot, row: VhostRow) -> None:
+    async def _load_vhost(self, owned: OwnedSlot, row: VhostRow) -> None:
         """Load a newly declared vhost."""
         try:
             assert owned.rows is not None  # set by `_place`
@@ -430,8 +430,8 @@ class SlotOwnership:
                 else:
                     owned.vhosts[vhost.name] = vhost
         except Exception:
-            logger.exception("vhost '%s' cannot be served; next try in %g s", row.name, COME_AGAIN_S)
-            await asyncio.sleep(COME_AGAIN_S)
+            logger.exception("vhost '%s' cannot be served; next try in %g s", row.name, LOAD_RETRY_S)
+            await asyncio.sleep(LOAD_RETRY_S)
         finally:
             owned.coming.discard(row.name)
         self.vhost_changed(row.name)
@@ -466,7 +466,7 @@ class SlotOwnership:
             if owned.over.is_set():
                 return
             if held.producer_id != owned.held.producer_id:
-                self._end(owned, "Kafka has given it another producer id")
+                self._end_slot(owned, "Kafka has given it another producer id")
                 return
             owned.held = held
             owned.logs.renew(held)
@@ -505,16 +505,16 @@ class SlotOwnership:
             why = str(error) or f"no answer within {GIVE_UP_S:g} s"
             logger.warning("slot %d: what is left goes to its next owner unsaid: %s", owned.slot, why)
         owned.ended = owned.ended or "it was given up"
-        await self._clear(owned)
+        await self._unload(owned)
         logger.info("slot %d was given up", owned.slot)
 
     async def drop(self, held: OwnedSlot) -> None:
         """Unload a slot that ended. Raises nothing."""
         self.owned.pop(held.slot, None)
-        self._end(held, held.ended)
-        await self._clear(held)
+        self._end_slot(held, held.ended)
+        await self._unload(held)
 
-    async def _clear(self, owned: OwnedSlot) -> None:
+    async def _unload(self, owned: OwnedSlot) -> None:
         self._metadata.disown(owned.slot, f"cannot write the metadata: {owned.ended}")
         if owned.placement is not None:
             await owned.placement.close()
@@ -534,10 +534,10 @@ class SlotOwnership:
 
 
 def _nothing(_: object) -> None:
-    """Ignore the call; `_watch` sets the real callback."""
+    """Ignore the call; `_connect_callbacks` sets the real callback."""
 
 
-LOOK_S: Final = 0.25
+CHECK_S: Final = 0.25
 PROLONG_SHARE: Final = 1 / 3
 
 
@@ -563,34 +563,34 @@ class LeaseMonitor:
 
     def start(self) -> None:
         """Check the leases every LOOK_S."""
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._timer = self._loop.call_later(CHECK_S, self._check_leases)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_leases(self) -> None:
         self.start()
         now = self._loop.time()
-        waiting: list[int] = []
-        going_on: list[int] = []
+        suspended_slots: list[int] = []
+        resumed_slots: list[int] = []
         for owned in list(self._owned()):
             age_s = now - owned.producer.answered_s
             if age_s > self._timeout_s * PROLONG_SHARE:
                 self._prolong(owned)
             lapsed = age_s > self._timeout_s
             if lapsed and not owned.halted:
-                waiting.append(owned.slot)
+                suspended_slots.append(owned.slot)
             elif owned.halted and not lapsed:
-                going_on.append(owned.slot)
+                resumed_slots.append(owned.slot)
             if lapsed or owned.halted:
                 owned.halted = lapsed
                 suspend_delivery(owned)
-        if waiting:
+        if suspended_slots:
             text = "Kafka has not answered for longer than %g s: the durable queues of slots %s wait"
-            logger.warning(text, self._timeout_s, ", ".join(map(str, waiting)))
-        if going_on:
-            logger.warning("Kafka answers: the durable queues of slots %s go on", ", ".join(map(str, going_on)))
+            logger.warning(text, self._timeout_s, ", ".join(map(str, suspended_slots)))
+        if resumed_slots:
+            logger.warning("Kafka answers: the durable queues of slots %s go on", ", ".join(map(str, resumed_slots)))
 
 
 def suspend_delivery(owned: OwnedSlot) -> None:

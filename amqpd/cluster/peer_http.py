@@ -162,7 +162,7 @@ class PeerHttpClient:
         Raises:
             Unavailable: the node did not answer; nothing was sent to the client.
         """
-        headers = {name: value for name, value in request.headers.items() if _passed(name)}
+        headers = {name: value for name, value in request.headers.items() if _is_passed(name)}
         headers[CALLER] = told(by.caller, by.peer)
         data = request.content if request.can_read_body else None
         try:
@@ -192,7 +192,7 @@ class PeerHttpClient:
             await context.__aexit__(None, None, None)
 
 
-def _passed(name: str) -> bool:
+def _is_passed(name: str) -> bool:
     lower = name.lower()
     return lower not in _NOT_PASSED and not lower.startswith("sec-")
 
@@ -246,7 +246,7 @@ class IncrementalJsonParser:
             return value
         return await (self._list(depth + 1) if char == "[" else self._object(depth + 1))
 
-    def _takes(self, chars: str) -> str:
+    def _expect(self, chars: str) -> str:
         char = self.peek()
         if not char or char not in chars:
             raise ValueError(f"one of {chars} is missing at {self._at}")
@@ -255,26 +255,26 @@ class IncrementalJsonParser:
 
     async def _list(self, depth: int) -> list[Any]:
         found: list[Any] = []
-        self._takes("[")
+        self._expect("[")
         if self.peek() == "]":
-            self._takes("]")
+            self._expect("]")
             return found
         while True:
             found.append(await self.value(depth))
-            if self._takes(",]") == "]":
+            if self._expect(",]") == "]":
                 return found
 
     async def _object(self, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        self._takes("{")
+        self._expect("{")
         if self.peek() == "}":
-            self._takes("}")
+            self._expect("}")
             return found
         while True:
             name = await self.value(DEPTH)
-            self._takes(":")
+            self._expect(":")
             found[name] = await self.value(depth)
-            if self._takes(",}") == "}":
+            if self._expect(",}") == "}":
                 return found
 
 

@@ -91,7 +91,7 @@ def identity(data_dir: Path) -> NodeCertificate:
     """
     path = data_dir / NAME
     if not path.exists():
-        _write(path, _made())
+        _write(path, _make_certificate())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0  # no session is resumed
@@ -121,7 +121,7 @@ def _certificate_of(text: str) -> str:
     return begin + text.partition(begin)[2].partition(end)[0] + end
 
 
-def _made() -> bytes:
+def _make_certificate() -> bytes:
     """Return a new key and certificate as PEM. Raises OSError."""
     if find_spec("cryptography") is None:
         text = "the package cryptography, which makes the certificate, is missing: pip install 'amqpd[cluster]'"
@@ -547,7 +547,7 @@ class PeerListener:
         self._waiting: dict[str, dict[_IncomingSocket, None]] = {}
         self.waiting_count = 0
         self.refused_count = 0
-        self._told_at = -LOG_S
+        self._logged_at = -LOG_S
         self._sockets: list[socket.socket] = []
         self.port = 0
 
@@ -580,19 +580,19 @@ class PeerListener:
                 return
             except OSError as error:
                 # Usually no file descriptor is free; accept again in a moment.
-                self._refused("somebody", str(error))
+                self._count_refused("somebody", str(error))
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(PAUSE_S, self._go_on, listening)
+                loop.call_later(PAUSE_S, self._resume_accepting, listening)
                 return
             sock.setblocking(False)
-            self._entered(sock, str(address[0]))
+            self._add_waiting(sock, str(address[0]))
 
-    def _go_on(self, listening: socket.socket) -> None:
+    def _resume_accepting(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
-    def _entered(self, sock: socket.socket, address: str) -> None:
+    def _add_waiting(self, sock: socket.socket, address: str) -> None:
         """Add a waiting socket. Cost: 30 us, and 1 ms for the TLS handshake."""
         waiting = _IncomingSocket(sock, address)
         waiting.task = asyncio.get_running_loop().create_task(self._admit(waiting))
@@ -606,11 +606,11 @@ class PeerListener:
 
     def _make_room(self, address: str) -> None:
         oldest = next(iter(self._waiting[address]))
-        self._left(oldest)
-        self._refused(address, "too many wait with it")
+        self._remove_waiting(oldest)
+        self._count_refused(address, "too many wait with it")
         oldest.end()
 
-    def _left(self, waiting: _IncomingSocket) -> None:
+    def _remove_waiting(self, waiting: _IncomingSocket) -> None:
         of_address = self._waiting.get(waiting.address, {})
         if waiting in of_address:
             del of_address[waiting]
@@ -618,11 +618,11 @@ class PeerListener:
             if not of_address:
                 del self._waiting[waiting.address]
 
-    def _refused(self, address: str, why: str) -> None:
+    def _count_refused(self, address: str, why: str) -> None:
         self.refused_count += 1
         now = time.monotonic()
-        if now - self._told_at >= LOG_S:
-            self._told_at = now
+        if now - self._logged_at >= LOG_S:
+            self._logged_at = now
             count = self.refused_count
             log.warning("inner port: refused %s: %s (%d since the start)", address, why, count)
 
@@ -630,31 +630,31 @@ class PeerListener:
 
     async def _admit(self, waiting: _IncomingSocket) -> None:
         waiting.begun = True
-        guest = PendingPeer()
+        pending = PendingPeer()
         transport: asyncio.Transport | None = None
         try:
             async with asyncio.timeout(WAIT_S):
                 transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: guest, waiting.sock, ssl=self._identity.context, ssl_handshake_timeout=WAIT_S
+                    lambda: pending, waiting.sock, ssl=self._identity.context, ssl_handshake_timeout=WAIT_S
                 )
                 waiting.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                transport.write(GREETING + guest.nonce)
-                body, proof = await guest.complete
+                transport.write(GREETING + pending.nonce)
+                body, proof = await pending.complete
                 transport.pause_reading()
-                if not is_proof(proof, self._secret, guest.nonce, self._identity.fingerprint, body):
+                if not is_proof(proof, self._secret, pending.nonce, self._identity.fingerprint, body):
                     transport.write(answer(WRONG_SECRET, "the secrets differ"))
                     transport.close()
-                    self._refused(waiting.address, "the proof of its preamble is wrong: another cluster.secret?")
+                    self._count_refused(waiting.address, "the proof of its preamble is wrong: another cluster.secret?")
                     return
                 preamble = decode(body)
-            self._left(waiting)
+            self._remove_waiting(waiting)
             take = self._kinds.get(preamble.kind)
             if take is None:
                 refuse(transport, NOT_MINE, f"nothing of kind {preamble.kind} is taken here")
             else:
                 await take(preamble, transport)
         except (BadPreamble, OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            self._refused(waiting.address, f"{error}" or "its preamble did not come in time")
+            self._count_refused(waiting.address, f"{error}" or "its preamble did not come in time")
             _end(transport, waiting.sock)
         except asyncio.CancelledError:
             _end(transport, waiting.sock)
@@ -662,7 +662,7 @@ class PeerListener:
             log.exception("inner port: a bug of the broker")
             _end(transport, waiting.sock)
         finally:
-            self._left(waiting)
+            self._remove_waiting(waiting)
 
 
 class _IncomingSocket:
@@ -739,11 +739,11 @@ class _HelloClient(asyncio.Protocol):
             return
         self._data += data
         try:
-            self._look()
+            self._process()
         except BadPreamble as error:
             self._end(PeerUnreachable(str(error)))
 
-    def _look(self) -> None:
+    def _process(self) -> None:
         if not self._said:
             if len(self._data) < HELLO_BYTES:
                 if not GREETING.startswith(self._data[: len(GREETING)]):

@@ -83,11 +83,11 @@ class Frames(asyncio.Protocol):
     """Protocol for one message in each direction.
 
     Args:
-        came: called once with the message, or with None if it is too large or the connection ended.
+        on_message: called once with the message, or with None if it is too large or the connection ended.
     """
 
-    def __init__(self, came: Callable[[bytes | None], None]) -> None:
-        self._came: Callable[[bytes | None], None] | None = came
+    def __init__(self, on_message: Callable[[bytes | None], None]) -> None:
+        self._on_message: Callable[[bytes | None], None] | None = on_message
         self._data = bytearray()
         self.transport: asyncio.Transport | None = None
 
@@ -95,25 +95,25 @@ class Frames(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._came is None:
+        if self._on_message is None:
             return
         self._data += data
         if len(self._data) < _LENGTH.size:
             return
         end = _LENGTH.size + _LENGTH.unpack_from(self._data)[0]
         if end > SIZE_MAX:
-            self._told(None)
+            self._finish(None)
         elif len(self._data) >= end:
-            self._told(bytes(self._data[_LENGTH.size : end]))
+            self._finish(bytes(self._data[_LENGTH.size : end]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._told(None)
+        self._finish(None)
 
-    def _told(self, message: bytes | None) -> None:
-        came, self._came = self._came, None
-        if came is not None:
-            came(message)
+    def _finish(self, message: bytes | None) -> None:
+        on_message, self._on_message = self._on_message, None
+        if on_message is not None:
+            on_message(message)
 
     def say(self, message: object) -> None:
         """Send a message as JSON. Does nothing if the connection ended."""
@@ -137,11 +137,11 @@ async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[S
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bytes | None] = loop.create_future()
 
-    def came(message: bytes | None) -> None:
+    def on_message(message: bytes | None) -> None:
         if not answered.done():
             answered.set_result(message)
 
-    frames = Frames(came)
+    frames = Frames(on_message)
     try:
         await connector.open(node, connector.preamble(peer_link.WRITE), frames)
     except (PeerUnreachable, PeerRefused) as error:
@@ -176,7 +176,7 @@ class ForwardedWriter:
     async def take(self, preamble: Preamble, transport: asyncio.Transport) -> None:
         """Accept a connection of kind WRITE."""
 
-        def came(message: bytes | None) -> None:
+        def on_message(message: bytes | None) -> None:
             if message is None:
                 frames.end()
                 return
@@ -184,7 +184,7 @@ class ForwardedWriter:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        frames = Frames(came)
+        frames = Frames(on_message)
         welcome(transport, frames)
 
     async def _answer(self, node: str, frames: Frames, message: bytes) -> None:
@@ -279,11 +279,11 @@ class PeerStatusMonitor:
         """Ask one node and apply its answer. Return whether it answered."""
         answered: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
-        def came(message: bytes | None) -> None:
+        def on_message(message: bytes | None) -> None:
             if not answered.done():
                 answered.set_result(message)
 
-        frames = Frames(came)
+        frames = Frames(on_message)
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._connector.open(node, self._connector.preamble(peer_link.SERVED), frames)
@@ -305,10 +305,10 @@ class PeerStatusMonitor:
             return False
         for slot, owner in found.items():
             if (owner.node, owner.fingerprint) == (node.name, node.fingerprint) and 0 <= slot < self._state.slots:
-                self._hear(slot, owner)
+                self._apply_owner(slot, owner)
         return True
 
-    def _hear(self, slot: int, owner: Owner) -> None:
+    def _apply_owner(self, slot: int, owner: Owner) -> None:
         known = self._state.owner_of(slot)
         if known is not None and (owner == known or owner.was_before(known)):
             return
@@ -377,7 +377,7 @@ class PeerServer(FrontEnd):
         self._view = view
         self._listen = listen
         self._admin = admin
-        admin.whole = self._whole
+        admin.whole = self._make_gateway
         self.control: ClusterControl | None = None
         """Operations for administrators. Set before the HTTP API serves requests."""
         self.connector = PeerConnector(view.me, secret)
@@ -391,24 +391,24 @@ class PeerServer(FrontEnd):
         }
         if write is not None:
             self._kinds[peer_link.WRITE] = ForwardedWriter(write).take
-        self._door: PeerListener | None = None
+        self._listener: PeerListener | None = None
 
     async def start(self) -> None:
         """Load the certificate and listen. Raises OSError."""
         if self.identity is None:
             self.identity = await asyncio.to_thread(identity, self._broker.settings.data_dir)
-        self._door = PeerListener(self.identity, self._secret, self._kinds)
-        self.listeners += self._door.listen(*self._listen)
+        self._listener = PeerListener(self.identity, self._secret, self._kinds)
+        self.listeners += self._listener.listen(*self._listen)
         self._amqp.connections.elsewhere = self.relays
 
     @property
     def port(self) -> int:
-        return 0 if self._door is None else self._door.port
+        return 0 if self._listener is None else self._listener.port
 
     @property
     def refused_count(self) -> int:
         """Sockets that were refused since the start."""
-        return 0 if self._door is None else self._door.refused_count
+        return 0 if self._listener is None else self._listener.refused_count
 
     def cut_off(self, why: str) -> None:
         """Close all clients with 320 and refuse new ones; with "" accept clients again.
@@ -428,7 +428,7 @@ class PeerServer(FrontEnd):
         """Let the owner of slot 0 write changes; see the function `forward`."""
         return await forward(self.connector, node, changes)
 
-    def _whole(self) -> ClusterApi:
+    def _make_gateway(self) -> ClusterApi:
         """Return the gateway. The HTTP API calls this after the ready line, so that the import does not delay the
         start.
         """
@@ -448,9 +448,9 @@ class PeerServer(FrontEnd):
         """Close the port and all remaining connections. The AMQP listener stopped before and notified its clients."""
         self.listeners.clear()
         self._amqp.connections.elsewhere = None
-        if self._door is not None:
-            self._door.close()
-            self._door = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self.relayed.close()
         self.relays.close()
 

@@ -381,7 +381,7 @@ class QueuePlacement:
         self.places: dict[str, LogPosition] = {}
         """Queue id -> position, for durable queues."""
         self._partitions: dict[tuple[str, int], Partition] = {}
-        self._of: dict[str, _Topic] = {}
+        self._topics_by_name: dict[str, _Topic] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._freed: dict[str, dict[int, Partition]] = {}
         self._freeing = False
@@ -422,20 +422,20 @@ class QueuePlacement:
             self.places[str(key[1])] = place
         used = {(place.topic, place.number) for place in self.places.values()}
         for where, partition in sorted(self._partitions.items()):
-            topic = self._of.get(where[0])
+            topic = self._topics_by_name.get(where[0])
             if topic is not None:
                 topic.made += 1
                 if where not in used:
                     topic.ready.append(partition)
-        for topic in self._of.values():
+        for topic in self._topics_by_name.values():
             self._start(self._empty(topic, list(topic.ready)))
         self.own.begin(notes, self.places.values(), lost)
 
     def _topic(self, vhost_id: str) -> _Topic:
         name = self._topic_name(vhost_id)
-        found = self._of.get(name)
+        found = self._topics_by_name.get(name)
         if found is None:
-            found = self._of[name] = _Topic(name, vhost_id)
+            found = self._topics_by_name[name] = _Topic(name, vhost_id)
         return found
 
     def _topic_of(self, vhost: str) -> _Topic:
@@ -455,7 +455,7 @@ class QueuePlacement:
 
     # -- new queues
 
-    def _new(self, changes: Iterable[SlotChange]) -> list[QueueRow]:
+    def _new_queues(self, changes: Iterable[SlotChange]) -> list[QueueRow]:
         return [
             change.row
             for change in changes
@@ -471,7 +471,7 @@ class QueuePlacement:
         Raises:
             WriteFailed: a vhost is not served here.
         """
-        rows = self._new(changes)
+        rows = self._new_queues(changes)
         own = [topic for row in rows if (topic := own_topic(row))]
         wanted = Counter(row.vhost for row in rows if not own_topic(row))
         return all(self.own.has(topic) for topic in own) and all(
@@ -486,7 +486,7 @@ class QueuePlacement:
         Returns:
             The changes, followed by the new positions.
         """
-        rows = self._new(changes)
+        rows = self._new_queues(changes)
         if not rows:
             return changes
         placed: list[SlotChange] = list(changes)
@@ -519,7 +519,7 @@ class QueuePlacement:
                 place = self.places.pop(change.row.id, None)
                 if place is not None:
                     self._on_freed(change.row.id)
-                    topic = self._of.get(place.topic)
+                    topic = self._topics_by_name.get(place.topic)
                     if topic is not None:
                         topic.ready.append(self.partition(place))
                     else:
@@ -527,7 +527,7 @@ class QueuePlacement:
 
     def unwanted(self, changes: Iterable[SlotChange]) -> None:
         """Delete topics that were made for changes which were then refused."""
-        for row in self._new(changes):
+        for row in self._new_queues(changes):
             self.own.drop(own_topic(row))
 
     async def make_room(self, changes: Sequence[SlotChange]) -> None:
@@ -536,7 +536,7 @@ class QueuePlacement:
         Raises:
             WriteFailed: Kafka refused or did not answer, or a vhost is not served here.
         """
-        rows = self._new(changes)
+        rows = self._new_queues(changes)
         wanted = Counter(row.vhost for row in rows if not own_topic(row))
         for name in {each: None for row in rows if (each := own_topic(row))}:
             try:
@@ -590,7 +590,7 @@ class QueuePlacement:
             place = self.places.pop(queue_id, None)
             if place is not None:
                 self._on_freed(queue_id)
-                topic = self._of.get(place.topic)
+                topic = self._topics_by_name.get(place.topic)
                 if topic is not None:
                     self._freed.setdefault(place.topic, {})[place.number] = self.partition(place)
                 else:
@@ -612,7 +612,7 @@ class QueuePlacement:
                     self._marks.producer.forget(partition)  # otherwise it waits for the topic
                     del self._partitions[place]
             self._freed.pop(topic.name, None)
-            self._of.pop(topic.name, None)
+            self._topics_by_name.pop(topic.name, None)
             try:
                 await self._topics.delete(topic.name)
             except TROUBLE as error:
@@ -631,7 +631,7 @@ class QueuePlacement:
         try:
             while self._freed:
                 name, partitions = self._freed.popitem()
-                topic = self._of.get(name)
+                topic = self._topics_by_name.get(name)
                 if topic is not None:
                     await self._free_some(topic, list(partitions.values()))
         finally:
@@ -641,7 +641,7 @@ class QueuePlacement:
         left = await self._marks.stored(partitions)  # batches of the deleted queue that are unanswered
         before = {int(each.number): int(each.high_watermark) for each in left}
         pause = RETRY_S
-        while self._of.get(topic.name) is topic:
+        while self._topics_by_name.get(topic.name) is topic:
             try:
                 await self._topics.delete_records(topic.name, before)
                 break
@@ -653,7 +653,7 @@ class QueuePlacement:
                 logger.error("%s is not emptied, which costs space at Kafka: %s", topic.name, error)
                 break
         left = await self._marks.mark(left)
-        if self._of.get(topic.name) is topic:
+        if self._topics_by_name.get(topic.name) is topic:
             topic.ready += left
 
     # -- background tasks
@@ -702,7 +702,7 @@ def placement_of(note: Note) -> LogPosition:
 __all__ = ["LogPosition", "QueuePlacement", "TopicMaker", "placement_note", "placement_of"]
 
 
-SAID_S: Final = 10.0
+ANSWER_KEPT_S: Final = 10.0
 """Lifetime of Kafka's answer about a topic, in case the declaring client has disappeared."""
 
 
@@ -718,7 +718,7 @@ class NodeTopicPolicy:
         self._topics = topics
         self._pattern = re.compile(pattern) if pattern else None
         self._places = places
-        self._said: dict[str, str] = {}
+        self._answers: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def allows(self, topic: str) -> bool:
@@ -727,7 +727,7 @@ class NodeTopicPolicy:
 
     def objection(self, topic: str) -> str | None:
         """Return why a queue cannot have the topic, or None. Cost: a loop over all positions."""
-        said = self._said.pop(topic, None)
+        said = self._answers.pop(topic, None)
         if any(placed.place.topic == topic for placed in self._places.values()):
             return "belongs to another queue"
         return said
@@ -743,8 +743,8 @@ class NodeTopicPolicy:
             except Exception:
                 logger.exception("topic %s: a bug of the broker", topic)
                 said = "cannot be asked for: the broker's log says why"
-            self._said[topic] = said
-            asyncio.get_running_loop().call_later(SAID_S, self._forget, topic, said)
+            self._answers[topic] = said
+            asyncio.get_running_loop().call_later(ANSWER_KEPT_S, self._forget, topic, said)
             done()
 
         task = asyncio.get_running_loop().create_task(look())
@@ -752,5 +752,5 @@ class NodeTopicPolicy:
         task.add_done_callback(self._tasks.discard)
 
     def _forget(self, topic: str, said: str) -> None:
-        if self._said.get(topic) is said:
-            del self._said[topic]
+        if self._answers.get(topic) is said:
+            del self._answers[topic]

@@ -321,7 +321,7 @@ class ConnectionProxy(VhostRouter):
         self.relayed_count = 0
         """Clients that were proxied since the start."""
         view.listeners.append(self._owners_changed)
-        broker.alarms.heard.append(self._tell_alarms)
+        broker.alarms.heard.append(self._send_alarms)
 
     # -- VhostRouter
 
@@ -381,7 +381,7 @@ class ConnectionProxy(VhostRouter):
             node = self._view.owner_of(vhost)
             if node is not None and node.name != self._view.me:
                 try:
-                    await self._join_while_owner(handover, node)
+                    await self._proxy_while_owner(handover, node)
                     return
                 except PeerUnreachable as error:
                     log.info("%s", error, extra={"connection": handover.name, "vhost": vhost})
@@ -399,10 +399,10 @@ class ConnectionProxy(VhostRouter):
                 handover.alive()
             await self._view.changed(LOOK_S)
 
-    async def _join_while_owner(self, handover: Handover, node: NodeState) -> None:
-        """Run `_join`, but give up if another node becomes the owner while this one does not answer."""
-        joining = self.loop.create_task(self._join(handover, node))
-        moved = self.loop.create_task(self._moved(handover.vhost, node))
+    async def _proxy_while_owner(self, handover: Handover, node: NodeState) -> None:
+        """Run `_proxy`, but give up if another node becomes the owner while this one does not answer."""
+        joining = self.loop.create_task(self._proxy(handover, node))
+        moved = self.loop.create_task(self._wait_until_moved(handover.vhost, node))
         try:
             await asyncio.wait((joining, moved), return_when=asyncio.FIRST_COMPLETED)
             if not joining.done():
@@ -413,7 +413,7 @@ class ConnectionProxy(VhostRouter):
             moved.cancel()
             await asyncio.gather(joining, moved, return_exceptions=True)
 
-    async def _moved(self, vhost: str, node: NodeState) -> None:
+    async def _wait_until_moved(self, vhost: str, node: NodeState) -> None:
         """Return when the node no longer owns the vhost."""
         while True:
             owner = self._view.owner_of(vhost)
@@ -421,7 +421,7 @@ class ConnectionProxy(VhostRouter):
                 return
             await self._view.changed(LOOK_S)
 
-    async def _join(self, handover: Handover, node: NodeState) -> None:
+    async def _proxy(self, handover: Handover, node: NodeState) -> None:
         """Open the inner connection and start the proxy. Raises PeerUnreachable or PeerRefused."""
         await self._link_to(node)
         relay = ProxiedConnection(self, handover, node)
@@ -483,7 +483,7 @@ class ConnectionProxy(VhostRouter):
         raised = self._broker.alarms.raised
         return (MEMORY if "memory" in raised else 0) | (DISK if "disk" in raised else 0)
 
-    def _tell_alarms(self) -> None:
+    def _send_alarms(self) -> None:
         for link in list(self._links.values()):
             link.say(self._alarms())
 
@@ -648,7 +648,7 @@ class ProxiedClients:
         self._by_run: dict[str, set[ProxiedTransport]] = {}
         # alarms of other processes, and the timer of the next check of their clients
         self._alarms: dict[str, int] = {}
-        self._look: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     def count(self) -> int:
         """Return the number of proxied clients."""
@@ -702,22 +702,22 @@ class ProxiedClients:
         if alarms in _REASONS:
             self._alarms[run] = alarms
             if not had:
-                self._hold(run, first=True)
-            if self._look is None:
-                self._look = self._broker.loop.call_later(HOLD_S, self._look_again)
+                self._pause_publishers(run, first=True)
+            if self._check_timer is None:
+                self._check_timer = self._broker.loop.call_later(HOLD_S, self._check_publishers)
         elif had and not self._broker.turn.alarmed:
             for relayed in list(self._by_run.get(run, ())):
                 if relayed.control.step == OPEN:
                     relayed.control.release_from_alarm()
 
-    def _look_again(self) -> None:
-        self._look = None
+    def _check_publishers(self) -> None:
+        self._check_timer = None
         for run in self._alarms:
-            self._hold(run, first=False)
+            self._pause_publishers(run, first=False)
         if self._alarms:
-            self._look = self._broker.loop.call_later(HOLD_S, self._look_again)
+            self._check_timer = self._broker.loop.call_later(HOLD_S, self._check_publishers)
 
-    def _hold(self, run: str, first: bool) -> None:
+    def _pause_publishers(self, run: str, first: bool) -> None:
         """Pause the publishing clients of a process. Cost: 1 us a client."""
         for relayed in list(self._by_run.get(run, ())):
             relayed.hold_if_it_publishes(_REASONS[self._alarms[run]], first)

@@ -267,14 +267,14 @@ class ReplicatedAckReader:
             if size != 2 + _LOG_ID_SIZE and size != 10 + _LOG_ID_SIZE:
                 raise BadSettlement("a settlement's key is of another version")
             log_id = key[1 : 1 + _LOG_ID_SIZE]
-            told = self.logs.get(log_id)
-            if told is None:
+            acks = self.logs.get(log_id)
+            if acks is None:
                 if record.value is None:
                     continue
-                told = self.logs[log_id] = ReplicatedAcks()
+                acks = self.logs[log_id] = ReplicatedAcks()
             number: i64 = read_i64_be(key, 2 + _LOG_ID_SIZE) if size > 2 + _LOG_ID_SIZE else _ABSENT
-            told.read(key[1 + _LOG_ID_SIZE], number, record.value)
-            if told.empty:
+            acks.read(key[1 + _LOG_ID_SIZE], number, record.value)
+            if acks.empty:
                 del self.logs[log_id]
 
 
@@ -287,16 +287,16 @@ class AckRecordWriter:
         waiting: there are changes. The caller of `tell` clears it.
     """
 
-    def __init__(self, log_id: bytes, told: ReplicatedAcks) -> None:
+    def __init__(self, log_id: bytes, acks: ReplicatedAcks) -> None:
         self.log_id: bytes = log_id
         self.waiting: bool = False
-        self._head: i64 = told.head
-        self._chunks: dict[int, bytearray] = told.chunks
-        self._told_chunks: set[int] = set(told.chunks)
-        self._told_returned: set[int] = set(told.returned)
-        self._delivered_mark: i64 = told.delivered_mark
-        self._told_mark: i64 = told.delivered_mark
-        self._marked: bool = told.marked
+        self._head: i64 = acks.head
+        self._chunks: dict[int, bytearray] = acks.chunks
+        self._written_chunks: set[int] = set(acks.chunks)
+        self._written_returned: set[int] = set(acks.returned)
+        self._delivered_mark: i64 = acks.delivered_mark
+        self._written_mark: i64 = acks.delivered_mark
+        self._marked: bool = acks.marked
         self._runs: list[tuple[int, int]] = []
         self._returned: dict[int, tuple[int, int]] = {}
 
@@ -323,16 +323,16 @@ class AckRecordWriter:
             head = high_watermark
         changed: set[int] = set()
         gone: list[int] = []
-        left = self._settle(head if head > self._head else self._head, high_watermark, changed, gone)
+        left = self._apply_runs(head if head > self._head else self._head, high_watermark, changed, gone)
         if head > self._head:
             before: i64 = self._head >> CHUNK_BITS
             self._head = head
             records.append(KeyedRecord(_key(self.log_id, b"H"), _value([head, message_count, size_bytes])))
             if head >> CHUNK_BITS > before:
-                self._drop_passed(head, records)
+                self._drop_chunks_below(head, records)
             at_head: i64 = head >> CHUNK_BITS
             bits = self._chunks.get(at_head)
-            if at_head in self._told_chunks and (bits is None or not _any_from(bits, head & _MASK)):
+            if at_head in self._written_chunks and (bits is None or not _any_from(bits, head & _MASK)):
                 changed.add(at_head)
         first_chunk: i64 = head >> CHUNK_BITS
         for chunk in sorted(changed):
@@ -340,21 +340,21 @@ class AckRecordWriter:
             if bits is None or chunk < first_chunk:
                 continue
             if chunk == first_chunk and not _any_from(bits, head & _MASK):  # the head covers the whole chunk
-                if chunk in self._told_chunks:
-                    self._told_chunks.discard(chunk)
+                if chunk in self._written_chunks:
+                    self._written_chunks.discard(chunk)
                     records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
                 continue
-            self._told_chunks.add(chunk)
+            self._written_chunks.add(chunk)
             records.append(KeyedRecord(_key(self.log_id, b"C", chunk), _encode_chunk(bits)))
         for offset in gone:
-            self._told_returned.discard(offset)
+            self._written_returned.discard(offset)
             records.append(KeyedRecord(_key(self.log_id, b"R", offset), None))
-        self._tell_returned(head, high_watermark, records)
+        self._add_returned_records(head, high_watermark, records)
         mark: i64 = self._delivered_mark
         if mark >= high_watermark:
             mark = high_watermark - 1
-        if mark > self._told_mark:
-            self._told_mark = mark
+        if mark > self._written_mark:
+            self._written_mark = mark
             self._marked = True
             records.append(KeyedRecord(_key(self.log_id, b"D"), _value([mark])))
         self._runs = left
@@ -368,9 +368,9 @@ class AckRecordWriter:
     @property
     def behind(self) -> bool:
         """Return whether changes wait for the high watermark."""
-        return len(self._runs) > 0 or len(self._returned) > 0 or self._delivered_mark > self._told_mark
+        return len(self._runs) > 0 or len(self._returned) > 0 or self._delivered_mark > self._written_mark
 
-    def _settle(self, head: i64, high_watermark: i64, changed: set[int], gone: list[int]) -> list[tuple[int, int]]:
+    def _apply_runs(self, head: i64, high_watermark: i64, changed: set[int], gone: list[int]) -> list[tuple[int, int]]:
         """Mark the collected runs in the chunks, except below the head. Return the runs at or above the high
         watermark.
 
@@ -404,18 +404,18 @@ class AckRecordWriter:
         return left
 
     def _forget_returned(self, first: i64, last: i64, gone: list[int]) -> None:
-        told = self._told_returned
-        if told:
-            if last - first < len(told):
-                gone += [offset for offset in range(first, last + 1) if offset in told]
+        acks = self._written_returned
+        if acks:
+            if last - first < len(acks):
+                gone += [offset for offset in range(first, last + 1) if offset in acks]
             else:
-                gone += [offset for offset in told if first <= offset <= last]
+                gone += [offset for offset in acks if first <= offset <= last]
         returned = self._returned
         if returned:
             for offset in [offset for offset in returned if first <= offset <= last]:
                 del returned[offset]
 
-    def _tell_returned(self, head: i64, high_watermark: i64, records: list[KeyedRecord]) -> None:
+    def _add_returned_records(self, head: i64, high_watermark: i64, records: list[KeyedRecord]) -> None:
         returned = self._returned
         if not returned:
             return
@@ -424,23 +424,23 @@ class AckRecordWriter:
             if offset >= high_watermark:
                 self._returned[offset] = (count, due_ms)
             elif offset >= head:
-                self._told_returned.add(offset)
+                self._written_returned.add(offset)
                 records.append(KeyedRecord(_key(self.log_id, b"R", offset), _value([count, due_ms])))
 
-    def _drop_passed(self, head: i64, records: list[KeyedRecord]) -> None:
+    def _drop_chunks_below(self, head: i64, records: list[KeyedRecord]) -> None:
         """Delete the chunks below the head."""
         first: i64 = head >> CHUNK_BITS
         for chunk in [chunk for chunk in self._chunks if chunk < first]:
             del self._chunks[chunk]
-        passed = sorted([chunk for chunk in self._told_chunks if chunk < first])
+        passed = sorted([chunk for chunk in self._written_chunks if chunk < first])
         for chunk in passed:
-            self._told_chunks.discard(chunk)
+            self._written_chunks.discard(chunk)
             records.append(KeyedRecord(_key(self.log_id, b"C", chunk), None))
 
     def forget(self) -> list[KeyedRecord]:
         """Return the tombstones of all records of the log, because its queue is deleted."""
-        records = [KeyedRecord(_key(self.log_id, b"C", chunk), None) for chunk in sorted(self._told_chunks)]
-        records += [KeyedRecord(_key(self.log_id, b"R", offset), None) for offset in sorted(self._told_returned)]
+        records = [KeyedRecord(_key(self.log_id, b"C", chunk), None) for chunk in sorted(self._written_chunks)]
+        records += [KeyedRecord(_key(self.log_id, b"R", offset), None) for offset in sorted(self._written_returned)]
         if self._marked:
             records.append(KeyedRecord(_key(self.log_id, b"D"), None))
         if self._head >= 0:

@@ -93,13 +93,13 @@ class BatchFilterResult:
             self.runs.append((self._run, last_offset))
 
 
-def filter_live_records(data: bytes, first_offset: i64, told: ReplicatedAcks, name: str) -> BatchFilterResult:
+def filter_live_records(data: bytes, first_offset: i64, acks: ReplicatedAcks, name: str) -> BatchFilterResult:
     """Return which records of a batch are live.
 
     Args:
         data: one whole batch with a valid checksum.
         first_offset: offsets below do not belong to this log.
-        told: the acks that Kafka has.
+        acks: the acks that Kafka has.
         name: the queue, for log lines.
 
     Cost:
@@ -113,7 +113,7 @@ def filter_live_records(data: bytes, first_offset: i64, told: ReplicatedAcks, na
         filled.foreign_count = header.count
         return filled
     try:
-        if not _records(data, header, first_offset, told, filled):
+        if not _records(data, header, first_offset, acks, filled):
             filled.foreign_count = _foreign(data, header)
             return filled
     except BadRecord as error:
@@ -136,7 +136,7 @@ def filter_live_records(data: bytes, first_offset: i64, told: ReplicatedAcks, na
 
 
 def _records(
-    data: bytes, header: BatchHeader, first_offset: i64, told: ReplicatedAcks, filled: BatchFilterResult
+    data: bytes, header: BatchHeader, first_offset: i64, acks: ReplicatedAcks, filled: BatchFilterResult
 ) -> bool:
     """Add the records to `filled`. Return False if the first one is not a message of ours. Raises BadRecord."""
     image, at, whole = plain(data, 0, header)
@@ -154,7 +154,7 @@ def _records(
         offset: i64 = whole.base_offset + delta
         if left == whole.count and not read_record(image, fields, stop, offset, 0, True).properties:
             return False
-        settled: bool = offset < first_offset or told.settled(offset)
+        settled: bool = offset < first_offset or acks.settled(offset)
         filled.record(offset, settled, value_size(image, start, stop))
         position = stop
         left -= 1
@@ -244,8 +244,8 @@ class ReplicatedLog(LocalLog):
         self.first_offset: i64 = 0
         self.end_offset: i64 = 0
         self.seen_end: i64 = 0
-        self._told: ReplicatedAcks = ReplicatedAcks()
-        self.settlements: AckRecordWriter = AckRecordWriter(bytes.fromhex(queue_id), self._told)
+        self._kafka_acks: ReplicatedAcks = ReplicatedAcks()
+        self.settlements: AckRecordWriter = AckRecordWriter(bytes.fromhex(queue_id), self._kafka_acks)
         self.foreign_count: i64 = 0
         self._in_transaction: bool = False
 
@@ -255,7 +255,7 @@ class ReplicatedLog(LocalLog):
         self,
         partition: Partition,
         replica: KafkaSequencer,
-        told: ReplicatedAcks,
+        acks: ReplicatedAcks,
         first_offset: i64,
         end_offset: i64,
         seen_end: i64,
@@ -264,15 +264,15 @@ class ReplicatedLog(LocalLog):
 
         Args:
             replica: numbers the batches that this log appends.
-            told: the acks from Kafka. This log owns the object from now on.
+            acks: the acks from Kafka. This log owns the object from now on.
             first_offset: first offset of this log; earlier records of the partition belong to other queues.
             end_offset: end of the earlier owners' records, and the offset of the next append.
             seen_end: live messages below may have been delivered.
         """
         self.partition = partition
-        self._told = told
-        self.settlements = AckRecordWriter(self.settlements.log_id, told)
-        self.first_offset = first_offset if told.head < first_offset else told.head
+        self._kafka_acks = acks
+        self.settlements = AckRecordWriter(self.settlements.log_id, acks)
+        self.first_offset = first_offset if acks.head < first_offset else acks.head
         self.end_offset = end_offset
         self.seen_end = seen_end
         self.appender.replica = replica
@@ -283,7 +283,7 @@ class ReplicatedLog(LocalLog):
 
     def spans(self, end: i64) -> list[tuple[int, int]]:
         """Return the live ranges below `end` that must be read back, as (first, end)."""
-        return self._told.spans(self.first_offset, end)
+        return self._kafka_acks.spans(self.first_offset, end)
 
     def fill(self, batches: list[bytes]) -> None:
         """Add batches of the partition to the cache, with their acks. Batches without a live record are left out.
@@ -303,7 +303,7 @@ class ReplicatedLog(LocalLog):
         for data in batches:
             if BatchHeader(data, 0).last_offset < there:
                 continue  # written before the disk failed
-            filled = filter_live_records(data, self.first_offset, self._told, self.name)
+            filled = filter_live_records(data, self.first_offset, self._kafka_acks, self.name)
             self.foreign_count += filled.foreign_count
             if filled.batch is not None:
                 kept.append(filled)
@@ -327,18 +327,18 @@ class ReplicatedLog(LocalLog):
 
     def filled(self) -> None:
         """Finish recovery: all live messages are in the cache, and the log becomes ready."""
-        told = self._told
+        acks = self._kafka_acks
         returned: dict[int, int] = {}
-        for offset, (count, due_ms) in told.returned.items():
-            if offset >= self.first_offset and not told.settled(offset):
+        for offset, (count, due_ms) in acks.returned.items():
+            if offset >= self.first_offset and not acks.settled(offset):
                 returned[offset] = tally(count, due_ms)
         log = self.log
         log.end = max(log.end, self.end_offset)
-        log.noted = self._noted
-        self.recovered(told.delivered_mark, self.seen_end, returned, [])
+        log.noted = self._on_ack_entry
+        self.recovered(acks.delivered_mark, self.seen_end, returned, [])
         self.ready = True
-        if log.start_offset() > told.head:
-            self._changed()
+        if log.start_offset() > acks.head:
+            self._list_changed()
         if self.foreign_count > 0:
             logger.warning("queue '%s': %d records in Kafka are not amqpd's", self.name, self.foreign_count)
 
@@ -397,7 +397,7 @@ class ReplicatedLog(LocalLog):
         self.next_offset += count
         self.log.end = int(self.next_offset)
         if self.ready:
-            self._changed()
+            self._list_changed()
         else:
             self.end_offset = self.next_offset
 
@@ -428,7 +428,7 @@ class ReplicatedLog(LocalLog):
             watermark.offset = high_watermark
             self.safety_moved()
             if self.settlements.behind:
-                self._changed()
+                self._list_changed()
 
     def end_waiting(self) -> None:
         """Confirm what waits, because the queue is being deleted.
@@ -471,11 +471,11 @@ class ReplicatedLog(LocalLog):
 
     # -- settlements
 
-    def _noted(self, kind: i64, a: i64, b: i64, c: i64) -> None:
+    def _on_ack_entry(self, kind: i64, a: i64, b: i64, c: i64) -> None:
         self.settlements.note(kind, a, b, c)
-        self._changed()
+        self._list_changed()
 
-    def _changed(self) -> None:
+    def _list_changed(self) -> None:
         settlements = self.settlements
         keeper = self.keeper
         if not settlements.waiting and keeper is not None:

@@ -118,7 +118,7 @@ class RowTable:
         # (child table, column) -> key of the parent -> keys of the children
         self._children: dict[tuple[str, str], dict[object, dict[bytes, None]]] = {}
         # keys of bindings by (vhost, destination type, destination) and by (vhost, "source", source)
-        self._ends: dict[tuple[str, str, str], dict[bytes, None]] = {}
+        self._bindings_of: dict[tuple[str, str, str], dict[bytes, None]] = {}
         for name in self.tables:
             for column, _ in _TABLE[name].parents:
                 self._children[name, column] = {}
@@ -308,7 +308,7 @@ class RowTable:
             changed[note_key(change.key)] = True
             return
         if isinstance(change, DeleteBindings):
-            for key in self._led(change):
+            for key in self._binding_keys(change):
                 self._delete(_TABLE["bindings"], key, changed, undo, asked=False)
             return
         row = change.row
@@ -335,10 +335,10 @@ class RowTable:
             if _parent_record(parent, named) not in self._rows[parent]:
                 raise ValueError(f"{table.name}: there is no {named!r} in {parent}")
 
-    def _led(self, change: DeleteBindings) -> list[bytes]:
-        keys = list(self._ends.get((change.vhost, change.kind, change.name), ()))
+    def _binding_keys(self, change: DeleteBindings) -> list[bytes]:
+        keys = list(self._bindings_of.get((change.vhost, change.kind, change.name), ()))
         if change.kind == "exchange":
-            keys += self._ends.get((change.vhost, "source", change.name), ())
+            keys += self._bindings_of.get((change.vhost, "source", change.name), ())
         return list(dict.fromkeys(keys))
 
     def _delete(
@@ -427,8 +427,8 @@ class RowTable:
             (self._children[table.name, column], getattr(row, column)) for column, _ in table.parents
         ]
         if isinstance(row, BindingRow):
-            found.append((self._ends, (row.vhost, row.destination_type, row.destination)))
-            found.append((self._ends, (row.vhost, "source", row.source)))
+            found.append((self._bindings_of, (row.vhost, row.destination_type, row.destination)))
+            found.append((self._bindings_of, (row.vhost, "source", row.source)))
         return found
 
 

@@ -81,7 +81,7 @@ class LogSpan:
 
     def __init__(self) -> None:
         self.freed_offset = 0
-        self.told = False
+        self.is_warned = False
         self._total = 0
         self._marks: deque[tuple[int, int]] = deque()  # (first offset of a batch, bytes before it)
         self._freed = 0
@@ -149,8 +149,8 @@ class RecordTruncation:
             head, end = int(log.settlements.head), int(log.next_offset)
             size = span.size_bytes(head, end)
             log.span_bytes = size
-            if size > WIDE_BYTES and log.size_bytes * LIVE_SHARE < size and not span.told:
-                span.told = True
+            if size > WIDE_BYTES and log.size_bytes * LIVE_SHARE < size and not span.is_warned:
+                span.is_warned = True
                 logger.warning(
                     "queue '%s': Kafka keeps %d MiB for %d messages of %d bytes, since the oldest is not settled",
                     log.name,
@@ -159,7 +159,7 @@ class RecordTruncation:
                     log.size_bytes,
                 )
             elif size <= WIDE_BYTES // 2:
-                span.told = False
+                span.is_warned = False
             if span.due(head, end):
                 due.setdefault(partition.topic.decode(), {})[int(partition.number)] = (log, head)
         return due
@@ -189,7 +189,7 @@ FILLS_AT_ONCE: Final = 4
 RETRY_S: Final = 1.0
 
 
-def left_of(log: ReplicatedLog) -> list[tuple[int, int]]:
+def ranges_to_read(log: ReplicatedLog) -> list[tuple[int, int]]:
     """Return the ranges of the log that must be read, without the barrier, which is the last record of earlier
     owners.
     """
@@ -197,7 +197,7 @@ def left_of(log: ReplicatedLog) -> list[tuple[int, int]]:
 
 
 def _length(log: ReplicatedLog) -> int:
-    return sum(end - first for first, end in left_of(log))
+    return sum(end - first for first, end in ranges_to_read(log))
 
 
 class _RefillTask:
@@ -222,15 +222,15 @@ class LogRefill:
         self._read = read
         self._fronts = fronts
         self._filling: dict[ReplicatedLog, _RefillTask] = {}
-        self._turn = asyncio.Semaphore(FILLS_AT_ONCE)
-        self._behind: asyncio.Task[None] | None = None
+        self._reads = asyncio.Semaphore(FILLS_AT_ONCE)
+        self._reading_all: asyncio.Task[None] | None = None
 
     def read_all(self, logs: Iterable[ReplicatedLog]) -> None:
         """Read all logs that are not in use, one after the other, the shortest first."""
         left = [log for log in logs if not log.ready and not log.deleted]
-        if left and self._behind is None:
+        if left and self._reading_all is None:
             left.sort(key=_length)
-            self._behind = asyncio.get_running_loop().create_task(self._read_all(left))
+            self._reading_all = asyncio.get_running_loop().create_task(self._read_all(left))
 
     async def _read_all(self, logs: list[ReplicatedLog]) -> None:
         for log in logs:
@@ -239,13 +239,13 @@ class LogRefill:
             read = asyncio.Event()
             self.open(log, read.set)
             await read.wait()
-        self._behind = None
+        self._reading_all = None
 
     def open(self, log: ReplicatedLog, done: Callable[[], None]) -> bool:
         """See `QueueLog.open_soon`. The log is not ready."""
         filling = self._filling.get(log)
         if filling is None:
-            filling = self._filling[log] = _RefillTask(left_of(log))
+            filling = self._filling[log] = _RefillTask(ranges_to_read(log))
         if filling.task is None:
             filling.task = asyncio.get_running_loop().create_task(self._fill(log, filling))
         filling.waiting.append(done)
@@ -253,7 +253,7 @@ class LogRefill:
 
     async def _fill(self, log: ReplicatedLog, filling: _RefillTask) -> None:
         try:
-            async with self._turn:
+            async with self._reads:
                 while filling.spans and not log.deleted:
                     try:
                         await self._fill_span(log, filling)
@@ -301,8 +301,8 @@ class LogRefill:
     async def close(self) -> None:
         """Stop reading. Callers are notified and find the log not ready."""
         tasks = [each.task for each in self._filling.values() if each.task is not None]
-        if self._behind is not None:
-            tasks.append(self._behind)
+        if self._reading_all is not None:
+            tasks.append(self._reading_all)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -335,12 +335,12 @@ class AckWaits:
     def ask(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
         self._asking.append(AckWaiter(log, done))
 
-    def begin(self) -> None:
+    def begin_pass(self) -> None:
         """Start a pass: it covers all callers so far."""
         self.heard += self._asking
         self._asking = []
 
-    def told(self, end: int) -> None:
+    def end_pass(self, end: int) -> None:
         """End a pass; its records are below the offset `end` of `settled`.
 
         An ack of a message that Kafka does not have yet is written later (`ReplicatedLog.moved`), so its caller
@@ -437,7 +437,7 @@ class SlotLogs(ReplicaKeeper):
         self._commits = commits
         self._loop = asyncio.get_running_loop()
         self._transaction_bytes_max = transaction_bytes_max
-        self._told = ReplicatedAckReader()
+        self._kafka_acks = ReplicatedAckReader()
         self._replicas: dict[Partition, KafkaSequencer] = {}
         self._places: dict[tuple[str, int], Partition] = {}
         self.fronts = RecordTruncation()
@@ -445,12 +445,12 @@ class SlotLogs(ReplicaKeeper):
         self._changing: set[Partition] = set()  # with unanswered batches of an earlier epoch
         self._held_back: set[ReplicatedLog] = set()  # with batches of the new epoch that must wait
         self._late: dict[Partition, list[ClosedBatch]] = {}  # such batches of queues that were deleted meanwhile
-        self._lost: set[ReplicatedLog] = set()  # a client deleted their topic
+        self._lost_logs: set[ReplicatedLog] = set()  # a client deleted their topic
         # state of the present pass
-        self._telling: deque[ReplicatedLog] = deque()
+        self._pass_logs: deque[ReplicatedLog] = deque()
         self._records: list[KeyedRecord] = []
-        self._tell_timer: asyncio.Handle | None = None
-        self._told_s = 0.0
+        self._pass_timer: asyncio.Handle | None = None
+        self._pass_began_s = 0.0
         self._waits = AckWaits()
         self.ended = ""
         producer.on_moved = self.moved
@@ -468,7 +468,7 @@ class SlotLogs(ReplicaKeeper):
         """
         until = time.perf_counter() + SLICE_S
         async for batch in batches:
-            self._told.read(read_keyed(batch))
+            self._kafka_acks.read(read_keyed(batch))
             if time.perf_counter() >= until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S
@@ -476,8 +476,8 @@ class SlotLogs(ReplicaKeeper):
     @property
     def taken_cleanly(self) -> bool:
         """Return whether the previous owner gave up the slot and stored everything, with no other owner in between."""
-        told, held = self._told, self.held
-        return bool(told.clean_producer_id == held.producer_id and told.clean_epoch + 1 == held.epoch)
+        acks, held = self._kafka_acks, self.held
+        return bool(acks.clean_producer_id == held.producer_id and acks.clean_epoch + 1 == held.epoch)
 
     def begin(self, log: ReplicatedLog, place: LogPosition) -> None:
         """Assign a log to its partition.
@@ -489,23 +489,23 @@ class SlotLogs(ReplicaKeeper):
             KeyError: the producer does not have the partition.
         """
         partition = self.partition(place)
-        told = self._told.logs.pop(log.settlements.log_id, None) or ReplicatedAcks()
+        acks = self._kafka_acks.logs.pop(log.settlements.log_id, None) or ReplicatedAcks()
         end = int(partition.next_offset)
         if partition.closed:
             log.open(partition, self.replica(partition), ReplicatedAcks(), end, end, end)
-            log.settlements = AckRecordWriter(log.settlements.log_id, told)
+            log.settlements = AckRecordWriter(log.settlements.log_id, acks)
             self.logs[partition] = log
-            self._lost.add(log)
+            self._lost_logs.add(log)
             log.filled()
             log.refuse(partition.text)
             logger.error("queue '%s' takes and gives nothing: topic %s: %s", log.name, place.topic, partition.text)
             return
         partition.retry_ms = REFUSED_RETRY_MS
-        seen_end = int(told.delivered_mark) + 1 if self.taken_cleanly else end
-        log.open(partition, self.replica(partition), told, place.first_offset, end, seen_end)
+        seen_end = int(acks.delivered_mark) + 1 if self.taken_cleanly else end
+        log.open(partition, self.replica(partition), acks, place.first_offset, end, seen_end)
         self.logs[partition] = log
-        if not left_of(log):
-            log.seen_end = 0 if told.delivered_mark == NOT_DELIVERED else min(seen_end, int(told.delivered_mark) + 1)
+        if not ranges_to_read(log):
+            log.seen_end = 0 if acks.delivered_mark == NOT_DELIVERED else min(seen_end, int(acks.delivered_mark) + 1)
             log.filled()
 
     def partition(self, place: LogPosition) -> Partition:
@@ -536,12 +536,12 @@ class SlotLogs(ReplicaKeeper):
         Args:
             placed: ids of all placed queues, whether `begin` was called or not.
         """
-        told = self._told.logs
-        orphans = [log_id for log_id in told if log_id.hex() not in placed]
+        acks = self._kafka_acks.logs
+        orphans = [log_id for log_id in acks if log_id.hex() not in placed]
         for log_id in orphans:
-            self._records += AckRecordWriter(log_id, told.pop(log_id)).forget()
+            self._records += AckRecordWriter(log_id, acks.pop(log_id)).forget()
         if self._records:
-            self._arm(TELL_DELAY_S)
+            self._schedule_pass(TELL_DELAY_S)
         return len(orphans)
 
     # -- publishing
@@ -608,7 +608,7 @@ class SlotLogs(ReplicaKeeper):
         """Handle a refused batch: the log accepts nothing until Kafka accepts it again. Other logs continue."""
         log = self.logs.get(partition)
         if log is not None:
-            self._end(log, partition.text)
+            self._end_log(log, partition.text)
             self.on_room()
         elif partition is self.settled:
             self.fenced(f"settlements are refused: {partition.text}")
@@ -621,12 +621,12 @@ class SlotLogs(ReplicaKeeper):
             return
         self.ended = text
         for log in list(self.logs.values()):
-            self._end(log, text)
+            self._end_log(log, text)
         self._waits.refuse()
         self.on_room()
         self.on_fenced(text)
 
-    def _end(self, log: ReplicatedLog, text: str) -> None:
+    def _end_log(self, log: ReplicatedLog, text: str) -> None:
         if log.unsafe_bytes:
             self.unsafe_bytes -= int(log.unsafe_bytes)
             self._commits.unsynced_bytes -= int(log.unsafe_bytes)
@@ -637,40 +637,40 @@ class SlotLogs(ReplicaKeeper):
     # -- acks
 
     def tell_soon(self) -> None:
-        self._arm(max(TELL_DELAY_S, self._told_s + TELL_PAUSE_S - self._loop.time()))
+        self._schedule_pass(max(TELL_DELAY_S, self._pass_began_s + TELL_PAUSE_S - self._loop.time()))
 
-    def _arm(self, delay_s: float) -> None:
-        if self._tell_timer is None and not self.ended:
-            self._tell_timer = self._loop.call_later(delay_s, self._tell)
+    def _schedule_pass(self, delay_s: float) -> None:
+        if self._pass_timer is None and not self.ended:
+            self._pass_timer = self._loop.call_later(delay_s, self._run_pass)
 
-    def _tell(self) -> None:
+    def _run_pass(self) -> None:
         """Write a slice of the changed acks to Kafka."""
-        self._tell_timer = None
+        self._pass_timer = None
         if self.ended:
             return
-        if not self._telling:
+        if not self._pass_logs:
             if len(self.settled.order) >= WINDOW or self.settled in self._changing:
                 # acks that arrive meanwhile go into one pass
-                self._arm(TELL_PAUSE_S)
+                self._schedule_pass(TELL_PAUSE_S)
                 return
-            self._told_s = self._loop.time()
-            self._telling.extend(self.changed)
+            self._pass_began_s = self._loop.time()
+            self._pass_logs.extend(self.changed)
             self.changed.clear()
-            self._waits.begin()
+            self._waits.begin_pass()
         until = time.perf_counter() + SLICE_S
-        while self._telling:
-            log = self._telling.popleft()
-            self._records += self._told_by(log)
+        while self._pass_logs:
+            log = self._pass_logs.popleft()
+            self._records += self._records_of(log)
             if time.perf_counter() >= until:
                 break
         self._write_records()
-        if self._waits.heard and not self._telling and not self._records:
-            self._waits.told(int(self.settled.next_offset))
+        if self._waits.heard and not self._pass_logs and not self._records:
+            self._waits.end_pass(int(self.settled.next_offset))
             self._waits.moved(int(self.settled.high_watermark))
-        if self._telling and self._tell_timer is None:
-            self._tell_timer = self._loop.call_soon(self._tell)
+        if self._pass_logs and self._pass_timer is None:
+            self._pass_timer = self._loop.call_soon(self._run_pass)
         elif self.changed:
-            self._arm(TELL_PAUSE_S)
+            self._schedule_pass(TELL_PAUSE_S)
 
     def when_settled(self, log: ReplicatedLog, done: Callable[[bool], None]) -> None:
         """See `QueueLog.when_settled`. A transaction need not wait for the next pass.
@@ -681,16 +681,16 @@ class SlotLogs(ReplicaKeeper):
             done(False)
             return
         self._waits.ask(log, done)
-        if self._tell_timer is not None:
-            self._tell_timer.cancel()
-        self._tell_timer = self._loop.call_soon(self._tell)
+        if self._pass_timer is not None:
+            self._pass_timer.cancel()
+        self._pass_timer = self._loop.call_soon(self._run_pass)
 
-    def _told_by(self, log: ReplicatedLog) -> list[KeyedRecord]:
+    def _records_of(self, log: ReplicatedLog) -> list[KeyedRecord]:
         """Return the records of a log; none for a lost one, because its topic may return."""
         records = log.tell()
-        return [] if log in self._lost else records
+        return [] if log in self._lost_logs else records
 
-    def _unread(self, log: ReplicatedLog) -> list[KeyedRecord]:
+    def _unread_records(self, log: ReplicatedLog) -> list[KeyedRecord]:
         """Return records for a log that was not read back: earlier owners may have delivered its messages.
 
         The next owner would otherwise believe the delivery mark in Kafka, because this owner gives up cleanly.
@@ -703,7 +703,7 @@ class SlotLogs(ReplicaKeeper):
         if not self._records:
             return
         if self.settled in self._changing:
-            self._arm(TELL_PAUSE_S)
+            self._schedule_pass(TELL_PAUSE_S)
             return
         records, self._records = self._records, []
         part: list[KeyedRecord] = []
@@ -766,7 +766,7 @@ class SlotLogs(ReplicaKeeper):
                 log.unsafe_bytes = 0
         if not self.ended:
             self._records += log.settlements.forget()
-            self._arm(TELL_DELAY_S)
+            self._schedule_pass(TELL_DELAY_S)
 
     async def free_fronts(self, delete_records: DeleteRecords) -> int:
         """Delete records in Kafka that are acked in `settled`. Return the number of logs.
@@ -831,12 +831,12 @@ class SlotLogs(ReplicaKeeper):
         until = time.perf_counter() + SLICE_S
         for log in list(self.logs.values()):
             log.note_all()
-            self._records += self._told_by(log) if log.ready else self._unread(log)
+            self._records += self._records_of(log) if log.ready else self._unread_records(log)
             if time.perf_counter() >= until:
                 await asyncio.sleep(0)
                 until = time.perf_counter() + SLICE_S
         self.changed.clear()
-        self._telling.clear()
+        self._pass_logs.clear()
         while self._records:
             await self.producer.stored([self.settled])  # also waits for batches of an earlier epoch
             self._write_records()
@@ -848,12 +848,12 @@ class SlotLogs(ReplicaKeeper):
     async def close(self) -> None:
         """Stop reading and writing; the logs accept nothing more."""
         self.ended = self.ended or "the slot was given up"
-        if self._tell_timer is not None:
-            self._tell_timer.cancel()
+        if self._pass_timer is not None:
+            self._pass_timer.cancel()
         await self._reading.close()
         for log in self.logs.values():
             log.keeper = None
             if not log.failed:
-                self._end(log, self.ended)
+                self._end_log(log, self.ended)
         self._waits.refuse()
         self.logs.clear()

@@ -102,15 +102,15 @@ class RowWriter:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_PendingSubmission] = deque()
         # submissions that wait for partitions
-        self._placeless: deque[_PendingSubmission] = deque()
+        self._unplaced: deque[_PendingSubmission] = deque()
         # the submission that is being applied, in slices
         self._steps: Generator[None, None, Submission] | None = None
         # submissions that were applied but not written; then those that were written, with the offset behind them
         self._group: list[_PendingSubmission] = []
         self._group_bytes = 0
         self._written: deque[tuple[int, list[_PendingSubmission]]] = deque()
-        self._going = False
-        self._soon = False
+        self._is_pumping = False
+        self._is_scheduled = False
         self._placing: asyncio.Task[None] | None = None
         if placement is not None:
             placement.own.write = self.write
@@ -119,7 +119,7 @@ class RowWriter:
     def waiting_count(self) -> int:
         """The number of submissions without answer."""
         written = sum(len(group) for _, group in self._written)
-        return len(self._queue) + len(self._placeless) + len(self._group) + written
+        return len(self._queue) + len(self._unplaced) + len(self._group) + written
 
     def expects(self, key: bytes) -> bool:
         """Return whether a waiting submission writes a row with this record key. Cost: a look at each waiting
@@ -127,7 +127,7 @@ class RowWriter:
         """
         return any(
             isinstance(change, Put) and key_of(change.row) == key
-            for each in (*self._queue, *self._placeless)
+            for each in (*self._queue, *self._unplaced)
             for change in each.changes
         )
 
@@ -143,7 +143,7 @@ class RowWriter:
             self._loop.call_soon(done, WriteFailed(self.ended))
             return
         self._queue.append(_PendingSubmission(changes, done))
-        self._go()
+        self._run()
 
     async def write(self, changes: Sequence[SlotChange]) -> int:
         """Write changes and return the offset behind them.
@@ -170,7 +170,7 @@ class RowWriter:
         while self._written and self._written[0][0] <= high_watermark:
             for each in self._written.popleft()[1]:
                 self._stored(each)
-        self._go()
+        self._run()
 
     def fail(self, text: str) -> None:
         """Refuse all waiting and later submissions: another node may own the slot. Unanswered batches may be
@@ -187,9 +187,9 @@ class RowWriter:
         if self._placing is not None:
             self._placing.cancel()
         waiting = [each for _, group in self._written for each in group] + self._group
-        waiting += (*self._placeless, *self._queue)
+        waiting += (*self._unplaced, *self._queue)
         self._written.clear()
-        self._placeless.clear()
+        self._unplaced.clear()
         self._queue.clear()
         self._group = []
         for each in waiting:
@@ -197,19 +197,19 @@ class RowWriter:
 
     # -- from the queue to Kafka
 
-    def _go(self) -> None:
-        if not self._going and not self._soon:
-            self._going = True
+    def _run(self) -> None:
+        if not self._is_pumping and not self._is_scheduled:
+            self._is_pumping = True
             try:
                 if not self._pump():
-                    self._soon = True
-                    self._loop.call_soon(self._again)
+                    self._is_scheduled = True
+                    self._loop.call_soon(self._run_scheduled)
             finally:
-                self._going = False
+                self._is_pumping = False
 
-    def _again(self) -> None:
-        self._soon = False
-        self._go()
+    def _run_scheduled(self) -> None:
+        self._is_scheduled = False
+        self._run()
 
     def _pump(self) -> bool:
         """Apply and write the waiting submissions. Return False to continue in the next loop turn."""
@@ -238,7 +238,7 @@ class RowWriter:
         try:
             changes = waiting.changes if self._prepare is None else self._prepare(waiting.changes)
             if self.placement is not None and not self.placement.has_room(changes):
-                self._placeless.append(self._queue.popleft())
+                self._unplaced.append(self._queue.popleft())
                 if self._placing is None:
                     self._placing = self._loop.create_task(self._make_room())
                 return
@@ -267,7 +267,7 @@ class RowWriter:
         """Create partitions for the waiting queues. After a failure the first of them is refused."""
         assert self.placement is not None
         try:
-            await self.placement.make_room([change for each in self._placeless for change in each.changes])
+            await self.placement.make_room([change for each in self._unplaced for change in each.changes])
         except MetadataError as error:
             self._no_place(error)
         except Exception as error:
@@ -277,13 +277,13 @@ class RowWriter:
             self._placing = None
         # The new submissions go behind the one that is being applied.
         first = [self._queue.popleft()] if self._steps is not None else []
-        self._queue = deque((*first, *self._placeless, *self._queue))
-        self._placeless.clear()
-        self._go()
+        self._queue = deque((*first, *self._unplaced, *self._queue))
+        self._unplaced.clear()
+        self._run()
 
     def _no_place(self, error: MetadataError) -> None:
-        if self._placeless:
-            waiting = self._placeless.popleft()
+        if self._unplaced:
+            waiting = self._unplaced.popleft()
             if self.placement is not None:
                 self.placement.unwanted(waiting.changes)
             self._answer(waiting, error)
@@ -317,7 +317,7 @@ class RowWriter:
     def _write(self) -> None:
         """Send the applied submissions to Kafka. Cost: 0.5 us a record."""
         group, self._group, self._group_bytes = self._group, [], 0
-        part, along = _together(group)
+        part, along = _merge_records(group)
         size = sum(int(record.size()) for record in part)
         for record in along:
             size += int(record.size())
@@ -347,7 +347,7 @@ class RowWriter:
             logger.exception("metadata: a done callback failed")
 
 
-def _together(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
+def _merge_records(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:
     """Return the requested records and the tombstones of dependent rows. Of each key only the last record is left."""
     if len(group) == 1:
         return group[0].asked, group[0].along

@@ -140,7 +140,7 @@ class ClusterState:
         self.problem = ""
         """Unknown record of a later version of amqpd, as a text for the log; "" if there is none."""
         self._owner_keys = [note_key((OWNER, slot)) for slot in range(slots)]
-        self._follower = TopicFollower(access, self._take, self._lost)
+        self._follower = TopicFollower(access, self._apply_batch, self._lost)
         self._followed: list[FollowedPartition] = []
         self._opened = False
         self._waiting: set[asyncio.Future[None]] = set()
@@ -197,7 +197,7 @@ class ClusterState:
 
     def hear(self, slot: int, owner: Owner) -> None:
         """Apply an announcement that came from the owner directly, because Kafka does not answer this node."""
-        self._keep_owner(slot, owner)
+        self._set_owner(slot, owner)
 
     def owner_of_vhost(self, vhost: str) -> Owner | None:
         """Return the owner of a vhost's slot; None if there is no such vhost or owner."""
@@ -230,7 +230,7 @@ class ClusterState:
             if isinstance(change, DeleteBindings):
                 continue
             now = self.table.row(change.row)
-            self._tell(self.on_row, Delete(change.row) if now is None else Put(now))
+            self._notify(self.on_row, Delete(change.row) if now is None else Put(now))
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -277,7 +277,7 @@ class ClusterState:
 
     # -- records from Kafka --------------------------------------------------------------------------------------------
 
-    async def _take(self, followed: FollowedPartition, batch: bytes) -> None:
+    async def _apply_batch(self, followed: FollowedPartition, batch: bytes) -> None:
         slot = followed.number
         # Most batches of other slots do not contain the owner's key and need no decoding.
         if slot and self._owner_keys[slot] not in batch and not BatchHeader(batch, 0).compressed():
@@ -286,7 +286,7 @@ class ClusterState:
         try:
             for records in keyed_records(batch):
                 for record in records:
-                    self._take_one(slot, record.key, record.value)
+                    self._apply_one(slot, record.key, record.value)
                     if time.perf_counter() >= until:
                         await asyncio.sleep(0)
                         until = time.perf_counter() + SLICE_S
@@ -294,12 +294,12 @@ class ClusterState:
             self.foreign_count += 1
             logger.error("%s %d: a batch cannot be read and is passed over: %s", self.topic, slot, error)
 
-    def _take_one(self, slot: int, key: bytes, value: bytes | None) -> None:
+    def _apply_one(self, slot: int, key: bytes, value: bytes | None) -> None:
         try:
             if slot == 0:
-                self._take_record(key, value)
+                self._apply_record(key, value)
             if key == self._owner_keys[slot]:
-                self._take_owner(slot, value)
+                self._apply_owner(slot, value)
         except Exception:
             if self._opened:
                 raise
@@ -311,7 +311,7 @@ class ClusterState:
             self.on_lost(f"what nodes share cannot be read any more: {error!r}")
         self._wake()
 
-    def _take_record(self, key: bytes, value: bytes | None) -> None:
+    def _apply_record(self, key: bytes, value: bytes | None) -> None:
         try:
             change = self.table.read(key, value)
         except NewerFormat as error:
@@ -323,17 +323,17 @@ class ClusterState:
             return
         if isinstance(change, PutAnnotation):
             if change.key[0] == VHOST_SLOT:
-                self._tell_vhost(str(change.key[1]))
+                self._notify_vhost(str(change.key[1]))
             if change.key[0] != OWNER:
-                self._tell(self.on_note, change)
+                self._notify(self.on_note, change)
             return
         assert not hasattr(change, "kind")  # no record is a DeleteBindings
-        self._tell(self.on_row, change)
+        self._notify(self.on_row, change)
         row = change.row
         if isinstance(row, VhostRow):
-            self._tell_vhost(row.name)
+            self._notify_vhost(row.name)
 
-    def _take_owner(self, slot: int, value: bytes | None) -> None:
+    def _apply_owner(self, slot: int, value: bytes | None) -> None:
         try:
             owner = None if value is None else Owner.of(decode_object(value))
         except (Foreign, NewerFormat) as error:
@@ -343,25 +343,25 @@ class ClusterState:
         before = self.owners.get(slot)
         if before is not None and owner is not None and owner.was_before(before):
             return  # a later owner announced itself directly while Kafka did not answer
-        self._keep_owner(slot, owner)
+        self._set_owner(slot, owner)
 
-    def _keep_owner(self, slot: int, owner: Owner | None) -> None:
+    def _set_owner(self, slot: int, owner: Owner | None) -> None:
         if owner == self.owners.get(slot):
             return
         if owner is None:
             del self.owners[slot]
         else:
             self.owners[slot] = owner
-        self._tell(self.on_owner, slot)
+        self._notify(self.on_owner, slot)
         if self._opened:
             self._wake()
 
-    def _tell_vhost(self, name: str) -> None:
-        self._tell(self.on_vhost, name)
+    def _notify_vhost(self, name: str) -> None:
+        self._notify(self.on_vhost, name)
         if self._opened:
             self._wake()
 
-    def _tell(self, listeners: list[Callable[[Any], None]], what: object) -> None:
+    def _notify(self, listeners: list[Callable[[Any], None]], what: object) -> None:
         if not self._opened:
             return
         for listener in listeners[:]:

@@ -58,7 +58,7 @@ def no_relay() -> None:
     async def joined(self: ConnectionProxy, handover: Any, node: Any) -> None:
         raise PeerUnreachable(f"node {node.name} is not asked")
 
-    ConnectionProxy._join = joined  # type: ignore[method-assign]
+    ConnectionProxy._proxy = joined  # type: ignore[method-assign]
 
 
 def refused_is_stored() -> None:

@@ -237,7 +237,7 @@ async def test_a_record_that_comes_late_does_not_undo_what_was_heard(nodes: list
     from amqpd.cluster.row_codec import encode_note
 
     a.state.hear(1, c.note(6))
-    a.state._take_owner(1, encode_note(b.note(5).note(1))[1])
+    a.state._apply_owner(1, encode_note(b.note(5).note(1))[1])
     assert a.state.owner_of(1) == c.note(6)
-    a.state._take_owner(1, encode_note(b.note(7).note(1))[1])
+    a.state._apply_owner(1, encode_note(b.note(7).note(1))[1])
     assert a.state.owner_of(1) == b.note(7)

@@ -92,7 +92,7 @@ async def test_queues_wait_while_kafka_does_not_answer_and_go_on_behind_that(tmp
 
 
 async def test_an_idle_slot_keeps_its_lease(tmp_path, kafka, topic, monkeypatch) -> None:
-    monkeypatch.setattr(ownership, "LOOK_S", 0.05)
+    monkeypatch.setattr(ownership, "CHECK_S", 0.05)
     async with a_node(tmp_path, kafka, topic) as server:
         owned = slot_of(server)
         assert server.node is not None
@@ -249,7 +249,7 @@ async def test_a_node_that_cannot_follow_the_cluster_any_more_stops(
         def failing(*_: object) -> None:
             raise IndexError("a bug of ours")
 
-        monkeypatch.setattr(type(server.node.state), "_take_record", failing)
+        monkeypatch.setattr(type(server.node.state), "_apply_record", failing)
         await server.node.wish(1, "nobody")
         async with asyncio.timeout(25):
             await server.stopped.wait()

@@ -27,11 +27,11 @@ async def none(_: object) -> dict[str, object]:
 
 async def test_what_nobody_asks_for_any_more_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client that has declared the queue is gone when Kafka answers."""
-    monkeypatch.setattr(placement, "SAID_S", 0.02)
+    monkeypatch.setattr(placement, "ANSWER_KEPT_S", 0.02)
     found = await said(none, "orders")
-    assert found._said == {"orders": ""}
+    assert found._answers == {"orders": ""}
     await asyncio.sleep(0.1)
-    assert found._said == {}
+    assert found._answers == {}
     assert found.objection("orders") is None
 
 

@@ -99,14 +99,14 @@ class TestPlaces:
         slot.topics.failing += [KafkaRefused("TOPIC_AUTHORIZATION_FAILED")]  # type: ignore[attr-defined]
         places = {place.number for place in slot.placement.places.values()}
         await slot.rows.write([Delete(queue(number)) for number in range(STEP)])
-        ready = slot.placement._of[TOPIC].ready
+        ready = slot.placement._topics_by_name[TOPIC].ready
         await until(lambda: places <= {int(each.number) for each in ready})
 
     async def test_one_that_is_refused_costs_the_others_nothing(self, fake: FakeKafka, take: Take) -> None:
         """Of partitions that are about to be used again, and of new ones."""
         slot = await take()
         await slot.rows.write([Put(queue(number)) for number in range(3)])
-        topic = slot.placement._of[TOPIC]
+        topic = slot.placement._topics_by_name[TOPIC]
         await until(lambda: not topic.growing.locked() and len(topic.ready) >= READY_MIN)
         places = [slot.placement.places[queue(number).id].number for number in range(3)]
         fake.fail(TOPIC, places[1], 87)
@@ -130,7 +130,7 @@ class TestPlaces:
     async def test_what_is_freed_while_something_else_is_under_way(self, take: Take) -> None:
         slot = await take()
         await slot.rows.write([Put(queue(0))])
-        topic = slot.placement._of[TOPIC]
+        topic = slot.placement._topics_by_name[TOPIC]
         place = slot.placement.places[queue(0).id]
         async with topic.growing:  # it is being grown, for a long time
             slot.placement._start(slot.placement._grow(topic, READY_MIN))
@@ -476,7 +476,7 @@ async def test_a_queue_that_is_deleted_while_a_later_epoch_begins(fake: FakeKafk
     publish()
     storage.delete_queue(log)
     await slot.rows.write([Delete(queue(0))])
-    ready = slot.placement._of[TOPIC].ready
+    ready = slot.placement._topics_by_name[TOPIC].ready
     await until(lambda: slot.fenced or partition in ready)
     assert not slot.fenced
     epochs = [int(BatchHeader(batch, 0).producer_epoch) for batch in fake.topics[TOPIC][int(partition.number)].batches]

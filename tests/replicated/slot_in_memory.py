@@ -107,9 +107,9 @@ class Slot:
         """What was settled is on its way."""
         for log in self.queues:
             log.note_all()
-        self.logs._tell()
-        while self.logs._telling and not self.logs.ended:  # a busy machine makes several slices of it
-            self.logs._tell()
+        self.logs._run_pass()
+        while self.logs._pass_logs and not self.logs.ended:  # a busy machine makes several slices of it
+            self.logs._run_pass()
 
     def sync(self) -> None:
         """All there is is stored and told."""

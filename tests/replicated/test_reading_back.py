@@ -130,7 +130,7 @@ async def test_a_log_that_nobody_has_opened_is_given_up_as_it_came() -> None:
     for log in nxt.queues:
         nxt.storage.leave_queue(log)
     nxt.turn()
-    nxt.logs._tell()
+    nxt.logs._run_pass()
     nxt.producer.store_all()
     await nxt.logs.close()
     assert (await owner(kafka, first)).bodies() == [b"a", b"c"]

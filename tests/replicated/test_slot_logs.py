@@ -336,7 +336,7 @@ async def test_a_deleted_queue_leaves_nothing_told() -> None:
     done: list[bool] = []
     slot.log.retire(lambda: done.append(True))
     slot.turn()
-    slot.logs._tell()
+    slot.logs._run_pass()
     slot.producer.store_all()
     assert done == [True]
     left: dict[bytes, bytes | None] = {}
@@ -355,7 +355,7 @@ async def test_logs_that_nobody_has_any_more() -> None:
     await nxt.open()
     assert nxt.logs.drop_orphans({queue_id(0), queue_id(1)}) == 0  # its vhost comes later
     assert nxt.logs.drop_orphans({queue_id(0)}) == 1
-    nxt.logs._tell()
+    nxt.logs._run_pass()
     nxt.producer.store_all()
     third = await owner(kafka, first)
     assert third.logs.drop_orphans({queue_id(0)}) == 0
