@@ -106,7 +106,7 @@ async def make_vhost(broker: Broker, part: Document, name: str) -> None:
     description, kind = item.get("description", ""), item.get("default_queue_type", "classic")
     tags = item.get("tags", [])
     if not isinstance(description, str) or not isinstance(kind, str) or not isinstance(tags, list):
-        raise BadRequest(f"vhost '{name}' is not as it has to be")
+        raise BadRequest(f"vhost '{name}' has invalid values")
     kind = "classic" if kind == "undefined" else kind
     await wait_done(partial(vhosts.declare, broker.vhosts, name, description, [str(tag) for tag in tags], kind))
 
@@ -229,7 +229,7 @@ class ApiGateway(ClusterApi):
         try:
             answer = await self._inner.ask(keeper, method, SESSION_PATH, anonymous, told, silent_s=PART_SILENT_S)
         except PeerTimeout as silent:
-            log.warning("whose login it is cannot be asked: %s", silent)
+            log.warning("a login of another node cannot be checked: %s", silent)
             return ""
         return str(json.loads(answer.body)["user"]) if answer.status == 200 else ""
 
@@ -340,7 +340,7 @@ class ApiGateway(ClusterApi):
         missing: list[str] = []
         for node, answer in zip(nodes, answers, strict=True):
             if isinstance(answer, PeerTimeout):
-                log.warning("a list lacks its part: %s", answer)
+                log.warning("a list is incomplete: %s", answer)
                 missing.append(node.name)
             elif isinstance(answer, BaseException):
                 raise answer
@@ -419,7 +419,7 @@ class ApiGateway(ClusterApi):
                 if answer.status not in (401, 404):
                     return _response_of(answer)
             if missing:
-                raise Unavailable(f"not found, and nodes that do not answer: {', '.join(missing)}") from None
+                raise Unavailable(f"not found; nodes that do not answer: {', '.join(missing)}") from None
             raise
 
     async def _all(self, route: ApiRoute, call: ApiRequest) -> ApiResponse:
@@ -583,7 +583,7 @@ async def _read_part(chunks: Iterable[bytes], slices: TimeSlice) -> _ListingPart
         head = json.loads(lines[0])
         return _ListingPart(head["total"], head["filtered"], lines[1:])
     except (ValueError, LookupError, TypeError) as error:
-        raise BadRequest(f"a node's part of the list is none: {error!r}") from None
+        raise BadRequest(f"a node sent an invalid part of the list: {error!r}") from None
 
 
 async def _merged(

@@ -66,7 +66,7 @@ async def wait_for_kafka(access: KafkaAccess, timeout_s: float) -> None:
                 except OSError:
                     await asyncio.sleep(PAUSE_S)
     except TimeoutError:
-        raise KafkaDisconnected(f"no broker has answered for {timeout_s:g} s: {_tried(access)}") from None
+        raise KafkaDisconnected(f"no broker answered within {timeout_s:g} s: {_tried(access)}") from None
     finally:
         lines.cancel()
         await asyncio.gather(lines, return_exceptions=True)
@@ -76,7 +76,7 @@ async def _say_what_is_tried(access: KafkaAccess) -> None:
     pause = FIRST_LINE_S
     while True:
         await asyncio.sleep(pause)
-        logger.warning("waiting for a broker of Kafka: %s", _tried(access))
+        logger.warning("waiting for a Kafka broker: %s", _tried(access))
         pause = LINE_S
 
 
@@ -108,14 +108,14 @@ class Checks:
         metadata = await self._reach()
         await self._this_node()
         if metadata is None:
-            self._say("the other checks need a broker that answers")
+            self._say("the other checks need a reachable broker")
             return
         count, wanted = len(metadata.brokers), self.options.replication_factor
-        self._tell(count >= wanted, f"{count} brokers for the {wanted} copies of cluster.replication_factor")
+        self._tell(count >= wanted, f"{count} brokers; cluster.replication_factor needs {wanted}")
         async with TopicAdmin(self.options) as topics:
             await self._own_topics(topics)
             await self._rights(topics)
-            await self._try(f"the group {self.options.group} may be joined", self._group(topics))
+            await self._try(f"the group {self.options.group} can be joined", self._group(topics))
 
     def _tell(self, good: bool, what: str, why: object = "") -> bool:
         self.failed += not good
@@ -151,7 +151,7 @@ class Checks:
     async def _this_node(self) -> None:
         host, port = self.options.address
         resolved = asyncio.get_running_loop().getaddrinfo(host, port or None, type=socket.SOCK_STREAM)
-        await self._try(f"cluster.address: the name {host} has an address", resolved)
+        await self._try(f"cluster.address: the name {host} resolves", resolved)
 
     async def _own_topics(self, topics: TopicAdmin) -> None:
         """Check the topics of a cluster that already exists."""
@@ -163,7 +163,7 @@ class Checks:
             return
         for name in names:
             if name not in found:
-                self._tell(True, f"topic {name} is not there yet: the first node makes it")
+                self._tell(True, f"topic {name} does not exist yet: the first node creates it")
                 continue
             try:
                 topics.check_slots(found[name])
@@ -175,7 +175,7 @@ class Checks:
         """Use a topic like a vhost's, from its creation to its deletion."""
         options = self.options
         name = options.queues_topic(CHECK)
-        if not await self._try(f"topic {name} can be made", topics.prepare_queues(CHECK, 1)):
+        if not await self._try(f"topic {name} can be created", topics.prepare_queues(CHECK, 1)):
             return
         producer = KafkaProducer(
             options.access, on_moved=_nothing, on_refused=_nothing, on_fenced=_nothing, delivery_timeout_s=20.0
@@ -184,7 +184,7 @@ class Checks:
         try:
             partition = producer.open(name, 0, UNKNOWN)
             key = f"amqpd.{options.cluster}.{CHECK}"
-            if await self._try("it can be written, by a transactional id", take_over(producer, key, [partition])):
+            if await self._try("it can be written with a transactional id", take_over(producer, key, [partition])):
                 end = int(partition.next_offset)
                 await self._try("it can be read", _read(reader, name, end))
                 await self._try("its records can be deleted", topics.delete_records(name, {0: end}))
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = load(arguments, os.environ).settings
         if not settings.cluster.kafka:
-            print("cluster.kafka is not set: a node without it is no node of a cluster", file=sys.stderr)
+            print("cluster.kafka is not set: this is not a cluster node", file=sys.stderr)
             return EXIT_USAGE
         options = options_of(settings.cluster)
     except SettingsError as error:

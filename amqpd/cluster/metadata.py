@@ -213,7 +213,7 @@ class ClusterMetadata:
             MetadataClosed: after `close`.
         """
         self._check_open()
-        self._loop.call_soon(done, MetadataError("a cluster's metadata is in Kafka: there is no copy of it to be made"))
+        self._loop.call_soon(done, MetadataError("a cluster's metadata is in Kafka: it cannot be copied"))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Refuse waiting and later changes."""
@@ -339,7 +339,7 @@ class ClusterMetadata:
                     _answer(waiting.done, WriteFailed("the node stops"))
                     raise
                 except Exception as failed:
-                    logger.exception("a change of the cluster's metadata: a bug of the broker")
+                    logger.exception("a cluster-wide change failed: a bug of the broker")
                     error = WriteFailed(f"cannot write the metadata: {failed!r}")
                 _answer(waiting.done, error)
                 if error is None:
@@ -354,7 +354,7 @@ class ClusterMetadata:
             async with asyncio.timeout(SEEN_TIMEOUT_S):
                 await self.state.written(offset)
         except (TimeoutError, KafkaDisconnected) as error:
-            raise WriteFailed(f"the metadata is written, and slot 0 cannot be read: {error}") from error
+            raise WriteFailed(f"the metadata was written, but slot 0 cannot be read: {error}") from error
 
     # -- submissions to several slots ----------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class ClusterMetadata:
             _answer(done, WriteFailed("the node stops"))
             raise
         except Exception as error:
-            logger.exception("a change of the metadata: a bug of the broker")
+            logger.exception("a change of the metadata failed: a bug of the broker")
             _answer(done, WriteFailed(f"cannot write the metadata: {error!r}"))
         else:
             _answer(done, None)
@@ -399,4 +399,4 @@ def _answer(done: Done, error: BaseException | None) -> None:
         done(error)
     except Exception:
         # A failing callback must not stop the other answers.
-        logger.exception("metadata: a done callback failed")
+        logger.exception("metadata: a callback failed")

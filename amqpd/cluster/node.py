@@ -341,9 +341,9 @@ class ClusterNode:
             async with asyncio.timeout(STOP_S):
                 await self._members.leave()
         except TimeoutError:
-            logger.warning("the group was left without a word: Kafka does not answer")
+            logger.warning("the group was left without a request: Kafka does not answer")
         except Exception:
-            logger.exception("the cluster was not left cleanly; the node stops all the same")
+            logger.exception("the cluster was not left cleanly; the node stops anyway")
 
     async def close(self) -> None:
         """Close the connections to Kafka. The server has stopped."""
@@ -355,7 +355,7 @@ class ClusterNode:
         ends = (self.takeovers.close(), self.state.close(), self.reader.close(), self.topics.close())
         for end in await asyncio.gather(*ends, return_exceptions=True):
             if isinstance(end, Exception):
-                logger.error("a connection to Kafka did not end as it should", exc_info=end)
+                logger.error("a connection to Kafka was not closed cleanly", exc_info=end)
 
     async def drain(self) -> None:
         """Move all slots to other nodes and return when they are gone. The node stays in the group but gets no
@@ -418,7 +418,7 @@ class ClusterNode:
         if not self._refused_since_s:
             self._refused_since_s = now
             again_s = timeout_s + REFUSED_AGAIN_S
-            logger.error("this node is given no slot: %s; it asks once more in %g s", self._refusal, again_s)
+            logger.error("this node gets no slot: %s; next try in %g s", self._refusal, again_s)
             asyncio.get_running_loop().call_later(again_s, self._members.rejoin)
         elif now - self._refused_since_s > timeout_s and not self._turned_away.is_set():
             self._turned_away.set()
@@ -565,14 +565,14 @@ class NodeFrontEnd(PeerServer):
 def _check_directory(data_dir: Path) -> None:
     if (data_dir / DATABASE_NAME).exists():
         raise MetadataError(
-            f"{data_dir} holds what a single node kept; start it with an empty data directory, or import it with "
+            f"{data_dir} contains the data of a single node; start it with an empty data directory, or import it with "
             "`amqpctl cluster_import`"
         )
 
 
 def _logged(error: BaseException | None) -> None:
     if error is not None:
-        logger.warning("a wish that has come true stays for now: %s", error)
+        logger.warning("a completed move request was not removed: %s", error)
 
 
 __all__ = ["Change", "ClusterNode", "ClusterView"]

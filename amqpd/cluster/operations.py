@@ -115,16 +115,16 @@ class ClusterOperations(ClusterControl):
         together = [row.name for row in state.vhosts_of(slot)]
         if not self._is_at(vhost, node):
             await self._node.wish(slot, node)
-            log.info("slot %d, with %s, is to go to node %s", slot, ", ".join(together), node)
-            await self._until(lambda: self._is_at(vhost, node), f"vhost '{vhost}' is not at node {node}")
+            log.info("slot %d with vhosts %s moves to node %s", slot, ", ".join(together), node)
+            await self._until(lambda: self._is_at(vhost, node), f"vhost '{vhost}' has not moved to node {node}")
         return together
 
     def _check(self, node: str) -> None:
         names = {peer.node: peer.draining for peer in self._node.peers}
         if node not in names:
-            raise NoSuchNode(f"no node '{node}' in the cluster: there are {', '.join(sorted(names)) or 'none'}")
+            raise NoSuchNode(f"no node '{node}' in the cluster; its nodes: {', '.join(sorted(names)) or 'none'}")
         if names[node]:
-            raise NoSuchNode(f"node '{node}' is being drained: it takes no vhosts")
+            raise NoSuchNode(f"node '{node}' is being drained and accepts no vhosts")
 
     def _is_at(self, vhost: str, node: str) -> bool:
         owner = self._node.view.owner_of(vhost)
@@ -161,7 +161,7 @@ class ClusterOperations(ClusterControl):
                 while not self._taken():
                     await self._node.view.changed(LOOK_S)
         except TimeoutError:
-            raise NotMoved(f"some vhosts are at no other node after {timeout_s:g} s") from None
+            raise NotMoved(f"some vhosts have no other owner after {timeout_s:g} s") from None
 
     def _taken(self) -> bool:
         """Return whether other nodes own all vhosts, or there is no other node."""

@@ -96,11 +96,11 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
                         until = time.perf_counter() + SLICE_S
         except BadRecord as error:
             table.foreign_count += 1
-            logger.error("%s %d: a batch cannot be read and is passed over: %s", topic, slot, error)
+            logger.error("%s %d: a batch cannot be read and is skipped: %s", topic, slot, error)
         except NewerFormat as error:
             raise MetadataError(f"{topic} {slot}: {error}; start the later version that wrote it") from error
     if table.foreign_count:
-        logger.warning("%s %d: %d records are not amqpd's and were passed over", topic, slot, table.foreign_count)
+        logger.warning("%s %d: %d records are not amqpd's and were skipped", topic, slot, table.foreign_count)
     return table
 
 
@@ -240,7 +240,7 @@ class SlotOwnership:
         except BaseException:
             if owned is not None:
                 self.owned.pop(slot, None)
-                owned.ended = owned.ended or "it could not be taken"
+                owned.ended = owned.ended or "the takeover failed"
                 await self.drop(owned)
             else:
                 await producer.close()
@@ -265,7 +265,7 @@ class SlotOwnership:
         def refused(partition: Partition) -> None:
             logs.refused(partition)
             if partition is meta:
-                logs.fenced(f"the slot's metadata are refused: {partition.text}")
+                logs.fenced(f"Kafka refuses the slot's metadata: {partition.text}")
 
         queue_log_failed = self.broker.turn.log_failed
         assert queue_log_failed is not None  # set by the broker's constructor
@@ -374,7 +374,7 @@ class SlotOwnership:
             await rows.write([Put(row) for row in self._first_rows()])
         self._metadata.own(owned.slot, rows)
         if orphans := list(table.orphaned()):
-            logger.warning("slot %d: %d rows of what a crash has left are removed", owned.slot, len(orphans))
+            logger.warning("slot %d: %d rows that a crash left behind are removed", owned.slot, len(orphans))
             await rows.write(orphans)
         for vhost in await self.broker.load_vhosts(table.state(vhosts, self._metadata.node)):
             owned.vhosts[vhost.name] = vhost
@@ -466,7 +466,7 @@ class SlotOwnership:
             if owned.over.is_set():
                 return
             if held.producer_id != owned.held.producer_id:
-                self._end_slot(owned, "Kafka has given it another producer id")
+                self._end_slot(owned, "Kafka gave it another producer id")
                 return
             owned.held = held
             owned.logs.renew(held)
@@ -503,7 +503,7 @@ class SlotOwnership:
                 await owned.logs.give_up()
         except (TimeoutError, KafkaRefused, MetadataError) as error:
             why = str(error) or f"no answer within {GIVE_UP_S:g} s"
-            logger.warning("slot %d: what is left goes to its next owner unsaid: %s", owned.slot, why)
+            logger.warning("slot %d: the next owner recovers what was not stored: %s", owned.slot, why)
         owned.ended = owned.ended or "it was given up"
         await self._unload(owned)
         logger.info("slot %d was given up", owned.slot)
@@ -587,10 +587,10 @@ class LeaseMonitor:
                 owned.halted = lapsed
                 suspend_delivery(owned)
         if suspended_slots:
-            text = "Kafka has not answered for longer than %g s: the durable queues of slots %s wait"
+            text = "Kafka has not answered for %g s: the durable queues of slots %s are suspended"
             logger.warning(text, self._timeout_s, ", ".join(map(str, suspended_slots)))
         if resumed_slots:
-            logger.warning("Kafka answers: the durable queues of slots %s go on", ", ".join(map(str, resumed_slots)))
+            logger.warning("Kafka answers: the durable queues of slots %s continue", ", ".join(map(str, resumed_slots)))
 
 
 def suspend_delivery(owned: OwnedSlot) -> None:

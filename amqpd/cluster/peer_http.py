@@ -183,7 +183,7 @@ class PeerHttpClient:
                 await response.write_eof()
             except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
                 # A part of the answer was sent; only closing the connection can report the failure.
-                log.warning("an answer of node %s was broken off: %r", node.name, error)
+                log.warning("an answer of node %s was incomplete: %r", node.name, error)
                 response.force_close()
                 if request.transport is not None:
                     request.transport.abort()
@@ -212,7 +212,7 @@ async def parsed(data: bytes) -> Any:
     walk = IncrementalJsonParser(text)
     value = await walk.value(0)
     if walk.peek():
-        raise ValueError("more behind the end")
+        raise ValueError("extra data after the end")
     return value
 
 
@@ -249,7 +249,7 @@ class IncrementalJsonParser:
     def _expect(self, chars: str) -> str:
         char = self.peek()
         if not char or char not in chars:
-            raise ValueError(f"one of {chars} is missing at {self._at}")
+            raise ValueError(f"one of {chars} expected at {self._at}")
         self._at += 1
         return char
 

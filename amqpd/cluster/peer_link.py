@@ -251,7 +251,7 @@ class PeerHeartbeat(asyncio.Protocol):
             self._heard_at = now  # this loop was blocked; bytes that arrived meanwhile are read next
         self._ticked_at = now
         if now - self._heard_at > self._dead_s:
-            text = "node %s is silent for %g s: what was relayed between it and this one ends"
+            text = "node %s is silent for %g s: proxied connections to and from it are closed"
             log.warning(text, self.node, self._dead_s)
             self.close()
             return
@@ -420,7 +420,7 @@ def decode(body: bytes) -> Preamble:
         for name in (kind, node, run):
             _check(name, str)
         if kind not in KINDS:
-            raise BadPreamble(f"a connection of kind {kind[:40]!r} is asked for")
+            raise BadPreamble(f"unknown kind of connection {kind[:40]!r}")
         return Preamble(kind, node, run, _client(said["client"]) if kind == AMQP else None)
     except (ValueError, KeyError, TypeError, CodecError, RecursionError) as error:
         raise BadPreamble(f"not understood: {error!r}"[:200]) from None
@@ -464,7 +464,7 @@ def answered(data: bytes) -> HelloAnswer | None:
         return None
     number, length = _ANSWER.unpack_from(data)
     if number > WRONG_SECRET or length > _NAME_BYTES_MAX:
-        raise BadPreamble(f"an answer that is none: {data[:16]!r}")
+        raise BadPreamble(f"an invalid answer: {data[:16]!r}")
     size = _ANSWER.size + length
     if len(data) < size:
         return None
@@ -527,7 +527,7 @@ class PendingPeer(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.complete.done():
-            self.complete.set_exception(ConnectionResetError("it went away"))
+            self.complete.set_exception(ConnectionResetError("it closed the connection"))
             self.complete.exception()  # the waiting task may be gone
 
 
@@ -580,7 +580,7 @@ class PeerListener:
                 return
             except OSError as error:
                 # Usually no file descriptor is free; accept again in a moment.
-                self._count_refused("somebody", str(error))
+                self._count_refused("a connection", str(error))
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
                 loop.call_later(PAUSE_S, self._resume_accepting, listening)
@@ -607,7 +607,7 @@ class PeerListener:
     def _make_room(self, address: str) -> None:
         oldest = next(iter(self._waiting[address]))
         self._remove_waiting(oldest)
-        self._count_refused(address, "too many wait with it")
+        self._count_refused(address, "too many connections wait")
         oldest.end()
 
     def _remove_waiting(self, waiting: _IncomingSocket) -> None:
@@ -624,7 +624,7 @@ class PeerListener:
         if now - self._logged_at >= LOG_S:
             self._logged_at = now
             count = self.refused_count
-            log.warning("inner port: refused %s: %s (%d since the start)", address, why, count)
+            log.warning("peer port: refused %s: %s (%d since the start)", address, why, count)
 
     # -- hello of one socket
 
@@ -644,22 +644,22 @@ class PeerListener:
                 if not is_proof(proof, self._secret, pending.nonce, self._identity.fingerprint, body):
                     transport.write(answer(WRONG_SECRET, "the secrets differ"))
                     transport.close()
-                    self._count_refused(waiting.address, "the proof of its preamble is wrong: another cluster.secret?")
+                    self._count_refused(waiting.address, "wrong proof: does it have another cluster.secret?")
                     return
                 preamble = decode(body)
             self._remove_waiting(waiting)
             take = self._kinds.get(preamble.kind)
             if take is None:
-                refuse(transport, NOT_MINE, f"nothing of kind {preamble.kind} is taken here")
+                refuse(transport, NOT_MINE, f"connections of kind {preamble.kind} are not accepted here")
             else:
                 await take(preamble, transport)
         except (BadPreamble, OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
-            self._count_refused(waiting.address, f"{error}" or "its preamble did not come in time")
+            self._count_refused(waiting.address, f"{error}" or "no preamble in time")
             _end(transport, waiting.sock)
         except asyncio.CancelledError:
             _end(transport, waiting.sock)
         except Exception:
-            log.exception("inner port: a bug of the broker")
+            log.exception("peer port: a bug of the broker")
             _end(transport, waiting.sock)
         finally:
             self._remove_waiting(waiting)
@@ -732,7 +732,7 @@ class _HelloClient(asyncio.Protocol):
         shown: Any = transport.get_extra_info("ssl_object")
         found = fingerprint(shown.getpeercert(True) or b"")
         if found != self._node.fingerprint:
-            self._end(PeerUnreachable(f"its certificate is another: {found}, not {self._node.fingerprint}"))
+            self._end(PeerUnreachable(f"wrong certificate: {found}, not {self._node.fingerprint}"))
 
     def data_received(self, data: bytes) -> None:
         if self.answer.done():
@@ -747,10 +747,10 @@ class _HelloClient(asyncio.Protocol):
         if not self._said:
             if len(self._data) < HELLO_BYTES:
                 if not GREETING.startswith(self._data[: len(GREETING)]):
-                    raise BadPreamble(f"no inner port of this version: {self._data[:16]!r}")
+                    raise BadPreamble(f"no peer port of this version: {self._data[:16]!r}")
                 return
             if not self._data.startswith(GREETING):
-                raise BadPreamble(f"no inner port of this version: {self._data[:16]!r}")
+                raise BadPreamble(f"no peer port of this version: {self._data[:16]!r}")
             nonce = self._data[len(GREETING) : HELLO_BYTES]
             self._data = self._data[HELLO_BYTES:]
             self._said = True
@@ -769,7 +769,7 @@ class _HelloClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.answer.done():
-            self.answer.set_exception(PeerUnreachable(f"it ended the connection: {exc or 'without an answer'}"))
+            self.answer.set_exception(PeerUnreachable(f"it closed the connection: {exc or 'without an answer'}"))
 
     def _end(self, error: Exception) -> None:
         if not self.answer.done():
@@ -837,7 +837,7 @@ class PeerConnector:
             if opening.answer.done() and not opening.answer.cancelled():
                 opening.answer.exception()  # mark the error as seen, even if this task was cancelled
         if transport.is_closing():
-            raise PeerUnreachable(f"node {node.name} at {node.host}:{node.port}: it ended the connection")
+            raise PeerUnreachable(f"node {node.name} at {node.host}:{node.port}: it closed the connection")
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         if rest:

@@ -191,11 +191,11 @@ class ForwardedWriter:
         try:
             offset = await self._write(changes_from_json(json.loads(message)))
         except (MetadataError, Foreign, NewerFormat, ValueError, RecursionError) as error:
-            log.info("node %s asked for a change of what is the cluster's: %s", node, error)
+            log.info("a cluster-wide change of node %s was refused: %s", node, error)
             frames.say({"error": str(error), "not_owner": isinstance(error, NotOwner)})
         except Exception:
-            log.exception("node %s asked for a change: a bug of the broker", node)
-            frames.say({"error": "an error of slot 0's owner; its log says more", "not_owner": False})
+            log.exception("a cluster-wide change of node %s failed: a bug of the broker", node)
+            frames.say({"error": "an error of slot 0's owner; see its log", "not_owner": False})
         else:
             frames.say({"offset": offset})
 
@@ -272,7 +272,7 @@ class PeerStatusMonitor:
         why = CUT_OFF if self._unanswered >= ROUNDS else ""
         if why != self.cut_off:
             self.cut_off = why
-            logger.warning("clients are sent away: %s", why) if why else logger.warning("clients are let in again")
+            logger.warning("clients are refused: %s", why) if why else logger.warning("clients are accepted again")
             self._on_cut_off(why)
 
     async def _ask(self, node: NodeState) -> bool:
@@ -291,7 +291,7 @@ class PeerStatusMonitor:
         except (PeerUnreachable, PeerRefused, TimeoutError) as error:
             if node.name not in self._silent:
                 self._silent.add(node.name)
-                logger.info("node %s is asked what it serves: %s", node.name, str(error) or "no answer")
+                logger.info("node %s did not report its slots: %s", node.name, str(error) or "no answer")
             return False
         finally:
             frames.end()
@@ -301,7 +301,7 @@ class PeerStatusMonitor:
         try:
             found = {int(slot): Owner.of(note) for slot, note in json.loads(message)["slots"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, NewerFormat) as error:
-            logger.error("node %s says what is not understood: %r", node.name, error)
+            logger.error("node %s sent an invalid answer: %r", node.name, error)
             return False
         for slot, owner in found.items():
             if (owner.node, owner.fingerprint) == (node.name, node.fingerprint) and 0 <= slot < self._state.slots:
@@ -316,7 +316,7 @@ class PeerStatusMonitor:
         if ours is not None:
             if not ours.halted or (ours.held.producer_id == owner.producer_id and owner.epoch <= ours.epoch):
                 return
-            ours.logs.fenced(f"node {owner.node} says that it serves it, by epoch {owner.epoch}")
+            ours.logs.fenced(f"node {owner.node} serves it with epoch {owner.epoch}")
         self._state.hear(slot, owner)
 
     # -- answering -----------------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ class PeerServer(FrontEnd):
         """Accept a connection for requests of another node's HTTP API."""
         protocol = self._admin.inner_connection()
         if protocol is None:
-            refuse(transport, peer_link.NOT_MINE, "its admin API does not serve yet")
+            refuse(transport, peer_link.NOT_MINE, "its HTTP API has not started yet")
         else:
             welcome(transport, protocol)
 

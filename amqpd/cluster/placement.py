@@ -271,7 +271,7 @@ class DedicatedTopics:
                 await self._topics.delete_own(name, mark)
                 await self.write([PutAnnotation((OWN_TOPIC, name), None)])
             except TROUBLE as error:
-                logger.warning("topic %s is deleted later: %s", name, error)
+                logger.warning("topic %s cannot be deleted now; it is tried again: %s", name, error)
             except MetadataError as error:
                 logger.warning("topic %s: the slot's next owner deletes it: %s", name, error)
                 return
@@ -318,9 +318,7 @@ def fences_of(notes: Mapping[NoteKey, Note]) -> dict[str, int]:
         if key[0] == OWN_TOPIC:
             mark = note.get("mark")
             if type(mark) is not int:
-                raise MetadataError(
-                    f"the note of topic {key[1]} is none that this version of amqpd writes: {dict(note)}"
-                )
+                raise MetadataError(f"the note of topic {key[1]} has an unknown format: {dict(note)}")
             found[str(key[1])] = mark
     return found
 
@@ -418,7 +416,7 @@ class QueuePlacement:
             place = placement_of(note)
             if (place.topic, place.number) not in self._partitions and place.topic not in lost:
                 what = f"partition {place.number} of topic {place.topic}"
-                raise MetadataError(f"{what}, which holds a queue, is gone")
+                raise MetadataError(f"{what}, which contains a queue, is missing")
             self.places[str(key[1])] = place
         used = {(place.topic, place.number) for place in self.places.values()}
         for where, partition in sorted(self._partitions.items()):
@@ -542,13 +540,13 @@ class QueuePlacement:
             try:
                 await self.own.make(name)
             except TROUBLE as error:
-                raise WriteFailed(f"cannot write the metadata: no place for a queue: {error}") from error
+                raise WriteFailed(f"cannot write the metadata: no partition for a queue: {error}") from error
         for vhost, count in wanted.items():
             topic = self._topic_of(vhost)
             try:
                 await self._grow(topic, count)
             except TROUBLE as error:
-                raise WriteFailed(f"cannot write the metadata: no place for a queue: {error}") from error
+                raise WriteFailed(f"cannot write the metadata: no partition for a queue: {error}") from error
 
     async def _grow(self, topic: _Topic, ready: int) -> None:
         """Add partitions until `ready` of them can be used.
@@ -646,11 +644,11 @@ class QueuePlacement:
                 await self._topics.delete_records(topic.name, before)
                 break
             except (KafkaDisconnected, OSError) as error:
-                logger.warning("%s is emptied later: %s", topic.name, error)
+                logger.warning("topic %s cannot be emptied now; it is tried again: %s", topic.name, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_S_MAX)
             except TROUBLE as error:
-                logger.error("%s is not emptied, which costs space at Kafka: %s", topic.name, error)
+                logger.error("topic %s cannot be emptied and keeps space in Kafka: %s", topic.name, error)
                 break
         left = await self._marks.mark(left)
         if self._topics_by_name.get(topic.name) is topic:
@@ -670,7 +668,7 @@ class QueuePlacement:
             return
         error = task.exception()
         if isinstance(error, TROUBLE):
-            logger.warning("partitions for queues are made, or emptied, later: %s", error)
+            logger.warning("partitions for queues cannot be created or emptied now: %s", error)
         elif error is not None:
             logger.error("partitions for queues: a bug of the broker", exc_info=error)
 
@@ -695,7 +693,7 @@ def placement_of(note: Note) -> LogPosition:
     """
     topic, number, first = (note.get(name) for name in ("topic", "partition", "first_offset"))
     if not isinstance(topic, str) or type(number) is not int or type(first) is not int:
-        raise MetadataError(f"a queue's place is none that this version of amqpd writes: {dict(note)}")
+        raise MetadataError(f"unknown format of a queue's position: {dict(note)}")
     return LogPosition(topic, number, first)
 
 
@@ -739,10 +737,10 @@ class NodeTopicPolicy:
             try:
                 said = "exists already" if await self._topics.describe([topic]) else ""
             except (KafkaDisconnected, KafkaRefused, KafkaIncompatible, UnsafeTopic, OSError) as error:
-                said = f"cannot be asked for: {error}"
+                said = f"cannot be checked: {error}"
             except Exception:
                 logger.exception("topic %s: a bug of the broker", topic)
-                said = "cannot be asked for: the broker's log says why"
+                said = "cannot be checked: see the broker's log"
             self._answers[topic] = said
             asyncio.get_running_loop().call_later(ANSWER_KEPT_S, self._forget, topic, said)
             done()

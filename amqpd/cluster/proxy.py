@@ -188,7 +188,7 @@ class ProxiedConnection:
         if whole:
             self.client.write(whole)
         if self._boundaries.is_broken:
-            log.error("node %s sent a frame that is none", self.node.name, extra={"connection": self.name})
+            log.error("node %s sent an invalid frame", self.node.name, extra={"connection": self.name})
             self.close(moving(self.vhost))
 
     def hold_owner(self, on: bool) -> None:
@@ -248,7 +248,7 @@ class ProxiedConnection:
         if self._closing or client is None:
             return
         self._closing = True
-        log.warning("a relayed connection is closed: %s", reason, extra=self._about())
+        log.warning("a proxied connection is closed: %s", reason, extra=self._about())
         if owner is not None:
             self.owner = None
             owner.abort()
@@ -357,7 +357,7 @@ class ConnectionProxy(VhostRouter):
         except asyncio.CancelledError:
             raise
         except Exception:
-            log.exception("a connection was not relayed: a bug of the broker")
+            log.exception("a connection was not proxied: a bug of the broker")
             handover.refuse(ConnectionForced(moving(handover.vhost)))
 
     # -- inside
@@ -406,7 +406,7 @@ class ConnectionProxy(VhostRouter):
         try:
             await asyncio.wait((joining, moved), return_when=asyncio.FIRST_COMPLETED)
             if not joining.done():
-                raise PeerUnreachable(f"node {node.name} does not run it any more")
+                raise PeerUnreachable(f"node {node.name} no longer owns the vhost")
             await joining
         finally:
             joining.cancel()
@@ -437,7 +437,7 @@ class ConnectionProxy(VhostRouter):
             self._relays.add(relay)
             self.relayed_count += 1
             about = {"connection": relay.name, "vhost": relay.vhost, "user": handover.login.user.name}
-            log.info("relayed to node %s", node.name, extra=about)
+            log.info("proxied to node %s", node.name, extra=about)
 
     async def _link_to(self, node: NodeState) -> None:
         """Ensure a heartbeat link to the node.
@@ -465,7 +465,7 @@ class ConnectionProxy(VhostRouter):
         self._linking.pop(key, None)
         error = None if making.cancelled() else making.exception()
         if error is not None and not isinstance(error, (PeerUnreachable, PeerRefused)):
-            log.error("a link to another node could not be made", exc_info=error)
+            log.error("a link to another node could not be opened", exc_info=error)
 
     async def _link(self, node: NodeState) -> None:
         link = PeerHeartbeat(node.name, lambda ended: self._link_ended(node.fingerprint, ended), says=self._alarms())
@@ -675,12 +675,12 @@ class ProxiedClients:
         if client.vhost not in self._broker.vhosts:
             refuse(transport, peer_link.NOT_MINE, moving(client.vhost))
         elif run not in self._links:
-            refuse(transport, peer_link.NOT_MINE, "there is no link to that node's process")
+            refuse(transport, peer_link.NOT_MINE, "no link to that node's process")
         else:
             try:
                 user = self._broker.auth.authenticate_external(client.user, client.loopback)
             except AuthenticationRefused as refused:
-                log.warning("node %s relays somebody who may not log in: %s", preamble.node, refused.reason)
+                log.warning("node %s proxies a user that cannot log in: %s", preamble.node, refused.reason)
                 text = f"access to vhost '{client.vhost}' refused for user '{client.user}'"
                 refuse(transport, peer_link.REFUSED, text)
                 return

@@ -129,14 +129,14 @@ def _decode_chunk(value: bytes) -> bytearray:
     if size == 1 + _MAP_SIZE and value[0] == _MAP:
         return bytearray(value[1:])
     if size == 0 or value[0] != _RUNS or (size - 1) % 4 != 0:
-        raise BadSettlement("a chunk of settled offsets is of another version")
+        raise BadSettlement("a chunk of acked offsets has an unknown format")
     bits = bytearray(_MAP_SIZE)
     position: i64 = 1
     while position < size:
         first: i64 = (value[position] << 8) | value[position + 1]
         last: i64 = (value[position + 2] << 8) | value[position + 3]
         if first > last or last >= CHUNK:
-            raise BadSettlement("a chunk of settled offsets has a run that cannot be")
+            raise BadSettlement("a chunk of acked offsets has an invalid run")
         set_bits(bits, first, last)
         position += 4
     return bits
@@ -204,7 +204,7 @@ class ReplicatedAcks:
             BadSettlement: the record has an unknown format.
         """
         if value is not None and kind != 0x43 and (len(value) < 9 or value[0] != 1):
-            raise BadSettlement("a settlement is of another version")
+            raise BadSettlement("an ack record has an unknown format")
         if kind == 0x48:
             self.head = read_i64_be(value, 1) if value is not None else -1
             if value is not None and len(value) >= 25:
@@ -224,9 +224,9 @@ class ReplicatedAcks:
             elif len(value) >= 17:
                 self.returned[number] = (read_i64_be(value, 1), read_i64_be(value, 9))
             else:
-                raise BadSettlement("what was given back is told in another version")
+                raise BadSettlement("a record of a returned message has an unknown format")
         else:
-            raise BadSettlement(f"a settlement of the unknown kind {kind}")
+            raise BadSettlement(f"an ack record of the unknown kind {kind}")
 
     @property
     def empty(self) -> bool:
@@ -265,7 +265,7 @@ class ReplicatedAckReader:
                     self.clean_epoch = read_i64_be(value, 9)
                 continue
             if size != 2 + _LOG_ID_SIZE and size != 10 + _LOG_ID_SIZE:
-                raise BadSettlement("a settlement's key is of another version")
+                raise BadSettlement("the key of an ack record has an unknown format")
             log_id = key[1 : 1 + _LOG_ID_SIZE]
             acks = self.logs.get(log_id)
             if acks is None:

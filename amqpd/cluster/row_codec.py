@@ -112,10 +112,10 @@ def decode_key(key: bytes) -> RowKey | NoteKey:
     except (ValueError, RecursionError):
         raise Foreign("its key is no JSON") from None
     if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
-        raise Foreign("its key is no row's")
+        raise Foreign("its key is not the key of a row")
     if parts[0] in NOTES:
         if not all(isinstance(part, str) or type(part) is int for part in parts):
-            raise Foreign("its key is no note's")
+            raise Foreign("its key is not the key of a note")
         return tuple(parts)
     table = _BY_NAME.get(parts[0])
     if table is None:

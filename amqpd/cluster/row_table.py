@@ -315,7 +315,7 @@ class RowTable:
         table = TABLE_OF[type(row)]
         if isinstance(change, Put):
             if table.name not in self.tables:
-                raise ValueError(f"a row of {table.name} is not of this slot")
+                raise ValueError(f"rows of {table.name} do not belong to this slot")
             self._check_parents(table, row)
             key = key_of(row)
             undo.append(_Undo(key, table, self._rows[table.name].get(key)))

@@ -152,7 +152,7 @@ class RecordTruncation:
             if size > WIDE_BYTES and log.size_bytes * LIVE_SHARE < size and not span.is_warned:
                 span.is_warned = True
                 logger.warning(
-                    "queue '%s': Kafka keeps %d MiB for %d messages of %d bytes, since the oldest is not settled",
+                    "queue '%s': Kafka keeps %d MiB for %d messages of %d bytes, because the oldest one is not acked",
                     log.name,
                     size >> 20,
                     log.record_count,
@@ -498,7 +498,7 @@ class SlotLogs(ReplicaKeeper):
             self._lost_logs.add(log)
             log.filled()
             log.refuse(partition.text)
-            logger.error("queue '%s' takes and gives nothing: topic %s: %s", log.name, place.topic, partition.text)
+            logger.error("queue '%s' accepts and delivers nothing: topic %s: %s", log.name, place.topic, partition.text)
             return
         partition.retry_ms = REFUSED_RETRY_MS
         seen_end = int(acks.delivered_mark) + 1 if self.taken_cleanly else end
@@ -611,9 +611,9 @@ class SlotLogs(ReplicaKeeper):
             self._end_log(log, partition.text)
             self.on_room()
         elif partition is self.settled:
-            self.fenced(f"settlements are refused: {partition.text}")
+            self.fenced(f"Kafka refuses acks: {partition.text}")
         elif partition in self.watched:
-            self.fenced(f"the metadata is refused: {partition.text}")
+            self.fenced(f"Kafka refuses the metadata: {partition.text}")
 
     def fenced(self, text: str) -> None:
         """End all logs: what is not in Kafka is nacked."""

@@ -271,7 +271,7 @@ class RowWriter:
         except MetadataError as error:
             self._no_place(error)
         except Exception as error:
-            logger.exception("no place for a queue: a bug of the broker")
+            logger.exception("no partition for a queue: a bug of the broker")
             self._no_place(WriteFailed(f"cannot write the metadata: {error!r}"))
         finally:
             self._placing = None
@@ -344,7 +344,7 @@ class RowWriter:
             waiting.done(error)
         except Exception:
             # A failing callback must not stop the other answers.
-            logger.exception("metadata: a done callback failed")
+            logger.exception("metadata: a callback failed")
 
 
 def _merge_records(group: list[_PendingSubmission]) -> tuple[list[KeyedRecord], list[KeyedRecord]]:

@@ -181,7 +181,7 @@ class Slots(Generic[H]):
                 ended = held.ended
                 if ended:
                     ended_in = generation = self.generation
-                    logger.error("slot %d is not ours any more: %s", slot, ended)
+                    logger.error("slot %d is lost: %s", slot, ended)
                 await self._let_go(slot, held)
                 self._ask_again()
                 asked = not ended

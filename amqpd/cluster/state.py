@@ -163,7 +163,7 @@ class ClusterState:
             raise MetadataError(f"{self.problem}; start the later version that wrote it")
         foreign = self.table.foreign_count + self.foreign_count
         if foreign:
-            logger.warning("%d records of %s are not amqpd's and were passed over", foreign, self.topic)
+            logger.warning("%d records of %s are not amqpd's and were skipped", foreign, self.topic)
         self._opened = True
 
     async def close(self) -> None:
@@ -292,7 +292,7 @@ class ClusterState:
                         until = time.perf_counter() + SLICE_S
         except BadRecord as error:
             self.foreign_count += 1
-            logger.error("%s %d: a batch cannot be read and is passed over: %s", self.topic, slot, error)
+            logger.error("%s %d: a batch cannot be read and is skipped: %s", self.topic, slot, error)
 
     def _apply_one(self, slot: int, key: bytes, value: bytes | None) -> None:
         try:
@@ -304,11 +304,11 @@ class ClusterState:
             if self._opened:
                 raise
             self.foreign_count += 1
-            logger.exception("%s %d: a bug of the broker: a record is passed over: %r", self.topic, slot, key)
+            logger.exception("%s %d: a bug of the broker: a record is skipped: %r", self.topic, slot, key)
 
     def _lost(self, error: BaseException) -> None:
         if self._opened:
-            self.on_lost(f"what nodes share cannot be read any more: {error!r}")
+            self.on_lost(f"the cluster's metadata cannot be read any more: {error!r}")
         self._wake()
 
     def _apply_record(self, key: bytes, value: bytes | None) -> None:
@@ -317,7 +317,7 @@ class ClusterState:
         except NewerFormat as error:
             if not self.problem:
                 self.problem = f"{self.topic}: {error}"
-                logger.error("%s: it is passed over", self.problem)
+                logger.error("%s: the record is skipped", self.problem)
             return
         if change is None:
             return
@@ -338,7 +338,7 @@ class ClusterState:
             owner = None if value is None else Owner.of(decode_object(value))
         except (Foreign, NewerFormat) as error:
             self.foreign_count += 1
-            logger.error("%s %d: its owner cannot be read and is passed over: %s", self.topic, slot, error)
+            logger.error("%s %d: the owner's record cannot be read and is skipped: %s", self.topic, slot, error)
             return
         before = self.owners.get(slot)
         if before is not None and owner is not None and owner.was_before(before):

@@ -84,7 +84,7 @@ class ClusterStorage(Storage):
         """
         placed = self.places.get(queue_id)
         if placed is None:
-            raise LogUnusable(f"queue '{name}' in vhost '{vhost_name}' has no place in Kafka")
+            raise LogUnusable(f"queue '{name}' in vhost '{vhost_name}' has no position in Kafka")
         root = f"{self.data_dir}/{SPILL}"
         chain = [root, f"{root}/{secrets.token_hex(16)}"]  # an earlier cache may still be in deletion
         log = self._log(chain, partial(describe, name, vhost_name, auto_delete, arguments, queue_id), durable=False)

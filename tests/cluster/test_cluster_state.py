@@ -162,14 +162,14 @@ async def test_a_bug_in_reading_ends_it_and_the_node_is_told(
     await asyncio.sleep(0)
     with pytest.raises(KafkaDisconnected):
         await state.written(cluster.write(Put(USER._replace(name="cursed"))))
-    assert lost == ["what nodes share cannot be read any more: IndexError('a bug of ours')"]
+    assert lost == ["the cluster's metadata cannot be read any more: IndexError('a bug of ours')"]
     assert await waiting
     cluster.write(Put(USER))
     again = ClusterState(cluster.kafka.access, META, SLOTS)
     await again.open()
     assert list(again.table.rows(UserRow)) == [USER]
     assert again.foreign_count == 1
-    assert "a record is passed over" in caplog.text
+    assert "a record is skipped" in caplog.text
     await again.close()
 
 
@@ -206,7 +206,7 @@ async def test_what_is_not_ours_is_counted(
     cluster.owner(2, A)
     await state.open()
     assert state.owners == {2: A}
-    assert "records of amqpd.shop.meta are not amqpd's and were passed over" in caplog.text
+    assert "records of amqpd.shop.meta are not amqpd's and were skipped" in caplog.text
 
 
 async def test_a_large_slot_0_does_not_hold_the_loop(cluster: Cluster, state: ClusterState) -> None:

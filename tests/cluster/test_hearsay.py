@@ -107,7 +107,7 @@ async def test_a_slot_that_another_serves_has_ended_and_its_clients_go_there(nod
     b.owns(1, 4)
     b.owns(2, 1)
     await a.hearsay.poll()
-    assert ours.ended == "node b says that it serves it, by epoch 4"
+    assert ours.ended == "node b serves it with epoch 4"
     assert a.state.owner_of(1) == b.note(4)
     assert a.state.owner_of(2) == b.note(1)
     assert a.told == []

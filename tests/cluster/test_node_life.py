@@ -254,7 +254,7 @@ async def test_a_node_that_cannot_follow_the_cluster_any_more_stops(
         async with asyncio.timeout(25):
             await server.stopped.wait()
         assert "IndexError" in server.failed
-        assert "the broker stops: what nodes share cannot be read any more" in caplog.text
+        assert "the broker stops: the cluster's metadata cannot be read any more" in caplog.text
 
 
 async def test_a_wish_moves_nothing_where_there_is_no_such_node(tmp_path, kafka, topic) -> None:

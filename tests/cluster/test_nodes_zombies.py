@@ -188,7 +188,7 @@ async def test_an_owner_that_reaches_nobody_but_its_clients(far_nodes: Nodes, ho
         with pytest.raises(NodeFailed, match="503.*reaches neither Kafka"):
             await asyncio.to_thread(nodes.api, alone, "GET", "/health/ready")
         node.host.heal()
-        await until(lambda: node.told.count("clients are let in again") == 1, 60)
+        await until(lambda: node.told.count("clients are accepted again") == 1, 60)
         await flowing(load, VHOSTS)
     note("alone", served={vhost: round(each, 1) for vhost, each in took.items()}, stood_still_s=stood_still_s)
     if QUIET_MACHINE:

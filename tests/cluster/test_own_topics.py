@@ -38,8 +38,8 @@ async def test_what_nobody_asks_for_any_more_is_given_back(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (KafkaRefused("no"), "cannot be asked for: no"),
-        (KeyError("a bug"), "cannot be asked for: the broker's log says why"),
+        (KafkaRefused("no"), "cannot be checked: no"),
+        (KeyError("a bug"), "cannot be checked: see the broker's log"),
     ],
 )
 async def test_what_goes_wrong_is_an_answer(error: Exception, text: str) -> None:

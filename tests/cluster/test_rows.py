@@ -276,7 +276,7 @@ class TestSubmissions:
             assert held(table) == before
 
     def test_a_row_of_another_slot(self) -> None:
-        with pytest.raises(WriteFailed, match="a row of users is not of this slot"):
+        with pytest.raises(WriteFailed, match="rows of users do not belong to this slot"):
             RowTable().apply([Put(UserRow("u", "", ""))])
 
     def test_what_goes_along_may_come_behind(self) -> None:

@@ -159,7 +159,7 @@ class TestPlaces:
         first, second = slot.submit(Put(queue(0))), slot.submit(Put(queue(1)))
         (error,) = await answered(first)
         assert isinstance(error, WriteFailed)
-        assert "no place for a queue: Kafka is away" in str(error)
+        assert "no partition for a queue: Kafka is away" in str(error)
         assert await answered(second) == [None]
 
     async def test_what_goes_on_while_partitions_are_made(self, fake: FakeKafka, take: Take) -> None:

@@ -81,8 +81,8 @@ class TestRows:
         for batch in (foreign, garbage):
             fake.append(META, 1, batch.header + batch.records)
         assert held(await take()) == before
-        assert "amqpd.shop.meta 1: a batch cannot be read and is passed over" in caplog.text
-        assert "amqpd.shop.meta 1: 2 records are not amqpd's and were passed over" in caplog.text
+        assert "amqpd.shop.meta 1: a batch cannot be read and is skipped" in caplog.text
+        assert "amqpd.shop.meta 1: 2 records are not amqpd's and were skipped" in caplog.text
 
     async def test_what_a_later_version_wrote_is_not_taken(self, fake: FakeKafka, take: Take) -> None:
         batch = keyed_batch([KeyedRecord(b'["pets","cat"]', b"{}")], 0, 1, 99, 0, 0)

@@ -194,7 +194,7 @@ def test_a_client_that_goes_while_open_waits_leaves_nothing(nodes: Rig) -> None:
         handshake(sock)
         time.sleep(0.2)
     nodes.own("v", "b")
-    wait_until(lambda: nodes["b"].says("has opened vhost") or nodes["a"].says("relayed"), "it was taken there", 20)
+    wait_until(lambda: nodes["b"].says("has opened vhost") or nodes["a"].says("proxied"), "it was taken there", 20)
     wait_until(lambda: connections(nodes, "b") == [], "and is gone")
 
 

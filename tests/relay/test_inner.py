@@ -121,7 +121,7 @@ class TestWhoIsANode:
         with pytest.raises(PeerRefused, match="the secrets differ") as refused:
             run(go)
         assert refused.value.answer == peer_link.WRONG_SECRET
-        assert rig["b"].says("the proof of its preamble is wrong")
+        assert rig["b"].says("wrong proof")
 
     def test_another_certificate_hears_no_preamble(self, rig: Rig) -> None:
         connector = PeerConnector("x", SECRET.encode())
@@ -130,7 +130,7 @@ class TestWhoIsANode:
         async def go() -> None:
             await connector.open(node, connector.preamble(peer_link.LINK), asyncio.Protocol())
 
-        with pytest.raises(PeerUnreachable, match="its certificate is another"):
+        with pytest.raises(PeerUnreachable, match="wrong certificate"):
             run(go)
 
     def test_a_client_without_a_link_is_refused(self, rig: Rig) -> None:
@@ -235,7 +235,7 @@ class TestWhoIsNone:
                     client.close()
             assert descriptors(rig["b"].pid) < 1000
             # It says one thing a second, and a fast machine has been done before that.
-            while not rig["b"].says("too many wait with it", timeout_s=0):
+            while not rig["b"].says("too many connections wait", timeout_s=0):
                 one_more()
         finally:
             for sock in silent:

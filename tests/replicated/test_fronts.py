@@ -65,6 +65,6 @@ async def test_what_one_message_holds_back_is_told(
     slot.sync()
     for _ in range(2):
         assert slot.logs.fronts.look() == {}
-    assert [each.message for each in caplog.records if "since the oldest is not settled" in each.message] == [
-        "queue 'q0': Kafka keeps 3 MiB for 1 messages of 1000 bytes, since the oldest is not settled"
+    assert [each.message for each in caplog.records if "because the oldest one is not acked" in each.message] == [
+        "queue 'q0': Kafka keeps 3 MiB for 1 messages of 1000 bytes, because the oldest one is not acked"
     ]
