@@ -175,7 +175,7 @@ class ClusterOperations(ClusterControl):
 
 
 def evened(owners: Mapping[int, str], nodes: list[str]) -> dict[int, str]:
-    """Return the moves slot -> node that make all nodes differ by at most one slot; as few moves as possible.
+    """Return the fewest moves, slot -> node, after which the numbers of slots of two nodes differ by at most one.
 
     Args:
         owners: slots with vhosts and their owners.

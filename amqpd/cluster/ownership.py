@@ -82,7 +82,7 @@ async def read_rows(reader: KafkaReader, topic: str, slot: int, end: int) -> Row
 
     Raises:
         MetadataError: a later version of amqpd wrote to the partition.
-        other: see `KafkaReader.read`.
+        and the errors of `KafkaReader.read`.
     """
     table = RowTable(SLOT_TABLES if slot else ALL_TABLES)
     until = time.perf_counter() + SLICE_S
@@ -367,7 +367,7 @@ class SlotOwnership:
         owned.rows = RowWriter(table, owned.meta, logs, options.max_message_bytes, placement, prepare)
 
     async def _serve(self, owned: OwnedSlot, table: RowTable, vhosts: Sequence[VhostRow]) -> None:
-        """Load the vhosts of the slot into the broker, after removing rows that a crash left without parent."""
+        """Load the vhosts of the slot into the broker, after removing rows that a crash left without a parent."""
         rows = owned.rows
         assert rows is not None  # set by `_place`
         if owned.slot == 0 and len(table) == 0 and not table.notes:
@@ -562,7 +562,7 @@ class LeaseMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Check the leases every LOOK_S."""
+        """Check the leases every CHECK_S."""
         self._timer = self._loop.call_later(CHECK_S, self._check_leases)
 
     def stop(self) -> None:

@@ -23,7 +23,7 @@ long as the queue. `broker/vhost/cluster_checks.py` decides whether the client m
    barrier. Then the queue that asked for the topic uses it.
 2. Delete: delete the topic, then the note. Until then no queue can get a topic of this name.
 
-If a crash leaves a note without queue, the next owner deletes the topic. A topic with another mark is never
+If a crash leaves a note without a queue, the next owner deletes the topic. A topic with another mark is never
 deleted. If another client deletes the topic or creates it again, the queue's partition is closed from the start.
 That queue accepts and delivers nothing; an operator must delete it.
 
@@ -150,8 +150,7 @@ TROUBLE: Final = (KafkaDisconnected, KafkaIncompatible, KafkaRefused, UnsafeTopi
 class TopicMaker(Protocol):
     """Administrative requests to Kafka: `TopicAdmin`.
 
-    Raises:
-        TROUBLE: each method, except MetadataError.
+    Each method may raise an error of TROUBLE.
     """
 
     async def prepare_queues(self, vhost_id: str, partitions: int) -> int:
@@ -199,7 +198,7 @@ class DedicatedTopics:
         self._ends: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, notes: Mapping[NoteKey, Note], places: Collection[LogPosition], lost: Mapping[str, str]) -> None:
-        """Load the topics after a takeover, and delete those that a crash left without queue.
+        """Load the topics after a takeover, and delete those that a crash left without a queue.
 
         Args:
             places: the positions of all queues of the slot.
@@ -477,7 +476,7 @@ class QueuePlacement:
         )
 
     def placing(self, changes: Sequence[SlotChange]) -> Generator[None, None, Sequence[SlotChange]]:
-        """Generate the changes with positions for the new queues; `has_room` must be true.
+        """Give positions to the new queues, as a generator. `has_room` must be true.
 
         The caller must exhaust the generator. It yields after each queue, so that the loop can run.
 
@@ -618,7 +617,7 @@ class QueuePlacement:
         await self.own.ended()  # until then the vhost's row stays, so the slot has an owner
 
     async def _empty(self, topic: _Topic, partitions: list[Partition]) -> None:
-        """Delete what earlier owners left in partitions without queue. A failure only costs disk space."""
+        """Delete what earlier owners left in partitions that no queue uses. A failure only costs disk space."""
         # The last record, which is ours, stays: Kafka forgets the writer of an empty partition.
         before = {int(each.number): int(each.next_offset) - 1 for each in partitions if each.next_offset > 1}
         if before:

@@ -251,7 +251,7 @@ class RowTable:
                 return cast("Submission", end.value)
 
     def applying(self, changes: Iterable[SlotChange], size_max: int = 0) -> Generator[None, None, Submission]:
-        """Generate the `Submission` of the changes: all are applied or none.
+        """Apply the changes, all or none, as a generator. Its return value is their `Submission`.
 
         The caller must exhaust the generator before another change. It yields after each change and record.
 

@@ -7,7 +7,7 @@ partitions of the slot's queues, the free partitions and partition n of `settled
     begin(log, place)       assign a queue's log to its partition. The log is ready at once if no live message must be
                             read; otherwise its first use reads it from Kafka (`QueueLog.open_soon`)
     read_all()              also read the unused logs, one after the other
-    drop_orphans(placed)    delete the acks of logs without position
+    drop_orphans(placed)    delete the acks of logs without a position
     renew(held)             use a later epoch of the same producer id
     keep_alive()            hourly: a record to each partition, so that Kafka does not forget the writer
     give_up()               store everything, then tell the next owner that everything is stored
@@ -167,8 +167,7 @@ class RecordTruncation:
     async def free(self, delete_records: DeleteRecords) -> int:
         """Delete what no queue needs. Return the number of logs.
 
-        Raises:
-            other: see `delete_records`.
+        Raises the errors of `delete_records`.
         """
         count = 0
         for topic, partitions in self.look().items():
@@ -426,7 +425,7 @@ class SlotLogs(ReplicaKeeper):
         self.settled = settled
         self.logs: dict[Partition, ReplicatedLog] = {}
         self.watched: dict[Partition, Callable[[], None]] = {}
-        """Callbacks for partitions without log (`meta`), called when Kafka stored more. If Kafka refuses one, the
+        """Callbacks for partitions without a log (`meta`), called when Kafka stored more. If Kafka refuses one, the
         slot ends.
         """
         self.unsafe_bytes = 0
@@ -464,7 +463,7 @@ class SlotLogs(ReplicaKeeper):
 
         Raises:
             BadSettlement, BadRecord: a record is damaged.
-            other: see `KafkaReader.read`.
+            and the errors of `KafkaReader.read`.
         """
         until = time.perf_counter() + SLICE_S
         async for batch in batches:
@@ -531,7 +530,7 @@ class SlotLogs(ReplicaKeeper):
         return found
 
     def drop_orphans(self, placed: Container[str]) -> int:
-        """Delete the acks of logs without position, whose queues are deleted. Return their number.
+        """Delete the acks of logs without a position, whose queues are deleted. Return their number.
 
         Args:
             placed: ids of all placed queues, whether `begin` was called or not.
@@ -771,8 +770,7 @@ class SlotLogs(ReplicaKeeper):
     async def free_fronts(self, delete_records: DeleteRecords) -> int:
         """Delete records in Kafka that are acked in `settled`. Return the number of logs.
 
-        Raises:
-            other: see `delete_records`.
+        Raises the errors of `delete_records`.
         """
         return await self.fronts.free(delete_records)
 

@@ -2,7 +2,7 @@
 
 `places` has the position of each durable queue of the slots that this node owns. The takeover of a slot fills it
 before the queues are opened; the placement of a new queue adds one before the queue is created. A durable queue
-without position has no log, so its messages never go to the local disk by mistake.
+without a position has no log, so its messages never go to the local disk by mistake.
 
 Everything else (transient queues that do not fit in memory, the audit log) works as on a single node.
 """
