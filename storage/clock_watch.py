@@ -100,7 +100,7 @@ class ClockWatch:
             step_ms = apart_ms - self._apart_ms
         self._apart_ms = apart_ms
         if self.held and _is_small(apart_ms - self._steady_apart_ms):
-            logger.warning("the wall clock is back where it was")
+            logger.warning("the wall clock shows its old time again")
             self._end()
         elif not _is_small(step_ms):
             self._jumped("the wall clock was set")
@@ -121,14 +121,14 @@ class ClockWatch:
 
     def _jumped(self, why: str) -> None:
         if self.hold_ms <= 0:
-            logger.warning("%s and is followed: it is now %s", why, self._where())
+            logger.warning("%s; the jump is accepted: it is now %s", why, self._where())
             self._end()
             return
         self._unsaved = True
         self.held = True
         self._jumped_ms = self._uptime_ms()
         logger.warning(
-            "%s: it is now %s; retention, time to live and delays do not follow until 'amqpctl accept_clock', or until "
+            "%s: it is now %s; retention, time to live and delays ignore this until 'amqpctl accept_clock', or until "
             "the clock has been steady for %d s",
             why,
             self._where(),
@@ -167,7 +167,7 @@ class ClockWatch:
                 boot, wall_ms = str(last["boot_id"]), int(last["wall_ms"])
                 steady_ms, uptime_ms = int(last["steady_ms"]), int(last["uptime_ms"])
             except (ValueError, KeyError, TypeError):
-                logger.warning("%s cannot be read: the wall clock is believed", self._path)
+                logger.warning("%s cannot be read: the wall clock is accepted", self._path)
             else:
                 self._compare(boot, wall_ms, steady_ms, uptime_ms)
         self._unsaved = True

@@ -600,10 +600,10 @@ def finish_swaps(filesystem: FileSystem, directory: str, names: list[str]) -> bo
         base = int(name[:20])
         end = _end(filesystem, directory, name, names)
         if end < 0:
-            logger.error("%s/%s was not left by a cleaning: it is set aside", directory, name)
+            logger.error("%s/%s is not from a compaction: it is renamed .foreign", directory, name)
             filesystem.rename(f"{directory}/{name}", f"{directory}/{name}.foreign")
             continue
-        logger.info("%s/%s: a cleaning is finished", directory, name)
+        logger.info("%s/%s: completed an interrupted compaction", directory, name)
         _keep_facts(filesystem, directory, base, [other for other in names if base < _base(other) < end])
         for other in names:
             if other[20:] in _SUFFIXES and base < _base(other) < end:

@@ -86,12 +86,12 @@ class DirectoryRemover:
                     filesystem.mkdir(path + DELETED)
                 touched[chain[-2]] = None
             except OSError as error:
-                logger.error("%s could not be renamed, its deletion stands in the metadata alone: %s", path, error)
+                logger.error("%s cannot be renamed; only the metadata has its deletion: %s", path, error)
         for above in touched:
             try:
                 patiently(filesystem, filesystem.fsync_dir, above)
             except OSError as error:
-                logger.error("%s could not be synced, deletions stand in the metadata alone: %s", above, error)
+                logger.error("%s cannot be synced; only the metadata has the deletions: %s", above, error)
 
     def empty(self, path: str, done: Callable[[], None]) -> None:
         """Delete the content of `path`.deleted, then call `done`. Errors are logged."""
@@ -111,7 +111,7 @@ class DirectoryRemover:
             try:
                 self._filesystem.remove_tree(path + DELETED)
             except OSError as error:
-                logger.warning("%s%s stays until the next start: %s", path, DELETED, error)
+                logger.warning("%s%s remains until the next start: %s", path, DELETED, error)
 
 
 def _nothing() -> None:

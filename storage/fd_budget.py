@@ -60,7 +60,7 @@ class FdBudget:
         try:
             self.reserve.take()
         except OSError as error:
-            logger.warning("no room for the settlement reserve: %s", error)
+            logger.warning("no disk space for the reserve: %s", error)
 
     def take_reserve_again(self) -> None:
         """Create a released reserve again, trying once per second. Called after each commit."""
@@ -74,7 +74,7 @@ class FdBudget:
             self.reserve.take()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                logger.warning("the settlement reserve: %s", error)
+                logger.warning("cannot create the reserve again: %s", error)
 
     # -- descriptors
 

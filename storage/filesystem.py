@@ -215,7 +215,7 @@ class FileSystem:
             try:
                 self._spare = self.open("/dev/null", READ)
             except OSError as error:
-                logger.warning("no descriptor to spare: %s", error)
+                logger.warning("cannot open a spare descriptor: %s", error)
 
     def give_spare(self) -> bool:
         """Close the spare descriptor so that a file can be opened. Return False if there is none."""
@@ -387,6 +387,6 @@ class Reserve:
         if not self.held:
             return False
         self.held = False
-        logger.error("the disk is full: the reserve for settlements is given up")
+        logger.error("the disk is full: the reserve is deleted")
         self._filesystem.unlink(self._path)
         return True

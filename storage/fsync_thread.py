@@ -133,7 +133,7 @@ def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) ->
 def _sync_part(filesystem: FileSystem, part: SyncPart) -> None:
     if part.closed:  # only an open descriptor would report an earlier sync error
         part.failed = True
-        logger.error("sync failed: files that were closed before it", extra={"queue": part.name})
+        logger.error("sync failed for files that were closed before", extra={"queue": part.name})
         return
     try:
         for file in part.files:
@@ -213,7 +213,7 @@ def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
             _follow(filesystem, part)
         # Costs time at the next start, or disk space until then, but no message.
         except OSError as error:
-            logger.warning("after the sync: %s", error, extra={"queue": part.name})
+            logger.warning("work after the sync failed: %s", error, extra={"queue": part.name})
 
 
 class FsyncThread:
@@ -297,7 +297,7 @@ class FsyncThread:
                 run_job(self._filesystem, work, self._root_fd)
             # A bug. Without a result, every publisher would wait forever.
             except Exception:
-                logger.exception("the committer failed")
+                logger.exception("the fsync thread failed")
                 for part in work.parts:
                     part.failed = True
             self.times.add(self._clock.monotonic() - begun_s, work.size_bytes, len(work.parts))
@@ -307,7 +307,7 @@ class FsyncThread:
             try:
                 work.run()
             except OSError as error:
-                logger.warning("in the background: %s", error)
+                logger.warning("background work failed: %s", error)
                 failed = error
             self._post(work.done, failed)
         else:
@@ -320,7 +320,7 @@ class FsyncThread:
             else:
                 self._filesystem.remove_tree(work.path)
         except OSError as error:
-            logger.warning("removing %s: %s", work.path, error)
+            logger.warning("cannot remove %s: %s", work.path, error)
         self._post(work.done)
 
 

@@ -181,7 +181,7 @@ def look_into(
     elif is_known(name):
         yield from _small(filesystem, path, name)
     else:
-        raise ValueError(f"{path}: no file of a log by its name")
+        raise ValueError(f"{path}: not a file name of a log")
 
 
 class _LogFile:
@@ -215,10 +215,10 @@ class _LogFile:
         if header is None:
             return f"{self.size - position} bytes, too few for a batch"
         if not header.plausible():
-            return f"no batch (magic {header.magic}, size {header.size}, {header.count} records)"
+            return f"not a batch (magic {header.magic}, size {header.size}, {header.count} records)"
         piece = self.load(position, header.size)
         if piece is None:
-            return f"a batch of {header.size} bytes, of which {self.size - position} are there"
+            return f"a batch of {header.size} bytes, of which {self.size - position} exist"
         if not crc_fits(*piece, header):
             return f"the batch of offsets {header.base_offset} to {header.last_offset} has a wrong checksum"
         return ""
@@ -273,9 +273,9 @@ def _log(filesystem: FileSystem, path: str, base: int, deep: bool, first: int, l
                 behind = file.next_good(position, index)
                 if behind < 0:
                     torn = expected >= _confirmed_end(filesystem, path, base)
-                    yield Damage(path, position, f"{fault}; nothing good behind it", harmless=torn)
+                    yield Damage(path, position, f"{fault}; no good batch after it", harmless=torn)
                     return
-                yield Damage(path, position, f"{fault}; {behind - position} bytes are passed over")
+                yield Damage(path, position, f"{fault}; {behind - position} bytes are skipped")
                 position = behind
                 continue
             header = file.header(position)
@@ -283,7 +283,7 @@ def _log(filesystem: FileSystem, path: str, base: int, deep: bool, first: int, l
             if header.base_offset > last:
                 return
             if header.base_offset < expected:
-                yield Damage(path, position, f"offset {header.base_offset} where {expected} or more should be")
+                yield Damage(path, position, f"offset {header.base_offset} where {expected} or more was expected")
             elif header.last_offset >= first:
                 yield from _batch(file, path, position, header, deep)
                 expected = int(header.last_offset) + 1
@@ -299,7 +299,7 @@ def _batch(file: _LogFile, path: str, position: int, header: BatchHeader, deep: 
     try:
         BatchCursor(*plain(*piece, header)).read(0, None, {}, 1 << 62, records)
     except (BadRecord, IndexError) as error:
-        yield Damage(path, position, f"the checksum is right, but the records are none: {error}")
+        yield Damage(path, position, f"the checksum is right, but the records are invalid: {error}")
         return
     base_ms, latest_ms, producer, producer_epoch, sequence = _REST.unpack_from(piece[0], piece[1] + 27)
     yield InspectedBatch(
@@ -338,7 +338,7 @@ def _index(filesystem: FileSystem, path: str, base: int, first: int, last: int) 
                 yield Damage(path, place, f"no batch at position {position} ends with offset {base + relative}")
                 continue
             if relative <= before[0] or position <= before[1]:
-                yield Damage(path, place, f"entry ({relative}, {position}) does not rise above {before}")
+                yield Damage(path, place, f"entry ({relative}, {position}) is not above {before}")
                 continue
             before = (relative, position)
             if first <= base + relative <= last:
@@ -362,7 +362,7 @@ def _time_index(filesystem: FileSystem, path: str, base: int, first: int, last: 
             yield Damage(path, place, f"no batch of {timestamp_ms} ends with offset {base + relative}")
             continue
         if timestamp_ms <= before[0] or relative <= before[1]:
-            yield Damage(path, place, f"entry ({timestamp_ms}, {relative}) does not rise above {before}")
+            yield Damage(path, place, f"entry ({timestamp_ms}, {relative}) is not above {before}")
             continue
         before = (timestamp_ms, relative)
         if first <= base + relative <= last:
@@ -415,7 +415,7 @@ def _small(filesystem: FileSystem, path: str, name: str) -> Iterator[Event]:
     if name in CHECKPOINTS:
         entries = checkpoint.read_lines(filesystem, path, CHECKPOINTS[name])
         if not entries and data.split()[1:2] != [b"0"]:
-            yield Damage(path, 0, "no checkpoint; it counts as missing")
+            yield Damage(path, 0, "not a checkpoint; it counts as missing")
             return
         yield Text(path, ", ".join(" ".join(map(str, entry)) for entry in entries))
     elif name == checkpoint.CLEAN_SHUTDOWN:
@@ -437,20 +437,20 @@ def _small(filesystem: FileSystem, path: str, name: str) -> Iterator[Event]:
     elif name == replay_file.NAME:
         told = replay_file.decode_rewind(data)
         if told is None:
-            yield Damage(path, 0, "not whole; nothing is rewound", harmless=True)
+            yield Damage(path, 0, "incomplete; nothing is rewound", harmless=True)
         else:
             yield Text(path, "a rewind that the next start completes")
     elif is_hold(name):
         held = decode_hold(data)
         if held is None:
-            yield Damage(path, 0, "a wrong checksum; all is kept until its exporter commits again", harmless=True)
+            yield Damage(path, 0, "a wrong checksum; all is kept until the exporter commits again", harmless=True)
         else:
-            yield Text(path, f"exported below offset {held[0]}; at most {held[1]} bytes are kept for it")
+            yield Text(path, f"exported below offset {held[0]}; at most {held[1]} bytes are kept")
     else:
         try:
             yield Text(path, json.dumps(json.loads(data), ensure_ascii=False))
         except ValueError:
-            yield Damage(path, 0, "no JSON")
+            yield Damage(path, 0, "not JSON")
 
 
 class QueueReport:
@@ -524,7 +524,7 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
             report.damage.append(event)
         elif isinstance(event, InspectedBatch):
             if 0 <= next_base <= event.last_offset:
-                text = f"offsets {event.base_offset} to {event.last_offset} belong into the next segment"
+                text = f"offsets {event.base_offset} to {event.last_offset} belong to the next segment"
                 report.damage.append(Damage(path, event.position, text))
             end = event.last_offset + 1
             report.batch_count += 1
@@ -537,7 +537,7 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
     settle_told(entries, known, end)
     for told, size in totals_of(entries):
         if next_base >= 0 and size > filesystem.size(path) and told > end:
-            text = f"{size} bytes were sealed here, of which the rest is missing"
+            text = f"{size} bytes were sealed here; the rest is missing"
             report.damage.append(Damage(path, filesystem.size(path), text))
     report.record_count += count
     report.settled_count += int(known.count)

@@ -122,7 +122,7 @@ class LogMaintenance:
                     store.write()
                     self._wake(store)
             except (OSError, LogFailed, LogUnusable) as error:
-                logger.warning("retention of queue %s: %s", store.name, error)
+                logger.warning("retention of queue %s failed: %s", store.name, error)
         if log.removals.waiting:
             self._due += log.removals.due(now_ms)
 
@@ -158,11 +158,11 @@ class LogMaintenance:
             compaction.clean(cleaning, self._give_way)
             whole = True
         except Cancelled:
-            logger.info("cleaning of %s given up", cleaning.log.directory)
+            logger.info("compaction of %s cancelled", cleaning.log.directory)
         except (OSError, BadRecord) as error:
-            logger.warning("cleaning of %s: %s", cleaning.log.directory, error)
+            logger.warning("compaction of %s failed: %s", cleaning.log.directory, error)
         except Exception:  # a bug; but retention must not be blocked
-            logger.exception("cleaning of %s failed", cleaning.log.directory)
+            logger.exception("compaction of %s failed", cleaning.log.directory)
         self._post(self._cleaned, cleaning, whole)
 
     def _give_way(self) -> None:
@@ -187,7 +187,7 @@ class LogMaintenance:
                 delivered_mark, returned = cleaning.log.delivered_mark, store.returned
                 work, held = compaction.publish_cleaned(cleaning.log, group, segment, now_ms, delivered_mark, returned)
             except OSError as error:
-                logger.error("cleaned segments of queue %s wait for the next start: %s", store.name, error)
+                logger.error("compacted segments of queue %s must wait for the next start: %s", store.name, error)
                 self._keep_closed(cleaning.log)
                 return
             self._naming += 1
@@ -217,7 +217,7 @@ class LogMaintenance:
 
     def _keep_closed(self, log: Log) -> None:
         """Leave the log closed to retention and cleaning until the next start: it has new and old files."""
-        logger.error("no retention in %s before the next start", log.directory)
+        logger.error("no retention or compaction in %s before the next start", log.directory)
         self._let_go()
 
     def _finish(self, cleaning: Cleaning, whole: bool) -> None:
@@ -229,7 +229,7 @@ class LogMaintenance:
             unsynced.checkpoints.append((path, compaction.encode_clean_offsets(cleaning.new_history())))
             unsynced.note_directory(cleaning.log.directory)
             logger.info(
-                "queue %s: compacted up to offset %d, %d records gone",
+                "queue %s: compacted up to offset %d, %d records removed",
                 store.name,
                 cleaning.clean_end,
                 cleaning.dropped_count,

@@ -652,7 +652,7 @@ class Storage(LogKeeper):
             try:
                 mark_clean(store.log, store.delivered_mark)
             except OSError as error:  # the next start checks more
-                logger.warning("clean-shutdown mark of queue %s: %s", store.name, error)
+                logger.warning("cannot write the clean-shutdown mark of queue %s: %s", store.name, error)
         if self._openings.cut_noted:
             self._place.forget_boot()
 
@@ -665,7 +665,7 @@ class Storage(LogKeeper):
                 self.filesystem.syncfs(self._place.lock_fd)
             # Those logs have no clean mark: the next start scans them.
             except OSError as error:
-                logger.error("what an earlier life left could not be synced: %s", error)
+                logger.error("data of the previous process could not be synced: %s", error)
 
 
 def _nothing() -> None:

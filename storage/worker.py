@@ -104,7 +104,7 @@ class ReadAhead:
                 self._filesystem.fetch(asked.file.fd, asked.end - asked.position, asked.position)
             # The loop meets the same error when it reads, and raises it.
             except OSError as error:
-                logger.warning("reading ahead in %s: %s", asked.file.path, error)
+                logger.warning("read-ahead in %s failed: %s", asked.file.path, error)
         self._post(self._arrived, asked)
 
     def _arrived(self, asked: ReadAheadRange) -> None:

@@ -154,12 +154,12 @@ class SqlAlchemyTables:
         finally:
             connection.close()
         if busy:
-            raise OSError(errno.EBUSY, "the metadata's log is in use by somebody else")
+            raise OSError(errno.EBUSY, "another program uses the metadata's log")
 
     def copy_to(self, path: Path) -> None:
         """Copy SQLite's file consistently. Raises: OSError for other databases."""
         if self._dialect != "sqlite":
-            raise OSError(errno.EOPNOTSUPP, "only SQLite's file is copied")
+            raise OSError(errno.EOPNOTSUPP, "only an SQLite database can be copied")
         connection = self._engine.raw_connection()  # see `checkpoint`
         try:
             cursor = connection.cursor()

@@ -298,7 +298,7 @@ class SqlMetadataStore:
             instance = self._check(header, ours)
             version = int(header["schema_version"])
             if version < SCHEMA_VERSION:
-                logger.info("metadata (%s): schema version %d becomes %d", self._where(), version, SCHEMA_VERSION)
+                logger.info("metadata (%s): upgrading schema version %d to %d", self._where(), version, SCHEMA_VERSION)
                 start.upgrade(version)
         return _state(instance, fresh, start.rows())
 
@@ -318,12 +318,12 @@ class SqlMetadataStore:
         if ours is None:
             raise InstanceMismatch(
                 f"the metadata ({self._where()}) belongs to instance {theirs}, but the data directory {self._data_dir} "
-                f"has no {INSTANCE_FILE}; if they do belong together, write that id into {INSTANCE_FILE}"
+                f"has no {INSTANCE_FILE}; if they belong together, write that id into {INSTANCE_FILE}"
             )
         if ours != theirs:
             raise InstanceMismatch(
                 f"the metadata ({self._where()}) belongs to instance {theirs}, the data directory {self._data_dir} "
-                f"to instance {ours}; with each other they would lose every queue"
+                f"to instance {ours}; used together, they would lose every queue"
             )
         return theirs
 
@@ -391,7 +391,7 @@ class SqlMetadataStore:
             self._post(_call_all, list(zip((submission.done for submission in group), errors, strict=True)))
         except RuntimeError:
             # The loop is closed and no callback can run. The changes remain written.
-            logger.warning("metadata: %d answers after the end of the loop", len(group))
+            logger.warning("metadata: %d results after the end of the loop", len(group))
 
     def _core(self) -> SqlAlchemyTables:
         if self._store is None:
@@ -472,7 +472,7 @@ def _read_instance(data_dir: Path) -> str | None:
     except FileNotFoundError:
         return None
     if len(text) != 32 or not all(digit in "0123456789abcdef" for digit in text):
-        raise InstanceMismatch(f"{path} does not hold an instance id (32 hex digits)")
+        raise InstanceMismatch(f"{path} does not contain an instance id (32 hex digits)")
     return text
 
 

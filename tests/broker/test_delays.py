@@ -403,7 +403,7 @@ class TestRestart:
         room.restart()
         room.delays.begin()
         room.turns()
-        assert "are dropped: it is not there any more" in caplog.text
+        assert "are dropped: it does not exist any more" in caplog.text
         assert directories(room) == []
 
     def test_a_format_that_an_older_broker_refuses(self, room: Any) -> None:

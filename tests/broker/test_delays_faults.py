@@ -98,7 +98,7 @@ def test_two_directories_of_one_exchange(make_room: Callable[..., Any], caplog: 
     for _ in range(2):
         restart(room)
         assert len(folders(room)) == 2
-    assert "has delayed messages of exchange 'later' too" in caplog.text
+    assert "also has delayed messages of exchange 'later'" in caplog.text
     wheel = room.vhost.exchanges["later"].wheel
     later(room, 20 * MINUTE, b"newer")
     assert wheel.count() == 4

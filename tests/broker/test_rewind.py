@@ -326,7 +326,7 @@ class TestRefused:
         queue = room.queue("q", x_retain="1h")
         with pytest.raises(NotFound):
             jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="nowhere"))
-        with pytest.raises(PreconditionFailed, match="source and target at once"):
+        with pytest.raises(PreconditionFailed, match="both source and target"):
             jobs.begin(JobRequest("rewind", room.vhost, queue, to_queue="q"))
 
 

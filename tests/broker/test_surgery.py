@@ -228,7 +228,7 @@ class TestBesideFilters:
 class TestRefused:
     def test_a_source_that_is_its_target(self, room: Any, jobs: JobManager) -> None:
         source = room.queue("source")
-        with pytest.raises(PreconditionFailed, match="is source and target at once"):
+        with pytest.raises(PreconditionFailed, match="is both source and target"):
             jobs.begin(JobRequest("move", room.vhost, source, to_queue="source"))
         room.exchange("x", "fanout")
         room.bind("x", source)

@@ -122,7 +122,7 @@ class TestHindrances:
         fill(room, "source", 2)
         target.store.failed = True
         job = run(room, jobs, "move", source, to_queue="target")
-        assert (job.state, job.reason) == ("waiting", "the target's log takes nothing")
+        assert (job.state, job.reason) == ("waiting", "the target's log has failed")
         target.store.failed = False
         room.advance(WAIT_MS + 10)
         assert (job.state, got(room, target)) == ("done", [0, 1])

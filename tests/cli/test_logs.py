@@ -253,8 +253,8 @@ def test_every_flipped_bit_of_a_log_is_named(ctl: Ctl, data: Data) -> None:
         (".timeindex", 11, "no batch of"),
         (".settled", 40, "wrong checksum"),
         ("clean-shutdown", 3, "wrong checksum"),
-        ("recovery-point-checkpoint", 0, "no checkpoint"),
-        ("queue.json", 0, "no JSON"),
+        ("recovery-point-checkpoint", 0, "not a checkpoint"),
+        ("queue.json", 0, "not JSON"),
     ],
 )
 def test_damage_in_the_other_files(ctl: Ctl, data: Data, name: str, position: int, text: str) -> None:

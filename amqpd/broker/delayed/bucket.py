@@ -383,7 +383,7 @@ def from_name(name: str) -> tuple[int, int]:
     """Parse a public id into (due_ms, number). Raises: ValueError."""
     due, dash, number = name.partition("-")
     if len(due) != 12 or not dash or len(number) != 16:
-        raise ValueError(f"'{name}' is no id of a delayed message")
+        raise ValueError(f"'{name}' is not the id of a delayed message")
     return int(due, 16), int(number, 16)
 
 
@@ -444,7 +444,7 @@ class Cascade:
                 try:
                     due = due_of(record.properties)
                 except ValueError:
-                    log.error("offset %d of %s is no delayed message", record.offset, bucket.chain[-1])
+                    log.error("offset %d of %s is not a delayed message", record.offset, bucket.chain[-1])
                     continue
                 logs[self._copy(record, due, now_ms)] = None
         except LogFailed:

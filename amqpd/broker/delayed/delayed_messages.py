@@ -191,7 +191,7 @@ class DelayScheduler(DelaySchedulerBase):
             )
         else:
             log.error(
-                "delayed messages: the bug is still there (%r); next try in %g s",
+                "delayed messages: the bug persists (%r); next try in %g s",
                 error,
                 rest_ms / 1000,
                 extra=wheel.about(),
@@ -239,7 +239,7 @@ class DelayScheduler(DelaySchedulerBase):
                 continue
             named = parse_name(each)
             if named is None:
-                log.error("%s/%s is no bucket of delayed messages, and is left alone", root, each)
+                log.error("%s/%s is not a bucket of delayed messages and is ignored", root, each)
                 continue
             found[each] = named
             if not name:
@@ -249,12 +249,12 @@ class DelayScheduler(DelaySchedulerBase):
             storage.retire_directory(chain, [], _nothing)
             return
         if not name:
-            log.error("%s: no %s in it tells whose messages these are; they are left alone", root, DESCRIPTION)
+            log.error("%s: no %s in it names the exchange of these messages; they are ignored", root, DESCRIPTION)
             return
         exchange = vhost.exchanges.get(name)
         if exchange is None:
             log.warning(
-                "the delayed messages of exchange '%s' in vhost '%s' are dropped: it is not there any more",
+                "the delayed messages of exchange '%s' in vhost '%s' are dropped: it does not exist any more",
                 name,
                 vhost.name,
                 extra={"vhost": vhost.name, "exchange": name},
@@ -268,7 +268,7 @@ class DelayScheduler(DelaySchedulerBase):
         storage.note_delays()
         if wheel.buckets:
             # ^A deleted exchange of this name whose directory could not be renamed, or copied files.
-            log.warning("%s has delayed messages of exchange '%s' too", root, name, extra=wheel.about())
+            log.warning("%s also has delayed messages of exchange '%s'", root, name, extra=wheel.about())
             wheel.others.append(folder)
         else:
             wheel.folder = folder
@@ -306,7 +306,7 @@ class DelayScheduler(DelaySchedulerBase):
             filesystem.replace_file(path, describe(wheel.exchange, wheel.vhost, False, b"", name), sync=True)
             filesystem.fsync_dir(directory)
         except OSError as error:
-            log.error("%s cannot be written again: %s", path, error, extra=wheel.about())
+            log.error("%s cannot be rewritten: %s", path, error, extra=wheel.about())
 
 
 def _nothing() -> None:

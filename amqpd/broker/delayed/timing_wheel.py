@@ -439,7 +439,7 @@ class TimingWheel(TimingWheelBase):
             try:
                 due = due_of(record.properties)
             except ValueError:
-                log.error("offset %d is no delayed message", record.offset, extra=self.about())
+                log.error("offset %d is not a delayed message", record.offset, extra=self.about())
             else:
                 self._slots.put(bucket, due, record.offset)
         bucket.job_offset = fetch.next_offset
@@ -488,7 +488,7 @@ class TimingWheel(TimingWheelBase):
             return  # the exchange was deleted
         bucket.rest()
         if not whole:
-            log.warning("delayed messages cannot go to their next bucket yet", extra=self.about())
+            log.warning("delayed messages cannot move to their next bucket yet", extra=self.about())
             for child in cascade.children.values():
                 self._leave(child)
             bucket.waiting = False

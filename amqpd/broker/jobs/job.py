@@ -211,8 +211,8 @@ class JobTask(SlicedTask):
         try:
             return job.work()
         except Exception:
-            log.exception("a %s job has failed", job.kind, extra=job.log_fields())
-            job.fail("an error of the broker, which its log tells of")
+            log.exception("a %s job failed", job.kind, extra=job.log_fields())
+            job.fail("an internal error; see the broker's log")
             return job.end()
 
 
@@ -379,7 +379,7 @@ class QueueJob(RepublishSource):
         try:
             search.collect(entries, count, self._share_bytes())
         except OSError as error:
-            log.error("a %s source cannot be read: %s", self.kind, error, extra=self.log_fields())
+            log.error("the source of a %s job cannot be read: %s", self.kind, error, extra=self.log_fields())
             self._hand_on(search, entries)
             return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
         self._hand_on(search, entries)
@@ -479,7 +479,7 @@ class QueueJob(RepublishSource):
         if target is not None:
             store = target.store
             if store is not None and store.failed:
-                return "the target's log takes nothing"
+                return "the target's log has failed"
         return ""
 
     # -- the republisher's interface ------------------------------------------------------------------------------

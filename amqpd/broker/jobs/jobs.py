@@ -96,7 +96,7 @@ def check_times(queue: Queue, begin_ms: int) -> None:
     if begin_ms > 0 and queue.log() is None:
         raise PreconditionFailed(
             f"queue '{queue.name}' in vhost '{queue.vhost_name}' is not durable: "
-            "it does not know when its messages came"
+            "it does not know when its messages arrived"
         )
 
 
@@ -264,7 +264,7 @@ class JobManager:
         for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
             del self._jobs[each]
         self.begun(job)
-        log.info("%s of messages begins, job %s of user '%s'", verb, id_, request.user, extra=job.log_fields())
+        log.info("%s of messages started, job %s of user '%s'", verb, id_, request.user, extra=job.log_fields())
         return job
 
     def _ended(self, ended: Callable[[QueueJob], object] | None, job: QueueJob) -> None:
@@ -332,7 +332,7 @@ def _address_of(request: JobRequest) -> JobTarget | None:
     if target is None:
         raise NotFound(f"no queue '{request.to_queue}' in vhost '{vhost.name}'")
     if target is source:
-        raise PreconditionFailed(f"queue '{source.name}' in vhost '{vhost.name}' is source and target at once")
+        raise PreconditionFailed(f"queue '{source.name}' in vhost '{vhost.name}' is both source and target")
     vhost.check_exclusive(target, None)
     return QueueTarget(target)
 
@@ -353,14 +353,14 @@ def check_rewind(request: JobRequest) -> None:
     source = request.source
     thing = f"queue '{source.name}' in vhost '{source.vhost_name}'"
     if source.rules.stream:
-        raise PreconditionFailed(f"{thing} is a stream: its readers begin where they want (x-stream-offset)")
+        raise PreconditionFailed(f"{thing} is a stream: its consumers choose where they begin (x-stream-offset)")
     store = source.log()
     if not isinstance(store, LocalLog):
-        raise PreconditionFailed(f"{thing} is not durable: it keeps nothing that was settled")
+        raise PreconditionFailed(f"{thing} is not durable: it keeps no settled messages")
     if not store.local:
-        raise PreconditionFailed(f"{thing} is in a cluster: nothing that was settled is kept there")
+        raise PreconditionFailed(f"{thing} is in a cluster, where no settled messages are kept")
     if source.rules.group_by and request.to_queue is None:
-        raise PreconditionFailed(f"{thing} has groups (x-group-by): it can be rewound into another queue alone")
+        raise PreconditionFailed(f"{thing} has groups (x-group-by): it can be rewound only into another queue")
 
 
 def _rewinding(request: JobRequest, job: QueueJob) -> QueueScan:
