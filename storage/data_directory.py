@@ -40,8 +40,8 @@ class DataDirectory:
     Attributes:
         boot_id: of the machine, 32 hexadecimal digits.
         boot: the same as two signed words.
-        power_cut: the previous process ended with the machine.
-        ended_badly: the previous process was killed, or ended with the machine.
+        power_cut: the machine stopped while the previous process ran.
+        ended_badly: the previous process did not stop cleanly: a kill or a power cut.
         lock_fd: a descriptor on this disk.
 
     Raises: DataDirectoryInUse; OSError; UnknownFormat.

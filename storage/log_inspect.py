@@ -87,7 +87,7 @@ class InspectedBatch(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """The batch that ends with `offset` begins at `log_position`."""
+    """An entry of `.index`: the batch that ends with `offset` begins at `log_position`."""
 
     file: str
     position: int
@@ -96,7 +96,7 @@ class IndexEntry(NamedTuple):
 
 
 class TimeEntry(NamedTuple):
-    """No batch that ends at or before `offset` is later than `timestamp_ms`."""
+    """An entry of `.timeindex`: no batch up to `offset` has a time after `timestamp_ms`."""
 
     file: str
     position: int

@@ -437,7 +437,7 @@ class Storage(LogKeeper):
 
     @property
     def ended_badly(self) -> bool:
-        """True if the process before this one was killed or ended with the machine."""
+        """True if the previous process did not stop cleanly: a kill or a power cut."""
         return self._place.ended_badly
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:

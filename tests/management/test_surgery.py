@@ -110,7 +110,8 @@ class TestBrowse:
     def test_a_time_takes_a_log(self, api, v, channel) -> None:
         channel.queue_declare("t", exclusive=False)
         answer = api("GET", place(v, "messages?time=2001-01-01", "t"))
-        assert (answer.status, answer.json["reason"].endswith("it does not know when its messages arrived")) == (400, True)
+        assert answer.status == 400
+        assert answer.json["reason"].endswith("it does not know when its messages arrived")
 
     def test_a_stream(self, api, v, channel) -> None:
         channel.confirm_delivery()
