@@ -156,7 +156,7 @@ class AckFileWriter:
                     raise
             except OSError as error:  # keep the old file; try again at twice its size
                 segment.rewrite_from = 2 * segment.settled_size
-                logger.warning("writing %s: %s", path, error)
+                logger.warning("%s: cannot rewrite the file: %s", path, error)
                 continue
             self.forget(segment)
             segment.settled_file = file

@@ -168,7 +168,7 @@ class AckedReplay:
             self._gather(store)
             return False
         if log.settled_files.pending:
-            self._undo(log.error or OSError("what was settled could not be written"))
+            self._undo(log.error or OSError("acknowledgements could not be written"))
             return False
         offsets = self.taken[segment.base]
         before = _size_bytes(segment)
@@ -182,7 +182,7 @@ class AckedReplay:
         # The new file must also say that they were delivered: the entries that said so may have gone with the acks.
         mark = max(log.delivered_mark, offsets.highest)
         if not log.settled_files.rewrite_now(segment, mark, store.returned):
-            self._undo(log.error or OSError("the settlements could not be written"))
+            self._undo(log.error or OSError("acknowledgements could not be written"))
             return False
         log.delivered_mark = mark
         self._todo.popleft()
@@ -227,7 +227,11 @@ class AckedReplay:
 
     def _removed(self, why: Exception | None, error: OSError | None) -> None:
         if error is not None:
-            logger.error("%s: %s; after a crash what was rewound may come back once more", self._path, error)
+            logger.error(
+                "%s: cannot remove the file: %s; after a crash the replayed messages may come back again",
+                self._path,
+                error,
+            )
         self._end(why)
 
     def _end(self, error: Exception | None) -> None:

@@ -298,7 +298,8 @@ class ExportHold:
             self.losses.bytes += oldest.size
             behind = ", ".join(f"'{name}' is at {at}" for name, at in self.exported.items() if at < oldest.end)
             logger.error(
-                "queue '%s': offsets %d to %d go unexported: more than %d bytes are kept for exports (%s)",
+                "queue '%s': offsets %d to %d are removed before their export: "
+                "more than %d bytes are kept for exports (%s)",
                 self._queue, max(oldest.base, committed), oldest.end - 1, self.limit_bytes, behind,
             )  # fmt: skip
         self.kept_bytes = size
@@ -346,7 +347,7 @@ def _decode(data: bytes, name: str) -> tuple[int, int]:
     """Return (offset, limit), or (0, 0) and a log line if the bytes are damaged."""
     found = decode_hold(data)
     if found is None:
-        logger.warning("%s is damaged: everything is kept until its exporter commits again", name)
+        logger.warning("%s is damaged: all segments are kept until its exporter commits again", name)
         return 0, 0
     return found
 

@@ -88,21 +88,21 @@ def check_batches(data: bytes) -> list[ClosedBatch]:
     size: i64 = len(data)
     while position < size:
         if position + HEADER_SIZE > size:
-            raise BadBatch(f"{size - position} bytes at {position} are no batch")
+            raise BadBatch(f"{size - position} bytes at {position} are too few for a batch")
         header = BatchHeader(data, position)
         if header.attributes & ~_ATTRIBUTES != 0:
-            raise BadBatch(f"the batch at {position} has attributes {header.attributes:#x}: it is refused")
+            raise BadBatch(f"the batch at {position} has attributes {header.attributes:#x}, which are not accepted")
         if not header.plausible() or header.count != header.last_offset - header.base_offset + 1:
-            raise BadBatch(f"the header at {position} is no batch's")
+            raise BadBatch(f"no valid batch header at {position}")
         if position + header.size > size:
-            raise BadBatch(f"the batch at {position} is cut short")
+            raise BadBatch(f"the batch at {position} is incomplete")
         if not crc_fits(data, position, header):
             raise BadBatch(f"the checksum of the batch at {position} is wrong")
         try:
             image, at, whole = plain(data, position, header)
             bodies = _check_records(image, at, whole, decoder)
         except BadRecord as error:
-            raise BadBatch(f"a record of the batch at {position}: {error}") from error
+            raise BadBatch(f"bad record in the batch at {position}: {error}") from error
         batches.append(
             ClosedBatch(
                 data[position : position + HEADER_SIZE],
@@ -141,7 +141,7 @@ def _check_records(data: bytes, position: i64, header: BatchHeader, decoder: Rec
             timestamp_ms: i64 = 0
             timestamp_ms, _ = read_varint(data, start + 1)
             if header.base_timestamp_ms + timestamp_ms > header.max_timestamp_ms:
-                raise BadRecord("its time is later than the latest that the header tells")
+                raise BadRecord("its time is later than the max timestamp in the header")
         if delta != number:
             raise BadRecord(f"offset delta {delta}, expected {number}")
         decoder.read(data, fields, stop, number, header.max_timestamp_ms, True)
@@ -365,9 +365,9 @@ class Appender:
         """
         batches = check_batches(data)
         if self._transaction_start >= 0:
-            raise ValueError("a transaction is open")
+            raise ValueError("batches cannot be appended while a transaction is open")
         if self.replica is not None:
-            raise ValueError("another program's batches are not numbered for Kafka")
+            raise ValueError("batches of other programs cannot be appended to a log that Kafka receives")
         if self._count > 0:
             self._close_batch()
         owner = self.owner
@@ -402,7 +402,7 @@ class Appender:
         """End the transaction. One batch needs no marker; after several, a commit marker takes an offset."""
         start: i64 = self._transaction_start
         if start < 0:
-            raise ValueError("no transaction has begun")
+            raise ValueError("no transaction is open")
         if self._sequence == 0:  # one batch: its checksum proves that it is whole
             self._transaction_start = -1
             if self._count > 0:
@@ -509,7 +509,7 @@ class Appender:
         replica = self.replica
         if replica is not None:
             if self._transaction_start >= 0:
-                raise ValueError("a transaction of a log that Kafka has is one batch")
+                raise ValueError("a transaction for Kafka must be one batch")
             attributes &= COMPRESSION
             producer = replica.producer_id
             epoch = replica.epoch

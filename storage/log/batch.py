@@ -590,7 +590,7 @@ def compress(codec: int, data: bytes) -> bytes:
             parts += (len(block).to_bytes(4, "little"), block)
         parts.append(_LZ4_END)
         return b"".join(parts)
-    raise ValueError(f"there is no codec {codec}")
+    raise ValueError(f"unknown codec {codec}")
 
 
 def compress_records(codec: int, records: bytes) -> bytes:
@@ -619,7 +619,7 @@ def decompress(codec: int, data: bytes) -> bytes:
 
     unpack = cramjam.lz4.decompress_into if codec == LZ4 else cramjam.zstd.decompress_into
     if codec not in (LZ4, ZSTD):
-        raise BadRecord(f"there is no codec {codec}")
+        raise BadRecord(f"unknown codec {codec}")
     room = min(max(_GUESS * len(data), _LEAST), UNPACKED_MAX)
     while True:
         out = bytearray(room)
@@ -628,7 +628,7 @@ def decompress(codec: int, data: bytes) -> bytes:
         except cramjam.DecompressionError as error:
             # The library reports a full buffer and damaged data with the same error.
             if room >= UNPACKED_MAX:
-                raise BadRecord(f"does not unpack to {UNPACKED_MAX} bytes at most: {error}") from None
+                raise BadRecord(f"cannot be decompressed to at most {UNPACKED_MAX} bytes: {error}") from None
             room = min(4 * room, UNPACKED_MAX)
             continue
         return bytes(memoryview(out)[:size])
@@ -643,12 +643,12 @@ def _gunzip(data: bytes) -> bytes:
         try:
             part = unpacker.decompress(rest, left + 1)
         except zlib.error as error:
-            raise BadRecord(f"does not unpack: {error}") from None
+            raise BadRecord(f"cannot be decompressed: {error}") from None
         left -= len(part)
         if left < 0:
-            raise BadRecord(f"unpacks to more than {UNPACKED_MAX} bytes")
+            raise BadRecord(f"decompresses to more than {UNPACKED_MAX} bytes")
         if not unpacker.eof:
-            raise BadRecord("ends before its end")
+            raise BadRecord("the compressed data is incomplete")
         parts.append(part)
         rest = unpacker.unused_data
     return b"".join(parts) if len(parts) != 1 else parts[0]
@@ -663,7 +663,7 @@ def _unsnap(data: bytes) -> bytes:
     while position < size:
         end = position + 4 + int.from_bytes(data[position : position + 4], "big")
         if position + 4 > size or end > size:
-            raise BadRecord("a block of snappy runs past the end of its batch")
+            raise BadRecord("a snappy block extends past the end of its batch")
         part = _unsnap_block(data[position + 4 : end], UNPACKED_MAX - unpacked)
         unpacked += len(part)
         parts.append(part)
@@ -677,10 +677,10 @@ def _unsnap_block(data: bytes, left: int) -> bytes:
     try:
         size = cramjam.snappy.decompress_raw_len(data)
         if size > left:
-            raise BadRecord(f"unpacks to more than {UNPACKED_MAX} bytes")
+            raise BadRecord(f"decompresses to more than {UNPACKED_MAX} bytes")
         return bytes(cramjam.snappy.decompress_raw(data))
     except cramjam.DecompressionError as error:
-        raise BadRecord(f"does not unpack: {error}") from None
+        raise BadRecord(f"cannot be decompressed: {error}") from None
 
 
 def plain(data: bytes, at: int, header: BatchHeader) -> tuple[bytes, int, BatchHeader]:

@@ -221,7 +221,7 @@ class LocalCursor(Cursor):
         segment = self._log.segment_of(first)
         if segment is not None:
             self._note_lost([(first, last)], self._log.note_lost(segment, first, last))
-            logger.error("queue %s: offsets %d to %d are no records", self._owner.name, first, last)
+            logger.error("queue '%s': the batch of offsets %d to %d has invalid records", self._owner.name, first, last)
 
     def _note_lost(self, lost: list[tuple[int, int]], live: i64) -> None:
         owner = self._owner

@@ -220,7 +220,7 @@ class HighWatermark:
             if self._filesystem.crowded:
                 self.close()
         except OSError as error:  # external readers then see an older end
-            logger.warning("high watermark of %s: %s", self._directory, error)
+            logger.warning("%s: cannot write the high watermark: %s", self._directory, error)
 
     def _map(self, path: str) -> MappedBytes:
         try:
@@ -584,7 +584,7 @@ class Log:
         self.error = error
         if error.errno not in PASSING:
             self.failed = True
-        logger.error("writing %s: %s", self.directory, error)
+        logger.error("%s: a write failed: %s", self.directory, error)
 
     # -- syncing
 

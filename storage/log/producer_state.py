@@ -229,5 +229,5 @@ def read_snapshot(filesystem: FileSystem, directory: str, names: list[str]) -> t
         producers = Producers()
         if producers.decode(filesystem.read_file(f"{directory}/{name}")):
             return producers, int(name[:20])
-        logger.error("%s/%s is damaged", directory, name)
+        logger.error("%s/%s is damaged and ignored", directory, name)
     return None

@@ -249,7 +249,7 @@ class LogReader:
             return
         relative, position = segment.index().floor(offset - segment.base)
         if relative >= 0 and not self._leads_to(segment, relative, position):
-            logger.warning("%s.index is wrong at offset %d and made anew", segment.prefix, segment.base + relative)
+            logger.warning("%s.index is wrong at offset %d and is rebuilt", segment.prefix, segment.base + relative)
             relative, position = segment.walk_index().floor(offset - segment.base)
         if relative >= 0 and self._leads_to(segment, relative, position):
             header = self._header(segment, position)
@@ -340,7 +340,9 @@ class LogReader:
             lost = len(self.lost)
             self._lose(segment, header.base_offset, header.last_offset)
             if len(self.lost) > lost:  # else it was reported before
-                logger.error("%s.log: the batch of offset %d: %s", segment.prefix, header.base_offset, error)
+                logger.error(
+                    "%s.log: the batch with offset %d is unreadable: %s", segment.prefix, header.base_offset, error
+                )
             return None
         return BatchCursor(image, image_at, image_header, self._decoder)
 

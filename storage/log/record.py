@@ -82,7 +82,7 @@ def read_varint(data: bytes, position: i64) -> tuple[i64, i64]:
     bits: i64 = 0
     while True:
         if position >= size or position < 0 or shift > 63:
-            raise BadRecord("a number runs past the end of its record")
+            raise BadRecord("a number extends past the end of its record")
         byte: i64 = data[position]
         position += 1
         bits |= (byte & 0x7F) << shift
@@ -265,7 +265,7 @@ def record_stop(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
     else:
         length, position = read_varint(data, position)
     if length < 0 or position + length > end:
-        raise BadRecord("a record runs past the end of its batch")
+        raise BadRecord("a record extends past the end of its batch")
     return position, position + length
 
 
@@ -289,7 +289,7 @@ def value_size(data: bytes, position: i64, end: i64) -> i64:
         position += size
     size, position = read_varint(data, position)
     if position + size > end:
-        raise BadRecord("a value runs past the end of its record")
+        raise BadRecord("a value extends past the end of its record")
     return size if size > 0 else 0
 
 
@@ -319,13 +319,13 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
         name_size: i64 = 0
         name_size, position = read_varint(data, position)
         if name_size < 0 or position + name_size > end:
-            raise BadRecord("a header's name runs past the end of its record")
+            raise BadRecord("a header name extends past the end of its record")
         name_position: i64 = position
         position += name_size
         size, position = read_varint(data, position)
         if size > 0:
             if position + size > end:
-                raise BadRecord("a header runs past the end of its record")
+                raise BadRecord("a header extends past the end of its record")
             if name_size == 8 and read_i64_be(data, name_position) == _EXCHANGE_WORD:
                 exchange = data[position : position + size]
             elif (
@@ -337,7 +337,7 @@ def read_record(data: bytes, position: i64, end: i64, offset: i64, timestamp_ms:
                 properties = data[position : position + size]
             position += size
     if position > end:
-        raise BadRecord("a record's parts are longer than the record")
+        raise BadRecord("the fields of a record extend past its end")
     record = Record(offset, timestamp_ms, exchange, key, properties, value, persistent)
     if value_bytes < 0:
         record.tombstone = True

@@ -154,7 +154,7 @@ class RecoveryWrites:
             try:
                 filesystem.replace_file(f"{self.directory}/{checkpoint.RECOVERY_POINT}", self.point, sync=False)
             except OSError as error:  # the next start then scans the same segments again
-                logger.warning("recovery point of %s: %s", self.directory, error)
+                logger.warning("%s: cannot write the recovery point: %s", self.directory, error)
 
     def written(self) -> None:
         """Update the segments after `write`, on the loop."""
@@ -415,8 +415,8 @@ def _cut_tail(state: RecoveryState, transaction: Place | None, hole: Place | Non
     """
     if hole is not None and state.power_cut and (transaction is None or hole[0] < transaction[0]):
         logger.warning(
-            "%s: a power cut has left a hole before offset %d, and the log ends there: behind it is what producers "
-            "have numbered and had no answer for",
+            "%s: a power cut left a hole at offset %d, and the log now ends there: "
+            "the messages after it are numbered by producers and were never confirmed",
             state.log.directory,
             hole[0],
         )
@@ -499,7 +499,7 @@ def load_segments(state: RecoveryState, names: list[str]) -> Generator[None, Non
             live[-1].sealed = True
     clean = state.clean
     if clean is not None and (not live or live[-1].base != clean[1] or live[-1].size != clean[2]):
-        logger.warning("%s: the clean-shutdown mark does not agree with the files", log.directory)
+        logger.warning("%s: the clean-shutdown mark differs from the files and is ignored", log.directory)
         state.clean = None
 
 
@@ -529,12 +529,14 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
             told += file.entries
             yield
         if foreign:
-            logger.error("%s is of another segment and not believed", path)
+            logger.error("%s belongs to another segment and is ignored", path)
             bad += 1
         else:
             entries += told
     if bad:
-        logger.warning("%s.settled: %d bad entries, what they settled may be delivered again", segment.prefix, bad)
+        logger.warning(
+            "%s.settled: %d bad entries; messages that they settled may be delivered again", segment.prefix, bad
+        )
     if swap or bad:
         segment.settled_size = -1  # rewrite it
     return entries, bad
@@ -652,7 +654,7 @@ def apply_rewind(state: RecoveryState) -> None:
             state.delivered_mark = max(state.delivered_mark, offsets.highest)
             if segment not in state.rewrite:
                 state.rewrite.append(segment)
-    logger.info("%s: a rewind is completed, %d messages are in the queue again", log.directory, count)
+    logger.info("%s: an interrupted replay was completed, %d messages are in the queue again", log.directory, count)
 
 
 def delivered_up_to(state: RecoveryState) -> int:
@@ -737,7 +739,10 @@ class RecoveredLog:
             except OSError as again:
                 if again.errno not in FULL:
                     raise
-                logger.warning("%s: no room for what recovery found; it is written before anything else", log.directory)
+                logger.warning(
+                    "%s: the disk is full; the results of recovery are written later, before anything else",
+                    log.directory,
+                )
         after_recovery(log, clean=state.clean is not None)
         seen_end = state.delivered_mark + 1
         if state.clean is None:
@@ -842,14 +847,14 @@ def _steps(
         ranges = ", ".join(f"{first} to {last}" for first, last in state.lost)
         raise DamagedLog(
             f"the log of queue '{store.name}' is damaged: offsets {ranges} are lost ({log.directory}); nothing was "
-            f"changed. Put its files back from a copy, or start with storage.recovery=salvage, which goes on without "
-            f"them; `amqpctl dump_log` and `amqpctl verify_log` show the damage"
+            f"changed. Restore its files from a backup, or start with storage.recovery=salvage, which continues "
+            f"without these offsets; `amqpctl dump_log` and `amqpctl verify_log` show the damage"
         )
     for segment in state.scanned:
         if segment in log.segments:
             try:
                 segment.rewrite_index()
             except OSError as error:  # it can be rebuilt
-                logger.warning("%s.index: %s", segment.prefix, error)
+                logger.warning("%s.index: cannot write it: %s", segment.prefix, error)
     for rest in rest_in_pieces(state):
         yield None if rest is None else RecoveredLog(store, state, boot, power_cut, rest)

@@ -153,7 +153,11 @@ class Scan:
             holes: list[tuple[int, int]] = []
             if header is not None:
                 if not self._fits(header, expected, position):
-                    logger.error("%s.log: the batch at %d has an offset that cannot be", segment.prefix, position)
+                    logger.error(
+                        "%s.log: the batch at %d has an offset that does not fit its neighbours",
+                        segment.prefix,
+                        position,
+                    )
                     position += header.size
                     continue
                 try:
@@ -161,12 +165,12 @@ class Scan:
                     holes = missing_offsets(chunk, at, whole)
                     bodies = 0 if header.control() else body_size_bytes(chunk, at, whole)
                 except BadRecord as error:
-                    logger.error("%s.log at %d: %s", segment.prefix, position, error)
+                    logger.error("%s.log: the batch at %d is unreadable: %s", segment.prefix, position, error)
             if header is None or bodies < 0:
                 found = self._next_good(position, expected)
                 if found < 0:
                     break
-                logger.error("%s.log: bad bytes at %d to %d", segment.prefix, position, found)
+                logger.error("%s.log: the bytes from %d to %d are damaged", segment.prefix, position, found)
                 position = found
                 continue
             if header.base_offset > expected:
@@ -339,7 +343,7 @@ def set_aside_foreign(filesystem: FileSystem, directory: str, names: list[str]) 
     for number, name in enumerate(logs):
         following = int(logs[number + 1][:20]) if number + 1 < len(logs) else -1
         if _foreign(filesystem, f"{directory}/{name}", int(name[:20]), following):
-            logger.error("%s/%s holds other offsets than its name says: it is set aside", directory, name)
+            logger.error("%s/%s has other offsets than its name says and is renamed to .foreign", directory, name)
             filesystem.rename(f"{directory}/{name}", f"{directory}/{name}.foreign")
             stay.remove(name)
     return stay
@@ -403,7 +407,7 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
         if last is not None:
             last.end = high_watermark
     for place, first, last_offset in found:
-        logger.error("%s: offsets %d to %d were synced and are not there", log.directory, first, last_offset)
+        logger.error("%s: offsets %d to %d were synced and are missing", log.directory, first, last_offset)
         if place is not None:
             place.settled.add(first, last_offset)
             place.lost.append((first, last_offset))

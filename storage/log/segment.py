@@ -345,7 +345,7 @@ class Segment:
             self._filesystem.replace_file(self.prefix + ".index", bytes(index.data), sync=False)
             index.flushed = len(index.data)
         except OSError as error:
-            logger.warning("%s.index could not be written anew: %s", self.prefix, error)
+            logger.warning("%s.index: cannot write the rebuilt index: %s", self.prefix, error)
         return index
 
     def flush_index(self, entries_min: int = 1) -> None:

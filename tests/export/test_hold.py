@@ -107,7 +107,7 @@ def test_over_the_limit_the_oldest_go_and_it_is_said(held, caplog):
     assert left == bases[-len(left) :]
     assert 1 <= len(left) < len(bases)
     assert "offsets 0 to" in caplog.text
-    assert "go unexported" in caplog.text
+    assert "are removed before their export" in caplog.text
     assert held.storage.export_losses.records == left[0]
     assert keeper.kept_bytes <= 10_000
     with pytest.raises(DataLoss, match="offsets 0 to"):

@@ -193,7 +193,7 @@ class TestDamage:
     @pytest.mark.parametrize("how", ["bomb", "noise", "no records"])
     def test_refused_at_the_door(self, house: Any, how: str) -> None:
         store = house.begin()
-        with pytest.raises(BadBatch, match="a record of the batch at 0"):
+        with pytest.raises(BadBatch, match="bad record in the batch at 0"):
             store.appender.append_batches(self.bad(how))
         assert store.next_offset == 0
 
@@ -242,7 +242,7 @@ class TestDamage:
         from google_crc32c import value
 
         batch[17:21] = value(bytes(batch[21:])).to_bytes(4, "big")
-        with pytest.raises(BadBatch, match="later than the latest"):
+        with pytest.raises(BadBatch, match="later than the max timestamp"):
             store.appender.append_batches(bytes(batch))
 
 
