@@ -6,7 +6,7 @@ call already.
 
 The *delivery mark* is written before the deliveries: the files say that no offset above it was given to a consumer.
 While deliveries continue without a pause the mark runs ahead of them, so that it need not be written every turn
-(`_ahead`).
+(`_mark_lead`).
 
 A log creates its `QueueAcks` with the first of these calls, or when recovery finds entries. A stream has none.
 """
@@ -53,7 +53,7 @@ class QueueAcks:
         self._run_limit: i64 = 0  # a run is in one segment and of one kind (`Segment.kind_end`)
         self._run_bytes: i64 = 0
         self._runs: list[tuple[int, int, int]] = []
-        # Rate of deliveries, for `_ahead`.
+        # Rate of deliveries, for `_mark_lead`.
         self._tick_delivered_mark: i64 = delivered_mark
         self._pace: i64 = 0  # deliveries per tick, a decaying maximum
         self._steady: i64 = 0  # ticks in a row with deliveries
@@ -125,11 +125,11 @@ class QueueAcks:
                 high = last
                 size += more
             else:
-                self._add(low, high, size)
+                self._settle_range(low, high, size)
                 low, high, size = first, last, more
-        self._add(low, high, size)
+        self._settle_range(low, high, size)
 
-    def _add(self, first: i64, last: i64, body_size_bytes: i64) -> None:
+    def _settle_range(self, first: i64, last: i64, body_size_bytes: i64) -> None:
         live: i64 = self._log.settle(first, last, body_size_bytes)
         self.owner.record_count += last - first + 1 - live  # some were settled before, or never written
         if self.returned:
@@ -188,7 +188,7 @@ class QueueAcks:
         """
         due = self.due
         if self.delivered_mark > self._log.delivered_mark:
-            self._log.mark_delivered(self.delivered_mark, self._ahead())
+            self._log.mark_delivered(self.delivered_mark, self._mark_lead())
             due = True
         return due or len(self._returns) > 0
 
@@ -201,12 +201,12 @@ class QueueAcks:
         self._pace = delivered if delivered > pace else pace
         self._steady = self._steady + 1 if delivered > 0 else 0
         if delivered > 0 and mark + delivered > self._log.delivered_mark:
-            ahead = self._ahead()
+            ahead = self._mark_lead()
             if ahead > 0:
                 self._log.mark_delivered(mark, ahead)
         return self._pace > 0 or self._run_first >= 0
 
-    def _ahead(self) -> i64:
+    def _mark_lead(self) -> i64:
         """Return how far the delivery mark runs ahead of the last delivery: about three ticks of deliveries, once
         deliveries have been steady for a while.
 
@@ -223,7 +223,7 @@ class QueueAcks:
         self.flush_runs()
         if self._returns:
             for offset in self._returns:
-                told = self.returned.get(offset)
-                if told is not None:
-                    self._log.mark_returned(offset, told)
+                returned_tally = self.returned.get(offset)
+                if returned_tally is not None:
+                    self._log.mark_returned(offset, returned_tally)
             self._returns = []

@@ -112,7 +112,7 @@ class AckedReplay:
             return
         epoch = log.epoch
         self._gather(store)
-        self._submit(Task(lambda: self._write(epoch), self._written))
+        self._submit(Task(lambda: self._write(epoch), self._after_write))
 
     def _write(self, epoch: int) -> None:
         """Write the `rewind` file, in the fsync thread. Nothing changes what it reads meanwhile."""
@@ -121,7 +121,7 @@ class AckedReplay:
         filesystem.replace_file(self._path, data, sync=True)
         filesystem.fsync_dir(self._store.log.directory)
 
-    def _written(self, error: OSError | None) -> None:
+    def _after_write(self, error: OSError | None) -> None:
         self._step = _WRITTEN
         if error is not None:
             # The file may exist nevertheless, with or without its name.
@@ -137,10 +137,10 @@ class AckedReplay:
         elif self._step == _WRITTEN:
             clock = store.context.clock
             began_s = clock.monotonic()
-            while self._take_back() and clock.monotonic() - began_s <= SLICE_S:
+            while self._replay_segment() and clock.monotonic() - began_s <= SLICE_S:
                 pass
         else:
-            while self._swapping and not (self._swapping[0].swapping and _is_there(self._swapping[0])):
+            while self._swapping and not (self._swapping[0].swapping and _is_on_disk(self._swapping[0])):
                 self._swapping.popleft()
             if not self._swapping:
                 self._remove(None)
@@ -150,19 +150,19 @@ class AckedReplay:
         todo = self._todo
         while todo:
             segment = self._store.log.segment_of(todo[0])
-            if segment is not None and segment.base == todo[0] and _is_there(segment):
+            if segment is not None and segment.base == todo[0] and _is_on_disk(segment):
                 return segment
             todo.popleft()
         return None
 
-    def _take_back(self) -> bool:
+    def _replay_segment(self) -> bool:
         """Process one segment. Return whether there may be more to do now."""
         store = self._store
         log = store.log
         store.write_late()  # else older facts would be written after the new files
         segment = self._next()
         if segment is None:
-            self._taken_back()
+            self._segments_done()
             return False
         if segment.swapping:
             self._gather(store)
@@ -189,8 +189,8 @@ class AckedReplay:
         self._gather(store)
         return True
 
-    def _taken_back(self) -> None:
-        there = [segment.base for segment in self._done if _is_there(segment)]
+    def _segments_done(self) -> None:
+        there = [segment.base for segment in self._done if _is_on_disk(segment)]
         self.taken = {base: self.taken[base] for base in there}
         self.size_bytes = sum(self.body_bytes[base] for base in there)
         self._swapping.extend(self._done)
@@ -201,7 +201,7 @@ class AckedReplay:
         """Settle the messages again: the disk has no room."""
         store = self._store
         for segment in self._done:
-            if _is_there(segment):
+            if _is_on_disk(segment):
                 for first, last in self.taken[segment.base].ranges():
                     store.log.settle(first, last, 0)
                 segment.settled_body_bytes += self.body_bytes[segment.base]
@@ -216,7 +216,7 @@ class AckedReplay:
             why: the error of the replay, None after success.
         """
         self._step = _REMOVING
-        self._submit(Task(self._unlink, lambda error: self._removed(why, error)))
+        self._submit(Task(self._unlink, lambda error: self._after_remove(why, error)))
 
     def _unlink(self) -> None:
         """Remove the file, in the fsync thread, after the names of the new `.settled` files are synced."""
@@ -225,7 +225,7 @@ class AckedReplay:
         log.filesystem.unlink(self._path)
         log.filesystem.fsync_dir(log.directory)
 
-    def _removed(self, why: Exception | None, error: OSError | None) -> None:
+    def _after_remove(self, why: Exception | None, error: OSError | None) -> None:
         if error is not None:
             logger.error(
                 "%s: cannot remove the file: %s; after a crash the replayed messages may come back again",
@@ -239,7 +239,7 @@ class AckedReplay:
         self._step = _OVER
 
 
-def _is_there(segment: Segment) -> bool:
+def _is_on_disk(segment: Segment) -> bool:
     return not segment.gone and not segment.removing
 
 

@@ -62,7 +62,7 @@ def by_segment(entries: list[Entry]) -> dict[int, list[Entry]]:
     return found
 
 
-def told_of(entries: list[Entry], base: int, end: int) -> tuple[AckSet, int]:
+def replayed_offsets(entries: list[Entry], base: int, end: int) -> tuple[AckSet, int]:
     """Return the offsets of one segment that become live, and the size of their bodies.
 
     Args:

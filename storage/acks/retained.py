@@ -67,7 +67,7 @@ class AckedRetention:
         self.max_bytes = -1
         self.kept_bytes = 0
         self._watch = watch
-        self._kept = kept
+        self._total = kept
 
     @property
     def segment_age_ms(self) -> int:
@@ -80,25 +80,25 @@ class AckedRetention:
 
     def keeps(self, segments: list[Segment]) -> set[int]:
         """Return the bases of drained segments to keep. Cost: a step per segment."""
-        kept = self._wanted(segments)
+        kept = self._kept_segments(segments)
         size = sum(segment.size for segment in kept)
-        self._count(size)
+        self._set_kept_bytes(size)
         return {segment.base for segment in kept}
 
     def lets_go(self, segments: list[Segment]) -> bool:
         """Return whether a drained segment has become old enough to be removed. Cost: a step per segment."""
         drained = sum(1 for segment in segments if _is_drained(segment))
-        return drained > 0 and len(self._wanted(segments)) < drained
+        return drained > 0 and len(self._kept_segments(segments)) < drained
 
     def end(self) -> None:
         """Stop keeping segments: retention was switched off, or the log is deleted."""
-        self._count(0)
+        self._set_kept_bytes(0)
 
-    def _count(self, size: int) -> None:
-        self._kept.bytes += size - self.kept_bytes
+    def _set_kept_bytes(self, size: int) -> None:
+        self._total.bytes += size - self.kept_bytes
         self.kept_bytes = size
 
-    def _wanted(self, segments: list[Segment]) -> list[Segment]:
+    def _kept_segments(self, segments: list[Segment]) -> list[Segment]:
         found: list[Segment] = []
         settled_bytes = 0  # in the later segments
         until_ms = self._watch.agreed_ms() - self.max_age_ms if self.max_age_ms >= 0 else -1

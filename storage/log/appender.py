@@ -99,8 +99,8 @@ def check_batches(data: bytes) -> list[ClosedBatch]:
         if not crc_fits(data, position, header):
             raise BadBatch(f"the checksum of the batch at {position} is wrong")
         try:
-            image, at, whole = plain(data, position, header)
-            bodies = _check_records(image, at, whole, decoder)
+            image, at, plain_header = plain(data, position, header)
+            body_bytes = _check_records(image, at, plain_header, decoder)
         except BadRecord as error:
             raise BadBatch(f"bad record in the batch at {position}: {error}") from error
         batches.append(
@@ -110,7 +110,7 @@ def check_batches(data: bytes) -> list[ClosedBatch]:
                 header.base_offset,
                 header.last_offset,
                 header.max_timestamp_ms,
-                bodies,
+                body_bytes,
                 header.attributes,
                 -1,
                 [],
@@ -235,13 +235,13 @@ class Appender:
         self._batches: list[ClosedBatch] = []
         # The open transaction: offset of its first message, and the records in its closed batches.
         self._transaction_start: i64 = -1
-        self._sequence: i64 = 0
+        self._transaction_sequence: i64 = 0
         # Producer of the open batch and sequence of its first message; `_producing`: of the next message too.
         self._producer: i64 = NO_PRODUCER
         self._producer_epoch: i64 = 0
         self._base_sequence: i64 = -1
         self._producing: bool = False
-        self._held: BytesWriter | None = None  # of an open batch that the next message does not join
+        self._suspended_writer: BytesWriter | None = None  # of an open batch that the next message does not join
 
     def append(
         self,
@@ -264,7 +264,7 @@ class Appender:
             > RECORDS_SIZE_BYTES_MAX
         ):
             size: i64 = (body_end - body_start) + (properties_end - properties_start)
-            if not self._goes_on(len(writer) + route.fixed_size + 16 + size, persistent):
+            if not self._fits_open_batch(len(writer) + route.fixed_size + 16 + size, persistent):
                 self._close_batch()
                 writer = self._open_batch(persistent)
         elif self._count == 0:
@@ -288,12 +288,12 @@ class Appender:
         if producer_id == NO_PRODUCER:
             self._producing = False
             if self._count == 0:
-                self._no_producer()
+                self._reset_producer()
             else:
-                self._held = self._writer
+                self._suspended_writer = self._writer
                 self._writer = None
             return
-        self._take_back()
+        self._resume_batch()
         if self._count > 0 and (
             producer_id != self._producer
             or epoch != self._producer_epoch
@@ -306,15 +306,15 @@ class Appender:
             self._base_sequence = sequence
         self._producing = True
 
-    def _no_producer(self) -> None:
+    def _reset_producer(self) -> None:
         self._producer = NO_PRODUCER
         self._base_sequence = -1
 
-    def _take_back(self) -> None:
+    def _resume_batch(self) -> None:
         """Resume the open batch that has a producer, which `set_producer` put aside."""
-        if self._held is not None:
-            self._writer = self._held
-            self._held = None
+        if self._suspended_writer is not None:
+            self._writer = self._suspended_writer
+            self._suspended_writer = None
 
     def append_large(
         self, route: RecordRoute, properties: bytes, parts: list[bytes], body_size: i64, persistent: bool
@@ -326,9 +326,9 @@ class Appender:
         if self._count > 0:
             self._close_batch()
         self._open_batch(persistent)
-        before, behind = around_body(route, properties, body_size)
-        offset = self._take(1, body_size)
-        self._close(before, [*parts, behind])
+        before, after = around_body(route, properties, body_size)
+        offset = self._assign_offsets(1, body_size)
+        self._close(before, [*parts, after])
         return offset
 
     def append_tombstone(self, route: RecordRoute, properties: bytes) -> i64:
@@ -339,7 +339,7 @@ class Appender:
         if self._count > 0:
             self._close_batch()
         write_tombstone(self._open_batch(True), route, 0, properties)
-        return self._take(1, 0)
+        return self._assign_offsets(1, 0)
 
     def append_prepared(self, prepared: PreparedTransaction) -> i64:
         """See `QueueLog.append_prepared`. Cost: 1 us and the CRC per batch of 64 records."""
@@ -350,7 +350,7 @@ class Appender:
         first: i64 = self.owner.next_offset
         for batch in prepared.batches:
             self._persistent = batch.persistent
-            self._take(batch.count, batch.body_bytes)
+            self._assign_offsets(batch.count, batch.body_bytes)
             self._close(batch.records)
         if not alone:
             self.end_transaction()
@@ -396,14 +396,14 @@ class Appender:
             self._close_batch()
         self.owner.ensure_open()
         self._transaction_start = self.owner.next_offset
-        self._sequence = 0
+        self._transaction_sequence = 0
 
     def end_transaction(self) -> None:
         """End the transaction. One batch needs no marker; after several, a commit marker takes an offset."""
         start: i64 = self._transaction_start
         if start < 0:
             raise ValueError("no transaction is open")
-        if self._sequence == 0:  # one batch: its checksum proves that it is whole
+        if self._transaction_sequence == 0:  # one batch: its checksum proves that it is whole
             self._transaction_start = -1
             if self._count > 0:
                 self._close_batch()
@@ -428,7 +428,7 @@ class Appender:
         self.owner.next_offset += 1
         self._transaction_start = -1
 
-    def _take(self, count: i64, body_size: i64) -> i64:
+    def _assign_offsets(self, count: i64, body_size: i64) -> i64:
         """Make `count` records the open batch, and return the offset of the first."""
         owner = self.owner
         self._count = count
@@ -441,7 +441,7 @@ class Appender:
 
     def _open_batch(self, persistent: bool) -> BytesWriter:
         self.owner.ensure_open()
-        if self._held is not None:
+        if self._suspended_writer is not None:
             self._close_batch()
         writer = self._writer
         if writer is None:
@@ -451,7 +451,7 @@ class Appender:
         self._persistent = persistent
         return writer
 
-    def _goes_on(self, size: i64, persistent: bool) -> bool:
+    def _fits_open_batch(self, size: i64, persistent: bool) -> bool:
         """Return whether a record that brings the open batch to `size` bytes still goes into it, beyond RECORDS_MAX
         records.
 
@@ -469,7 +469,7 @@ class Appender:
         )
 
     def _close_batch(self) -> None:
-        self._take_back()
+        self._resume_batch()
         writer = self._writer
         if writer is None:
             return
@@ -503,8 +503,8 @@ class Appender:
         if self._transaction_start >= 0:
             attributes |= TRANSACTIONAL
             producer = self._transaction_start
-            sequence = self._sequence
-            self._sequence += self._count
+            sequence = self._transaction_sequence
+            self._transaction_sequence += self._count
         epoch: i64 = self._producer_epoch if self._transaction_start < 0 else 0
         replica = self.replica
         if replica is not None:
@@ -536,7 +536,7 @@ class Appender:
         if self._producing:
             self._base_sequence += self._count
         elif producer != NO_PRODUCER:
-            self._no_producer()
+            self._reset_producer()
         if self._persistent and self._log.durable:
             self.owner.needs_commit = True
         self._count = 0

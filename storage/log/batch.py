@@ -455,7 +455,7 @@ class BatchCursor:
         Cost: about 40 ns per record.
         """
         data = self._data
-        apart: bool = len(data) > _HELD_SIZE_MAX
+        copies: bool = len(data) > _HELD_SIZE_MAX
         decoder = self._decoder
         position: i64 = self._position
         end: i64 = self._end
@@ -479,7 +479,7 @@ class BatchCursor:
                 continue
             if check and settled is not None and settled.contains(offset):
                 continue
-            if apart:
+            if copies:
                 record = decoder.read(data, start, stop, offset, timestamp_ms, self._persistent)
                 places.add_record(record)
                 budget -= len(record.body) + len(record.properties) + RECORD_OVERHEAD_BYTES
@@ -612,9 +612,9 @@ def decompress(codec: int, data: bytes) -> bytes:
     Cost: about 1 ms per MiB. Raises: BadRecord, also for more than UNPACKED_MAX bytes.
     """
     if codec == GZIP:
-        return _gunzip(data)
+        return _decompress_gzip(data)
     if codec == SNAPPY:
-        return _unsnap(data)
+        return _decompress_snappy(data)
     import cramjam
 
     unpack = cramjam.lz4.decompress_into if codec == LZ4 else cramjam.zstd.decompress_into
@@ -634,7 +634,7 @@ def decompress(codec: int, data: bytes) -> bytes:
         return bytes(memoryview(out)[:size])
 
 
-def _gunzip(data: bytes) -> bytes:
+def _decompress_gzip(data: bytes) -> bytes:
     parts: list[bytes] = []
     left = UNPACKED_MAX
     rest = data
@@ -654,9 +654,9 @@ def _gunzip(data: bytes) -> bytes:
     return b"".join(parts) if len(parts) != 1 else parts[0]
 
 
-def _unsnap(data: bytes) -> bytes:
+def _decompress_snappy(data: bytes) -> bytes:
     if not data.startswith(_XERIAL_MAGIC):
-        return _unsnap_block(data, UNPACKED_MAX)
+        return _decompress_snappy_block(data, UNPACKED_MAX)
     parts: list[bytes] = []
     unpacked = 0
     position, size = len(_XERIAL_HEADER), len(data)
@@ -664,14 +664,14 @@ def _unsnap(data: bytes) -> bytes:
         end = position + 4 + int.from_bytes(data[position : position + 4], "big")
         if position + 4 > size or end > size:
             raise BadRecord("a snappy block extends past the end of its batch")
-        part = _unsnap_block(data[position + 4 : end], UNPACKED_MAX - unpacked)
+        part = _decompress_snappy_block(data[position + 4 : end], UNPACKED_MAX - unpacked)
         unpacked += len(part)
         parts.append(part)
         position = end
     return b"".join(parts)
 
 
-def _unsnap_block(data: bytes, left: int) -> bytes:
+def _decompress_snappy_block(data: bytes, left: int) -> bytes:
     import cramjam
 
     try:

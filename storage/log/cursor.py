@@ -43,7 +43,7 @@ class CursorSet:
 
     def __init__(self, log: Log) -> None:
         self._log: Log = log
-        self._own: LocalCursor | None = None
+        self._queue_cursor: LocalCursor | None = None
         self._all: list[LocalCursor] = []
 
     def own(self, owner: GroupCommitLog) -> LocalCursor:
@@ -52,11 +52,11 @@ class CursorSet:
         Args:
             owner: the log.
         """
-        cursor = self._own
+        cursor = self._queue_cursor
         if cursor is None:
             cursor = self.new(owner)
             if not owner.deleted:
-                self._own = cursor
+                self._queue_cursor = cursor
         return cursor
 
     def new(self, owner: GroupCommitLog) -> LocalCursor:
@@ -70,8 +70,8 @@ class CursorSet:
         """Remove a closed cursor."""
         if cursor in self._all:
             self._all.remove(cursor)
-        if cursor is self._own:
-            self._own = None
+        if cursor is self._queue_cursor:
+            self._queue_cursor = None
 
     def leave_batches(self) -> None:
         """Make all cursors look their position up again: the log has other segments now."""
@@ -86,7 +86,7 @@ class CursorSet:
     def let_go(self) -> None:
         """Drop all cursors: the queue is deleted."""
         self.release()
-        self._own = None
+        self._queue_cursor = None
         self._all = []
 
 
@@ -187,7 +187,7 @@ class LocalCursor(Cursor):
                     budget = batch.read_places(offset, set_, budget, places)
             except BadRecord:
                 self._batch = None
-                self._lose(max(offset, batch.next_offset), batch.last_offset)
+                self._report_invalid(max(offset, batch.next_offset), batch.last_offset)
                 offset = batch.last_offset + 1
                 continue
             offset = batch.next_offset
@@ -216,7 +216,7 @@ class LocalCursor(Cursor):
             self._batch = batch
         return batch
 
-    def _lose(self, first: i64, last: i64) -> None:
+    def _report_invalid(self, first: i64, last: i64) -> None:
         """Report offsets as lost: a batch with a right checksum has no valid records, a defect of its writer."""
         segment = self._log.segment_of(first)
         if segment is not None:
@@ -281,13 +281,13 @@ def offset_before(log: Log, timestamp_ms: int) -> int:
         if segment.gone or segment.live == 0 or segment.latest_ms() < timestamp_ms:
             continue
         relative = segment.times().offset_before(timestamp_ms)
-        if 0 < relative < segment.end - segment.base and _early(log, segment, relative, timestamp_ms):
+        if 0 < relative < segment.end - segment.base and _entry_is_early(log, segment, relative, timestamp_ms):
             return segment.base + relative + 1
         return segment.base
     return log.end
 
 
-def _early(log: Log, segment: Segment, relative: int, timestamp_ms: int) -> bool:
+def _entry_is_early(log: Log, segment: Segment, relative: int, timestamp_ms: int) -> bool:
     """Return whether a good batch earlier than `timestamp_ms` ends at the relative offset, as the index entry says."""
     found, position = segment.index().floor(relative)
     if found != relative:

@@ -203,18 +203,18 @@ class HighWatermark:
         self.offset = offset
         self._published = offset
 
-    def publish(self, there: bool) -> None:
-        """Write the offset to the file, if the log has files (`there`).
+    def publish(self, has_files: bool) -> None:
+        """Write the offset to the file, if the log has files.
 
         Cost: a page fault, and one page and one inode at the next sync: as much as a write.
         """
         self._published = self.offset
-        if not there:
+        if not has_files:
             return
         try:
             file = self._file
             if file is None:
-                file = self._file = self._map(f"{self._directory}/{checkpoint.HIGH_WATERMARK}")
+                file = self._file = self._map_file(f"{self._directory}/{checkpoint.HIGH_WATERMARK}")
                 self._filesystem.open_file_count += 1
             file[0 : checkpoint.HIGH_WATERMARK_SIZE] = checkpoint.encode_high_watermark(self.offset)
             if self._filesystem.crowded:
@@ -222,7 +222,7 @@ class HighWatermark:
         except OSError as error:  # external readers then see an older end
             logger.warning("%s: cannot write the high watermark: %s", self._directory, error)
 
-    def _map(self, path: str) -> MappedBytes:
+    def _map_file(self, path: str) -> MappedBytes:
         try:
             return self._filesystem.map(path, checkpoint.HIGH_WATERMARK_SIZE)
         except OSError as error:
@@ -670,14 +670,14 @@ class Log:
 
     def reset(self) -> None:
         """Return to the state after construction, before another recovery of this log."""
-        self._forget()
+        self._drop_state()
         self.end = 0
         self.watermark.offset = 0
         self.producers = None
         self.epochs = []
         self.clean = False
 
-    def _forget(self) -> None:
+    def _drop_state(self) -> None:
         self.close_files()
         self.segments = []
         self.recovery_rest = None
@@ -734,7 +734,7 @@ class Log:
 
     def abandon(self) -> None:
         """Stop writing and syncing: the directory will be removed."""
-        self._forget()
+        self._drop_state()
         self.failed = True
         self.durable = False
 

@@ -40,7 +40,7 @@ class PreparedTransaction:
 
     def __init__(self, whole: bool = False) -> None:
         self.batches: list[PreparedBatch] = []
-        self._whole: bool = whole
+        self._one_batch: bool = whole
         self.count: i64 = 0
         self._writer = BytesWriter()
         self._open_count: i64 = 0
@@ -60,7 +60,7 @@ class PreparedTransaction:
         """As `LocalLog.append`, but without an offset."""
         writer = self._writer
         body_size: i64 = body_end - body_start
-        if self._whole:
+        if self._one_batch:
             persistent = True
         elif self._open_count > 0 and (
             self._open_count >= RECORDS_MAX

@@ -94,9 +94,9 @@ class Producers:
         self.due: bool = False
         self._known: OrderedDict[int, Producer] = OrderedDict()
         self._unsafe: deque[_Step] = deque()
-        # Older unsynced messages, by producer; none has a higher offset than `_early_last`.
-        self._early: dict[int, _Step] = {}
-        self._early_last: i64 = -1
+        # Older unsynced messages, by producer; none has a higher offset than `_older_last`.
+        self._older: dict[int, _Step] = {}
+        self._older_last: i64 = -1
 
     def __len__(self) -> int:
         return len(self._known)
@@ -117,21 +117,21 @@ class Producers:
         unsafe = self._unsafe
         while unsafe and unsafe[0].offset < high_watermark:
             unsafe.popleft()
-        if self._early and self._early_last < high_watermark:
-            self._early.clear()
+        if self._older and self._older_last < high_watermark:
+            self._older.clear()
         if len(unsafe) >= UNSAFE_MAX:
-            self._note_early(unsafe.popleft())
+            self._record_older(unsafe.popleft())
         before = self._put(producer)
         if producer.offset >= high_watermark:
             unsafe.append(_Step(producer.producer_id, producer.offset, before))
 
-    def _note_early(self, step: _Step) -> None:
-        early = self._early.get(step.producer_id)
-        if early is None:
-            self._early[step.producer_id] = step
+    def _record_older(self, step: _Step) -> None:
+        older = self._older.get(step.producer_id)
+        if older is None:
+            self._older[step.producer_id] = step
         else:
-            early.offset = step.offset
-        self._early_last = step.offset
+            older.offset = step.offset
+        self._older_last = step.offset
 
     def _put(self, producer: Producer) -> Producer | None:
         known = self._known
@@ -145,12 +145,12 @@ class Producers:
         """Restore the state before the messages at `first` and above: they are not in the log."""
         unsafe = self._unsafe
         while unsafe and unsafe[-1].offset >= first:
-            _take_back(self._known, unsafe.pop())
-        if self._early and self._early_last >= first:
-            for step in list(self._early.values()):
+            _restore(self._known, unsafe.pop())
+        if self._older and self._older_last >= first:
+            for step in list(self._older.values()):
                 if step.offset >= first:
-                    _take_back(self._known, step)
-                    del self._early[step.producer_id]
+                    _restore(self._known, step)
+                    del self._older[step.producer_id]
 
     def cut(self, end: i64) -> None:
         """Forget producers whose last message is at `end` or above: recovery has cut the log there."""
@@ -158,7 +158,7 @@ class Producers:
             if producer.offset >= end:
                 del self._known[producer.producer_id]
         self._unsafe.clear()
-        self._early.clear()
+        self._older.clear()
 
     def merge(self, scanned: Producers, start: i64) -> None:
         """Add the producers that a scan has found from offset `start` on."""
@@ -173,10 +173,10 @@ class Producers:
         known = dict(self._known)
         for step in reversed(self._unsafe):
             if step.offset >= end:
-                _take_back(known, step)
-        for step in self._early.values():
+                _restore(known, step)
+        for step in self._older.values():
             if step.offset >= end:
-                _take_back(known, step)
+                _restore(known, step)
         entries: list[bytes] = []
         for each in known.values():
             entries.append(
@@ -200,7 +200,7 @@ class Producers:
         return True
 
 
-def _take_back(known: dict[int, Producer], step: _Step) -> None:
+def _restore(known: dict[int, Producer], step: _Step) -> None:
     if step.before is not None:
         known[step.producer_id] = step.before
     else:

@@ -64,7 +64,7 @@ class LogReader:
     def __init__(self, log: Log, ahead: ReadAhead | None = None) -> None:
         self._log = log
         self._ahead = ahead
-        self._asked: ReadAheadRange | None = None  # requested
+        self._requested: ReadAheadRange | None = None  # requested
         self._fetched: OpenFile | None = None  # file of the previous range, and where that range ends
         self._fetched_end: i64 = 0
         self._waiting: Callable[[], None] | None = None  # called when the range has been read
@@ -89,7 +89,7 @@ class LogReader:
         self._segment = None
         self._next_offset = -1
         self._fetched = None
-        self._drop_asked()
+        self._cancel_request()
 
     def at_hand(self, offset: i64, arrived: Callable[[], None]) -> bool:
         """Return whether `cursor(offset)` finds its batch without the disk. If not, the batch is being fetched.
@@ -109,10 +109,10 @@ class LogReader:
                 return True
             self._next_offset = offset
         if self._next_position >= segment.size:
-            segment = self._behind(segment)
+            segment = self._next_segment(segment)
             if segment is None:
                 return True
-            self._enter(segment, segment.base)
+            self._enter_segment(segment, segment.base)
         position: i64 = self._next_position
         at: i64 = position - self._chunk_start
         size: i64 = _batch_size(self._chunk, at)
@@ -124,16 +124,16 @@ class LogReader:
         if end > segment.size:
             end = segment.size
         file = segment.open_log()
-        asked = self._asked
+        asked = self._requested
         if file is self._fetched and end <= self._fetched_end:
             if asked is None and self._fetched_end - position <= RANGE_SIZE:
-                self._ask_behind(ahead, segment)
+                self._request_next_range(ahead, segment)
             return True
         if asked is not None:
             if asked.file is file and asked.position <= position and end <= asked.end:
                 self._waiting = arrived
                 return False
-            self._drop_asked()
+            self._cancel_request()
         if self._chunk_size == CHUNK_SIZE:
             if self._log.filesystem.resident(file.fd, end - position, position):
                 return True
@@ -141,7 +141,7 @@ class LogReader:
             return True
         # A chunk first: it arrives soon, and a caller that wants one message reads no more. Ranges of RANGE_SIZE follow
         # when the caller continues.
-        self._asked = ahead.ask(file, position, end, self._arrived)
+        self._requested = ahead.ask(file, position, end, self._range_arrived)
         self._waiting = arrived
         return False
 
@@ -161,24 +161,24 @@ class LogReader:
         rest: i64 = size - _LOOK_SIZE if size > _LOOK_SIZE else 1
         return filesystem.resident(file.fd, rest, position + size - rest)
 
-    def _ask_behind(self, ahead: ReadAhead, segment: Segment) -> None:
+    def _request_next_range(self, ahead: ReadAhead, segment: Segment) -> None:
         """Request the range after the one that is being read."""
         # A batch may begin in this range and end in the next, so the ranges overlap by a chunk.
         position: i64 = self._fetched_end - CHUNK_SIZE
         if self._fetched_end >= segment.size:
-            behind = self._behind(segment)
+            behind = self._next_segment(segment)
             if behind is None:
                 return
             segment = behind
             position = 0
         if segment.size - position > CHUNK_SIZE or segment.sealed:
             end: i64 = position + RANGE_SIZE
-            self._asked = ahead.ask(segment.open_log(), position, min(end, segment.size), self._arrived)
+            self._requested = ahead.ask(segment.open_log(), position, min(end, segment.size), self._range_arrived)
 
-    def _arrived(self, asked: ReadAheadRange) -> None:
-        if asked is not self._asked:
+    def _range_arrived(self, asked: ReadAheadRange) -> None:
+        if asked is not self._requested:
             return
-        self._asked = None
+        self._requested = None
         self._fetched = asked.file
         self._fetched_end = asked.end
         waiting = self._waiting
@@ -186,11 +186,11 @@ class LogReader:
             self._waiting = None
             waiting()
 
-    def _drop_asked(self) -> None:
-        asked = self._asked
+    def _cancel_request(self) -> None:
+        asked = self._requested
         if asked is not None:
             asked.arrived = None
-        self._asked = None
+        self._requested = None
         self._waiting = None
 
     def cursor(self, offset: i64) -> BatchCursor | None:
@@ -203,13 +203,13 @@ class LogReader:
         if segment is None or offset != self._next_offset or segment.gone or offset >= segment.end:
             segment = self._seek(offset)
         while segment is not None:
-            cursor = self._in_segment(segment, offset)
+            cursor = self._find_in_segment(segment, offset)
             if cursor is not None:
                 return cursor
             offset = segment.end
-            segment = self._behind(segment)
+            segment = self._next_segment(segment)
             if segment is not None:
-                self._enter(segment, offset)
+                self._enter_segment(segment, offset)
         return None
 
     def _seek(self, offset: i64) -> Segment | None:
@@ -218,28 +218,28 @@ class LogReader:
         index: i64 = bisect_right(segments, offset, key=_base_of) - 1
         if index < 0:
             index = 0
-        while index < len(segments) and (not self._wants(segments[index]) or segments[index].end <= offset):
+        while index < len(segments) and (not self._is_wanted(segments[index]) or segments[index].end <= offset):
             index += 1
         if index >= len(segments):
             return None
         segment = segments[index]
-        self._enter(segment, offset)
+        self._enter_segment(segment, offset)
         return segment
 
-    def _behind(self, segment: Segment) -> Segment | None:
+    def _next_segment(self, segment: Segment) -> Segment | None:
         """Return the next segment to read."""
         segments = self._log.segments
         index: i64 = bisect_right(segments, segment.base, key=_base_of)
-        while index < len(segments) and not self._wants(segments[index]):
+        while index < len(segments) and not self._is_wanted(segments[index]):
             index += 1
         return segments[index] if index < len(segments) else None
 
-    def _wants(self, segment: Segment) -> bool:
+    def _is_wanted(self, segment: Segment) -> bool:
         if self.reads_settled:
             return not segment.gone and not segment.removing and segment.size > 0
         return segment.live > 0
 
-    def _enter(self, segment: Segment, offset: i64) -> None:
+    def _enter_segment(self, segment: Segment, offset: i64) -> None:
         if segment is not self._segment:
             self._segment = segment
             self._chunk = b""
@@ -248,20 +248,20 @@ class LogReader:
         if offset <= segment.base:
             return
         relative, position = segment.index().floor(offset - segment.base)
-        if relative >= 0 and not self._leads_to(segment, relative, position):
+        if relative >= 0 and not self._entry_is_right(segment, relative, position):
             logger.warning("%s.index is wrong at offset %d and is rebuilt", segment.prefix, segment.base + relative)
             relative, position = segment.walk_index().floor(offset - segment.base)
-        if relative >= 0 and self._leads_to(segment, relative, position):
+        if relative >= 0 and self._entry_is_right(segment, relative, position):
             header = self._header(segment, position)
             if header is not None:
                 self._next_position = position
                 self._expected = header.base_offset
 
-    def _leads_to(self, segment: Segment, relative: i64, position: i64) -> bool:
+    def _entry_is_right(self, segment: Segment, relative: i64, position: i64) -> bool:
         header = self._header(segment, position)
         return header is not None and header.plausible() and header.last_offset == segment.base + relative
 
-    def _in_segment(self, segment: Segment, offset: i64) -> BatchCursor | None:
+    def _find_in_segment(self, segment: Segment, offset: i64) -> BatchCursor | None:
         position: i64 = self._next_position
         expected: i64 = self._expected
         size: i64 = segment.size
@@ -269,19 +269,19 @@ class LogReader:
             header = self._header(segment, position)
             at: i64 = -1
             if header is not None and header.plausible() and position + header.size <= size:
-                if header.last_offset < offset and self._belongs(header, segment, position, expected):
+                if header.last_offset < offset and self._offsets_fit(header, segment, position, expected):
                     expected = header.last_offset + 1
                     position += header.size
                     continue
-                at = self._checked(segment, position, header)
+                at = self._check_batch(segment, position, header)
             if header is None or at < 0:
-                position = self._pass_over(segment, position, expected)
+                position = self._find_next_good(segment, position, expected)
                 continue
             chunk = self._chunk
-            if not self._belongs(header, segment, position, expected):
+            if not self._offsets_fit(header, segment, position, expected):
                 # The CRC is right, but does not cover the base offset, which is wrong. Only this batch is lost.
                 position += header.size
-                self._lose_until(segment, position, expected)
+                self._report_lost_until(segment, position, expected)
                 continue
             self._next_position = position + header.size
             self._next_offset = self._expected = header.last_offset + 1
@@ -291,7 +291,7 @@ class LogReader:
                     self._cut_out = b""
                     return BatchCursor(cut_out, -CRC_START, header, self._decoder)
                 return BatchCursor(chunk, at, header, self._decoder)
-            cursor = self._unpacked(segment, chunk, at, header)
+            cursor = self._decompressed_cursor(segment, chunk, at, header)
             if cursor is not None:
                 return cursor
             position = self._next_position
@@ -300,7 +300,7 @@ class LogReader:
         self._expected = expected
         return None
 
-    def _checked(self, segment: Segment, position: i64, header: BatchHeader) -> i64:
+    def _check_batch(self, segment: Segment, position: i64, header: BatchHeader) -> i64:
         """Return the position in the chunk of the batch at `position`, -1 if its checksum is wrong.
 
         With `cuts_out`, `_cut_out` has the bytes of the batch. If the batch is read alone, the chunk has only its
@@ -309,9 +309,9 @@ class LogReader:
         if not self.cuts_out or header.compressed():
             at = self._load(segment, position, header.size)
             return at if at >= 0 and crc_fits(self._chunk, at, header) else -1
-        apart: bool = header.size >= APART_SIZE_MIN
-        self._chunk_size = HEADER_SIZE if apart else CHUNK_SIZE
-        at = self._load(segment, position, HEADER_SIZE if apart else header.size)
+        is_read_alone: bool = header.size >= APART_SIZE_MIN
+        self._chunk_size = HEADER_SIZE if is_read_alone else CHUNK_SIZE
+        at = self._load(segment, position, HEADER_SIZE if is_read_alone else header.size)
         if at < 0:
             return -1
         if at + header.size <= len(self._chunk):
@@ -319,10 +319,10 @@ class LogReader:
         else:
             size = header.size - CRC_START
             covered = self._log.filesystem.pread(segment.open_log().fd, size, position + CRC_START)
-            self._cut_out = covered if self._goes_on(at, covered) and crc_of(covered) == header.crc else b""
+            self._cut_out = covered if self._header_matches(at, covered) and crc_of(covered) == header.crc else b""
         return at if self._cut_out else -1
 
-    def _goes_on(self, at: i64, covered: bytes) -> bool:
+    def _header_matches(self, at: i64, covered: bytes) -> bool:
         """Return whether `covered` begins with the rest of the header in the chunk at `at`: two reads must agree."""
         chunk = self._chunk
         index: i64 = 0
@@ -332,13 +332,13 @@ class LogReader:
             index += 8
         return True
 
-    def _unpacked(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
+    def _decompressed_cursor(self, segment: Segment, chunk: bytes, at: i64, header: BatchHeader) -> BatchCursor | None:
         """Return the cursor of a compressed batch. None if it does not decompress: only this batch is lost."""
         try:
             image, image_at, image_header = plain(chunk, at, header)
         except BadRecord as error:
             lost = len(self.lost)
-            self._lose(segment, header.base_offset, header.last_offset)
+            self._report_lost(segment, header.base_offset, header.last_offset)
             if len(self.lost) > lost:  # else it was reported before
                 logger.error(
                     "%s.log: the batch with offset %d is unreadable: %s", segment.prefix, header.base_offset, error
@@ -346,7 +346,7 @@ class LogReader:
             return None
         return BatchCursor(image, image_at, image_header, self._decoder)
 
-    def _belongs(self, header: BatchHeader, segment: Segment, position: i64, expected: i64) -> bool:
+    def _offsets_fit(self, header: BatchHeader, segment: Segment, position: i64, expected: i64) -> bool:
         if header.base_offset < expected or header.last_offset >= segment.end:
             return False
         if header.base_offset == expected:
@@ -354,15 +354,15 @@ class LogReader:
         behind = self._header(segment, position + header.size)  # gaps are legal, overlaps are not
         return behind is None or not behind.plausible() or not expected <= behind.base_offset <= header.last_offset
 
-    def _lose_until(self, segment: Segment, position: i64, first: i64) -> None:
+    def _report_lost_until(self, segment: Segment, position: i64, first: i64) -> None:
         """Report the offsets from `first` to the batch at `position` as lost, or to the end of the segment."""
         header = self._header(segment, position)
         last: i64 = segment.end - 1
         if header is not None and header.plausible() and first < header.base_offset <= segment.end:
             last = header.base_offset - 1
-        self._lose(segment, first, last)
+        self._report_lost(segment, first, last)
 
-    def _lose(self, segment: Segment, first: i64, last: i64) -> None:
+    def _report_lost(self, segment: Segment, first: i64, last: i64) -> None:
         if last < first:
             return
         live = self._log.note_lost(segment, first, last)
@@ -371,7 +371,7 @@ class LogReader:
             self.lost.append((first, last))
             self.lost_live += live
 
-    def _pass_over(self, segment: Segment, position: i64, expected: i64) -> i64:
+    def _find_next_good(self, segment: Segment, position: i64, expected: i64) -> i64:
         """Return the position of the next good batch after the bad one at `position`, or the size of the segment.
 
         The batch after it is found by its length, by its length with one bit flipped, or else in the index.
@@ -383,10 +383,10 @@ class LogReader:
             if header is not None and header.plausible() and bad.leads_to(header, expected):
                 at: i64 = self._load(segment, position + bad.size, header.size)
                 if at >= 0 and crc_fits(self._chunk, at, header) and header.last_offset < segment.end:
-                    self._lose(segment, expected, header.base_offset - 1)
+                    self._report_lost(segment, expected, header.base_offset - 1)
                     return position + bad.size
         if bad is not None:
-            told: i64 = bad.size
+            size_field: i64 = bad.size
             bit: i64 = 0
             while bit < 32:
                 size: i64 = bad.size_less_bit(bit)
@@ -397,10 +397,10 @@ class LogReader:
                 bad.size = size
                 if at >= 0 and crc_fits(self._chunk, at, bad):
                     header = self._header(segment, position + size)
-                    if header is not None and self._belongs(header, segment, position + size, expected):
-                        self._lose(segment, expected, header.base_offset - 1)
+                    if header is not None and self._offsets_fit(header, segment, position + size, expected):
+                        self._report_lost(segment, expected, header.base_offset - 1)
                         return position + size
-                bad.size = told
+                bad.size = size_field
         index = segment.index()
         while True:
             position = index.next_position(position)
@@ -411,10 +411,10 @@ class LogReader:
             if header is None or not header.plausible() or position + header.size > segment.size:
                 continue
             at = self._load(segment, position, header.size)
-            if at >= 0 and crc_fits(self._chunk, at, header) and self._belongs(header, segment, position, expected):
+            if at >= 0 and crc_fits(self._chunk, at, header) and self._offsets_fit(header, segment, position, expected):
                 last = header.base_offset - 1
                 break
-        self._lose(segment, expected, last)
+        self._report_lost(segment, expected, last)
         return position
 
     def _header(self, segment: Segment, position: i64) -> BatchHeader | None:

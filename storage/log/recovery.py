@@ -50,7 +50,7 @@ from amqpd.storage.local_log import LocalLog
 from amqpd.storage.log import checkpoint
 from amqpd.storage.log.log import Log
 from amqpd.storage.log.producer_state import SUFFIX, Producers, read_snapshot, snapshot_path, write_snapshot
-from amqpd.storage.log.scan import Scan, find_missing, set_aside_foreign, untold, untold_ranges
+from amqpd.storage.log.scan import Scan, find_missing, has_unrecorded_offsets, set_aside_foreign, unrecorded_ranges
 from amqpd.storage.log.segment import Segment, segment_name
 from amqpd.storage.queue_log import LogUnusable
 
@@ -162,7 +162,7 @@ class RecoveryWrites:
             segment.settled_size = len(self.settled[index][1])
 
 
-def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, None, None]:
+def plan_writes(state: RecoveryState) -> Generator[RecoveryWrites | None, None, None]:
     """Yield None after each piece of work, and at last the writes that recovery needs.
 
     On a full disk this is repeated later; some segments may be gone by then.
@@ -182,10 +182,10 @@ def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, Non
     boot = state.last_boot if state.last_boot is not None else (0, 0)
     returned: dict[int, dict[int, int]] = {segment.base: {} for segment in state.rewrite}
     if returned:
-        for count, (offset, told) in enumerate(state.returned.items(), 1):
-            place = log.segment_of(offset)
-            if place is not None and place.base in returned:
-                returned[place.base][offset] = told
+        for count, (offset, tally) in enumerate(state.returned.items(), 1):
+            home = log.segment_of(offset)
+            if home is not None and home.base in returned:
+                returned[home.base][offset] = tally
             if count % PIECE_COUNT == 0:
                 yield None
     for segment in state.rewrite:
@@ -203,9 +203,9 @@ def rest_in_pieces(state: RecoveryState) -> Generator[RecoveryWrites | None, Non
     yield rest
 
 
-def make_whole(state: RecoveryState) -> None:
+def write_now(state: RecoveryState) -> None:
     """Write what recovery needs now. Raises: OSError."""
-    for rest in rest_in_pieces(state):
+    for rest in plan_writes(state):
         if rest is not None:
             rest.write(state.filesystem)
             rest.written()
@@ -237,7 +237,7 @@ def after_recovery(log: Log, *, clean: bool) -> None:
             log.unsynced.note_settled(segment.open_settled())
 
 
-Place: TypeAlias = tuple[int, int, int, int]
+LogPosition: TypeAlias = tuple[int, int, int, int]
 """Offset, its position, size of the bodies before it, base of its segment."""
 
 
@@ -252,7 +252,7 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
     segments = log.segments
     highest_epoch = -1
     before: Scan | None = None
-    hole: Place | None = None
+    hole: LogPosition | None = None
     numbered_behind = False
     # Everything below was synced once, so a hole there has other causes than a power cut.
     floor = max(log.watermark.offset, state.snapshot[1] if state.snapshot is not None else 0)
@@ -262,8 +262,8 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
         trusted = not state.strict and (state.clean is not None or (segment.base < point and segment.sealed))
         trusted = trusted and not state.snapshot_damaged
         trusted = trusted and segment.base not in state.doubtful  # gaps from compaction may be unknown
-        if segment.gone or (trusted and _trust_totals(state, segment, next_base)):
-            found = _hole_in_unread(state, segment, next_base, floor)
+        if segment.gone or (trusted and _apply_totals(state, segment, next_base)):
+            found = _hole_in_unscanned(state, segment, next_base, floor)
             hole = hole or found
             before = None
             continue
@@ -271,7 +271,7 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
         scan.hole, scan.floor = hole, floor
         yield from scan.run()
         if scan.torn_bytes == 0 and segment.end < next_base:
-            _look_behind(state, segment, next_base, scan)
+            _find_hole_after(state, segment, next_base, scan)
         if scan.torn_bytes:
             state.torn_bytes += scan.torn_bytes
             _cut_log(state, segment, segment.size)
@@ -286,18 +286,18 @@ def check_tail(state: RecoveryState) -> Generator[None, None, None]:
     for part in state.aborted:
         for segment in segments:
             if segment.base <= part[0] < segment.end:
-                _forget(segment, part)
-                _tell(state, segment, part[0], part[1])
+                _settle_part(segment, part)
+                _ensure_recorded(state, segment, part[0], part[1])
     end = max([segment.end for segment in segments], default=0)
     if state.clean is not None:
         end = max(end, state.clean[0])
     log.end = end
-    _know_producers(state, producers)
+    _merge_producers(state, producers)
     if highest_epoch >= 0 and (not log.epochs or log.epochs[-1][0] < highest_epoch):
         log.epochs.append((highest_epoch, end))
 
 
-def _know_producers(state: RecoveryState, scanned: Producers) -> None:
+def _merge_producers(state: RecoveryState, scanned: Producers) -> None:
     """Combine the producers of the snapshot and of the scan."""
     log = state.log
     known, start = state.snapshot if state.snapshot is not None else (Producers(), 0)
@@ -315,7 +315,7 @@ def _know_producers(state: RecoveryState, scanned: Producers) -> None:
         state.snapshot_below = (snapshot_path(log.directory, base), below.encode(base))
 
 
-def _trust_totals(state: RecoveryState, segment: Segment, next_base: int) -> bool:
+def _apply_totals(state: RecoveryState, segment: Segment, next_base: int) -> bool:
     for kind, end, size, body_bytes in reversed(state.entries[segment.base]):
         if 0 <= next_base < end:
             continue  # from a compaction of several segments that was not completed
@@ -328,18 +328,18 @@ def _trust_totals(state: RecoveryState, segment: Segment, next_base: int) -> boo
     return False
 
 
-def _hole_in_unread(state: RecoveryState, segment: Segment, next_base: int, floor: int) -> Place | None:
+def _hole_in_unscanned(state: RecoveryState, segment: Segment, next_base: int, floor: int) -> LogPosition | None:
     """Return the first hole in or after a segment that is not scanned: a removed or a trusted one."""
     if segment.gone:
         segment.end = _totals_end(state, segment)
         segment.settled.add(segment.base, segment.end - 1)
-        untold = untold_ranges(state.entries[segment.base], segment.base, min(segment.end, next_base))
-        if untold and untold[0][0] >= floor:
+        missing = unrecorded_ranges(state.entries[segment.base], segment.base, min(segment.end, next_base))
+        if missing and missing[0][0] >= floor:
             return (next_base, 0, 0, next_base)  # a power cut removed its name
-    return _vanished(state, segment.end, next_base, floor)
+    return _missing_segment(state, segment.end, next_base, floor)
 
 
-def _look_behind(state: RecoveryState, segment: Segment, next_base: int, scan: Scan) -> None:
+def _find_hole_after(state: RecoveryState, segment: Segment, next_base: int, scan: Scan) -> None:
     """Look for a hole between a segment without bad bytes and the next one.
 
     There is none if the segment was sealed with a gap at its end, or compacted. Otherwise it is shorter than it was,
@@ -350,10 +350,10 @@ def _look_behind(state: RecoveryState, segment: Segment, next_base: int, scan: S
     if not ends:
         scan.note_hole(segment.end, segment.size)
     elif scan.hole is None:
-        scan.hole = _vanished(state, max(ends), next_base, scan.floor)
+        scan.hole = _missing_segment(state, max(ends), next_base, scan.floor)
 
 
-def _vanished(state: RecoveryState, end: int, next_base: int, floor: int) -> Place | None:
+def _missing_segment(state: RecoveryState, end: int, next_base: int, floor: int) -> LogPosition | None:
     """Return the hole of a segment whose file names a power cut removed, between a sealed one and the next. None if
     the segment was removed on purpose: a snapshot has its producers then.
     """
@@ -370,20 +370,20 @@ def _totals_end(state: RecoveryState, segment: Segment) -> int:
     return max(ends)
 
 
-def _forget(segment: Segment, part: tuple[int, int, int]) -> None:
+def _settle_part(segment: Segment, part: tuple[int, int, int]) -> None:
     """Settle offsets (first, last, size of bodies) that do not count after a restart."""
     if segment.settled.add(part[0], part[1]):
         segment.settled_body_bytes += part[2]
         segment.transient_gone.append(part)
 
 
-def _tell(state: RecoveryState, segment: Segment, first: int, last: int) -> None:
+def _ensure_recorded(state: RecoveryState, segment: Segment, first: int, last: int) -> None:
     """Rewrite `.settled` if its entries do not mention these offsets.
 
     Once the high watermark is above them, another start would take a hole for damage, and parts of a transaction for
     the remains of a damaged one.
     """
-    if untold_ranges(state.entries[segment.base], first, last + 1):
+    if unrecorded_ranges(state.entries[segment.base], first, last + 1):
         segment.settled_size = -1
 
 
@@ -392,22 +392,22 @@ def _settle_scan(state: RecoveryState, segment: Segment, scan: Scan) -> None:
     for first, last in scan.gaps:
         segment.settled.add(first, last)
     for part in scan.transient:
-        _forget(segment, part)
+        _settle_part(segment, part)
     for first, last in scan.lost:
         segment.settled.add(first, last)
         if first >= state.log.watermark.offset:
             segment.gaps.append((first, last))
-            _tell(state, segment, first, last)
+            _ensure_recorded(state, segment, first, last)
             continue
         # Offsets that `.settled` mentions were settled, or recorded as a gap or as lost by the previous start.
-        for lost in untold_ranges(state.entries[segment.base], first, last + 1):
+        for lost in unrecorded_ranges(state.entries[segment.base], first, last + 1):
             logger.error("%s.log is damaged: offsets %d to %d are lost", segment.prefix, lost[0], lost[1])
             state.lost.append(lost)
             segment.lost.append(lost)
             segment.settled_size = -1
 
 
-def _cut_tail(state: RecoveryState, transaction: Place | None, hole: Place | None) -> None:
+def _cut_tail(state: RecoveryState, transaction: LogPosition | None, hole: LogPosition | None) -> None:
     """Cut the log at an incomplete transaction or at a hole.
 
     Args:
@@ -420,12 +420,12 @@ def _cut_tail(state: RecoveryState, transaction: Place | None, hole: Place | Non
             state.log.directory,
             hole[0],
         )
-        _cut_behind(state, hole)
+        _cut_at(state, hole)
     elif transaction is not None:
-        _cut_behind(state, transaction)
+        _cut_at(state, transaction)
 
 
-def _cut_behind(state: RecoveryState, place: Place) -> None:
+def _cut_at(state: RecoveryState, place: LogPosition) -> None:
     """Cut the log at `place`."""
     offset, position, body_bytes, base = place
     log = state.log
@@ -518,7 +518,7 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
         swap = suffix == ".settled.swap"
         data = filesystem.read_file(path)
         segment.settled_size += len(data)
-        told: list[Entry] = []
+        file_entries: list[Entry] = []
         foreign = False
         for start in range(0, len(data), PIECE_COUNT * ENTRY_SIZE):
             file = AckFileReader(data[start : start + PIECE_COUNT * ENTRY_SIZE])
@@ -526,13 +526,13 @@ def _read_entries(filesystem: FileSystem, segment: Segment) -> Generator[None, N
             if file.newer():
                 raise checkpoint.UnknownFormat(path)
             foreign = foreign or file.foreign(segment.base)
-            told += file.entries
+            file_entries += file.entries
             yield
         if foreign:
             logger.error("%s belongs to another segment and is ignored", path)
             bad += 1
         else:
-            entries += told
+            entries += file_entries
     if bad:
         logger.warning(
             "%s.settled: %d bad entries; messages that they settled may be delivered again", segment.prefix, bad
@@ -551,8 +551,8 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
         end = segment.end
         scanned = segment in state.scanned
         segment.transient_gone.sort()  # found by a scan, settled already
-        transient = _transient(segment, state.entries[segment.base])
-        told = AckSet(segment.base)
+        transient = _transient_offsets(segment, state.entries[segment.base])
+        recorded = AckSet(segment.base)
         for kind, a, b, c in state.entries[segment.base]:
             count += 1
             if count % PIECE_COUNT == 0:
@@ -567,7 +567,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
                         segment.transient_gone.append((a, b, c))
                     elif transient.contains(a):
                         segment.settled_transient_bytes += c
-                elif scanned and kind == ack_set.SETTLED and c > 0 and told.add(a, min(b, end - 1)):
+                elif scanned and kind == ack_set.SETTLED and c > 0 and recorded.add(a, min(b, end - 1)):
                     segment.settle_gone(a, c)
                 if kind == ack_set.LOST and (a, b) not in state.lost:
                     state.lost.append((a, b))
@@ -602,7 +602,7 @@ def apply_entries(state: RecoveryState) -> Generator[None, None, None]:
             del state.returned[offset]
 
 
-def _transient(segment: Segment, entries: list[Entry]) -> AckSet:
+def _transient_offsets(segment: Segment, entries: list[Entry]) -> AckSet:
     """Return the transient offsets in the entries."""
     found = AckSet(segment.base)
     for kind, a, b, _ in entries:
@@ -634,15 +634,15 @@ def apply_rewind(state: RecoveryState) -> None:
         return
     data = state.filesystem.read_file(path)
     state.outdated.append(path)
-    told = replay_file.decode_rewind(data)
-    if told is None or not log.epochs or told[1] != log.epochs[-1][0]:
+    rewind = replay_file.decode_rewind(data)
+    if rewind is None or not log.epochs or rewind[1] != log.epochs[-1][0]:
         return
     count = 0
-    parts = replay_file.by_segment(told[0])
+    parts = replay_file.by_segment(rewind[0])
     for segment in log.segments:
         if segment.gone or segment.base not in parts:
             continue
-        offsets, size = replay_file.told_of(parts[segment.base], segment.base, segment.end)
+        offsets, size = replay_file.replayed_offsets(parts[segment.base], segment.base, segment.end)
         for first, last, _ in segment.transient_gone:
             ended = AckSet(segment.base)
             ended.add(first, last)
@@ -687,24 +687,24 @@ class RecoveredLog:
         self._state = state  # None: the log is new
         self._boot = boot
         self._power_cut = power_cut
-        self._rest = rest
+        self._writes = rest
         self._writing = threading.Lock()
-        self._over = self._rest.empty and not self._rest.point
+        self._is_done = self._writes.empty and not self._writes.point
         self._error: OSError | None = None
 
     @property
     def waits(self) -> bool:
         """Return whether `write` waits for the disk."""
-        return not self._rest.empty
+        return not self._writes.empty
 
     def write(self) -> None:
         """Write what recovery needs. Several threads may call it; all return when it is done. Raises nothing."""
         with self._writing:
-            if self._over:
+            if self._is_done:
                 return
-            self._over = True
+            self._is_done = True
             try:
-                self._rest.write(self.store.log.filesystem)
+                self._writes.write(self.store.log.filesystem)
             except OSError as error:  # for `finish`
                 self._error = error
 
@@ -712,7 +712,7 @@ class RecoveredLog:
         """Prevent the write, because the queue is deleted. Return False if a thread is writing just now."""
         if not self._writing.acquire(blocking=False):
             return False
-        self._over = True
+        self._is_done = True
         self._writing.release()
         return True
 
@@ -729,11 +729,11 @@ class RecoveredLog:
             return
         error = self._error
         if error is None:
-            self._rest.written()
+            self._writes.written()
         elif error.errno not in FULL:
             raise error
         else:
-            log.recovery_rest = partial(make_whole, state)
+            log.recovery_rest = partial(write_now, state)
             try:
                 log.finish_recovery()
             except OSError as again:
@@ -841,7 +841,11 @@ def _steps(
     for segment in log.segments:
         # A power cut removed the name of this log; nothing in it was confirmed. Record its offsets now: later they
         # would look like damage.
-        if segment.gone and segment not in state.rewrite and untold(state.entries[segment.base], segment):
+        if (
+            segment.gone
+            and segment not in state.rewrite
+            and has_unrecorded_offsets(state.entries[segment.base], segment)
+        ):
             state.rewrite.append(segment)
     if strict and state.lost:
         ranges = ", ".join(f"{first} to {last}" for first, last in state.lost)
@@ -856,5 +860,5 @@ def _steps(
                 segment.rewrite_index()
             except OSError as error:  # it can be rebuilt
                 logger.warning("%s.index: cannot write it: %s", segment.prefix, error)
-    for rest in rest_in_pieces(state):
+    for rest in plan_writes(state):
         yield None if rest is None else RecoveredLog(store, state, boot, power_cut, rest)

@@ -133,7 +133,7 @@ class Scan:
             self.torn_bytes = self._file_size - end
             segment.size = end
             if segment.end < self._next_base:  # not the last segment, so the log does not end here
-                self._lose(segment.end, self._next_base - 1, end)
+                self._record_lost(segment.end, self._next_base - 1, end)
                 segment.end = self._next_base
 
     def _batches(self) -> Generator[None, None, int]:
@@ -152,7 +152,7 @@ class Scan:
             bodies: i64 = -1
             holes: list[tuple[int, int]] = []
             if header is not None:
-                if not self._fits(header, expected, position):
+                if not self._offsets_fit(header, expected, position):
                     logger.error(
                         "%s.log: the batch at %d has an offset that does not fit its neighbours",
                         segment.prefix,
@@ -176,20 +176,20 @@ class Scan:
             if header.base_offset > expected:
                 missing = (expected, header.base_offset - 1)
                 if good_end < position:
-                    self._lose(missing[0], missing[1], good_end)
+                    self._record_lost(missing[0], missing[1], good_end)
                 else:
                     self.gaps.append(missing)
             self.gaps += holes
             if good_end < position:  # bad bytes stay in the file; the index leads past them
                 segment.size = position
                 segment.index_next()
-            self._note(header, position, bodies, good_end)
+            self._record_batch(header, position, bodies, good_end)
             position += header.size
             good_end = position
             expected = header.last_offset + 1
         return good_end
 
-    def _lose(self, first: int, last: int, position: int) -> None:
+    def _record_lost(self, first: int, last: int, position: int) -> None:
         """Record missing offsets before a good batch. `position` is the end of the last good batch before them."""
         self.lost.append((first, last))
         self.note_hole(first, position)
@@ -199,7 +199,7 @@ class Scan:
         if self.hole is None and offset >= self.floor:
             self.hole = (offset, position, self._segment.body_bytes, self._segment.base)
 
-    def _note(self, header: BatchHeader, position: int, bodies: int, good_end: int) -> None:
+    def _record_batch(self, header: BatchHeader, position: int, bodies: int, good_end: int) -> None:
         segment = self._segment
         in_transaction = header.attributes & TRANSACTIONAL != 0
         if self.open_transaction is not None:
@@ -256,7 +256,7 @@ class Scan:
             return None
         return header
 
-    def _fits(self, header: BatchHeader, expected: i64, position: i64) -> bool:
+    def _offsets_fit(self, header: BatchHeader, expected: i64, position: i64) -> bool:
         if header.base_offset < expected or header.last_offset - self._segment.base >= 0x7FFF_FFFF:
             return False
         if 0 <= self._next_base <= header.last_offset:
@@ -303,11 +303,11 @@ class Scan:
             if (
                 behind is not None
                 and bad.leads_to(behind, expected)
-                and self._fits(behind, expected, position + bad.size)
+                and self._offsets_fit(behind, expected, position + bad.size)
             ):
                 return position + bad.size
         if bad is not None:
-            told: i64 = bad.size
+            size_field: i64 = bad.size
             bit: i64 = 0
             while bit < 32:
                 size: i64 = bad.size_less_bit(bit)
@@ -318,15 +318,15 @@ class Scan:
                 bad.size = size
                 if at >= 0 and crc_fits(self._chunk, at, bad):
                     behind = self._whole_batch(position + size)
-                    if behind is not None and self._fits(behind, expected, position + size):
+                    if behind is not None and self._offsets_fit(behind, expected, position + size):
                         return position + size
-                bad.size = told
+                bad.size = size_field
         while True:
             position = self._index.next_position(position)
             if position < 0 or position >= self._file_size:
                 return -1
             header = self._whole_batch(position)
-            if header is not None and self._fits(header, expected, position):
+            if header is not None and self._offsets_fit(header, expected, position):
                 return position
 
 
@@ -342,14 +342,14 @@ def set_aside_foreign(filesystem: FileSystem, directory: str, names: list[str]) 
     stay = list(names)
     for number, name in enumerate(logs):
         following = int(logs[number + 1][:20]) if number + 1 < len(logs) else -1
-        if _foreign(filesystem, f"{directory}/{name}", int(name[:20]), following):
+        if _is_foreign(filesystem, f"{directory}/{name}", int(name[:20]), following):
             logger.error("%s/%s has other offsets than its name says and is renamed to .foreign", directory, name)
             filesystem.rename(f"{directory}/{name}", f"{directory}/{name}.foreign")
             stay.remove(name)
     return stay
 
 
-def _foreign(filesystem: FileSystem, path: str, base: int, following: int) -> bool:
+def _is_foreign(filesystem: FileSystem, path: str, base: int, following: int) -> bool:
     """Return whether the first batch is outside of base..following, and the second one does not contradict that."""
     first: BatchHeader | None = None
     fd = filesystem.open(path, READ)
@@ -392,11 +392,11 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
         entries_of = entries.get(segment.base, [])
         if segment.gone:
             end = min(segment.end, limit)
-            found += [(segment, first, last) for first, last in untold_ranges(entries_of, segment.base, end)]
+            found += [(segment, first, last) for first, last in unrecorded_ranges(entries_of, segment.base, end)]
         elif number + 1 < len(segments):
             end = min(max([each[0] for each in totals_of(entries_of)], default=0), limit)
             if segment.end < end:
-                holes = untold_ranges(entries_of, segment.end, end)
+                holes = unrecorded_ranges(entries_of, segment.end, end)
                 segment.settled.add(segment.end, end - 1)
                 segment.end = end
                 found += [(segment, first, last) for first, last in holes]
@@ -414,17 +414,17 @@ def find_missing(log: Log, entries: Entries, clean: bool) -> list[tuple[Segment 
     return found
 
 
-def untold(entries: list[Entry], segment: Segment) -> bool:
+def has_unrecorded_offsets(entries: list[Entry], segment: Segment) -> bool:
     """Return whether the `.settled` entries of a removed segment leave out some of its offsets."""
-    return bool(untold_ranges(entries, segment.base, segment.end))
+    return bool(unrecorded_ranges(entries, segment.base, segment.end))
 
 
-def untold_ranges(entries: list[Entry], start: int, end: int) -> list[tuple[int, int]]:
+def unrecorded_ranges(entries: list[Entry], start: int, end: int) -> list[tuple[int, int]]:
     """Return the ranges of start..end - 1 that no `.settled` entry mentions."""
-    told = AckSet(start)
-    settle_told(entries, told, end)
+    recorded = AckSet(start)
+    settle_told(entries, recorded, end)
     holes = []
-    for low, high in [*told.ranges(), (end, end)]:
+    for low, high in [*recorded.ranges(), (end, end)]:
         if start < low:
             holes.append((start, low - 1))
         start = high + 1

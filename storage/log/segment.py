@@ -263,9 +263,9 @@ class Segment:
         parts += [encode_entry(ack_set.LOST, first, last, 0) for first, last in self.lost]
         if delivered_mark >= 0:
             parts.append(encode_entry(ack_set.DELIVERED, delivered_mark, 0, 0))
-        for offset, told in returned.items():
+        for offset, tally in returned.items():
             if self.base <= offset < self.end:
-                count, due_ms = told & ack_set.COUNT_MAX, told >> ack_set.TALLY_BITS
+                count, due_ms = tally & ack_set.COUNT_MAX, tally >> ack_set.TALLY_BITS
                 parts.append(encode_entry(ack_set.RETURNED, offset, count, due_ms))
         return b"".join(parts)
 
@@ -485,9 +485,9 @@ class Segment:
         index = max(0, bisect_right(ranges, first, key=_first_of) - 1)
         while index < len(ranges) and ranges[index][0] <= last:
             low, high, left = ranges[index]
-            both = min(high, last) - max(low, first) + 1
-            if both > 0:
-                share = min(left, body_bytes * both // (last - first + 1))
+            overlap = min(high, last) - max(low, first) + 1
+            if overlap > 0:
+                share = min(left, body_bytes * overlap // (last - first + 1))
                 ranges[index] = (low, high, left - share)
                 self.settled_transient_bytes += share
             index += 1

@@ -38,13 +38,13 @@ def append(log: Log, batches: list[ClosedBatch]) -> int:
     try:
         while done < total:
             try:
-                segment = _writable(log, batches[done])
+                segment = _segment_for(log, batches[done])
                 segment.open_log(create=True)
             except OSError as error:
                 if not log.filesystem.room_after(error):
                     raise
-                segment = _writable(log, batches[done])
-            stop = _run_length(log, segment, batches, done)
+                segment = _segment_for(log, batches[done])
+            stop = _run_end(log, segment, batches, done)
             written = _write_run(log, segment, batches, done, stop)
             done += written
             _raise_error(log)
@@ -64,7 +64,7 @@ def _raise_error(log: Log) -> None:
         raise log.error
 
 
-def _writable(log: Log, batch: ClosedBatch) -> Segment:
+def _segment_for(log: Log, batch: ClosedBatch) -> Segment:
     if not log.begun:
         log.begin()
     segments = log.segments
@@ -79,7 +79,7 @@ def _writable(log: Log, batch: ClosedBatch) -> Segment:
     return segment
 
 
-def _run_length(log: Log, segment: Segment, batches: list[ClosedBatch], start: int) -> int:
+def _run_end(log: Log, segment: Segment, batches: list[ClosedBatch], start: int) -> int:
     """Return the index after the last batch that goes into `segment` together with the one at `start`."""
     size = segment.size
     stop = start

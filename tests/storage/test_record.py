@@ -13,11 +13,11 @@ from amqpd.storage.log.record import (
     RecordDecoder,
     RecordRoute,
     RecordViews,
+    matches_at,
     read_offset_delta,
     read_record,
     read_varint,
     record_stop,
-    stands_at,
     value_size,
     varint,
     varint_size,
@@ -171,8 +171,8 @@ def test_stands_at(data: bytes, position: int, size: int, spoilt: bool) -> None:
     part = bytearray(data[position : position + size])
     if part and spoilt:
         part[size % len(part)] ^= 1
-    assert stands_at(data, position, bytes(part)) == data.startswith(bytes(part), position)
-    assert not stands_at(data, position, data + b"x")
+    assert matches_at(data, position, bytes(part)) == data.startswith(bytes(part), position)
+    assert not matches_at(data, position, data + b"x")
 
 
 def test_a_decoder_gives_the_same_objects_again() -> None:

@@ -11,7 +11,7 @@ import pytest
 from amqpd._build import is_compiled
 from amqpd.storage.acks.ack_set import AckSet
 from amqpd.storage.acks.replay import AckedReplay
-from amqpd.storage.acks.replay_file import by_segment, decode_rewind, encode_rewind, told_of
+from amqpd.storage.acks.replay_file import by_segment, decode_rewind, encode_rewind, replayed_offsets
 
 BODY = b"." * 400
 
@@ -108,15 +108,15 @@ class TestFile:
         data = encode_rewind({10: few, 5000: many}, {10: 77, 5000: 88}, 4)
         entries, epoch = decode_rewind(data)  # type: ignore[misc]
         assert epoch == 4
-        assert told_of(entries, 10, 5000)[0].ranges() == [(12, 20)]
-        assert told_of(entries, 10, 5000)[1] == 77
-        assert told_of(entries, 5000, 20_000)[0].ranges() == many.ranges()
-        assert told_of(entries, 5000, 6000)[0].count == len(range(5000, 6000, 3))
+        assert replayed_offsets(entries, 10, 5000)[0].ranges() == [(12, 20)]
+        assert replayed_offsets(entries, 10, 5000)[1] == 77
+        assert replayed_offsets(entries, 5000, 20_000)[0].ranges() == many.ranges()
+        assert replayed_offsets(entries, 5000, 6000)[0].count == len(range(5000, 6000, 3))
         parts = by_segment(entries)
         assert [*parts[10], *parts[5000]] == entries, "each of them is looked at for one segment alone"
-        assert told_of(parts[10], 10, 5000)[0].ranges() == [(12, 20)]
-        assert told_of(parts[5000], 5000, 20_000)[0].ranges() == many.ranges()
-        assert told_of(parts[5000], 5000, 20_000)[1] == 88
+        assert replayed_offsets(parts[10], 10, 5000)[0].ranges() == [(12, 20)]
+        assert replayed_offsets(parts[5000], 5000, 20_000)[0].ranges() == many.ranges()
+        assert replayed_offsets(parts[5000], 5000, 20_000)[1] == 88
 
     def test_it_is_whole_or_nothing(self) -> None:
         few = AckSet(0)
