@@ -28,8 +28,10 @@ PASSING = (*FULL, errno.EMFILE, errno.ENFILE)  # errors that pass: the log accep
 def replace_settled(filesystem: FileSystem, path: str, data: bytes) -> None:
     """Write a `.settled` file, sync it and give it its name.
 
-    The temporary name is `.cleaned`, because `.settled.swap` may be the only file with some of these facts. Raises:
-    OSError.
+    Its temporary name ends with `.cleaned`: `.settled.swap` may exist already, as the only file with some of these
+    facts.
+
+    Raises: OSError.
     """
     temporary = path + ".cleaned"
     fd = filesystem.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)

@@ -290,11 +290,11 @@ class AckSet:
         return int.from_bytes(data[:8], "little", signed=True), int.from_bytes(data[8:], "little", signed=True)
 
     def range_count(self) -> int:
-        """Return the number of ranges, -1 if the set has bits."""
+        """Return the number of ranges, -1 if the set is stored as bits."""
         return len(self._firsts) if self._bits is None else -1
 
     def _lowest(self) -> i64:
-        """Return a lower bound of the settled offsets. It is exact if the set has no hole at its start."""
+        """Return the lowest settled offset, or a lower bound if the base itself is not settled."""
         bits = self._bits
         if bits is None:
             return self._firsts[0]

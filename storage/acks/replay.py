@@ -115,7 +115,7 @@ class AckedReplay:
         self._submit(Task(lambda: self._write(epoch), self._after_write))
 
     def _write(self, epoch: int) -> None:
-        """Write the `rewind` file, in the fsync thread. Nothing changes what it reads meanwhile."""
+        """Write the `rewind` file, in the fsync thread. The loop does not change `taken` meanwhile."""
         data = replay_file.encode_rewind(self.taken, self.body_bytes, epoch)
         filesystem = self._store.log.filesystem
         filesystem.replace_file(self._path, data, sync=True)

@@ -311,7 +311,7 @@ class Appender:
         self._base_sequence = -1
 
     def _resume_batch(self) -> None:
-        """Resume the open batch that has a producer, which `set_producer` put aside."""
+        """Continue the open batch that `set_producer` put aside, if there is one."""
         if self._suspended_writer is not None:
             self._writer = self._suspended_writer
             self._suspended_writer = None
@@ -429,7 +429,7 @@ class Appender:
         self._transaction_start = -1
 
     def _assign_offsets(self, count: i64, body_size: i64) -> i64:
-        """Make `count` records the open batch, and return the offset of the first."""
+        """Start a batch of `count` records: assign their offsets and count them. Return the first offset."""
         owner = self.owner
         self._count = count
         self._body_bytes = body_size

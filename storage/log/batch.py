@@ -283,7 +283,7 @@ class BatchHeader:
         return self.attributes & CONTROL != 0
 
     def compressed(self) -> bool:
-        """Return whether its records are compressed. `plain` then comes before reading them."""
+        """Return whether its records are compressed. Readers then call `plain` first."""
         return self.attributes & COMPRESSION != 0
 
 
@@ -596,8 +596,8 @@ def compress(codec: int, data: bytes) -> bytes:
 def compress_records(codec: int, records: bytes) -> bytes:
     """Return the records of a batch compressed, or unchanged if that is not worth it.
 
-    Unchanged are records under 256 bytes, records that would shrink by less than a sixteenth (most compressed
-    bodies), and records over 512 KiB (gzip: 128 KiB), which would block the loop for more than 1 ms.
+    They stay unchanged under 256 bytes, if they would shrink by less than a sixteenth (most compressed bodies), and
+    over 512 KiB (gzip: 128 KiB), where compression would block the loop for more than 1 ms.
     """
     size = len(records)
     if not _LEAST_RECORDS <= size <= (_MOST_RECORDS_GZIP if codec == GZIP else _MOST_RECORDS):

@@ -243,7 +243,7 @@ class LocalCursor(Cursor):
 
 
 def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
-    """Return whether `offset` is in one of these (first, last, bytes)."""
+    """Return whether `offset` is in one of the ranges (first, last, bytes)."""
     for first, last, _ in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
         if first <= offset <= last:
             return True

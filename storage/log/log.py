@@ -101,10 +101,11 @@ class DirtyFiles:
     def collect(self, part: SyncPart, settled_too: bool, durable: bool, failed: bool) -> None:
         """Move everything into `part`.
 
+        The files of a failed log are only forgotten. So are those of a temporary log, unless `spilled` has asked for
+        a sync.
+
         Args:
             settled_too: include `.settled` files even if nothing in this job depends on them.
-            durable: of the log.
-            failed: of the log.
         """
         spilled = self._spilled_due
         self._spilled_due = False
@@ -136,20 +137,20 @@ class DirtyFiles:
         self.checkpoints = []
 
     def forget_file(self, file: OpenFile) -> None:
-        """Remove a file that will be closed without a sync because another one replaces it."""
+        """Forget a file that will be closed without a sync because another one replaces it."""
         if file.dirty:
             (self.files if file in self.files else self.settled).remove(file)
 
     def drop_closed_files(self) -> None:
-        """Remove files that were closed and deleted."""
+        """Forget files that were closed and deleted."""
         for waiting in (self.files, self.settled):
             waiting[:] = [file for file in waiting if file.fd >= 0]
 
     def shed_files(self, closed: bool) -> None:
-        """Remove all files: they will be closed before their sync.
+        """Forget all files: they will be closed before their sync.
 
         Args:
-            closed: the next job must then sync the whole disk.
+            closed: whether the next job must sync the whole disk instead.
         """
         for waiting in (self.files, self.settled):
             for file in waiting:
@@ -158,13 +159,13 @@ class DirtyFiles:
             waiting.clear()
 
     def forget_files(self) -> None:
-        """Remove all files: they are closed and will not be synced."""
+        """Forget all files: they are closed and will not be synced."""
         self.files.clear()
         self.settled.clear()
         self.closed = False
 
     def forget_names(self) -> None:
-        """Remove directories, small files and checkpoints."""
+        """Forget directories, small files and checkpoints."""
         self.directories = []
         self.paths = []
         self.checkpoints = []
@@ -443,7 +444,7 @@ class Log:
         """Settle a range and return how many of its offsets were live. Offsets that are not in the log are skipped.
 
         Args:
-            body_size_bytes: size of the bodies of the whole range.
+            body_size_bytes: size of all bodies in the range. Each segment gets its share.
         """
         added = 0
         offset = first

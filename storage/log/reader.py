@@ -57,14 +57,14 @@ class LogReader:
     Attributes:
         reads_settled: read segments without live messages, too.
         cuts_out: each batch is an object of its own.
-        lost: unreadable ranges that the caller has not taken yet. It must correct `record_count`.
-        lost_live: number of live offsets in `lost`.
+        lost: unreadable ranges that the caller has not processed yet. It clears the list.
+        lost_live: number of live offsets in `lost`; the caller subtracts them from `record_count`.
     """
 
     def __init__(self, log: Log, ahead: ReadAhead | None = None) -> None:
         self._log = log
         self._ahead = ahead
-        self._requested: ReadAheadRange | None = None  # requested
+        self._requested: ReadAheadRange | None = None  # the range that the read-ahead thread is reading
         self._fetched: OpenFile | None = None  # file of the previous range, and where that range ends
         self._fetched_end: i64 = 0
         self._waiting: Callable[[], None] | None = None  # called when the range has been read

@@ -37,7 +37,7 @@ _BYTEWISE_MAX: Final[i64] = 16
 
 
 class BadRecord(ValueError):
-    """The checksum is right, but the bytes are not a record: another program wrote them, or there is a defect."""
+    """Bytes with a right checksum are not a record: another program wrote them, or there is a defect."""
 
 
 def varint(value: int) -> bytes:

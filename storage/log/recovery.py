@@ -378,10 +378,10 @@ def _settle_part(segment: Segment, part: tuple[int, int, int]) -> None:
 
 
 def _ensure_recorded(state: RecoveryState, segment: Segment, first: int, last: int) -> None:
-    """Rewrite `.settled` if its entries do not mention these offsets.
+    """Have the `.settled` file rewritten if its entries do not mention these offsets.
 
-    Once the high watermark is above them, another start would take a hole for damage, and parts of a transaction for
-    the remains of a damaged one.
+    The high watermark will pass them. Without entries, a later start would take a hole there for damage, and parts of
+    a transaction for the rest of a damaged one.
     """
     if unrecorded_ranges(state.entries[segment.base], first, last + 1):
         segment.settled_size = -1

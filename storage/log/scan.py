@@ -350,7 +350,9 @@ def set_aside_foreign(filesystem: FileSystem, directory: str, names: list[str]) 
 
 
 def _is_foreign(filesystem: FileSystem, path: str, base: int, following: int) -> bool:
-    """Return whether the first batch is outside of base..following, and the second one does not contradict that."""
+    """Return whether the first batch is outside of base..following. If the second one is inside, only the offset of
+    the first is damaged.
+    """
     first: BatchHeader | None = None
     fd = filesystem.open(path, READ)
     try:

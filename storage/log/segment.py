@@ -99,7 +99,7 @@ class OffsetIndex:
         self.flushed = min(self.flushed, len(self.data))
 
     def plausible(self, log_size: int) -> bool:
-        """Return whether entries increase and stay inside the log. Cost: a step per entry."""
+        """Return whether offsets and positions increase and stay inside the log. Cost: a step per entry."""
         before = (-1, -1)
         for entry in _OFFSET_ENTRY.iter_unpack(bytes(self.data)):
             if entry[0] <= before[0] or entry[1] <= before[1]:
@@ -317,7 +317,7 @@ class Segment:
     def walk_index(self) -> OffsetIndex:
         """Rebuild the offset index from the batch headers in the log. Cost: one small read per batch.
 
-        After a damaged header it continues at the next position in the old index that has a good one.
+        After a damaged header it continues at the next position of the old index with a good header.
         """
         index = OffsetIndex()
         stored = self.stored_index()
@@ -476,8 +476,8 @@ class Segment:
         return ranges[index + 1][0] if index + 1 < len(ranges) else self.end
 
     def settle_transient(self, first: int, last: int, body_bytes: int) -> None:
-        """Record that a range with this size of bodies was settled. Its transient part is not counted again after a
-        restart.
+        """Record that a range with bodies of this size was settled. A scan after a restart will not count its
+        transient part again.
 
         In a mixed range the transient messages get their share of the bytes.
         """
