@@ -353,7 +353,7 @@ def open_stream(storage: Storage, host: QueueServices, settings: AuditSettings) 
     store = storage.open_own(AUDIT_DIRECTORY, AUDIT_QUEUE_ID, AUDIT, host.vhost_name, table)
     queue = make_queue(host, AUDIT, True, False, None, arguments, store)
     queue.id = AUDIT_QUEUE_ID
-    host.windows.add(queue.order)
+    host.windows.add(queue.order.memory)
     return queue
 
 

@@ -29,7 +29,7 @@ from amqpd.broker.publish.firehose import add_event_exchange, start_events
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueServices, Windows
+from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.stats import ChannelTotals
 from amqpd.broker.system_queues import AUDIT
@@ -72,7 +72,7 @@ class Broker:
         self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
         self.delays = DelayScheduler(storage, self.turn, self.timers, self.republisher, self.vhosts, loop.call_soon)
         self.pump_retries = FailedQueueRetry(loop.call_later)
-        self.windows = Windows()
+        self.windows = MemoryWindows()
         self.kept = ExchangeStates(self.vhosts, self.turn, self.timers, loop.call_soon, metadata.submit)
         self.catalogue.keeping = self.kept
         self.turn.log_failed = self._log_failed

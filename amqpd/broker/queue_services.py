@@ -17,7 +17,7 @@ from amqpd.broker.publish.dead_letter import DeadLetterPublisher
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.log_opening import LogOpening
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import QueueServices, Windows
+from amqpd.broker.queue.services import MemoryWindows, QueueServices
 from amqpd.broker.vhost.consumer_offsets import ConsumerOffsets
 from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.local_log import LocalLog
@@ -36,7 +36,7 @@ class BrokerQueueServices(QueueServices):
         vhost_id: str,
         turn: LoopTurn,
         timers: Timers,
-        windows: Windows,
+        windows: MemoryWindows,
         storage: Storage,
         opener: LogOpener,
         pump_retries: FailedQueueRetry,

@@ -189,7 +189,7 @@ def consumer_item(call: ApiRequest, consumer: Consumer) -> dict[str, Any]:
         "arguments": plain(decode_table(table, 0)[0]) if table else {},
     }
     if isinstance(queue, GroupedQueue):
-        item["groups_held"] = queue.grouped.groups_held(consumer)
+        item["groups_held"] = queue.grouped.window.groups_held(consumer)
     if isinstance(consumer.reader, StreamReader):
         item["stream"] = stream_item(queue, consumer.reader)
     if isinstance(consumer, ChannelConsumer):

@@ -44,7 +44,7 @@ def sizes(queue: Queue) -> dict[str, int]:
         unacked_in_memory = 0 if queue.logged else unacked
         ready_in_memory = min(ready, int(queue.order.memory_count()))
         in_memory = ready_in_memory + unacked_in_memory
-        in_memory_bytes = min(ready_bytes, int(queue.order.hot_bytes)) + (0 if queue.logged else held_bytes)
+        in_memory_bytes = min(ready_bytes, int(queue.order.memory.hot_bytes)) + (0 if queue.logged else held_bytes)
     return {
         "message_bytes": whole_bytes,
         "message_bytes_ready": ready_bytes,

@@ -179,11 +179,11 @@ def groups_item(queue: Queue) -> dict[str, Any]:
     """
     if not isinstance(queue, GroupedQueue):
         return {"group_by": None, "groups_locked": None, "groups_waiting": None}
-    order = queue.grouped
+    window = queue.grouped.window
     return {
         "group_by": queue.rules.group_by,
-        "groups_locked": order.locked_count,
-        "groups_waiting": order.groups_waiting(),
+        "groups_locked": window.locked_count,
+        "groups_waiting": window.groups_waiting(),
     }
 
 

@@ -26,7 +26,7 @@ from amqpd.broker.queue.factory import make_queue
 from amqpd.broker.queue.log_opener import SLICE_S, FailedQueueRetry, LogOpener
 from amqpd.broker.queue.log_opening import LogOpening
 from amqpd.broker.queue.queue import Queue, for_consumer
-from amqpd.broker.queue.services import Windows
+from amqpd.broker.queue.services import MemoryWindows
 from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
@@ -114,7 +114,7 @@ class Room:
         self.storage.commits.on_commit = self.turn.committed
         self.opener = PatientOpener(self._soon.append)
         self.vhosts: dict[str, VHost] = {}
-        self.windows = Windows()
+        self.windows = MemoryWindows()
         self.republisher = Republisher(self.turn, self.timers, self._soon.append)
         self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
         self.delays = DelayScheduler(

@@ -59,7 +59,7 @@ def backlog(what: str, count: int, wanted: str, properties_of: Callable[[int], P
     with tempfile.TemporaryDirectory(prefix="measure-filters-") as folder:
         room = RealRoom(Path(folder))
         queue = room.queue("q")
-        queue.order.count_max = window
+        queue.order.memory.count_max = window
         for number in range(count):
             offer(room, queue, encode_properties(properties_of(number)))
             if number % 1000 == 0:

@@ -23,7 +23,7 @@ class TakerMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.queue.prepare()
-        self.queue.order.count_max = self.window
+        self.queue.order.memory.count_max = self.window
 
     def teardown(self) -> None:
         if hasattr(self, "room"):

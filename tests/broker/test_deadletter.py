@@ -425,7 +425,7 @@ class TestRanges:
         queue = room.queue(
             "q", durable=durable, x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead"
         )
-        queue.order.count_max = 100
+        queue.order.memory.count_max = 100
         fill(room, "q", 9000)
         room.clock.now_ms += 60
         room.publish("q", b"young", turn=False)
@@ -444,7 +444,7 @@ class TestRanges:
     def test_a_kill_on_the_way_loses_none(self, room) -> None:
         room.queue("dead")
         queue = room.queue("q", x_message_ttl=50, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-        queue.order.count_max = 100
+        queue.order.memory.count_max = 100
         fill(room, "q", 6000)
         room.clock.now_ms += 60
         for _ in range(40):
@@ -461,7 +461,7 @@ class TestRanges:
     def test_a_target_that_fails_in_the_middle_gets_the_rest_later(self, room, durable: bool) -> None:
         dead = room.queue("dead")
         queue = room.queue("q", durable=durable, x_dead_letter_exchange="", x_dead_letter_routing_key="dead")
-        queue.order.count_max = 10
+        queue.order.memory.count_max = 10
         fill(room, "q", 6000)
         for entry in [queue.get(False) for _ in range(6000)]:
             queue.reject(entry)

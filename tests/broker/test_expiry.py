@@ -275,7 +275,7 @@ class TestSlices:
     @pytest.mark.parametrize("durable", [True, False])
     def test_a_log_is_settled_by_batches(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_message_ttl=100)
-        queue.order.count_max = 10
+        queue.order.memory.count_max = 10
         for number in range(1000):
             room.publish("q", b"." * number, turn=number % 50 == 49)
         mine = [queue.get(False) for _ in range(3)]
@@ -351,7 +351,7 @@ class TestSlices:
 def compare(room, steps: list[tuple], window: int, durable: bool) -> None:
     """The twin: [body, over at], in order; what is over leaves at the head alone."""
     queue = room.queue("q", durable=durable, x_message_ttl=100)
-    queue.order.count_max = window
+    queue.order.memory.count_max = window
     ready: list[tuple[int, bytes, int]] = []
     unacked: list[tuple[object, tuple[int, bytes, int]]] = []
 

@@ -125,7 +125,7 @@ class TestWhoGetsWhat:
 
     def test_purge_leaves_what_is_unacked(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
-        queue.order.count_max = 4
+        queue.order.memory.count_max = 4
         red = take(room, queue, RED, 3)
         publish(room, "bgbgbrgbrgbrgr")
         assert texts(red.got) == "r5 r8 r11"

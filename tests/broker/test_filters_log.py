@@ -16,7 +16,7 @@ from amqpd.broker.queue.filtered import PUMP_COUNT_MAX, RANGE_MIN
 class TestLog:
     def test_after_a_kill_each_knows_whether_it_was_delivered(self, room) -> None:
         queue = room.queue("q")
-        queue.order.count_max = 3
+        queue.order.memory.count_max = 3
         publish(room, "bgbgbrgbrgbr")
         red = take(room, queue, RED, 2)
         red.ack()
@@ -34,7 +34,7 @@ class TestLog:
 
     def test_a_purge_leaves_the_unacked_ones_between_many_and_few(self, room) -> None:
         queue = room.queue("q")
-        queue.order.count_max = 1
+        queue.order.memory.count_max = 1
         wanted = "b" + "r" + "b" * (RANGE_MIN + 8) + "rbrbb" + "b" * RANGE_MIN + "r"
         publish(room, wanted)
         red = take(room, queue, RED)
@@ -52,7 +52,7 @@ class TestLog:
     def test_behind_a_backlog_nobody_wants(self, room) -> None:
         """What comes is in the log alone then, and what was taken of it is not met again."""
         queue = room.queue("q")
-        queue.order.count_max = 5
+        queue.order.memory.count_max = 5
         publish(room, "b" * 20)
         red = take(room, queue, RED)
         for number in range(20, 100, 4):
@@ -70,7 +70,7 @@ class TestLog:
     def test_a_filter_that_asks_for_the_time_is_asked_of_each(self, room, monkeypatch) -> None:
         """Messages alike come from the log, and what it said of one does not hold for the next."""
         queue = room.queue("q")
-        queue.order.count_max = 1
+        queue.order.memory.count_max = 1
         publish(room, "rrrrrr")
         now_ms = [100]
         monkeypatch.setattr(time, "time_ns", lambda: now_ms[0] * 1_000_000)
@@ -105,8 +105,8 @@ class TestLog:
 
     def test_what_others_have_unacked_is_passed_in_slices_too(self, room) -> None:
         queue = room.queue("q")
-        queue.order.count_max = 1
-        queue.order.bytes_max = 1600  # the window holds what nobody wants, and a few behind it
+        queue.order.memory.count_max = 1
+        queue.order.memory.bytes_max = 1600  # the window holds what nobody wants, and a few behind it
         publish(room, "g")
         for number in range(1000):
             room.publish("q", b"%d" % number, headers={"colour": "red"}, turn=False)

@@ -11,7 +11,7 @@ from taker import Taker, take
 from amqpd.broker import consume
 from amqpd.broker.flow import loop_turn
 from amqpd.broker.message import MessageRoute, make_message
-from amqpd.broker.queue.grouped_log import KEPT_COUNT
+from amqpd.broker.queue.grouped_log import GROUP_COUNT_MIN
 from amqpd.broker.queue.grouped_queue import GroupedQueue
 from amqpd.broker.queue.message_groups import GroupKey, is_group_by
 from amqpd.errors import PreconditionFailed
@@ -65,7 +65,7 @@ class TestWhoGetsWhat:
     def test_groups_spread(self, room, queue) -> None:
         takers = [take(room, queue, credit=100) for _ in range(5)]
         publish(room, "abcdefghijklmnopqrst" * 5)
-        assert [queue.grouped.groups_held(taker) for taker in takers] == [4] * 5
+        assert [queue.grouped.window.groups_held(taker) for taker in takers] == [4] * 5
         assert [len(taker.got) for taker in takers] == [20] * 5
         for taker in takers:
             assert [int(body[1:]) for body in taker.got] == sorted(int(body[1:]) for body in taker.got)
@@ -82,7 +82,7 @@ class TestWhoGetsWhat:
         takers = [take(room, queue, credit=1) for _ in range(3)]
         publish(room, "---a-")
         assert [texts(taker.got) for taker in takers] == ["-0", "-1", "-2"]
-        assert queue.grouped.locked_count == 3
+        assert queue.grouped.window.locked_count == 3
 
     def test_no_group_waits_for_ever_behind_a_busy_one(self, room, queue) -> None:
         one = take(room, queue, credit=2)
@@ -154,7 +154,7 @@ class TestWhatComesBack:
         queue.schedule_dispatch()
         room.turns()
         assert texts(one.got[2:] + two.got[1:]) in ("a0 a2", "a0"), "it comes first, when it is back"
-        assert queue.grouped.locked_count == 2
+        assert queue.grouped.window.locked_count == 2
 
     def test_the_redelivered_come_first_after_a_kill(self, room) -> None:
         queue = room.queue("q", x_group_by="header:group")
@@ -200,8 +200,8 @@ class TestWhatEnds:
             one.reject()
             room.turns()
         assert texts(room.bodies(room.vhost.queue("dead"))) == "a0 b1 a2 b3"
-        assert queue.grouped.locked_count == 0
-        assert not queue.grouped.groups
+        assert queue.grouped.window.locked_count == 0
+        assert not queue.grouped.window.groups
 
     def test_time_to_live_also_of_what_is_locked(self, room) -> None:
         room.queue("dead")
@@ -265,10 +265,10 @@ class TestWhatEnds:
         one = take(room, queue, credit=1)
         publish(room, "aab")
         room.delete(queue)
-        order = queue.grouped
-        assert not order.groups
-        assert not order.held
-        assert order.oldest() is None
+        window = queue.grouped.window
+        assert not window.groups
+        assert not window.unacked
+        assert window.oldest() is None
         one.ack()  # which finds nothing to be freed
 
 
@@ -276,7 +276,7 @@ class TestBacklogs:
     def test_past_a_locked_backlog_in_slices(self, room) -> None:
         """Behind thousands of messages of a group that is held one of another is found, and then they are."""
         queue = room.queue("q", x_group_by="routing_key")
-        queue.order.count_max = 100
+        queue.order.memory.count_max = 100
         one = take(room, queue, credit=1)
         for number in range(4_000):
             room.publish("q", b"q%d" % number, turn=number % 500 == 0)
@@ -287,9 +287,9 @@ class TestBacklogs:
         two = take(room, queue, credit=1, turn=False)
         room.turns()
         assert texts(two.got) == "late"
-        order = queue.grouped
-        assert order.hot_count <= 100 + KEPT_COUNT
-        assert order.passed_count + order.hot_count == queue.ready_count == 3_999
+        window = queue.grouped.window
+        assert window.hot_count <= 100 + GROUP_COUNT_MIN
+        assert window.passed_count + window.hot_count == queue.ready_count == 3_999
         two.ack()
         two.leave()
         for number in range(4_000):
@@ -297,22 +297,22 @@ class TestBacklogs:
             one.ack()
             room.turns()
         assert queue.ready_count == 0
-        assert order.passed_count == 0
-        assert not order.groups
+        assert window.passed_count == 0
+        assert not window.groups
 
     def test_a_turn_looks_no_longer_than_its_slice(self, room) -> None:
         queue = room.queue("q", x_group_by="routing_key")
-        queue.order.count_max = 10
+        queue.order.memory.count_max = 10
         for number in range(3000):
             room.publish("q", b"%d" % number, turn=number % 500 == 0)
         take(room, queue, credit=1)
         room.clock.per_look_ms = 1
         two = take(room, queue, credit=1, turn=False)
-        assert queue.grouped.behind
-        before = queue.grouped.cold_offset
+        assert queue.grouped.log.sliced
+        before = queue.grouped.log.cold_offset
         assert before < loop_turn.LOOK_COUNT * (loop_turn.SLICE_MS + 2) + 1000
         room.turns()
-        assert queue.grouped.cold_offset == 3000
+        assert queue.grouped.log.cold_offset == 3000
         assert not two.got
 
     @pytest.mark.parametrize("window", [8, 64, 4096])
@@ -320,7 +320,7 @@ class TestBacklogs:
         """Each group in order, nobody idle, nothing lost; windows that hold next to nothing too."""
         chance = random.Random(window)
         queue = room.queue("q", x_group_by="header:group")
-        queue.order.count_max = window
+        queue.order.memory.count_max = window
         names = [f"g{number}" for number in range(300)]
         sent = defaultdict(list)
         for number in range(3000):
@@ -342,10 +342,11 @@ class TestBacklogs:
                 taker.ack()
             room.turns()
             held = [of[int(b)] for each in takers for b in set_of(each)]
-            assert queue.grouped.locked_count == len(set(held))
-            assert queue.grouped.hot_count <= 2 * window + KEPT_COUNT * len(queue.grouped.groups) + 1000
+            groups = queue.grouped.window
+            assert groups.locked_count == len(set(held))
+            assert groups.hot_count <= 2 * window + GROUP_COUNT_MIN * len(groups.groups) + 1000
         assert done == sent
-        assert not queue.grouped.groups
+        assert not queue.grouped.window.groups
 
     def test_ten_thousand_groups_over_fifty_consumers(self, room) -> None:
         """With a consumer killed now and then: order in each group, nobody idle, a window of memory."""
@@ -356,7 +357,7 @@ class TestBacklogs:
         takers = [take(room, queue, credit=10, turn=False) for _ in range(50)]
         room.turns()
         done: dict[int, list[int]] = defaultdict(list)
-        order = queue.grouped
+        window = queue.grouped.window
         while queue.ready_count or queue.unacked_count:
             if chance.random() < 0.05:
                 gone = takers.pop(chance.randrange(len(takers)))
@@ -368,11 +369,11 @@ class TestBacklogs:
                 taker.ack_all()
             room.turns()
             able = [taker for taker in takers if taker.can_take()]
-            assert not able or not queue.ready_count or order.first_free() is None, "somebody is left waiting"
-            assert order.hot_count <= 4096 + 2000
+            assert not able or not queue.ready_count or window.first_free() is None, "somebody is left waiting"
+            assert window.hot_count <= 4096 + 2000
         assert len(done) == 10_000
         assert all(numbers == sorted(numbers) and len(numbers) == 3 for numbers in done.values())
-        assert not order.groups
+        assert not window.groups
 
 
 def set_of(taker: Taker) -> set[bytes]:
@@ -384,17 +385,17 @@ def test_heaps_do_not_grow_by_what_has_gone(room) -> None:
     """A head that is free again and again stands in the heap once more each time, and is thrown out."""
     queue = room.queue("q", x_group_by="header:group")
     publish(room, "abc")
-    order = queue.grouped
-    free = [order.groups[name] for name in "abc"]
+    window = queue.grouped.window
+    free = [window.groups[name] for name in "abc"]
     for _ in range(500):
         for group in free:
-            order._head_changed(group, group.head())
-    assert len(order._again) < 200
+            window._head_changed(group, group.head())
+    assert len(window._other_heads) < 200
     one = take(room, queue, credit=1)
     for _ in range(500):
         one.requeue()
         room.turns()
-    assert len(order._again) + len(order._behind) + len(order.holders[one].own) < 500
+    assert len(window._other_heads) + len(window._late) + len(window.owners[one].heads) < 500
     one.ack()
     room.turns()
     one.ack()

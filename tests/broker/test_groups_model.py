@@ -88,7 +88,7 @@ class GroupMachine(TakerMachine):
     def open(self) -> None:
         super().open()
         if self.narrow:
-            self.queue.order.bytes_max = 700
+            self.queue.order.memory.bytes_max = 700
 
     # -- who may have what
 
@@ -124,7 +124,7 @@ class GroupMachine(TakerMachine):
         held = next((each for each in allowed if each.body == body), None)
         assert held is not None, (body, "not his, or not the first of its group")
         assert self.may_take(taker)
-        if self.queue.grouped.passed_count == 0 and not self.slow and self.window == 1000:
+        if self.queue.grouped.window.passed_count == 0 and not self.slow and self.window == 1000:
             assert held is allowed[0], "the oldest he may have"
         assert held.delivered == redelivered or (held.killed and redelivered)
         if self.owner(held.group) is None:
@@ -327,15 +327,15 @@ class GroupMachine(TakerMachine):
         for taker in self.takers:
             if self.may_take(taker):
                 assert not self.allowed(taker), "left waiting"
-        order = queue.grouped
+        window = queue.grouped.window
         locked = {held.group for each in self.unacked.values() for held in each if held.group}
         locked |= {held.group for _, held in self.taken if held.group}
         nameless = sum(not held.group for each in self.unacked.values() for held in each)
         nameless += sum(not held.group for _, held in self.taken)
-        assert order.locked_count == len(locked) + nameless
-        assert set(order.groups) >= locked
-        assert set(order.groups) <= locked | {held.group for held in self.ready}
-        assert len(order.held) == queue.unacked_count
+        assert window.locked_count == len(locked) + nameless
+        assert set(window.groups) >= locked
+        assert set(window.groups) <= locked | {held.group for held in self.ready}
+        assert len(window.unacked) == queue.unacked_count
 
 
 def test_groups_beside_a_naive_twin(memory_room) -> None:

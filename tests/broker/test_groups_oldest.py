@@ -31,7 +31,7 @@ class Bench:
         self.room = room
         self.queue = room.queue("q", x_group_by="header:group", x_max_length=length)
         self.queue.prepare()
-        self.queue.order.count_max = 20
+        self.queue.order.memory.count_max = 20
         self.got: list[int] = []
         self.takers: list[Taker] = []
         self.groups = ""

@@ -55,13 +55,13 @@ class TestOrder:
 
     def test_more_than_memory_holds(self, room, durable) -> None:
         queue = room.queue("q", durable=durable, x_max_priority=9)
-        queue.order.count_max = 200
+        queue.order.memory.count_max = 200
         order = fill(room, queue, 3000, 10)
         assert queue.ready_count == 3000
         assert sum(queue.order.level_counts().values()) == 3000
         first = room.bodies(queue)
         assert first == order
-        assert queue.ready_count == queue.ready_bytes == queue.order.hot_bytes == 0
+        assert queue.ready_count == queue.ready_bytes == queue.order.memory.hot_bytes == 0
 
 
 def fill_log(room) -> None:
@@ -166,7 +166,7 @@ class TestLog:
 
     def test_purge_spares_what_is_unacked(self, room) -> None:
         queue = room.queue("q", x_max_priority=4)
-        queue.order.count_max = 100
+        queue.order.memory.count_max = 100
         fill(room, queue, 700, 5)
         taken = [queue.get(False) for _ in range(3)]
         assert queue.purge() == 697
@@ -191,7 +191,7 @@ class TestLog:
 class TestFullDisk:
     def test_what_the_log_could_not_write_is_not_ready(self, room) -> None:
         queue = room.queue("q", x_max_priority=4)
-        queue.order.count_max = 10
+        queue.order.memory.count_max = 10
         order = fill(room, queue, 500, 5)
         gone = range(3, 400)
         queue.on_write_failed([(gone[0], 99), (100, gone[-1])])

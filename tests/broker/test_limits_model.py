@@ -128,7 +128,7 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
     twin = Twin(arguments)
     room.queue("dead")
     queue = room.queue("q", **arguments)
-    queue.order.count_max = window
+    queue.order.memory.count_max = window
     unacked = []
     for number, step in enumerate(steps):
         match step:
@@ -147,7 +147,7 @@ def _compare(room, arguments: Arguments, steps: list[tuple], window: int) -> Non
             case ("kill",):
                 room.restart()
                 queue = room.vhost.queue("q")
-                queue.order.count_max = window
+                queue.order.memory.count_max = window
                 unacked = []
                 # What was dead-lettered and persistent is still there; the rest is not compared any more.
                 twin.kill()

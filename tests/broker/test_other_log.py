@@ -216,7 +216,7 @@ def test_messages_go_in_and_out(room: Any, log: MemoryLog) -> None:
 def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
     bodies = [b"%d" % number for number in range(2000)]
     queue = over(room, log)
-    queue.order.count_max = 10
+    queue.order.memory.count_max = 10
     for body in bodies:
         room.publish("elsewhere", body, turn=False)
     room.turns()
@@ -226,7 +226,7 @@ def test_a_backlog_is_read_back_in_order(room: Any, log: MemoryLog) -> None:
 
 def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
     queue = over(room, log)
-    queue.order.count_max = 10
+    queue.order.memory.count_max = 10
     for number in range(100):
         room.publish("elsewhere", b"%d" % number, turn=False)
     room.turns()
@@ -248,7 +248,7 @@ def test_what_is_not_at_hand_is_waited_for(room: Any, log: MemoryLog) -> None:
 def test_groups_over_a_disk_that_takes_its_time(room: Any, log: MemoryLog) -> None:
     """Whatever is read, by whoever of the order's readers, is waited for; nobody is left waiting, groups in order."""
     queue = over(room, log, x_group_by="header:group")
-    queue.order.count_max = 6
+    queue.order.memory.count_max = 6
     names = [f"g{number}" for number in range(7)]
     chance = random.Random(5)
     sent: dict[str, list[bytes]] = {name: [] for name in names}
@@ -353,7 +353,7 @@ def test_what_the_disk_answers_with_an_error_is_asked_for_again(room: Any) -> No
     log = ShyLog("shy")
     queue = over(room, log)
     assert queue.can_open()
-    queue.order.count_max = 1
+    queue.order.memory.count_max = 1
     for body in (b"1", b"2", b"3"):
         room.publish("shy", body)
     assert room.get(queue).body == b"1"

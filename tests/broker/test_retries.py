@@ -257,7 +257,7 @@ class TestBeside:
         taker.requeue(0)
         room.publish("q", b"2", headers={"g": "a"})
         assert (taker.got, counts(queue)) == ([b"0", b"1"], (1, 1, 1))
-        assert queue.grouped.groups_held(taker) == 1
+        assert queue.grouped.window.groups_held(taker) == 1
         if how == "due":
             room.advance(1005)
             assert taker.got[2:] == [b"0", b"2"]
@@ -270,7 +270,7 @@ class TestBeside:
             assert taker.got[2:] == [b"3"]
         taker.ack_all()
         room.turns()
-        assert (idle.got, queue.grouped.locked_count, queue.grouped.groups_held(taker)) == ([], 0, 0)
+        assert (idle.got, queue.grouped.window.locked_count, queue.grouped.window.groups_held(taker)) == ([], 0, 0)
 
     def test_a_purged_group_is_free(self, room) -> None:
         queue = room.queue("q", x_group_by="header:g", **ALL)
@@ -279,7 +279,7 @@ class TestBeside:
         queue.purge()
         room.publish("q", b"1", headers={"g": "a"})
         assert room.bodies(queue) == [b"1"]
-        assert queue.grouped.locked_count == 0
+        assert queue.grouped.window.locked_count == 0
 
     def test_what_is_due_together_comes_in_slices(self, room) -> None:
         queue = room.queue("q", **ALL)

@@ -74,7 +74,7 @@ class RetryMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.queue = self.room.vhost.queues["q"]
-        self.queue.order.count_max = self.window if self.durable else 32768
+        self.queue.order.memory.count_max = self.window if self.durable else 32768
 
     def now_ms(self) -> int:
         return int(self.room.clock.now_ms)

@@ -124,7 +124,7 @@ class TestInPlace:
 
     def test_with_a_small_window(self, room, jobs) -> None:
         queue = room.queue("q", x_retain="1h")
-        queue.order.count_max = 4
+        queue.order.memory.count_max = 4
         fill(room, "q", 60)
         for number in range(40):
             entry = queue.get(False)

@@ -42,7 +42,7 @@ def half(room: Any) -> Any:
         room.restart()
         queue = room.vhost.queues["q"]
         queue.prepare()
-        queue.order.count_max = 4
+        queue.order.memory.count_max = 4
         assert queue.ready_count == len(ODD)
         return queue
 

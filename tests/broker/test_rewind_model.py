@@ -51,7 +51,7 @@ class RewindMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.queue = self.room.vhost.queues["q"]
         self.queue.prepare()
-        self.queue.order.count_max = self.window
+        self.queue.order.memory.count_max = self.window
         self.jobs = JobManager(self.room.republisher, self.room.turn, self.room._soon.append)
 
     def turns(self) -> None:

@@ -42,7 +42,7 @@ class TestTimeToLive:
 
     def test_what_only_the_log_has_is_as_old_as_its_record(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
-        queue.order.count_max = 2
+        queue.order.memory.count_max = 2
         for number in range(50):
             room.publish("q", b"%d" % number)
         room.advance(1000)
@@ -115,7 +115,7 @@ class TestLength:
 
     def test_bytes_of_what_the_log_alone_has(self, room, durable) -> None:
         queue = room.queue("q", durable=durable)
-        queue.order.count_max = 2
+        queue.order.memory.count_max = 2
         for number in range(10, 60):
             room.publish("q", b"%d" % number)
         held = [queue.get(False) for _ in range(10)]

@@ -102,7 +102,7 @@ class TestReading:
 
     def test_the_memory_of_a_stream_is_bounded(self, room, stream) -> None:
         fill(room, 100, 20_000)
-        stream.order.bytes_max = 64 * 1024
+        stream.order.memory.bytes_max = 64 * 1024
         reader = read(room, stream, x_stream_offset="first")
         slices = stream.order._shared.slices
         assert len(reader.got) == 100

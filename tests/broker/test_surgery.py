@@ -127,7 +127,7 @@ class TestMove:
     @pytest.mark.parametrize("durable", [True, False])
     def test_a_queue_with_priorities_goes_on_in_its_order(self, room: Any, jobs: JobManager, durable: bool) -> None:
         source, target = room.queue("source", durable=durable, x_max_priority=9), room.queue("target")
-        source.order.count_max = 10
+        source.order.memory.count_max = 10
         fill(room, "source", 900)
         held = [source.get(False) for _ in range(150)]
         for entry in held:

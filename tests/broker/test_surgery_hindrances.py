@@ -146,7 +146,7 @@ class TestHindrances:
 
     def test_a_temporary_log_that_goes_takes_none_with_it(self, room: Any, jobs: JobManager) -> None:
         source, target = room.queue("source", durable=False), room.queue("target", x_max_length=200)
-        source.order.count_max = 50
+        source.order.memory.count_max = 50
         fill(room, "source", 300)
         assert source.backing.spilled
         job = jobs.begin(JobRequest("move", room.vhost, source, to_queue="target"))

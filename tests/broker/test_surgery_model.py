@@ -56,7 +56,7 @@ class SurgeryMachine(RuleBasedStateMachine):
     def open(self) -> None:
         self.source, self.target = self.room.vhost.queues["source"], self.room.vhost.queues["target"]
         assert self.source.can_open() and self.target.can_open()
-        self.source.order.count_max = self.window
+        self.source.order.memory.count_max = self.window
         self.room.clock.per_look_ms = 1 if self.slow else 0
         self.jobs = JobManager(self.room.republisher, self.room.turn, self.room._soon.append)
         self.job: Any = None

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from amqpd.broker.queue.services import BYTES_MAX, BYTES_MIN, COUNT_MAX, COUNT_MIN, QUEUES_FULL, MemoryWindow, Windows
+from amqpd.broker.queue.services import (
+    BYTES_MAX,
+    BYTES_MIN,
+    COUNT_MAX,
+    COUNT_MIN,
+    QUEUES_FULL,
+    MemoryWindow,
+    MemoryWindows,
+)
 
 
 def queues(count: int) -> list[MemoryWindow]:
@@ -13,7 +21,7 @@ def queues(count: int) -> list[MemoryWindow]:
 
 @pytest.mark.parametrize("count", [1, QUEUES_FULL, QUEUES_FULL + 1, 200, 1000, 10_000])
 def test_all_windows_together_stay_within_bounds(count: int) -> None:
-    windows = Windows()
+    windows = MemoryWindows()
     made = queues(count)
     for queue in made:
         windows.add(queue)
@@ -25,7 +33,7 @@ def test_all_windows_together_stay_within_bounds(count: int) -> None:
 
 
 def test_they_grow_again_when_queues_go() -> None:
-    windows = Windows()
+    windows = MemoryWindows()
     made = queues(1000)
     for queue in made:
         windows.add(queue)

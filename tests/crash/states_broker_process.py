@@ -32,7 +32,7 @@ from amqpd.broker.publish.publisher import Publisher
 from amqpd.broker.publish.republisher import Republisher
 from amqpd.broker.queue.log_opener import FailedQueueRetry, LogOpener
 from amqpd.broker.queue.queue import Queue
-from amqpd.broker.queue.services import Windows
+from amqpd.broker.queue.services import MemoryWindows
 from amqpd.broker.queue_services import BrokerQueueServices
 from amqpd.broker.session import Session
 from amqpd.broker.vhost.loader import load
@@ -205,7 +205,7 @@ class Process:
         self.catalogue = VhostServices(self.storage, metadata, self._post, self._call_later)
         self.vhosts = VHosts(self.catalogue, self._host, {}, _ignored)
         self.opener = LogOpener(self.soon)
-        self.windows = Windows()
+        self.windows = MemoryWindows()
         self.republisher = Republisher(self.turn, self.timers, self.soon)
         self.dead_letters = DeadLetterPublisher(self.republisher, self.vhosts)
         self.delays = DelayScheduler(self.storage, self.turn, self.timers, self.republisher, self.vhosts, self.soon)

@@ -132,8 +132,8 @@ class QueueTwin(RuleBasedStateMachine):
 
     def shrink(self, name: str) -> None:
         queue = self.house.vhost.queues[name]
-        queue.order.count_max = HOT_COUNT_MAX
-        queue.order.bytes_max = HOT_BYTES_MAX
+        queue.order.memory.count_max = HOT_COUNT_MAX
+        queue.order.memory.bytes_max = HOT_BYTES_MAX
 
     # -- hearing -----------------------------------------------------------------------------------------------------
 

@@ -40,10 +40,8 @@ class FifoOrder(ReadyOrder):
 
     def go_on_from(self, other: FifoOrder) -> None:
         """The window is the other's, which is not used any more. What came back is not in it."""
-        self.count_max = other.count_max
-        self.bytes_max = other.bytes_max
+        self.memory = other.memory
         self.hot = other.hot
-        self.hot_bytes = other.hot_bytes
         self.cold_offset = other.cold_offset
         self.reading = other.reading
 
@@ -73,9 +71,9 @@ class FifoOrder(ReadyOrder):
         queue.ready_count += 1
         queue.ready_bytes += message.body_size
         if self.cold_offset == offset:
-            if self.hot_bytes < self.bytes_max and len(self.hot) < self.count_max:
+            if not self.memory.is_full(len(self.hot)):
                 self.hot.append(QueueEntry(queue, offset, message, False))
-                self.hot_bytes += message.body_size
+                self.memory.hot_bytes += message.body_size
                 self.cold_offset = offset + 1
             elif self.backing.store is None:
                 return False
@@ -87,10 +85,14 @@ class FifoOrder(ReadyOrder):
         queue.ready_count += count
         queue.ready_bytes += size_bytes
         for message in first:
-            if self.cold_offset != offset or self.hot_bytes >= self.bytes_max or len(self.hot) >= self.count_max:
+            if (
+                self.cold_offset != offset
+                or self.memory.hot_bytes >= self.memory.bytes_max
+                or len(self.hot) >= self.memory.count_max
+            ):
                 break
             self.hot.append(QueueEntry(queue, offset, message, False))
-            self.hot_bytes += message.body_size
+            self.memory.hot_bytes += message.body_size
             offset += 1
             self.cold_offset = offset
 
@@ -126,7 +128,7 @@ class FifoOrder(ReadyOrder):
                     queue.ready_bytes = 0
                     return None
                 entry = self.hot.popleft()
-                self.hot_bytes -= entry.body_size
+                self.memory.hot_bytes -= entry.body_size
             queue.ready_count -= 1
             queue.ready_bytes -= entry.body_size
             if queue.ready_count == 0:
@@ -177,14 +179,14 @@ class FifoOrder(ReadyOrder):
 
     def _read_bytes(self) -> i64:
         """What one reading of the log brings back: less where windows are small."""
-        return COLD_READ_BYTES if self.bytes_max >= 16 * COLD_READ_BYTES else self.bytes_max // 16
+        return COLD_READ_BYTES if self.memory.bytes_max >= 16 * COLD_READ_BYTES else self.memory.bytes_max // 16
 
     def _window_from(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
         message = self.backing.message(record)
         entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
         self.hot.append(entry)
-        self.hot_bytes += entry.body_size
+        self.memory.hot_bytes += entry.body_size
         self.cold_offset = record.offset + 1
         info = message.info
         if info is not None and info.expiration is not None:
@@ -205,7 +207,7 @@ class FifoOrder(ReadyOrder):
                 break
             hot.popleft()
             size = entry.body_size
-            self.hot_bytes -= size
+            self.memory.hot_bytes -= size
             queue.ready_bytes -= size
             if dead_letters:
                 host.dead_letter(queue, entry, message, "expired")
@@ -266,7 +268,7 @@ class FifoOrder(ReadyOrder):
     def clear(self, queue: QueueBase) -> None:
         self.returned = None
         self.hot.clear()
-        self.hot_bytes = 0
+        self.memory.hot_bytes = 0
         queue.ready_count = 0
         queue.ready_bytes = 0
 
@@ -276,7 +278,7 @@ class FifoOrder(ReadyOrder):
         for entry in self.hot.rest():
             if within(entry.offset, ranges):
                 gone += 1
-                self.hot_bytes -= entry.body_size
+                self.memory.hot_bytes -= entry.body_size
                 queue.ready_bytes -= entry.body_size
             else:
                 kept.append(entry)

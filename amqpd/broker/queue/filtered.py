@@ -376,7 +376,7 @@ class FilteredOrder(FifoOrder):
         cursor.matched_offset = -1
         if offset < self.cold_offset:
             entry = self.hot.remove_at(self.hot.index_from(offset))
-            self.hot_bytes -= entry.body_size
+            self.memory.hot_bytes -= entry.body_size
         else:
             record = cursor.place.record(offset)
             store = self.backing.store
@@ -497,7 +497,7 @@ class FilteredOrder(FifoOrder):
         if back is not None and self._is_first(back):
             return None  # what was read lies behind it
         entry = self.hot.popleft()
-        self.hot_bytes -= entry.body_size
+        self.memory.hot_bytes -= entry.body_size
         self._uncount(queue, entry)
         offset = entry.offset
         for cursor in self.cursors:
@@ -624,7 +624,6 @@ class FilteredConsumers:
         self._host = host
         self._scans = host.turn.scans
         self.order = FilteredOrder(plain)
-        host.windows.replace(plain, self.order)
         # Those of consumers; the order has those of who else searches, too (scan.py).
         self._cursors: list[FilterCursor] = []
         # Those without a filter; the filter of the others.
@@ -810,5 +809,4 @@ class FilteredConsumers:
         if queue.unacked_count + queue.delayed_count > 0 or not order.is_plain():
             return order
         plain = order.to_plain()
-        self._host.windows.replace(order, plain)
         return plain

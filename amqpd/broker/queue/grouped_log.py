@@ -1,33 +1,34 @@
-"""What of a queue with groups lies in its log alone: what was not looked at yet, and what was passed over.
+"""The ready messages of a queue with groups that are only in its log: unread ones, and ones that were passed over.
 
-What is ready lies in
+A ready message is in one of three places:
 
-    the window   a bounded number of messages in memory (grouped_window.py)
-    passed over  messages of groups that were locked, or had enough in memory, when the reader came by
-    the log      everything from `cold_offset` on
+    the window    in memory, a bounded number (grouped_window.py)
+    passed over   below `cold_offset`: its group was locked, or had enough messages in memory, when the reader came by
+    unread        from `cold_offset` on
 
-As messages leave a group in order, a group has one border: all of it that is ready from `Group.passed_from` on was
-passed over, and nothing below. So of each only the border and a number are kept, however many they are.
+Messages leave a group in order. So the passed messages of a group are all its ready messages from `Group.passed_from`
+on, and that offset and a number describe them, however many they are.
 
-**Reading on.** Where nobody can be given anything, though somebody could take it, the log is read on, past all that is
-locked, until something is free (`look_further`). A group that is free again, or whose holder can take, and of which
-nothing is in memory (`starving`), is looked for by a second reading from its border on, which takes along what it meets
-of other groups. Both go in the slices of broker/flow/loop_turn.py, side by side: nobody waits for the end of the other.
-Cost: some 1 us a message that is looked at; of what is settled, a look at its batch. A second reading looks at what is
-ready or unacked between the border and `cold_offset`: where a million messages of others lie there, it is a second of
-slices.
+**The front reading** goes on when no consumer with credit can get a message from memory. It passes messages of locked
+groups until it finds a free one (`read_further`).
 
-**The oldest.** Expiry and length limits look at the oldest ready message, whosever its group is (`first`).
+**The second reading** looks for groups that are free again, or whose owner has credit, and of which no message is in
+memory (`GroupedWindow.cold_groups`). It begins at the lowest `passed_from` of them and also takes passed messages of
+other groups. Both readings share the slices of broker/flow/loop_turn.py, so neither waits for the other.
+Cost: 1 us a message, one look per batch without ready messages. A second reading that begins behind a million ready or
+unacked messages takes a second of slices.
 
-Invariant: ready_count = what is in memory + passed_count + unsettled records from cold_offset on. Where the log holds
-less than was counted (a damaged batch, a write that failed), the counts follow it when it has been read.
+**The oldest message** of the queue is for expiry and length limits, whether its group is locked or not (`oldest`).
+
+Invariant: ready_count = messages in memory + passed_count + unsettled records from cold_offset on. If the log has fewer
+than were counted (a damaged batch, a failed write), the counts are corrected when that part has been read.
 
 Compiled by mypyc.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, final
 
 from mypy_extensions import i64
 
@@ -36,121 +37,151 @@ from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import Message
 from amqpd.broker.queue.grouped_window import GroupedWindow
 from amqpd.broker.queue.log_reader import QueueLogReader
-from amqpd.broker.queue.message_groups import Group, GroupNode
+from amqpd.broker.queue.message_groups import Group, GroupKey, GroupNode
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.ready_order import COLD_READ_BYTES
 from amqpd.broker.queue.store import QueueStore
 from amqpd.storage.log.record import Record
 from amqpd.storage.queue_log import QueueLog
 
-# A locked group may hold so much of the window; and every group so many messages, when the window is full.
+# A locked group gets this fraction of the window. If the window is full, each group gets GROUP_COUNT_MIN messages.
 LOCKED_SHARE: Final = 4
-KEPT_COUNT: Final = 4
-# The oldest messages that were passed over come into memory in such numbers.
+GROUP_COUNT_MIN: Final = 4
+# This many passed messages come into memory together when the oldest one is asked for.
 OLDEST_COUNT: Final = 64
-# What becomes of a message that a second reading meets.
+# Results of a second reading for one message.
 _NOT_PASSED: Final = 0
 _TAKEN: Final = 1
 _REFUSED: Final = 2
 
 
-class GroupedLog(GroupedWindow):
-    """Of one queue. behind: a slice was over before it was known whether there is something for who waits."""
+@final
+class GroupedLogReader:
+    """Reads the log of one queue with groups into its window.
 
-    def __init__(self, backing: QueueStore, group_by: str) -> None:
-        super().__init__(backing, group_by)
+    Attributes:
+        cold_offset: All from here on is unread.
+        leaving: Offsets that no group counts although they are not settled: dead letters being published, and messages
+            that a search took. Readings skip them, and no range of settlements includes them.
+        reading: The disk was asked for the next message; the queue's `log_arrived` is called with the answer.
+        sliced: The slice ended before the reading found out whether there is a message to give out.
+    """
+
+    def __init__(self, window: GroupedWindow, backing: QueueStore, group_by: str) -> None:
+        self.key = GroupKey(group_by)
         self.cold_offset: i64 = 0
-        self.behind = False
-        self._front = QueueLogReader()
-        # The second reading: its number, from where it began, how far it has come (-1: there is none).
-        self._reading_number: i64 = 0
-        self._reading_from: i64 = 0
-        self._reading_offset: i64 = -1
-        self._second = QueueLogReader()
-        self._oldest = QueueLogReader()
-        # Taken and not settled, though no group counts them: dead letters on their way, what a search has taken. No
-        # reading meets them, no range that is settled touches them.
         self.leaving = OffsetBitmap()
-        # How many were in memory when the window was trimmed last.
+        self.reading = False
+        self.sliced = False
+        self._window = window
+        self._backing = backing
+        self._front = QueueLogReader()
+        # The second reading: its number, where it began, where it is (-1: there is none).
+        self._second = QueueLogReader()
+        self._second_number: i64 = 0
+        self._second_from: i64 = 0
+        self._second_offset: i64 = -1
+        self._oldest = QueueLogReader()
+        # `hot_count` when the window was trimmed last.
         self._trimmed_count: i64 = 0
 
-    def begin(self) -> None:
-        """Somebody begins to take: what held up the last one is forgotten."""
-        self.reading = False
-        self.behind = False
-
-    # -- room --------------------------------------------------------------------------------------------------------
+    # -- room in memory ----------------------------------------------------------------------------------------------
 
     def is_full(self) -> bool:
-        return self.hot_count >= self.count_max or self.hot_bytes >= self.bytes_max
+        window = self._window
+        return window.memory.is_full(window.hot_count)
 
     def has_room(self, group: Group) -> bool:
-        """Whether one more message of the group may come into the window, which is not full."""
+        """Return whether one more message of the group fits into the window, which is not full."""
         if group.passed_count > 0:
             return False
-        return group.unacked == 0 or group.count < self._share()
+        return group.unacked_count == 0 or group.count < self._locked_count_max()
 
-    def _share(self) -> i64:
-        share = self.count_max // LOCKED_SHARE
-        return share if share > KEPT_COUNT else KEPT_COUNT
+    def _locked_count_max(self) -> i64:
+        share = self._window.memory.count_max // LOCKED_SHARE
+        return share if share > GROUP_COUNT_MIN else GROUP_COUNT_MIN
 
     def pass_over(self, group: Group, offset: i64) -> None:
-        """The message is left where it is."""
+        """Leave the message, which is behind all others of its group, in the log."""
         if group.passed_count == 0:
-            group.skipped_from = offset
+            group.passed_from = offset
             if group.head() is None:
-                self.unloaded[group] = None
-            if offset < self._reading_offset:
-                group.refused = self._reading_number  # that reading is past it
-        if self.passed_count == 0 or offset < self.passed_low:
-            self.passed_low = offset
+                self._window.cold_groups[group] = None
+            self._mark_refused(group, offset)
+        self._count_passed(group, offset)
+
+    def requeue_passed(self, group: Group, offset: i64) -> None:
+        """Put a message back between the passed messages of its group."""
+        self._mark_refused(group, offset)
+        self._count_passed(group, offset)
+
+    def _mark_refused(self, group: Group, offset: i64) -> None:
+        if offset < self._second_offset:
+            group.refused_by = self._second_number  # the second reading is past this message
+
+    def _count_passed(self, group: Group, offset: i64) -> None:
+        window = self._window
+        if window.passed_count == 0 or offset < window.passed_low:
+            window.passed_low = offset
         group.passed_count += 1
-        self.passed_count += 1
+        window.passed_count += 1
 
-    # -- what the log alone has --------------------------------------------------------------------------------------
+    # -- reading for consumers ---------------------------------------------------------------------------------------
 
-    def look_further(self, queue: QueueBase, scans: ScanBudget, anyone: bool) -> bool:
-        """Nobody can be given anything of what is in memory. Whether something was read, so that it is worth another
-        try; else that is all there is, the disk is asked (`reading`) or the slice is over (`behind`).
+    def begin_dispatch(self) -> None:
+        """A dispatch or a basic.get begins."""
+        self.reading = False
+        self.sliced = False
 
-        anyone: whether somebody would take what is free. Raises: OSError.
+    def read_further(self, queue: QueueBase, scans: ScanBudget, has_credit: bool) -> bool:
+        """Read on, as no consumer can get a message from memory.
+
+        has_credit: A consumer would take a message of a free group.
+        Returns: Whether something was read, so that another try makes sense. If not, there is no more, or the disk was
+            asked (`reading`), or the slice is over (`sliced`).
+        Raises: OSError.
         """
-        store = self.backing.store
+        store = self._backing.store
         if store is None:
             return False
         read = False
-        if self.unloaded:
-            border = self._border(anyone)
-            if border >= 0:
-                if self._reading_offset < 0:
-                    self._reading_number += 1
-                    self._reading_from = border
-                    self._reading_offset = border
-                    self._second.go_to(border)
-                read = self._read_again(queue, store, scans, anyone)
-        if anyone and self.cold_offset < self.backing.next_offset:
+        if self._window.cold_groups:
+            begin = self._lowest_wanted(has_credit)
+            if begin >= 0:
+                if self._second_offset < 0:
+                    self._second_number += 1
+                    self._second_from = begin
+                    self._second_offset = begin
+                    self._second.go_to(begin)
+                read = self._read_second(queue, store, scans, has_credit)
+        if has_credit and self.cold_offset < self._backing.next_offset:
             if self.is_full():
                 self._trim()
-            read = self._read_on(queue, store, scans, False) or read
+            read = self._read_front(queue, store, scans, False) or read
         return read
 
-    def _border(self, anyone: bool) -> i64:
-        """The lowest border of a group that somebody waits for; -1: there is none."""
-        border: i64 = -1
-        for group in self.unloaded:
-            if border >= 0 and group.skipped_from >= border:
+    def _lowest_wanted(self, has_credit: bool) -> i64:
+        """Return the lowest `passed_from` of a cold group that a consumer waits for; -1 if there is none."""
+        lowest: i64 = -1
+        for group in self._window.cold_groups:
+            if lowest >= 0 and group.passed_from >= lowest:
                 continue
-            if group.unacked == 0:
-                if anyone:
-                    border = group.skipped_from
+            if group.unacked_count == 0:
+                if has_credit:
+                    lowest = group.passed_from
             else:
-                holder = group.holder
-                if holder is not None and group.waits == 0 and not holder.gone and not holder.consumer.parked:
-                    border = group.skipped_from
-        return border
+                owner = group.owner
+                if (
+                    owner is not None
+                    and group.retrying_count == 0
+                    and not owner.cancelled
+                    and not owner.consumer.parked
+                ):
+                    lowest = group.passed_from
+        return lowest
 
-    def _read_on(self, queue: QueueBase, store: QueueLog, scans: ScanBudget | None, waits: bool) -> bool:
-        """Reads a piece of the log into the window. Whether there was something. waits: for the disk."""
+    def _read_front(self, queue: QueueBase, store: QueueLog, scans: ScanBudget | None, waits: bool) -> bool:
+        """Read a piece of the unread log. Return whether there was a message. waits: block on the disk."""
         place = self._front
         read = False
         while True:
@@ -159,7 +190,7 @@ class GroupedLog(GroupedWindow):
                 if read:
                     return True
                 if scans is not None and scans.over:
-                    self.behind = True
+                    self.sliced = True
                     return False
                 arrived = None if waits else queue.log_arrived
                 if not place.read(store, self.cold_offset, self._read_bytes(), arrived):
@@ -168,204 +199,200 @@ class GroupedLog(GroupedWindow):
                     return False
                 record = place.record(self.cold_offset)
                 if record is None:
-                    self._at_end(queue, store)
+                    self._end_front(queue, store)
                     return False
             if scans is not None:
                 if scans.over:
-                    self.behind = True
+                    self.sliced = True
                     return read
                 scans.step(len(record.properties))
-            if not self.leaving.has(record.offset):
-                self.meet(queue, store, record)
-            self.cold_offset = record.offset + 1
+            self.take_next(queue, store, record)
             read = True
 
-    def _at_end(self, queue: QueueBase, store: QueueLog) -> None:
-        """There is no more in the log: where it holds less than was counted, the count follows it."""
+    def _end_front(self, queue: QueueBase, store: QueueLog) -> None:
+        """The log has no more messages. If it has fewer than were counted, correct the count."""
         self._front.rest()
         if store.failed_ranges:
-            return  # `unwritten` comes first
-        self.cold_offset = self.backing.next_offset
-        queue.ready_count = self.hot_count + self._returned_count + self.passed_count
+            return  # `GroupedOrder.unwritten` corrects it
+        self.cold_offset = self._backing.next_offset
+        window = self._window
+        queue.ready_count = window.hot_count + window.returned_count + window.passed_count
         if queue.ready_count == 0:
             queue.ready_bytes = 0
 
-    def meet(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
-        """The next message of the log comes into the window, or is passed over."""
-        group = self.group_of(self.key.of_record(record))
-        if self.hot_count >= self.count_max:
-            # Only what may be wanted at once still comes in.
-            fits = group.passed_count == 0 and group.count < KEPT_COUNT
+    def take_next(self, queue: QueueBase, store: QueueLog, record: Record) -> None:
+        """Bring the record, which is the next unread one, into memory, or pass it over."""
+        self.cold_offset = record.offset + 1
+        if self.leaving.has(record.offset):
+            return
+        window = self._window
+        group = window.group_of(self.key.of_record(record))
+        if window.hot_count >= window.memory.count_max:
+            fits = group.passed_count == 0 and group.count < GROUP_COUNT_MIN
         else:
             fits = self.has_room(group)
         if fits:
-            self.append(group, self._entry(queue, store, record, group), True)
+            window.append(group, self._entry(queue, store, record, group), True)
         else:
             self.pass_over(group, record.offset)
 
     def _entry(self, queue: QueueBase, store: QueueLog, record: Record, group: Group) -> QueueEntry:
-        message = self.backing.message(record)
+        message = self._backing.message(record)
         entry = QueueEntry(queue, record.offset, message, store.redelivered(record.offset))
         entry.delivery_count = record.delivery_count
         info = message.info
         if info is not None and info.expiration is not None:
             queue.track_expiration(message)
-        if group.unacked > 0 and self.hot_bytes >= self.bytes_max:
-            entry.message = None  # it keeps its place in memory, its bytes come when it is its turn
+        memory = self._window.memory
+        if group.unacked_count > 0 and memory.hot_bytes >= memory.bytes_max:
+            entry.message = None  # `load_message` reads it again when it is next
         return entry
 
-    def _read_again(self, queue: QueueBase, store: QueueLog, scans: ScanBudget, anyone: bool) -> bool:
-        """Goes on with the second reading. Whether it has found something, or has come to its end."""
+    def _read_second(self, queue: QueueBase, store: QueueLog, scans: ScanBudget, has_credit: bool) -> bool:
+        """Continue the second reading. Return whether it found a message, or came to its end."""
         place = self._second
         read = False
         while True:
-            record = place.record(self._reading_offset)
+            record = place.record(self._second_offset)
             if record is None:
                 if read:
                     return True
                 if scans.over:
-                    self.behind = True
+                    self.sliced = True
                     return False
-                if not place.read(store, self._reading_offset, self._read_bytes(), queue.log_arrived):
-                    self._reading_offset = place.read_offset
+                if not place.read(store, self._second_offset, self._read_bytes(), queue.log_arrived):
+                    self._second_offset = place.read_offset
                     self.reading = True
                     return False
-                record = place.record(self._reading_offset)
+                record = place.record(self._second_offset)
             if record is None or record.offset >= self.cold_offset:
-                self._end_reading(queue)
+                self._end_second(queue)
                 return True
             if scans.over:
-                self.behind = True
+                self.sliced = True
                 return read
             scans.step(len(record.properties))
-            met = self._meet_again(queue, store, record)
-            if met == _TAKEN:
+            result = self._take_again(queue, store, record)
+            if result == _TAKEN:
                 read = True
-            elif met == _REFUSED and read and self._border(anyone) < 0:
-                self._reading_offset = -1  # who waits has something
+            elif result == _REFUSED and read and self._lowest_wanted(has_credit) < 0:
+                self._second_offset = -1  # each waiting consumer has a message now
                 return True
-            self._reading_offset = record.offset + 1
+            self._second_offset = record.offset + 1
 
-    def _meet_again(self, queue: QueueBase, store: QueueLog, record: Record) -> i64:
-        """If the message was passed over it comes into memory now, where its group may have more there."""
-        key = self.key.of_record(record)
-        group = self.groups.get(key) if key is not None else None
-        if group is None or not self._is_passed(group, record.offset):
+    def _take_again(self, queue: QueueBase, store: QueueLog, record: Record) -> i64:
+        """Bring the record into memory if it was passed over and its group has room."""
+        window = self._window
+        group = self.group_of_passed(record)
+        if group is None:
             return _NOT_PASSED
-        if group.skipped_from < self._reading_from or group.refused == self._reading_number:
-            return _NOT_PASSED  # the first of them is not met in this reading
-        most = self._share() if self.hot_count < self.count_max else KEPT_COUNT
-        if group.count >= most and (group.unacked > 0 or self.hot_count >= self.count_max):
-            group.refused = self._reading_number
+        if group.passed_from < self._second_from or group.refused_by == self._second_number:
+            return _NOT_PASSED  # this reading does not meet the first message of the group
+        is_full = window.hot_count >= window.memory.count_max
+        count_max = GROUP_COUNT_MIN if is_full else self._locked_count_max()
+        if group.count >= count_max and (group.unacked_count > 0 or is_full):
+            group.refused_by = self._second_number
             return _REFUSED
         self._take_passed(queue, store, group, record)
         return _TAKEN
 
-    def _is_passed(self, group: Group, offset: i64) -> bool:
-        """Whether the message, which is of the group, in the log and not settled, was passed over."""
-        return group.passed_count > 0 and offset >= group.skipped_from and not self.leaving.has(offset)
+    def group_of_passed(self, record: Record) -> Group | None:
+        """Return the group of an unsettled record if that record was passed over."""
+        key = self.key.of_record(record)
+        group = self._window.groups.get(key) if key is not None else None
+        if group is None or group.passed_count == 0 or record.offset < group.passed_from:
+            return None
+        return None if self.leaving.has(record.offset) else group
 
     def _take_passed(self, queue: QueueBase, store: QueueLog, group: Group, record: Record) -> None:
-        group.skipped_from = record.offset + 1
-        self.append(group, self._entry(queue, store, record, group), False)
+        group.passed_from = record.offset + 1
+        self._window.append(group, self._entry(queue, store, record, group), False)
         group.passed_count -= 1
-        self.passed_count -= 1
+        self._window.passed_count -= 1
 
-    def _end_reading(self, queue: QueueBase) -> None:
-        """The second reading has met all that was passed over from its begin on. What it has not found is not there."""
-        for group in list(self.unloaded):
-            if group.refused != self._reading_number and group.skipped_from >= self._reading_from:
-                self._lost(queue, group)
-        self._reading_offset = -1
+    def _end_second(self, queue: QueueBase) -> None:
+        """The second reading has met all messages from its begin on. What it did not find is not in the log."""
+        window = self._window
+        for group in list(window.cold_groups):
+            if group.refused_by != self._second_number and group.passed_from >= self._second_from:
+                self._drop_missing(queue, group)
+        self._second_offset = -1
         self._second.rest()
         low = self.cold_offset
-        for group in self.groups.values():
-            if group.passed_count > 0 and group.skipped_from < low:
-                low = group.skipped_from
-        self.passed_low = low
+        for group in window.groups.values():
+            if group.passed_count > 0 and group.passed_from < low:
+                low = group.passed_from
+        window.passed_low = low
 
-    def _lost(self, queue: QueueBase, group: Group) -> None:
-        """What was counted as passed over of the group is not in the log."""
+    def _drop_missing(self, queue: QueueBase, group: Group) -> None:
+        """Correct the counts: the passed messages of the group are not in the log."""
+        window = self._window
         queue.ready_count -= group.passed_count
-        self.passed_count -= group.passed_count
+        window.passed_count -= group.passed_count
         group.passed_count = 0
-        self.unloaded.pop(group, None)
-        self._forget(group)
+        window.cold_groups.pop(group, None)
+        window.drop_if_empty(group)
         if queue.ready_count <= 0:
             queue.ready_count = 0
             queue.ready_bytes = 0
 
     def _trim(self) -> None:
-        """The window is full, and nobody can be given anything of it: of each locked group a few messages stay, and the
-        bytes of none where they are too many. Cost: a step per group and message, once per half a window."""
-        backing = self.backing
-        if self.hot_bytes >= self.bytes_max:
-            for node in self.waiting():
+        """Make room in a full window: unload locked groups down to a few messages, or their bodies if those are large.
+
+        Cost: a step per group and message, once per half a window.
+        """
+        window = self._window
+        backing = self._backing
+        memory = window.memory
+        if memory.hot_bytes >= memory.bytes_max:
+            for node in window.ready_nodes():
                 entry = node.entry
                 if entry is None or node.returned or entry.message is None or not backing.is_logged(node.offset):
                     continue
-                if node.group.unacked > 0:
+                if node.group.unacked_count > 0:
                     entry.message = None
-                    self.hot_bytes -= entry.body_size
-        if self.hot_count < self.count_max or self.hot_count < self._trimmed_count + self.count_max // 2:
+                    memory.hot_bytes -= entry.body_size
+        count_max = memory.count_max
+        if window.hot_count < count_max or window.hot_count < self._trimmed_count + count_max // 2:
             return
-        kept = self.count_max // (2 * self.locked_count + 2)
-        if kept < KEPT_COUNT:
-            kept = KEPT_COUNT
-        for group in self.groups.values():
+        kept = count_max // (2 * window.locked_count + 2)
+        if kept < GROUP_COUNT_MIN:
+            kept = GROUP_COUNT_MIN
+        for group in window.groups.values():
             first = group.first
-            if group.unacked > 0 and group.count > kept and first is not None and backing.is_logged(first.offset):
-                self._cut(group, kept)
-        self._trimmed_count = self.hot_count
-
-    def _cut(self, group: Group, kept: i64) -> None:
-        """What is behind the first of the group goes back to where it is in the log."""
-        node = group.cut(kept)
-        if node is None:
-            return
-        border = node.offset
-        count: i64 = 0
-        while node is not None:
-            entry = node.entry
-            assert entry is not None  # it was in the chain
-            node.entry = None
-            for index in self.indexes:
-                index.went(node.offset)
-            if not node.in_line:
-                self._behind_count -= 1
-            self.hot_count -= 1
-            if entry.message is not None:
-                self.hot_bytes -= entry.body_size
-            after = node.next
-            node.next = None
-            node = after
-            count += 1
-        # What was passed over of it before lies behind this.
-        group.passed_count += count
-        self.passed_count += count
-        group.skipped_from = border
-        if border < self.passed_low or self.passed_count == count:
-            self.passed_low = border
-        group.refused = self._reading_number  # what is met in this reading is not its first
+            if group.unacked_count > 0 and first is not None and backing.is_logged(first.offset):
+                had_passed = window.passed_count > 0
+                unloaded_from = window.unload(group, kept)
+                if unloaded_from < 0:
+                    continue
+                group.passed_from = unloaded_from
+                group.refused_by = self._second_number
+                if not had_passed or unloaded_from < window.passed_low:
+                    window.passed_low = unloaded_from
+        self._trimmed_count = window.hot_count
 
     def _read_bytes(self) -> i64:
-        """What one reading of the log brings back: less where windows are small."""
-        return COLD_READ_BYTES if self.bytes_max >= 16 * COLD_READ_BYTES else self.bytes_max // 16
+        """Return the size of one read of the log: smaller for small windows."""
+        bytes_max = self._window.memory.bytes_max
+        return COLD_READ_BYTES if bytes_max >= 16 * COLD_READ_BYTES else bytes_max // 16
 
-    # -- what is to be given out ---------------------------------------------------------------------------------------
+    # -- bodies ------------------------------------------------------------------------------------------------------
 
-    def has_message(self, queue: QueueBase, node: GroupNode) -> bool:
-        """Whether what is to be given out is in memory. Else the disk is asked (`reading`), or it is lost and gone."""
+    def load_message(self, queue: QueueBase, node: GroupNode) -> bool:
+        """Return whether the message that is to be given out is in memory.
+
+        If not, the disk was asked (`reading`), or the message is not in the log and was dropped.
+        """
         entry = node.entry
-        assert entry is not None  # whoever has found it has looked
+        assert entry is not None  # only ready nodes are given out
         if entry.message is not None:
             return True
-        store = self.backing.store
-        if store is not None and self.backing.is_logged(entry.offset):
+        store = self._backing.store
+        if store is not None and self._backing.is_logged(entry.offset):
             fetch = store.cursor.read_if_cached(entry.offset, 1, queue.log_arrived)
             if fetch.records and fetch.records[0].offset == entry.offset:
-                message = self.backing.message(fetch.records[0])
-                self.give_message(node, message)
+                message = self._backing.message(fetch.records[0])
+                self.set_message(node, message)
                 info = message.info
                 if info is not None and info.expiration is not None:
                     queue.track_expiration(message)
@@ -373,74 +400,89 @@ class GroupedLog(GroupedWindow):
             if fetch.waiting:
                 self.reading = True
                 return False
-        self.drop(queue, node)
+        self._window.drop(queue, node)
         return False
 
-    def give_message(self, node: GroupNode, message: Message) -> None:
-        """What it has in the log, for an entry that may have none in memory."""
+    def set_message(self, node: GroupNode, message: Message) -> None:
+        """Give the message, which was read from the log, to an entry that may have none in memory."""
         entry = node.entry
-        assert entry is not None  # whoever has read it has looked
+        assert entry is not None  # only ready nodes are read
         if entry.message is None:
             entry.message = message
             if not node.returned:
-                self.hot_bytes += entry.body_size
+                self._window.memory.hot_bytes += entry.body_size
 
-    def first(self, queue: QueueBase, waits: bool) -> GroupNode | None:
-        """The oldest ready message, brought into memory. None: there is none, or the disk is asked. waits: for it."""
-        store = self.backing.store
+    # -- the oldest message ------------------------------------------------------------------------------------------
+
+    def oldest(self, queue: QueueBase, waits: bool) -> GroupNode | None:
+        """Bring the oldest ready message into memory and return it.
+
+        waits: Block on the disk. Otherwise None may mean that the disk was asked (`reading`).
+        Raises: OSError.
+        """
+        window = self._window
+        store = self._backing.store
         while queue.ready_count > 0:
-            node = self.oldest()
-            if self.passed_count > 0 and (node is None or self.passed_low < node.offset):
-                if store is None or not self._bring_oldest(queue, store, waits):
+            node = window.oldest()
+            if window.passed_count > 0 and (node is None or window.passed_low < node.offset):
+                if store is None or not self._read_oldest_passed(queue, store, waits):
                     return None
             elif node is not None:
                 return node
-            elif store is None or not self._read_on(queue, store, None, waits):
+            elif store is None or not self._read_front(queue, store, None, waits):
                 return None
         return None
 
-    def _bring_oldest(self, queue: QueueBase, store: QueueLog, waits: bool) -> bool:
-        """Brings the oldest of what was passed over into memory, whatever room there is. False: the disk is asked."""
+    def _read_oldest_passed(self, queue: QueueBase, store: QueueLog, waits: bool) -> bool:
+        """Bring the oldest passed messages into memory, even into a full window. False: the disk was asked."""
+        window = self._window
         place = self._oldest
-        place.go_to(self.passed_low)  # which may lie before what was read last
+        place.go_to(window.passed_low)  # it may be before the last read
         count: i64 = 0
         while count < OLDEST_COUNT:
-            record = place.record(self.passed_low)
+            record = place.record(window.passed_low)
             if record is None:
-                if not place.read(store, self.passed_low, self._read_bytes(), None if waits else queue.log_arrived):
-                    self.passed_low = place.read_offset
+                if not place.read(store, window.passed_low, self._read_bytes(), None if waits else queue.log_arrived):
+                    window.passed_low = place.read_offset
                     self.reading = True
                     return count > 0
-                record = place.record(self.passed_low)
+                record = place.record(window.passed_low)
             if record is None or record.offset >= self.cold_offset:
-                # None of those that are still counted is there.
-                for group in [each for each in self.groups.values() if each.passed_count > 0]:
-                    self._lost(queue, group)
+                for group in [each for each in window.groups.values() if each.passed_count > 0]:
+                    self._drop_missing(queue, group)
                 place.rest()
                 return True
-            key = self.key.of_record(record)
-            group_met = self.groups.get(key) if key is not None else None
-            if group_met is not None and self._is_passed(group_met, record.offset):
-                self._take_passed(queue, store, group_met, record)
+            passed = self.group_of_passed(record)
+            if passed is not None:
+                self._take_passed(queue, store, passed, record)
                 count += 1
-                if self.passed_count == 0:
+                if window.passed_count == 0:
                     place.rest()
                     break
-            self.passed_low = record.offset + 1
+            window.passed_low = record.offset + 1
         return True
 
     # -- ends --------------------------------------------------------------------------------------------------------
 
-    def _rest(self) -> None:
-        """Nothing is ready."""
-        self._reading_offset = -1
+    def lowest_ready(self) -> i64:
+        """Return an offset below which only requeued messages are ready. It never falls. Cost: O(late messages)."""
+        window = self._window
+        least = window.lowest(self.cold_offset)
+        if window.passed_count > 0 and window.passed_low < least:
+            least = window.passed_low
+        return least
+
+    def reset(self) -> None:
+        """No message is ready any more: end all readings."""
+        self._second_offset = -1
         self._trimmed_count = 0
         self._front.rest()
         self._second.rest()
         self._oldest.rest()
 
-    def _close(self) -> None:
-        """The queue is deleted."""
+    def close(self) -> None:
+        """Close the readers: the queue is deleted."""
         self._front.close()
         self._second.close()
         self._oldest.close()
+        self.leaving.clear()

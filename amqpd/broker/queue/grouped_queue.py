@@ -1,11 +1,11 @@
-"""A queue with groups (x-group-by), and who gets what: grouped_order.py knows what is ready, and of which group.
+"""Queue with groups (x-group-by): it chooses the consumer of each message. `GroupedOrder` has the messages.
 
-A consumer that can take gets the oldest message that it may have: of a free group, or of one that it holds. Where
-something is free it goes to whose turn it is among those of the highest priority that can take (strict round robin, as
-everywhere); what is for one consumer alone goes to that one, whoever else waits. So groups spread over the consumers as
-they come, nobody waits behind a group that another one holds, and no group waits for ever behind a busier one.
+A consumer with credit gets the oldest message that it may have: of a free group, or of a group that it already has. The
+message of a free group goes to the next consumer in turn among those of the highest priority with credit (strict round
+robin). The message of a locked group goes to the owner of the group, whatever other consumers wait. So groups spread
+over the consumers, no consumer waits behind a locked group, and no group waits for ever behind a busier one.
 
-A basic.get takes the oldest message of a free group, and holds that group until it is answered.
+A basic.get takes the oldest message of a free group and locks the group until that message is answered.
 
 Compiled by mypyc.
 """
@@ -25,15 +25,15 @@ from amqpd.broker.queue.queue import Queue
 from amqpd.broker.queue.services import QueueServices
 from amqpd.storage.queue_log import QueueLog
 
-# What became of a try to give somebody something.
-_GIVEN: Final = 0
+# Results of one try to deliver a message.
+_DELIVERED: Final = 0
 _NOTHING: Final = 1
 _WAITS: Final = 2
 
 
 @final
 class GroupedQueue(Queue):
-    """As `Queue`. rules.group_by is not empty."""
+    """A queue whose rules have a `group_by`."""
 
     def __init__(
         self,
@@ -48,40 +48,41 @@ class GroupedQueue(Queue):
     ) -> None:
         super().__init__(host, name, durable, auto_delete, exclusive_owner, arguments, rules, store)
         order = self.order
-        assert isinstance(order, GroupedOrder)  # Queue has chosen it by the rules
-        self.grouped = order
-        # Those that can take, as far as is known; the queue's own round robin names nobody.
-        self._anybody = RoundRobin()
+        assert isinstance(order, GroupedOrder)  # the base class chose it by the rules
+        self.grouped: Final = order
+        self._window: Final = order.window
+        # Consumers that may have credit. The queue's own round robin picks none: it only notes who has got credit.
+        self._takers = RoundRobin()
         self.round_robin.set_restrictions(rules.single_active, True)
 
     # -- consumers ---------------------------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer) -> None:
-        self._anybody.consumers.append(consumer)
+        self._takers.consumers.append(consumer)
         super().add_consumer(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        self._collect()
-        self._anybody.remove(consumer)
-        consumer.parked = True  # it stands nowhere any more
+        self._collect_ready()
+        self._takers.remove(consumer)
+        consumer.parked = True  # it is in no round robin any more
         super().remove_consumer(consumer)
 
-    def _collect(self) -> None:
-        """Who has become ready is asked again."""
+    def _collect_ready(self) -> None:
+        """Consumers that have got credit again are candidates again."""
         robin = self.round_robin
         if not robin.has_ready():
             return
-        order = self.grouped
         for consumer in robin.pop_ready():
             if robin.single_active and consumer is not robin.consumers[0]:
-                consumer.parked = True  # stands by
+                consumer.parked = True  # only the first of a single active consumer is served
                 continue
-            self._anybody.enter(consumer)
-            holder = order.holders.get(consumer)
-            if holder is not None:  # one that is about to leave has none any more
-                order.call(holder)
+            self._takers.enter(consumer)
+            owner = self._window.owners.get(consumer)
+            if owner is not None:  # None: the consumer is being cancelled
+                self._window.offer(owner)
 
-    # -- out ---------------------------------------------------------------------------------------------------------
+    # -- outgoing messages
+    # ---------------------------------------------------------------------------------------------------------
 
     def _pump(self) -> bool:
         if self.getters is not None:
@@ -90,106 +91,107 @@ class GroupedQueue(Queue):
         host = self.host
         scans = host.turn.scans
         scans.begin(self, host.turn.number)
-        order.begin()
+        order.log.begin_dispatch()
         count: i64 = 0
         while self.ready_count > 0:
-            self._collect()
-            given = self._give_next()
-            if given == _WAITS:
+            self._collect_ready()
+            result = self._deliver_next()
+            if result == _WAITS:
                 break
-            if given == _NOTHING:
-                anyone = self._anybody.peek() is not None
-                if not order.look_further(self, scans, anyone):
+            if result == _NOTHING:
+                has_credit = self._takers.peek() is not None
+                if not order.log.read_further(self, scans, has_credit):
                     break
                 continue
             count += 1
             if count >= PUMP_COUNT_MAX:
                 self.schedule_dispatch()
                 break
-        if self.ready_count > 0 and order.hot_count == 0:
-            order.head(self)  # what has a time to live is seen, whoever wants it
-        self._go_on_later()
+        if self.ready_count > 0 and self._window.hot_count == 0:
+            order.head(self)  # so that expiry sees its time to live
+        self._continue_next_turn()
         return count < PUMP_COUNT_MAX
 
-    def _go_on_later(self) -> None:
-        """Where a slice was over, the next turn goes on."""
-        if self.grouped.behind and not self.scan_wanted:
+    def _continue_next_turn(self) -> None:
+        """If the slice is over, continue in the next turn."""
+        if self.grouped.log.sliced and not self.scan_wanted:
             turn = self.host.turn
             turn.scans.wait(self)
             turn.schedule()
 
-    def _give_next(self) -> i64:
-        """Somebody gets something of what is in memory."""
-        order = self.grouped
-        free = order.first_free()
+    def _deliver_next(self) -> i64:
+        """Deliver one message of those in memory."""
+        window = self._window
+        free = window.first_free()
         if free is not None:
-            consumer = self._anybody.pick()
+            consumer = self._takers.pick()
             if consumer is not None:
-                holder = order.holders[consumer]
-                own = holder.first()
+                owner = window.owners[consumer]
+                own = owner.first()
                 if own is not None and own.offset < free.offset:
                     free = own
-                return self._give(holder, free)
+                return self._deliver(owner, free)
         while True:
-            caller = order.caller()
-            if caller is None:
+            offered = window.first_offered()
+            if offered is None:
                 return _NOTHING
-            consumer = caller.consumer
-            own = caller.first()
+            consumer = offered.consumer
+            own = offered.first()
             if own is None or consumer.parked:
-                order.asked()
+                window.drop_offered()
             elif not consumer.can_take():
-                self._anybody.park(consumer)
-                order.asked()
+                self._takers.park(consumer)
+                window.drop_offered()
             else:
-                order.next_caller()
-                return self._give(caller, own)
+                window.rotate_offered()
+                return self._deliver(offered, own)
 
-    def _give(self, holder: GroupOwner, head: GroupNode) -> i64:
-        order = self.grouped
-        if not order.has_message(self, head):
-            return _WAITS if order.reading else _GIVEN
-        entry = order.claim(self, head, holder)
+    def _deliver(self, owner: GroupOwner, head: GroupNode) -> i64:
+        log = self.grouped.log
+        if not log.load_message(self, head):
+            return _WAITS if log.reading else _DELIVERED
+        entry = self._window.claim(self, head, owner)
         if not self.ended(entry):
-            self.deliver_to(holder.consumer, entry)
-        return _GIVEN
+            self.deliver_to(owner.consumer, entry)
+        return _DELIVERED
 
     def _take_at_hand(self) -> QueueEntry | None:
-        """What a basic.get takes: it holds the group. None also while the disk is asked for it, or a slice is over."""
+        """Take a message for a basic.get. None may also mean that the disk was asked, or that the slice is over."""
         if self.round_robin.halted:
             return None
-        order = self.grouped
+        log = self.grouped.log
         host = self.host
         scans = host.turn.scans
         scans.begin(self, host.turn.number)
-        order.begin()
+        log.begin_dispatch()
         while self.ready_count > 0:
-            free = order.first_free()
+            free = self._window.first_free()
             if free is not None:
-                if order.has_message(self, free):
-                    return order.claim(self, free, None)
-                if order.reading:
+                if log.load_message(self, free):
+                    return self._window.claim(self, free, None)
+                if log.reading:
                     break
-            elif not order.look_further(self, scans, True):
-                self._go_on_later()
-                order.reading = order.reading or order.behind
+            elif not log.read_further(self, scans, True):
+                self._continue_next_turn()
+                log.reading = log.reading or log.sliced
                 break
         return None
 
     def get(self, no_ack: bool) -> QueueEntry | None:
         entry = super().get(no_ack)
         if no_ack and entry is not None:
-            self.grouped.unreserve(self, entry)
+            self._window.release(self, entry)
         return entry
 
-    # -- home --------------------------------------------------------------------------------------------------------
+    # -- settled messages
+    # --------------------------------------------------------------------------------------------------------
 
     def ack(self, entry: QueueEntry) -> None:
         super().ack(entry)
-        self.grouped.unreserve(self, entry)
+        self._window.release(self, entry)
 
     def discard(self, entry: QueueEntry, reason: str) -> None:
         if self.makes_dead_letters():
-            self.grouped.leaves(entry)
+            self.grouped.start_dead_letter(entry)
         super().discard(entry, reason)
-        self.grouped.unreserve(self, entry)
+        self._window.release(self, entry)

@@ -1,16 +1,16 @@
-"""What of a queue with groups is in memory: which message may be given to whom, and which group is whose.
+"""The groups of a queue with groups (x-group-by), and their ready messages in memory.
 
-Every ready message in memory stands in its group (message_groups.py). The head of a group is besides in one of these,
-the oldest first, as long as it is the head:
+Each ready message in memory is in the list of its group (message_groups.py). The first message of each group is also in
 
-    what is free         `_fresh` (as they came) and `_again` (all others): heads of groups of which nothing is unacked
-    a holder's own       `GroupOwner.own`: heads of the groups that are his; `_callers` are the holders to be asked
+    _new_heads, _other_heads   if the group is free. Any consumer may get these.
+    GroupOwner.heads           if a consumer has the group. Only that consumer may get these.
 
-Whoever takes a message locks its group (`claim`) until all that is unacked of it is settled or back (`release`). The
-oldest of all that are in memory, whoever may have it, is for expiry and length limits: `_line` and `_behind`.
+`claim` locks the group of a message that is given out; `release` unlocks it when all its unacked messages are settled
+or requeued. `_arrivals` and `_late` have all messages in memory, for expiry and length limits: those take the oldest
+message of the queue, locked or not.
 
-A group is known while something of it is in memory, unacked or passed over, so there are never more of them than
-entries. What is passed over is counted here and read by `GroupedOrder` (grouped_order.py), which derives from this.
+A group is known while it has a message in memory, unacked or passed over (grouped_log.py). So there are never more
+groups than messages.
 
 Compiled by mypyc.
 """
@@ -19,111 +19,111 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
+from typing import final
 
 from mypy_extensions import i64
 
 from amqpd.broker.consumer import Consumer, QueueBase, QueueEntry
-from amqpd.broker.message import Message
-from amqpd.broker.queue.message_groups import GONE_MAX, Group, GroupKey, GroupNode, GroupOwner, LazyQueue
-from amqpd.broker.queue.ready_order import ReadyOrder
+from amqpd.broker.queue.message_groups import GONE_MAX, Group, GroupNode, GroupOwner, LazyQueue
 from amqpd.broker.queue.scan_index import MemoryIndex
-from amqpd.broker.queue.store import QueueStore
+from amqpd.broker.queue.services import MemoryWindow
 
 
-class GroupedWindow(ReadyOrder):
-    """Of one queue. locked_count: groups of which something is unacked. hot_count: in memory, but for what came back.
+@final
+class GroupedWindow:
+    """The groups of one queue and their messages in memory. It changes the queue's `ready_count` and `ready_bytes`.
 
-    passed_count: messages that were passed over; none of them is below `passed_low`. starving: groups of which
-    something is ready, but nothing in memory.
+    Attributes:
+        memory: How much may be in memory.
+        hot_count: Messages in memory, without requeued ones.
+        returned_count: Requeued messages. They are always in memory.
+        groups: The known groups, by key.
+        locked_count: Groups with unacked messages.
+        unacked: Message -> its group.
+        retrying: The unacked messages that wait for a retry.
+        owners: The queue's consumers.
+        passed_count: Ready messages that were passed over in the log. None of them is below `passed_low`.
+        cold_groups: Groups whose ready messages were all passed over, so that none is in memory.
+        indexes: Of the searches that run now (scan.py). They follow what enters and leaves memory.
     """
 
-    def __init__(self, backing: QueueStore, group_by: str) -> None:
-        super().__init__(backing)
-        self.key = GroupKey(group_by)
-        self.groups: dict[str, Group] = {}
-        self.held: dict[QueueEntry, Group] = {}
-        # Those of them that wait for their next try.
-        self.held_back: dict[QueueEntry, None] = {}
-        self.holders: dict[Consumer, GroupOwner] = {}
-        self.locked_count: i64 = 0
+    def __init__(self, memory: MemoryWindow) -> None:
+        self.memory = memory
         self.hot_count: i64 = 0
+        self.returned_count: i64 = 0
+        self.groups: dict[str, Group] = {}
+        self.locked_count: i64 = 0
+        self.unacked: dict[QueueEntry, Group] = {}
+        self.retrying: dict[QueueEntry, None] = {}
+        self.owners: dict[Consumer, GroupOwner] = {}
         self.passed_count: i64 = 0
         self.passed_low: i64 = 0
-        self.unloaded: dict[Group, None] = {}
-        self._returned_count: i64 = 0
-        self._line = LazyQueue()
-        self._behind: list[GroupNode] = []
-        self._behind_count: i64 = 0
-        self._fresh = LazyQueue()
-        self._again: list[GroupNode] = []
-        self._callers: deque[GroupOwner] = deque()
-        # Of those who search.
+        self.cold_groups: dict[Group, None] = {}
         self.indexes: list[MemoryIndex] = []
+        self._arrivals = LazyQueue()
+        self._late: list[GroupNode] = []
+        self._late_count: i64 = 0
+        self._new_heads = LazyQueue()
+        self._other_heads: list[GroupNode] = []
+        # Owners that may have a message of their own, in the order in which they are asked.
+        self._offered: deque[GroupOwner] = deque()
 
-    # -- for who looks at it
-
-    def memory_count(self) -> i64:
-        return self.hot_count
-
-    def first_at_hand(self) -> Message | None:
-        node = self.first_free()
-        return node.entry.message if node is not None and node.entry is not None else None
+    # -- figures -----------------------------------------------------------------------------------------------------
 
     def groups_held(self, consumer: Consumer) -> i64:
-        """How many groups are the consumer's just now."""
-        holder = self.holders.get(consumer)
-        return 0 if holder is None else holder.groups
+        """Return how many groups the consumer has now."""
+        owner = self.owners.get(consumer)
+        return 0 if owner is None else owner.group_count
 
     def groups_waiting(self) -> i64:
-        """How many groups that are locked have something ready, as far as they were looked at. Cost: a step per group
-        that is known."""
+        """Return how many locked groups have ready messages, as far as the log was read. Cost: a step per group."""
         count: i64 = 0
         for group in self.groups.values():
-            if group.unacked > 0 and (group.passed_count > 0 or group.head() is not None):
+            if group.unacked_count > 0 and (group.passed_count > 0 or group.head() is not None):
                 count += 1
         return count
 
-    # -- consumers
+    # -- consumers ---------------------------------------------------------------------------------------------------
 
-    def join(self, queue: QueueBase, consumer: Consumer) -> None:
-        self.holders[consumer] = GroupOwner(consumer)
+    def add_owner(self, consumer: Consumer) -> None:
+        self.owners[consumer] = GroupOwner(consumer)
 
-    def leave(self, queue: QueueBase, consumer: Consumer) -> None:
-        """What it has unacked keeps its groups locked, until that is settled or back."""
-        holder = self.holders.pop(consumer, None)
-        if holder is not None:
-            holder.gone = True
-            holder.own.clear()
+    def remove_owner(self, consumer: Consumer) -> None:
+        """Remove a cancelled consumer. Its unacked messages keep their groups locked until they are settled."""
+        owner = self.owners.pop(consumer, None)
+        if owner is not None:
+            owner.cancelled = True
+            owner.heads.clear()
 
-    def call(self, holder: GroupOwner) -> None:
-        """It may have something of its own: it is asked."""
-        if not holder.called and not holder.gone and holder.own:
-            holder.called = True
-            self._callers.append(holder)
+    def offer(self, owner: GroupOwner) -> None:
+        """Note that the owner may have a message of its own."""
+        if not owner.offered and not owner.cancelled and owner.heads:
+            owner.offered = True
+            self._offered.append(owner)
 
-    def caller(self) -> GroupOwner | None:
-        """The next to be asked; it stays so until `asked`."""
-        callers = self._callers
-        while callers:
-            holder = callers[0]
-            if not holder.gone:
-                return holder
-            holder.called = False
-            callers.popleft()
+    def first_offered(self) -> GroupOwner | None:
+        """Return the owner to ask next. It stays the first until `drop_offered` or `rotate_offered`."""
+        offered = self._offered
+        while offered:
+            owner = offered[0]
+            if not owner.cancelled:
+                return owner
+            owner.offered = False
+            offered.popleft()
         return None
 
-    def asked(self) -> None:
-        """The `caller` has nothing of its own, or takes nothing just now."""
-        self._callers.popleft().called = False
+    def drop_offered(self) -> None:
+        """Remove the first offered owner: it has no message of its own, or no credit."""
+        self._offered.popleft().offered = False
 
-    def next_caller(self) -> None:
-        """The `caller` has got one: the others come first now."""
-        self._callers.rotate(-1)
+    def rotate_offered(self) -> None:
+        """Ask the other owners first: the first one has got a message."""
+        self._offered.rotate(-1)
 
-    # -- in
+    # -- incoming messages -------------------------------------------------------------------------------------------
 
     def group_of(self, key: str | None) -> Group:
-        """The group of this key, a new one if it is not known."""
+        """Return the group of this key, made if it is not known. None: a group for one message."""
         if key is None:
             return Group(None)
         group = self.groups.get(key)
@@ -133,261 +133,305 @@ class GroupedWindow(ReadyOrder):
         return group
 
     def append(self, group: Group, entry: QueueEntry, in_line: bool) -> None:
-        """A message that is ready comes into memory, behind all of its group. in_line: and behind all others."""
+        """Add a ready message behind all of its group. in_line: its offset is also above all others in memory."""
         node = GroupNode(entry, group, False, in_line)
         if in_line:
-            self._line.append(node, self.hot_count)
+            self._arrivals.append(node, self.hot_count)
         else:
-            self._put_behind(node)
+            self._add_late(node)
         self.hot_count += 1
         if entry.message is not None:
-            self.hot_bytes += entry.body_size
+            self.memory.hot_bytes += entry.body_size
         for index in self.indexes:
             index.came(node.offset, entry, node)
         group.append(node)
         if group.passed_count > 0:
-            self.unloaded.pop(group, None)
+            self.cold_groups.pop(group, None)
         if group.head() is node:
-            if in_line and group.unacked == 0:
-                self._fresh.append(node, self.hot_count)
+            if in_line and group.unacked_count == 0:
+                self._new_heads.append(node, self.hot_count)
             else:
                 self._head_changed(group, node)
 
-    def _put_behind(self, node: GroupNode) -> None:
-        behind = self._behind
-        if len(behind) > 2 * self._behind_count + GONE_MAX:
-            behind = [each for each in behind if each.entry is not None]
-            heapify(behind)
-            self._behind = behind
-        heappush(behind, node)
-        self._behind_count += 1
-
-    def _head_changed(self, group: Group, head: GroupNode) -> None:
-        """The group has another head, or is locked no more: whoever may have it finds it."""
-        if group.unacked == 0:
-            again = self._again
-            if len(again) > 2 * (self.hot_count + self._returned_count) + GONE_MAX:
-                again = [each for each in dict.fromkeys(again) if _is_free_head(each)]
-                heapify(again)
-                self._again = again
-            heappush(again, head)
-            return
-        holder = group.holder
-        if holder is not None and not holder.gone and group.waits == 0:
-            holder.put(head)
-            self.call(holder)
-
-    def requeue(self, queue: QueueBase, entry: QueueEntry) -> None:
-        group = self.held.get(entry)
-        if group is None:  # somebody took it who is no consumer
-            message = entry.message
-            if message is None:
-                self.backing.read_back(entry)
-                message, entry.message = entry.message, None
-            group = self.group_of(self.key.of_message(message) if message is not None else None)
+    def requeue(self, queue: QueueBase, entry: QueueEntry, group: Group) -> None:
+        """Add a message that was taken. It goes to its place by offset, and its group is unlocked for it."""
         node = GroupNode(entry, group, True, False)
-        group.put_back(node)
-        self._put_behind(node)
+        group.add_returned(node)
+        self._add_late(node)
         for index in self.indexes:
             index.came(node.offset, entry, node)
-        self._returned_count += 1
+        self.returned_count += 1
         if group.passed_count > 0:
-            self.unloaded.pop(group, None)
+            self.cold_groups.pop(group, None)
         queue.ready_count += 1
         queue.ready_bytes += entry.body_size
         if group.head() is node:
             self._head_changed(group, node)
-        self.unreserve(queue, entry)
+        self.release(queue, entry)
 
-    # -- out
+    def _add_late(self, node: GroupNode) -> None:
+        late = self._late
+        if len(late) > 2 * self._late_count + GONE_MAX:
+            late = [each for each in late if each.entry is not None]
+            heapify(late)
+            self._late = late
+        heappush(late, node)
+        self._late_count += 1
+
+    def _head_changed(self, group: Group, head: GroupNode) -> None:
+        """The group has a new first message, or was unlocked: make `head` visible to the consumers that may get it."""
+        if group.unacked_count == 0:
+            heads = self._other_heads
+            if len(heads) > 2 * (self.hot_count + self.returned_count) + GONE_MAX:
+                heads = [each for each in dict.fromkeys(heads) if _is_free_head(each)]
+                heapify(heads)
+                self._other_heads = heads
+            heappush(heads, head)
+            return
+        owner = group.owner
+        if owner is not None and not owner.cancelled and group.retrying_count == 0:
+            owner.add_head(head)
+            self.offer(owner)
+
+    # -- outgoing messages -------------------------------------------------------------------------------------------
 
     def first_free(self) -> GroupNode | None:
-        """The oldest message that anybody may have."""
-        fresh = self._fresh.first()
-        while fresh is not None and not _is_free_head(fresh):
-            self._fresh.drop_first()
-            fresh = self._fresh.first()
-        again = self._again
-        while again:
-            node = again[0]
+        """Return the oldest message that any consumer may get."""
+        new = self._new_heads.first()
+        while new is not None and not _is_free_head(new):
+            self._new_heads.drop_first()
+            new = self._new_heads.first()
+        heads = self._other_heads
+        while heads:
+            node = heads[0]
             if _is_free_head(node):
-                return node if fresh is None or node.offset < fresh.offset else fresh
-            heappop(again)
-        return fresh
+                return node if new is None or node.offset < new.offset else new
+            heappop(heads)
+        return new
 
     def oldest(self) -> GroupNode | None:
-        """The oldest message in memory, whoever may have it."""
-        first = self._line.first()
-        behind = self._behind
-        while behind:
-            node = behind[0]
+        """Return the oldest message in memory, locked or not."""
+        first = self._arrivals.first()
+        late = self._late
+        while late:
+            node = late[0]
             if node.entry is not None:
                 return node if first is None or node.offset < first.offset else first
-            heappop(behind)
+            heappop(late)
         return first
 
-    def claim(self, queue: QueueBase, head: GroupNode, holder: GroupOwner | None) -> QueueEntry:
-        """The head of a group that is free, or the holder's, is unacked from now on. holder None: of a basic.get."""
+    def claim(self, queue: QueueBase, head: GroupNode, owner: GroupOwner | None) -> QueueEntry:
+        """Take the first message of a group and lock the group. owner: None for a basic.get."""
         entry = self._pop(queue, head)
         group = head.group
-        if group.unacked == 0:
+        if group.unacked_count == 0:
             self.locked_count += 1
-            group.holder = holder
-            if holder is not None:
-                holder.groups += 1
-        group.unacked += 1
-        self.held[entry] = group
+            group.owner = owner
+            if owner is not None:
+                owner.group_count += 1
+        group.unacked_count += 1
+        self.unacked[entry] = group
         after = group.head()
         if after is not None:
             self._head_changed(group, after)
         elif group.passed_count > 0:
-            self.unloaded[group] = None
+            self.cold_groups[group] = None
         return entry
 
     def drop(self, queue: QueueBase, head: GroupNode) -> QueueEntry:
-        """The head of a group leaves for good, whosever the group is."""
+        """Take the first message of a group for good. The group is not locked by it."""
         entry = self._pop(queue, head)
-        group = head.group
-        after = group.head()
-        if after is not None:
-            self._head_changed(group, after)
-        elif group.passed_count > 0:
-            self.unloaded[group] = None
-        else:
-            self._forget(group)
+        self._after_removal(head.group)
         return entry
+
+    def drop_all(self, queue: QueueBase, nodes: list[GroupNode]) -> None:
+        """Take these messages for good, wherever they are in their groups. Cost: a step per message of the groups."""
+        groups: dict[Group, None] = {}
+        for node in nodes:
+            entry = node.entry
+            if entry is None:
+                continue
+            groups[node.group] = None
+            if node.returned:
+                node.group.gone_count += 1
+            self._uncount(queue, node, entry)
+        for group in groups:
+            group.remove_gone()
+            self._after_removal(group)
+
+    def _after_removal(self, group: Group) -> None:
+        head = group.head()
+        if head is not None:
+            self._head_changed(group, head)
+        elif group.passed_count > 0:
+            self.cold_groups[group] = None
+        else:
+            self.drop_if_empty(group)
 
     def _pop(self, queue: QueueBase, head: GroupNode) -> QueueEntry:
         entry = head.entry
-        assert entry is not None  # whoever has found it has looked
-        head.group.pop(head)
+        assert entry is not None  # only ready nodes are heads
+        head.group.pop_head(head)
         self._uncount(queue, head, entry)
         return entry
 
     def _uncount(self, queue: QueueBase, node: GroupNode, entry: QueueEntry) -> None:
-        """It has left its group."""
-        node.entry = None
-        for index in self.indexes:
-            index.went(node.offset)
-        if not node.in_line:
-            self._behind_count -= 1
         if node.returned:
-            self._returned_count -= 1
+            self._remove_node(node)
+            self.returned_count -= 1
         else:
-            self.hot_count -= 1
-            if entry.message is not None:
-                self.hot_bytes -= entry.body_size
+            self._remove_hot(node, entry)
         queue.ready_count -= 1
         queue.ready_bytes -= entry.body_size
         if queue.ready_count == 0:
             queue.ready_bytes = 0
 
-    # -- home
+    def _remove_node(self, node: GroupNode) -> None:
+        node.entry = None
+        for index in self.indexes:
+            index.went(node.offset)
+        if not node.in_line:
+            self._late_count -= 1
 
-    def unreserve(self, queue: QueueBase, entry: QueueEntry) -> None:
-        """What was claimed is settled, or back: its group may be free again, for whoever comes first."""
-        group = self.held.pop(entry, None)
+    def _remove_hot(self, node: GroupNode, entry: QueueEntry) -> None:
+        self._remove_node(node)
+        self.hot_count -= 1
+        if entry.message is not None:
+            self.memory.hot_bytes -= entry.body_size
+
+    def unload(self, group: Group, count: i64) -> i64:
+        """Drop all messages of the group from memory but the first `count`. They stay ready, in the log.
+
+        Returns: The lowest offset of them; -1 if there are none.
+        """
+        node = group.truncate(count)
+        if node is None:
+            return -1
+        first = node.offset
+        while node is not None:
+            entry = node.entry
+            assert entry is not None  # taken nodes leave the list at once
+            self._remove_hot(node, entry)
+            group.passed_count += 1
+            self.passed_count += 1
+            after = node.next
+            node.next = None
+            node = after
+        return first
+
+    # -- settled and requeued messages -------------------------------------------------------------------------------
+
+    def release(self, queue: QueueBase, entry: QueueEntry) -> None:
+        """A message that was claimed is settled or requeued. Unlock its group if this was the last one."""
+        group = self.unacked.pop(entry, None)
         if group is None:
             return
-        group.unacked -= 1
-        waited = entry in self.held_back
-        if waited:
-            del self.held_back[entry]
-            group.waits -= 1
+        group.unacked_count -= 1
+        was_retrying = entry in self.retrying
+        if was_retrying:
+            del self.retrying[entry]
+            group.retrying_count -= 1
         head = group.head()
-        if group.unacked > 0:
-            if group.unacked == group.waits:
-                self._part(group)
-            elif waited and head is not None:
+        if group.unacked_count > 0:
+            if group.unacked_count == group.retrying_count:
+                _remove_owner_of(group)
+            elif was_retrying and head is not None:
                 self._head_changed(group, head)
                 queue.schedule_dispatch()
-            elif waited and group.passed_count > 0:
-                self.unloaded[group] = None
+            elif was_retrying and group.passed_count > 0:
+                self.cold_groups[group] = None
                 queue.schedule_dispatch()
             return
         self.locked_count -= 1
-        self._part(group)
+        _remove_owner_of(group)
         if head is not None:
             self._head_changed(group, head)
             queue.schedule_dispatch()
         elif group.passed_count > 0:
             queue.schedule_dispatch()
         else:
-            self._forget(group)
+            self.drop_if_empty(group)
 
-    def reserve(self, entry: QueueEntry) -> None:
-        """What was claimed waits elsewhere and will be put back: until then nobody gets anything of its group. Who has
-        more of it keeps it."""
-        group = self.held.get(entry)
+    def hold_for_retry(self, entry: QueueEntry) -> None:
+        """A message that was claimed waits for a retry: its group gets no deliveries until the retry.
+
+        A consumer with other unacked messages of the group stays its owner.
+        """
+        group = self.unacked.get(entry)
         if group is not None:
-            self.held_back[entry] = None
-            group.waits += 1
-            if group.unacked == group.waits:
-                self._part(group)
+            self.retrying[entry] = None
+            group.retrying_count += 1
+            if group.unacked_count == group.retrying_count:
+                _remove_owner_of(group)
 
-    def _part(self, group: Group) -> None:
-        """Nobody has anything of it any more."""
-        holder = group.holder
-        if holder is not None:
-            holder.groups -= 1
-            group.holder = None
-
-    def _forget(self, group: Group) -> None:
+    def drop_if_empty(self, group: Group) -> None:
         key = group.key
         if key is not None and group.is_empty():
             self.groups.pop(key, None)
 
-    # -- ends
+    # -- all messages ------------------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[GroupNode]:
-        """All that is in memory."""
-        return self._line.all() + [each for each in self._behind if each.entry is not None]
+    def ready_nodes(self) -> list[GroupNode]:
+        """Return all messages in memory."""
+        return self._arrivals.ready_nodes() + [each for each in self._late if each.entry is not None]
 
     def nodes(self) -> list[GroupNode]:
-        """The same, and some that have gone. Cost: 2 ns each."""
-        return self._line.nodes() + self._behind
+        """Return all messages in memory, and some that were taken. Cost: 2 ns each."""
+        return self._arrivals.nodes() + self._late
 
-    def forget_ready(self, queue: QueueBase) -> None:
-        """Nothing is ready any more; groups stay locked."""
+    def lowest(self, least: i64) -> i64:
+        """Return `least`, or the lowest offset in memory if that is lower. Requeued messages do not count."""
+        first = self._arrivals.first()
+        if first is not None and first.offset < least:
+            least = first.offset
+        for node in self._late:
+            if node.entry is not None and not node.returned and node.offset < least:
+                least = node.offset
+        return least
+
+    def clear_ready(self, queue: QueueBase) -> None:
+        """Drop all ready messages, passed ones included. Groups with unacked messages stay locked."""
         for index in self.indexes:
             index.clear()
-        for node in self.waiting():
+        for node in self.ready_nodes():
             node.entry = None
             node.next = None
-            group = node.group
-            group.first = None
-            group.last = None
-            group.returned = None
-            group.count = 0
-            group.gone = 0
+            node.group.clear_ready()
         for group in list(self.groups.values()):
             group.passed_count = 0
-            self._forget(group)
-        for holder in self.holders.values():
-            holder.own.clear()
-        self._line.clear()
-        self._fresh.clear()
-        self._behind.clear()
-        self._behind_count = 0
-        self._again.clear()
-        self.unloaded.clear()
+            self.drop_if_empty(group)
+        for owner in self.owners.values():
+            owner.heads.clear()
+        self._arrivals.clear()
+        self._new_heads.clear()
+        self._late.clear()
+        self._late_count = 0
+        self._other_heads.clear()
+        self.cold_groups.clear()
         self.passed_count = 0
-        self._returned_count = 0
+        self.returned_count = 0
         self.hot_count = 0
-        self.hot_bytes = 0
+        self.memory.hot_bytes = 0
         queue.ready_count = 0
         queue.ready_bytes = 0
 
-    def forget_held(self) -> None:
-        """The queue is deleted: what is unacked has nothing to come back to."""
-        for group in self.held.values():
-            group.holder = None
-        self.held.clear()
-        self.held_back.clear()
+    def clear_unacked(self) -> None:
+        """The queue is deleted: unlock all groups."""
+        for group in self.unacked.values():
+            group.owner = None
+        self.unacked.clear()
+        self.retrying.clear()
         self.groups.clear()
         self.locked_count = 0
 
 
 def _is_free_head(node: GroupNode) -> bool:
     group = node.group
-    return node.entry is not None and group.unacked == 0 and group.head() is node
+    return node.entry is not None and group.unacked_count == 0 and group.head() is node
+
+
+def _remove_owner_of(group: Group) -> None:
+    owner = group.owner
+    if owner is not None:
+        owner.group_count -= 1
+        group.owner = None

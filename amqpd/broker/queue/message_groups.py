@@ -1,22 +1,20 @@
-"""What the ready order of a queue with groups is made of: groups, messages that wait in them, consumers that hold them.
+"""Message groups (x-group-by): the parts of the ready order of a queue with groups.
 
-    Group     what is ready of one group, in order, and who has the rest: `unacked` messages are with `holder`
-    Waiting   a ready message in memory. It stands in several lines at once (its group's, that of all, that of what
-              is free), is taken out of one, and passed over in the others: its `entry` is None by then
-    Holder    a consumer of the queue: how many groups are its own just now, and what of them is ready
-    Line      in at the end, out at the front
+    Group       the ready messages of one group in order, and the consumer that has its unacked messages
+    GroupNode   a ready message in memory
+    GroupOwner  a consumer of the queue: the groups that it has, and their next messages
+    LazyQueue   a queue of nodes; taken nodes are removed later
+    GroupKey    the function from a message to its group
 
-A group is locked while anything of it is unacked. What is ready of it then is for its holder alone, and for nobody
-where the holder has gone, or is a basic.get. Messages of a group are in three places, in this order: `returned`, the
-chain from `first` to `last`, and the log, from `passed_from` on: what was passed over there while the group was locked.
+A group is locked while a message of it is unacked. Its ready messages are then for its owner only. A locked group has
+no owner if the consumer has been cancelled, or if a basic.get took the message: then no consumer gets its messages.
 
-Compiled by mypyc.
+The ready messages of a group are in three places, in this order: the heap `returned`, the list from `first` to `last`,
+and the log from `passed_from` on. The last are those that a reader passed over while the group was locked.
 
-Of which group a message is (x-group-by): its routing key, or the value of one of its headers.
-
-A header's value names a group where it is text or a whole number, which is told by its digits, whatever their width: 42
-and "42" are one group. A message without that header, or with anything else in it (true, 1.5, a table), is of no group.
-A routing key is always one, the empty one too.
+The group of a message is its routing key, or the value of one header (`header:NAME`). The value must be text or a whole
+number; a number counts as its decimal digits, so 42 and "42" are one group. A message without the header, or with
+another type in it, belongs to no group. The empty routing key is a group.
 
 Compiled by mypyc.
 """
@@ -35,13 +33,20 @@ from amqpd.protocol.frame import PROPERTIES_START
 from amqpd.protocol.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS
 from amqpd.storage.log.record import Record
 
-# Entries of a line or heap whose message has gone, beyond as many as are still there.
+# A heap or `LazyQueue` may hold this many taken nodes more than it holds ready ones.
 GONE_MAX: Final = 64
 
 
 @final
 class GroupNode:
-    """A ready message. returned: it came back. in_line: it stands in the order's line, else in its heap `behind`."""
+    """A ready message in memory. It is in several heaps and queues at once, and leaves most of them late.
+
+    Attributes:
+        entry: The message; None once it was taken from one of them.
+        returned: It was requeued.
+        in_line: It is in `GroupWindow`'s queue of arrivals, otherwise in its heap of late messages.
+        next: The next message of the group's list.
+    """
 
     def __init__(self, entry: QueueEntry, group: Group, returned: bool, in_line: bool) -> None:
         self.entry: QueueEntry | None = entry
@@ -55,84 +60,95 @@ class GroupNode:
         return self.offset < other.offset
 
     def __hash__(self) -> int:
-        # Compiled, a class with a comparison has none of its own accord.
+        # A compiled class with a comparison has no hash of its own.
         return id(self)
 
 
 @final
 class GroupOwner:
-    """A consumer of the queue. groups: how many it holds. own: heads of them, the oldest first. called: it stands in
-    the line of those with something of their own. gone: it gets nothing any more.
+    """A consumer of the queue.
+
+    Attributes:
+        group_count: Number of groups that it has.
+        heads: Heap of the first messages of these groups. Nodes that are no heads any more leave it late.
+        offered: It is in `GroupWindow`'s queue of owners with a message of their own.
+        cancelled: It gets no more messages.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
-        self.groups: i64 = 0
-        self.own: list[GroupNode] = []
-        self.called = False
-        self.gone = False
+        self.group_count: i64 = 0
+        self.heads: list[GroupNode] = []
+        self.offered = False
+        self.cancelled = False
 
-    def put(self, head: GroupNode) -> None:
-        """It has become the head of a group that is this one's."""
-        own = self.own
-        if len(own) > 2 * self.groups + GONE_MAX:
-            own = [each for each in own if self._is_own(each)]
-            heapify(own)
-            self.own = own
-        heappush(own, head)
+    def add_head(self, head: GroupNode) -> None:
+        """Add the new first message of one of its groups."""
+        heads = self.heads
+        if len(heads) > 2 * self.group_count + GONE_MAX:
+            heads = [each for each in heads if self._has_head(each)]
+            heapify(heads)
+            self.heads = heads
+        heappush(heads, head)
 
     def first(self) -> GroupNode | None:
-        """The oldest message that is for this one alone."""
-        own = self.own
-        while own:
-            head = own[0]
-            if self._is_own(head):
+        """Return the oldest message that only this consumer may get."""
+        heads = self.heads
+        while heads:
+            head = heads[0]
+            if self._has_head(head):
                 return head
-            heappop(own)
+            heappop(heads)
         return None
 
-    def _is_own(self, head: GroupNode) -> bool:
+    def _has_head(self, head: GroupNode) -> bool:
         group = head.group
-        return head.entry is not None and group.holder is self and group.waits == 0 and group.head() is head
+        return head.entry is not None and group.owner is self and group.retrying_count == 0 and group.head() is head
 
 
 @final
 class Group:
-    """key: what its messages have in common; None: one message that is of no group, and so is one by itself.
+    """The ready messages of one group, and its lock.
 
-    unacked: how many are, or wait for their next try; waits: how many of them do that. count: of the chain.
-    passed_count: how many are in the log alone, of those that were looked at; none of them is
-    below `passed_from`. refused: the number of the reading that could not take the first of them (grouped_log.py).
+    Attributes:
+        key: Common to its messages. None: one message without a group, which is a group by itself.
+        unacked_count: Unacked messages, those that wait for a retry included.
+        retrying_count: Unacked messages that wait for a retry. While there are any, the group gets no deliveries.
+        owner: The consumer that has the unacked messages; None if there is none.
+        returned: Heap of requeued messages.
+        gone_count: Nodes of `returned` that were taken from its middle.
+        first, last, count: The list of the other messages in memory.
+        passed_count: Ready messages that a reader of the log passed over. None of them is below `passed_from`.
+        refused_by: Number of the second reading that had no room for the first of them (grouped_log.py).
     """
 
     def __init__(self, key: str | None) -> None:
         self.key = key
-        self.unacked: i64 = 0
-        self.waits: i64 = 0
-        self.holder: GroupOwner | None = None
+        self.unacked_count: i64 = 0
+        self.retrying_count: i64 = 0
+        self.owner: GroupOwner | None = None
         self.returned: list[GroupNode] | None = None
+        self.gone_count: i64 = 0
         self.first: GroupNode | None = None
         self.last: GroupNode | None = None
         self.count: i64 = 0
         self.passed_count: i64 = 0
-        self.skipped_from: i64 = 0
-        self.refused: i64 = 0
-        # Of `returned`: those that were taken out of the middle.
-        self.gone: i64 = 0
+        self.passed_from: i64 = 0
+        self.refused_by: i64 = 0
 
     def head(self) -> GroupNode | None:
-        """The first in memory; nothing of the group that is ready is before it."""
+        """Return the first message in memory. No ready message of the group is before it."""
         returned = self.returned
         first = self.first
-        while self.gone > 0 and returned and returned[0].entry is None:
+        while self.gone_count > 0 and returned and returned[0].entry is None:
             heappop(returned)
-            self.gone -= 1
+            self.gone_count -= 1
         if returned and (first is None or returned[0].offset < first.offset):
             return returned[0]
         return first
 
     def append(self, node: GroupNode) -> None:
-        """Behind all that are in memory."""
+        """Add a message behind all others in memory."""
         last = self.last
         if last is None:
             self.first = node
@@ -141,19 +157,19 @@ class Group:
         self.last = node
         self.count += 1
 
-    def put_back(self, node: GroupNode) -> None:
-        """It came back."""
+    def add_returned(self, node: GroupNode) -> None:
+        """Add a requeued message."""
         returned = self.returned
         if returned is None:
             returned = []
             self.returned = returned
         heappush(returned, node)
 
-    def pop(self, head: GroupNode) -> None:
-        """The head goes."""
+    def pop_head(self, head: GroupNode) -> None:
+        """Remove the first message, which is `head`."""
         if head.returned:
             returned = self.returned
-            assert returned is not None  # it stands there
+            assert returned is not None  # `head` is in it
             heappop(returned)
             return
         first = head.next
@@ -163,67 +179,94 @@ class Group:
         head.next = None
         self.count -= 1
 
-    def cut(self, kept: i64) -> GroupNode | None:
-        """What is behind the first `kept` of the chain leaves it: the first of those, which leads to the others."""
-        if self.count <= kept:
+    def truncate(self, count: i64) -> GroupNode | None:
+        """Keep the first `count` messages of the list. Return the first of the others; `next` leads to the rest."""
+        if self.count <= count:
             return None
-        self.count = kept
+        self.count = count
         node = self.first
-        if kept == 0:
+        if count == 0:
             self.first = None
             self.last = None
             return node
-        while node is not None and kept > 1:
+        while node is not None and count > 1:
             node = node.next
-            kept -= 1
-        assert node is not None  # there are more than that
+            count -= 1
+        assert node is not None  # the list has more messages than `count`
         self.last = node
         rest = node.next
         node.next = None
         return rest
 
+    def remove_gone(self) -> None:
+        """Remove the messages that were taken from the middle. Cost: one step per message in memory."""
+        returned = self.returned
+        if returned is not None and 2 * self.gone_count >= len(returned):
+            returned = [each for each in returned if each.entry is not None]
+            heapify(returned)
+            self.returned = returned
+            self.gone_count = 0
+        node = self.first
+        self.first = None
+        self.last = None
+        self.count = 0
+        while node is not None:
+            after = node.next
+            node.next = None
+            if node.entry is not None:
+                self.append(node)
+            node = after
+
+    def clear_ready(self) -> None:
+        """Drop all ready messages. The lock stays."""
+        self.first = None
+        self.last = None
+        self.returned = None
+        self.count = 0
+        self.gone_count = 0
+        self.passed_count = 0
+
     def is_empty(self) -> bool:
-        """Whether nothing of it is ready or unacked: it may be forgotten."""
-        return self.unacked == 0 and self.first is None and not self.returned and self.passed_count == 0
+        """Return whether the group has neither ready nor unacked messages."""
+        return self.unacked_count == 0 and self.first is None and not self.returned and self.passed_count == 0
 
 
 @final
 class LazyQueue:
-    """Waiting messages, ascending. Those that have gone are passed over at the front, and thrown out when they are more
-    than half of all."""
+    """Nodes in ascending order of offset. Taken nodes stay until they are at the front or more than half of all."""
 
     def __init__(self) -> None:
         self._nodes: list[GroupNode] = []
         self._head: i64 = 0
 
-    def append(self, node: GroupNode, live_max: i64) -> None:
-        """live_max: no more than so many of those in line have not gone. Cost: O(1) on average."""
+    def append(self, node: GroupNode, ready_max: i64) -> None:
+        """Add a node. ready_max: upper bound of the nodes that are still ready. Cost: O(1) amortized."""
         nodes = self._nodes
-        if len(nodes) - self._head > 2 * live_max + GONE_MAX:
+        if len(nodes) - self._head > 2 * ready_max + GONE_MAX:
             nodes = [each for each in nodes[self._head :] if each.entry is not None]
             self._nodes = nodes
             self._head = 0
         nodes.append(node)
 
     def first(self) -> GroupNode | None:
-        """The first that has not gone."""
+        """Return the first node that is ready."""
         nodes = self._nodes
         head = self._head
         size: i64 = len(nodes)
         while head < size:
             node = nodes[head]
             if node.entry is not None:
-                self._set(head, size)
+                self._set_head(head, size)
                 return node
             head += 1
-        self._set(head, size)
+        self._set_head(head, size)
         return None
 
     def drop_first(self) -> None:
-        """The first has not gone, but does not belong here any more."""
-        self._set(self._head + 1, len(self._nodes))
+        """Remove the node that `first` returned."""
+        self._set_head(self._head + 1, len(self._nodes))
 
-    def _set(self, head: i64, size: i64) -> None:
+    def _set_head(self, head: i64, size: i64) -> None:
         if head >= size:
             self._nodes.clear()
             head = 0
@@ -233,11 +276,11 @@ class LazyQueue:
         self._head = head
 
     def nodes(self) -> list[GroupNode]:
-        """All, and some that have gone."""
+        """Return the nodes, some of which may be taken."""
         return self._nodes[self._head :]
 
-    def all(self) -> list[GroupNode]:
-        """Those that have not gone."""
+    def ready_nodes(self) -> list[GroupNode]:
+        """Return the nodes that are ready."""
         return [each for each in self._nodes[self._head :] if each.entry is not None]
 
     def clear(self) -> None:
@@ -251,14 +294,14 @@ _STRING: Final = 0x53  # S
 
 
 def is_group_by(text: str) -> bool:
-    """Whether it says of which group a message is: `routing_key` or `header:NAME`, a name of at most 255 bytes."""
+    """Return whether the text is a valid `x-group-by`: `routing_key` or `header:NAME`, a name of at most 255 bytes."""
     name = text[len(HEADER) :].encode("utf-8", "surrogateescape")
     return text == ROUTING_KEY or (text.startswith(HEADER) and 1 <= len(name) <= 255)
 
 
 @final
 class GroupKey:
-    """Of one queue. group_by: as `is_group_by` allows it."""
+    """The group of a message. group_by: a text that `is_group_by` accepts."""
 
     def __init__(self, group_by: str) -> None:
         self.group_by: Final = group_by
@@ -266,7 +309,7 @@ class GroupKey:
         self._header: Final = name.encode("utf-8", "surrogateescape")
 
     def of_message(self, message: Message) -> str | None:
-        """None: of no group. Cost: some 20 ns by routing key, 100 by a header that is text."""
+        """Return the group's key; None for no group. Cost: 20 ns by routing key, 100 ns by a text header."""
         if not self._header:
             return message.envelope.routing_key
         info = message.info
@@ -275,7 +318,7 @@ class GroupKey:
         return header_text(message.content, PROPERTIES_START + info.headers_start, self._header)
 
     def of_record(self, record: Record) -> str | None:
-        """The same of what lies in a log; None also where a foreign program has written what is no properties."""
+        """Return the key of a record of a log; None also if another program wrote invalid properties."""
         if not self._header:
             return record.routing_key.decode("utf-8", "surrogateescape")
         properties = record.properties
@@ -297,8 +340,10 @@ class GroupKey:
 
 
 def header_text(data: bytes, start: i64, name: bytes) -> str | None:
-    """What the header `name` says, of the table whose length stands at `start`; None where that is neither text nor a
-    whole number. Of equal names the first counts. Raises: CodecError for a table that is none.
+    """Return the value of the header `name` as text. `start`: where the length of the table is.
+
+    Returns: None if the value is neither text nor a whole number. The first of several headers of that name counts.
+    Raises: CodecError if the table is invalid.
     """
     size: i64 = len(data)
     if size - start < 4:
@@ -325,7 +370,7 @@ def header_text(data: bytes, start: i64, name: bytes) -> str | None:
 def _number(data: bytes, start: i64, name: bytes) -> str | None:
     headers, _ = decode_table(data, start)
     value = headers.get(name.decode("utf-8", "surrogateescape"))
-    # mypyc makes an int of what is known to be one: a bool is seen before that, or never.
+    # bool and Timestamp are subclasses of int.
     if isinstance(value, bool | Timestamp) or not isinstance(value, int):
         return None
     return str(int(value))

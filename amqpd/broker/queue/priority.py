@@ -260,7 +260,7 @@ class PriorityOrder(ReadyOrder):
             entry = QueueEntry(queue, offset, message, False)
             level.hot.append(entry)
             self._hot_count += 1
-            self.hot_bytes += message.body_size
+            self.memory.hot_bytes += message.body_size
             for index in self.indexes:
                 index.came(offset, entry, None)
             return True
@@ -273,7 +273,7 @@ class PriorityOrder(ReadyOrder):
             self.mark_delivered(store, offset)
 
     def _has_room(self, level: PriorityLevel, message: Message) -> bool:
-        if self._hot_count < self.count_max and self.hot_bytes < self.bytes_max:
+        if not self.memory.is_full(self._hot_count):
             return True
         return len(level.hot) < LEVEL_HOT_MIN and message.body_size <= LEVEL_BODY_MAX
 
@@ -344,7 +344,7 @@ class PriorityOrder(ReadyOrder):
             for searched in self.indexes:
                 searched.came(offset, entry, None)
             self._hot_count += 1
-            self.hot_bytes += entry.body_size
+            self.memory.hot_bytes += entry.body_size
             size += entry.body_size
             count += 1
             info = message.info
@@ -371,7 +371,7 @@ class PriorityOrder(ReadyOrder):
             else:
                 entry = level.hot.popleft()
                 self._hot_count -= 1
-                self.hot_bytes -= entry.body_size
+                self.memory.hot_bytes -= entry.body_size
             self._leaves(entry.offset)
             self._uncount(queue, entry)
             if entry.message is not None:
@@ -445,7 +445,7 @@ class PriorityOrder(ReadyOrder):
             self._hot_count -= len(level.hot) - len(kept)
             for entry in level.hot:
                 if entry in wanted:
-                    self.hot_bytes -= entry.body_size
+                    self.memory.hot_bytes -= entry.body_size
             level.hot = kept
         for entry in wanted:
             self._leaves(entry.offset)
@@ -461,12 +461,12 @@ class PriorityOrder(ReadyOrder):
         """Where very many came back, so many of them that the log has go to the index. Whether it is enough by now."""
         for level in self._levels:
             returned = level.returned
-            if len(returned) <= self.count_max:
+            if len(returned) <= self.memory.count_max:
                 continue
             while level.hot and self.backing.is_logged(level.hot[-1].offset):  # which is behind them
                 entry = level.hot.pop()
                 self._hot_count -= 1
-                self.hot_bytes -= entry.body_size
+                self.memory.hot_bytes -= entry.body_size
                 self._leaves(entry.offset)
                 self._add_cold(level, entry.offset)
             while returned and self.backing.is_logged(returned[-1].offset):  # a heap without its end is one
@@ -519,7 +519,7 @@ class PriorityOrder(ReadyOrder):
                 if within(entry.offset, ranges):
                     self._leaves(entry.offset)
                     self._hot_count -= 1
-                    self.hot_bytes -= entry.body_size
+                    self.memory.hot_bytes -= entry.body_size
                     queue.ready_bytes -= entry.body_size
                     queue.ready_count -= 1
                 else:
@@ -546,6 +546,6 @@ class PriorityOrder(ReadyOrder):
         for index in self._cold:
             index.clear()
         self._hot_count = 0
-        self.hot_bytes = 0
+        self.memory.hot_bytes = 0
         queue.ready_count = 0
         queue.ready_bytes = 0

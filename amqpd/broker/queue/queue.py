@@ -99,9 +99,8 @@ def attach_consumer(queue: Queue, consumer: Consumer) -> None:
     """It is served from the next pump on. The caller has checked what it asks for."""
     order = queue.order
     order.join(queue, consumer)
-    if consumer.arguments.selector is not None and queue.filters is None and isinstance(order, FifoOrder):
-        queue.filters = FilteredConsumers(queue, queue.host, order)
-        queue.order = queue.filters.order
+    if consumer.arguments.selector is not None and isinstance(order, FifoOrder):
+        queue.use_filtered_order()
     if queue.filters is not None:
         queue.filters.join(consumer)
     queue.add_consumer(consumer)
@@ -221,6 +220,20 @@ class Queue(QueueBase):
         enforcement.obey(rules, self.opening is None)
         self.order.obey(rules)
 
+    def use_filtered_order(self) -> FilteredConsumers:
+        """Exchange the FIFO order for one that gives out messages from its middle. `_pump` changes back when it can.
+
+        Only for a queue whose order is a `FifoOrder`; a `FilteredOrder` stays.
+        """
+        filters = self.filters
+        if filters is None:
+            order = self.order
+            assert isinstance(order, FifoOrder)
+            filters = FilteredConsumers(self, self.host, order)
+            self.filters = filters
+            self.order = filters.order
+        return filters
+
     def track_expiration(self, message: Message) -> None:
         if self.expiry is None:
             self.expiry = MessageTtl(self, self.host, -1)
@@ -262,8 +275,7 @@ class Queue(QueueBase):
         if self.enforcement is not None:
             waiting = self.enforcement.restore(log)
             if waiting and isinstance(self.order, FifoOrder):
-                self.filters = self.filters or FilteredConsumers(self, self.host, self.order)
-                self.order = self.filters.order
+                self.use_filtered_order()
             self.order.exclude(waiting)
         self.order.opened(self)
         if self.enforcement is not None:
@@ -283,7 +295,7 @@ class Queue(QueueBase):
     def log_arrived(self) -> None:
         if self.deleted:
             return
-        if self.order.reading:
+        if self.order.is_reading():
             try:
                 # What has a time to live is seen now, whether or not there is somebody to take it.
                 self.order.head(self)
@@ -505,7 +517,7 @@ class Queue(QueueBase):
 
     def waits(self) -> bool:
         """Whether `get` found nothing because the disk is asked for it, or nobody is served now: see `when_ready`."""
-        return (self.order.reading or self.round_robin.halted) and self.ready_count > 0
+        return (self.order.is_reading() or self.round_robin.halted) and self.ready_count > 0
 
     def take(self) -> QueueEntry | None:
         return self.order.take(self)
@@ -595,6 +607,6 @@ class Queue(QueueBase):
         self.order.unwritten(self, ranges)
         self.backing.unwritten(ranges)
         # The sizes of those that were in the log alone are known to nobody any more.
-        self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.hot_bytes))
+        self.ready_bytes = min(self.ready_bytes, self.backing.most_bytes(self.order.memory.hot_bytes))
         if self.enforcement is not None:
             self.enforcement.unwritten(ranges, self.order)

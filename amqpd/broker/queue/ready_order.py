@@ -35,19 +35,22 @@ TRANSIENT_BYTES_MAX: Final = 16 * 1024 * 1024
 COLD_READ_BYTES: Final = 256 * 1024
 
 
-class ReadyOrder(MemoryWindow):
+class ReadyOrder:
     """One queue's. hot_bytes: of the bodies in the window. reading: the disk is asked for what comes next, and the
     queue's `log_arrived` is called when it has answered.
     """
 
     def __init__(self, backing: QueueStore) -> None:
-        if backing.store is None:
-            super().__init__(TRANSIENT_COUNT_MAX, TRANSIENT_BYTES_MAX)
-        else:
-            super().__init__(HOT_COUNT_MAX, HOT_BYTES_MAX)
         self.backing = backing
-        self.hot_bytes: i64 = 0
+        if backing.store is None:
+            self.memory = MemoryWindow(TRANSIENT_COUNT_MAX, TRANSIENT_BYTES_MAX)
+        else:
+            self.memory = MemoryWindow(HOT_COUNT_MAX, HOT_BYTES_MAX)
         self.reading = False
+
+    def is_reading(self) -> bool:
+        """Return whether the disk was asked for the next message. The queue's `log_arrived` is called with it."""
+        return self.reading
 
     def opened(self, queue: QueueBase) -> None:
         """The log is known, and the queue's counts are those of the log; nothing is read yet."""

@@ -26,8 +26,7 @@ from amqpd.broker.consumer import QueueEntry
 from amqpd.broker.flow.loop_turn import ScanBudget
 from amqpd.broker.message import LogMessageFactory
 from amqpd.broker.queue.entry_deque import EntryDeque
-from amqpd.broker.queue.fifo import FifoOrder
-from amqpd.broker.queue.filtered import FilteredConsumers, FilteredOrder, MessagePredicate
+from amqpd.broker.queue.filtered import FilteredOrder, MessagePredicate
 from amqpd.broker.queue.log_reader import SETTLED
 from amqpd.broker.queue.offset_bitmap import OffsetBitmap
 from amqpd.broker.queue.priority import PriorityOrder
@@ -242,7 +241,7 @@ class Replay(AckedScan):
         """Whoever reads the log passes over what is about to be live in it, a segment after the other."""
         queue = self.queue
         if not isinstance(queue.order, PriorityOrder):  # which reads what its index has, and nothing else
-            order = filtered_order(queue)
+            order = queue.use_filtered_order().order
             order.rewinding = True
             self._held_by = order
             if queue.dead_letters_logged_count > 0:
@@ -353,24 +352,12 @@ class Replay(AckedScan):
                 self.queue.schedule_dispatch()  # which goes on with a plain order, where that will do
 
 
-def filtered_order(queue: Queue) -> FilteredOrder:
-    """The order of a queue in order of arrival, out of whose middle messages can be left."""
-    filters = queue.filters
-    if filters is None:
-        order = queue.order
-        assert isinstance(order, FifoOrder)
-        filters = FilteredConsumers(queue, queue.host, order)
-        queue.filters = filters
-        queue.order = filters.order
-    return filters.order
-
-
 def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count: i64, size_bytes: i64) -> None:
     """Of a queue in order of arrival: so many messages from `first` to `last` are live in its log again, and ready from
     now on: all but those in `between`, which is the order's from now on. Cost: what stands in the window, and what was
     taken out of the log before its turn.
     """
-    filtered = filtered_order(queue)
+    filtered = queue.use_filtered_order().order
     if queue.ready_count == 0:
         filtered.pass_all()
     behind = filtered.cold_offset
@@ -394,7 +381,7 @@ def make_ready(queue: Queue, first: i64, last: i64, between: OffsetBitmap, count
         between.add_from(ahead, behind)
         filtered.ahead = between
         filtered.hot = hot
-        filtered.hot_bytes = hot_bytes
+        filtered.memory.hot_bytes = hot_bytes
         filtered.cold_offset = first
     filtered.reading = False
     queue.ready_count += count

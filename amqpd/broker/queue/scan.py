@@ -35,7 +35,6 @@ from amqpd.broker.queue.fifo import FifoOrder
 from amqpd.broker.queue.filtered import (
     NOTHING,
     FilterCursor,
-    FilteredConsumers,
     FilteredOrder,
     MessagePredicate,
     free_bit,
@@ -292,7 +291,7 @@ class ReadySpan:
         self._grouped: GroupedOrder | None = order if isinstance(order, GroupedOrder) else None
         self._unacked: set[int] = set()
         if isinstance(order, GroupedOrder):
-            for entry in order.held:
+            for entry in order.window.unacked:
                 if first <= entry.offset < self.end:
                     self._unacked.add(entry.offset)
 
@@ -305,7 +304,7 @@ class ReadySpan:
             return levels.is_cold(offset)
         grouped = self._grouped
         if grouped is not None:
-            return offset not in self._unacked and not grouped.leaving.has(offset)
+            return offset not in self._unacked and not grouped.log.leaving.has(offset)
         fifo = self._fifo
         if fifo is None or offset < fifo.cold_offset:
             return False
@@ -355,14 +354,7 @@ class FifoScan(TakingScan):
 
     def __init__(self, queue: Queue, judge: MessagePredicate, wake: Callable[[], None]) -> None:
         super().__init__(queue, judge, wake)
-        order = queue.order
-        assert isinstance(order, FifoOrder)
-        filters = queue.filters
-        if filters is None:
-            filters = FilteredConsumers(queue, queue.host, order)
-            queue.filters = filters
-            queue.order = filters.order
-        self._order: FilteredOrder = filters.order
+        self._order: FilteredOrder = queue.use_filtered_order().order
         self._scans = ScanBudget(queue.host.timers)
         cursor = FilterCursor(MATCHES_ALL, free_bit(self._order.cursors))
         cursor.judge = judge
@@ -616,27 +608,27 @@ class GroupScan(LogScan):
         self._order = order
         # Of one `collect`: what is to be taken out of memory.
         self._wanted: list[GroupNode] = []
-        self._index.begin([], order.nodes())
-        order.indexes.append(self._index)
+        self._index.begin([], order.window.nodes())
+        order.window.indexes.append(self._index)
 
     def _has_logged(self, record: Record) -> bool:
-        return self._order.has_logged(record)
+        return self._order.is_ready_in_log(record)
 
     def _take_logged(self, record: Record) -> QueueEntry:
-        return self._order.take_logged(self.queue, record)
+        return self._order.take_from_log(self.queue, record)
 
     def _want(self, entry: QueueEntry, message: Message) -> None:
         node = self._index.nodes[entry.offset]
-        self._order.give_message(node, message)
+        self._order.log.set_message(node, message)
         self._wanted.append(node)
 
     def _end_slice(self) -> None:
         if self._wanted:
-            self._order.take_held(self.queue, self._wanted)
+            self._order.take_from_memory(self.queue, self._wanted)
             self._wanted = []
 
     def close(self) -> None:
         super().close()
-        if self._index in self._order.indexes:
-            self._order.indexes.remove(self._index)
-        self._order.searched()
+        if self._index in self._order.window.indexes:
+            self._order.window.indexes.remove(self._index)
+        self._order.end_search()

@@ -36,14 +36,25 @@ BYTES_MIN: Final = 32 * 1024
 
 
 class MemoryWindow:
-    """What may be held in memory: `count_max` entries, `bytes_max` of their bodies."""
+    """How much of one queue may be in memory.
+
+    Attributes:
+        count_max: Limit of ready messages.
+        bytes_max: Limit of the bytes of their bodies.
+        hot_bytes: Bytes of the bodies that are in memory now. The queue's ready order counts them.
+    """
 
     def __init__(self, count_max: i64, bytes_max: i64) -> None:
         self.count_max = count_max
         self.bytes_max = bytes_max
+        self.hot_bytes: i64 = 0
+
+    def is_full(self, hot_count: i64) -> bool:
+        """Return whether no further message fits, with `hot_count` messages in memory."""
+        return hot_count >= self.count_max or self.hot_bytes >= self.bytes_max
 
 
-class Windows:
+class MemoryWindows:
     """Of all queues with logs; one per broker. `count_max`, `bytes_max`: of each window just now."""
 
     def __init__(self) -> None:
@@ -66,12 +77,6 @@ class Windows:
         if self._shares > QUEUES_FULL and len(self._windows) < self._shares // 4:
             self._cut(self._shares // 2)
 
-    def replace(self, old: MemoryWindow, new: MemoryWindow) -> None:
-        """The queue of one goes on with the other."""
-        if old in self._windows:
-            self._windows.discard(old)
-            self._windows.add(new)
-
     def _cut(self, shares: i64) -> None:
         self._shares = shares
         self.count_max = max(COUNT_MIN, COUNT_MAX * QUEUES_FULL // shares)
@@ -90,7 +95,7 @@ class QueueServices:
     windows: of all queues of the broker, what each may hold in memory.
     """
 
-    def __init__(self, vhost_name: str, vhost_id: str, turn: LoopTurn, timers: Timers, windows: Windows) -> None:
+    def __init__(self, vhost_name: str, vhost_id: str, turn: LoopTurn, timers: Timers, windows: MemoryWindows) -> None:
         self.vhost_name = vhost_name
         self.vhost_id = vhost_id
         self.turn = turn

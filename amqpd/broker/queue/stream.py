@@ -607,7 +607,7 @@ class StreamOrder(ReadyOrder):
                 continue
             if reader.offset < 0:
                 reader.begin(self._host.timers.wall_ms())
-            ended = reader.deliver(self.bytes_max)
+            ended = reader.deliver(self.memory.bytes_max)
             left -= reader.looked_count + SHARE_COST
             if searches:
                 scans.looked_at(reader.looked_count)
@@ -626,7 +626,7 @@ class StreamOrder(ReadyOrder):
         store = self.backing.store
         if self._asked or store is None or store.failed:
             return
-        if self.bytes_max < BYTES_MAX:
+        if self.memory.bytes_max < BYTES_MAX:
             self._shared.slices.rest()
         self._queue = queue
         self._asked = True

@@ -275,7 +275,7 @@ class VHost(Namespace):
         """Its row is committed, or it has none."""
         self.queues[queue.name] = queue
         if queue.logged:
-            self.queue_host.windows.add(queue.order)
+            self.queue_host.windows.add(queue.order.memory)
         owner = queue.exclusive_owner
         if owner is not None:
             self._exclusive.setdefault(owner, {})[queue] = None
@@ -294,7 +294,7 @@ class VHost(Namespace):
         if owner is not None:
             # It stays nobody else's, and keeps its session no longer, whoever still names the queue.
             queue.exclusive_owner = _GONE
-        self.queue_host.windows.remove(queue.order)
+        self.queue_host.windows.remove(queue.order.memory)
         self.policies.in_force.pop(queue, None)
         return list(self._inbound.pop(queue, {}).values())
 
