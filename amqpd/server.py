@@ -273,7 +273,7 @@ class Server:
         build = "compiled" if is_compiled() else "interpreted"
         return f"amqpd {__version__} ({build}) ready in {took_ms:.0f} ms: {', '.join(parts)}"
 
-    # -- stop --------------------------------------------------------------------------------------------------------
+    # -- stop and start
 
     def _app_front_ends(self) -> list[FrontEnd]:
         """Return the protocol servers that `amqpctl stop_app` stops."""
@@ -323,7 +323,7 @@ class Server:
         if not self._stopping:
             self._stopping = True
             self.notifier.stopping()
-            self.loop.create_task(self._stop())  # ends the loop by itself
+            self.loop.create_task(self._stop())  # `_stop` sets `stopped` at its end
 
     def fail(self, why: str) -> None:
         """Stop because of an error, with an exit code that lets a supervisor start the broker again."""

@@ -9,7 +9,7 @@ not cut, so the first may begin below `start` and the last may end behind `end`.
 without records are skipped.
 
 `read` raises KafkaDisconnected after `timeout_s` without anything new, and KafkaRefused if the partition may not be
-read. A follower never ends by itself and logs its errors.
+read. A follower logs its errors and continues; only an exception of its callback ends it.
 
 Both yield to the event loop after SLICE_S of work, the caller's work between two batches included.
 """

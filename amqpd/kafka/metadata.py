@@ -1,8 +1,8 @@
 """Leaders of partitions, and shared connections to brokers, for readers.
 
 `leader` looks a leader up once, with one request for all concurrent callers. `forget` drops it when an answer names
-another leader. `connection` is shared by all readers of a broker. Its requests are answered one after the other, so
-no reader may send one for which Kafka waits; such a reader opens its own (`open`). If an answer is late,
+another leader. `connection` is shared by all readers of a broker. Kafka answers its requests one after the other. So a
+request that waits at Kafka for new data needs a connection of its own (`open`). If an answer is late,
 `PartitionLeaders` asks other brokers. If a leader has moved, it ends the connection, and its readers ask the new
 leader.
 

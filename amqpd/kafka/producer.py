@@ -4,8 +4,8 @@
 An answer raises the partition's high watermark and calls `on_moved`. At most IN_FLIGHT_MAX requests to a broker are
 unanswered. After a lost connection the producer sends unanswered batches again to the new leader.
 
-A broker that hangs ends nothing. While its answer is late, the producer asks other brokers for the leaders of the
-partitions that wait for it. If one of them has moved, it drops the connection and sends again.
+A broker that hangs does not end the producer. While its answer is late, the producer asks other brokers for the leaders
+of the partitions that wait for it. If one of them has moved, it drops the connection and sends again.
 
 The producer ends (`on_fenced`, once) in two cases. Kafka reports a later epoch or gives an impossible answer, or a
 batch has waited longer than `delivery_timeout_s`. Then nothing is sent any more.

@@ -129,7 +129,7 @@ class ProducerState:
         self._calls: i64 = 0
         self.over: bool = False
 
-    # -- what there is to send
+    # -- batches and requests
 
     def offer(self, partition: Partition, batch: ClosedBatch, now_ms: i64) -> None:
         """Add the partition's next batch; do nothing if it takes no more batches. Raises ValueError, see
@@ -219,7 +219,7 @@ class ProducerState:
                 partition.listed = False
         return call
 
-    # -- what came of it
+    # -- answers
 
     def lost(self, call: ProduceCall, now_ms: i64) -> None:
         """Account for a request without an answer: its batches may be stored or not."""

@@ -105,7 +105,7 @@ class Reader:
         self.end: i64 = len(data)
 
     def _take(self, size: i64) -> i64:
-        """Move behind the next `size` bytes and return their start."""
+        """Return the position of the next `size` bytes, and advance behind them."""
         start: i64 = self.position
         if size < 0 or size > self.end - start:
             raise BadAnswer("an answer is shorter than its fields")

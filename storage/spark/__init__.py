@@ -1,1 +1,1 @@
-"""From queue to lake: a Spark source, sink and export job over the logs. The server never imports it; see README.md."""
+"""Spark source, sink and export job over the logs. The server never imports this package; see README.md."""
