@@ -1,10 +1,9 @@
-"""The settings of the server, and how they are found. `Settings` is passed in wherever it is needed; none is global.
+"""The server's settings: where they come from, and their types. `Settings` is passed as an argument; none is global.
 
-A setting has one name in four places. `amqp.tls.verify_peer` is `verify_peer` under `[amqp.tls]` in the TOML file,
+A setting has one name in three places. `amqp.tls.verify_peer` is `verify_peer` under `[amqp.tls]` in the TOML file,
 `AMQPD_AMQP__TLS__VERIFY_PEER` in the environment and `--amqp.tls.verify-peer` on the command line.
 
-`kinds` (types and bounds), `row` (one setting), `tree` (all settings), `loading` (where a value comes from). The others
-import `help` when they show it. Nothing here imports the server or asyncio: all of it is part of every start.
+Every start imports this package, so it imports neither the server nor asyncio.
 """
 
 from amqpd.config.loader import EXIT_USAGE, LoadedSettings, SettingsError, load

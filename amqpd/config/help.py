@@ -1,6 +1,6 @@
-"""What `amqpd --help` and `amqpd --print-settings` show, made from the rows of the settings tree.
+"""Texts of `amqpd --help`, `--print-settings` and `--check-config`, made from the rows of the schema.
 
-Imported only when one of them is asked for: a broker that starts needs none of it.
+Imported only for these options.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ settings (and their defaults):
 
 
 def shown(value: object) -> str:
-    """A value as one would write it on the command line."""
+    """Return a value as a user writes it on the command line."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -56,14 +56,14 @@ def shown(value: object) -> str:
 
 
 def masked(name: str, value: str) -> str:
-    """A secret, hidden: all of a password, the password within a URL."""
+    """Return a secret with its password hidden: a whole password, or the password in a URL."""
     if name.endswith(".url"):
         return re.sub(r"(://[^:/@]*:)[^/]*@", rf"\1{MASK}@", value)
     return MASK if value else value
 
 
 def help_text() -> str:
-    """The whole help, ready to print."""
+    """Return the text of `--help`."""
     parts = [HEAD.format(what=describe())]
     for row in rows():
         default = "" if row.default is None else shown(row.default)
@@ -75,7 +75,7 @@ def help_text() -> str:
 
 
 def check_text(loaded: LoadedSettings) -> str:
-    """What there is to say about settings that can be used: what changes nothing, and each that is not the default."""
+    """Return notes and all settings that are not the default, for settings that can be used."""
     given = [row for row in rows() if loaded.sources[row.name] != "default"]
     lines = [f"note: {note}" for note in loaded.notes]
     for row in given:
@@ -85,7 +85,7 @@ def check_text(loaded: LoadedSettings) -> str:
 
 
 def toml_text(loaded: LoadedSettings) -> str:
-    """A file of all settings, `amqpd.toml`: those that have their default are commented out, and so are secrets."""
+    """Return an `amqpd.toml` with all settings. Defaults and secrets are commented out."""
     lines = ["# Every setting of amqpd; what is commented out is the default. A later line of the environment or the",
              "# command line wins. Made by `amqpd --print-settings --formatter toml`."]  # fmt: skip
     section = ""
@@ -116,7 +116,7 @@ def _toml_value(value: object) -> str:
 
 
 def settings_text(loaded: LoadedSettings) -> str:
-    """Name, value and source of every setting, as a table, as JSON (a list of objects, values typed) or as a file."""
+    """Return name, value and source of every setting as a table, as JSON with typed values, or as TOML."""
     if loaded.formatter == "toml":
         return toml_text(loaded)
     lines: list[tuple[str, str, str]] = []

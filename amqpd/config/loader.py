@@ -1,20 +1,14 @@
-"""Loading: which value a setting has, and where it came from.
+"""Loader of settings: finds the value of each setting, and its source.
 
-The later wins: the default in the tree, the file, the environment, the command line. The file is the one named by
-`--config`, else by `AMQPD_CONFIG`, else `./amqpd.toml` if there is one: TOML, or RabbitMQ's own where its name ends in
-`.conf` (`rabbitmq_conf`). What RABBITMQ_CONFIG_FILE names is read too, below it. RabbitMQ's other variables count as
-environment, below our own names (`rabbitmq_environment`).
+Later sources override earlier ones: default, file, environment, command line. The file is `--config`, else
+`AMQPD_CONFIG`, else `./amqpd.toml` if it exists. It is TOML, or RabbitMQ's format if its name ends in `.conf`
+(`rabbitmq_conf`). The file in RABBITMQ_CONFIG_FILE is read before it. RabbitMQ's other variables come before our
+own (`rabbitmq_env`).
 
-A value that cannot be used, an unknown name in the file, the environment or the command line: each is a line of one
-`SettingsError`, so that all of them can be put right at once. Invariant: a `Settings` that `load` returns is within its
-bounds and agrees with itself (`_disagreements`).
+All mistakes are reported at once: each unusable value and each unknown name is a line of one `SettingsError`. A
+`Settings` that `load` returns is within its bounds, and its settings do not contradict each other.
 
-What only some calls need (TOML, a guess at the name that was meant) is imported when it is needed: this is part of the
-start-up time.
-
-What is wrong with the settings of a cluster that are each within their bounds: imported where one of them is given.
-
-A password or a secret may stand in a file of its own, one line, instead of the settings.
+Parts that few starts need (TOML, guesses at a misspelt name) are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -31,17 +25,17 @@ from amqpd.config.schema import ClusterSettings, HttpTlsSettings, Settings, TlsS
 from amqpd.config.types import access_problem, file_exists
 
 EXIT_USAGE: Final = 64
-"""Exit code for a command line, environment or file that cannot be used (EX_USAGE of sysexits.h)."""
+"""Exit code for an unusable command line, environment or file (EX_USAGE of sysexits.h)."""
 
 CONFIG_VARIABLE: Final = "AMQPD_CONFIG"
 RABBITMQ_ENDINGS: Final = (".conf", ".config")
-"""Of files that RabbitMQ reads; any other file is TOML."""
+"""Endings of RabbitMQ's files. Any other file is TOML."""
 
 NO_SETTING: Final = {CONFIG_VARIABLE, "AMQPD_INTERPRETED"}
-"""Variables that begin like ours without naming a setting: the file, and what setup.py obeys."""
+"""Variables with our prefix that are no settings: the file's name, and a variable of setup.py."""
 
 SERVICE_LINK: Final = re.compile(r"AMQPD_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
-"""What Kubernetes puts into every container when a service is called `amqpd`; it means no setting."""
+"""Variables that Kubernetes sets in every container if a service is called `amqpd`. They are no settings."""
 
 _NO_CLUSTER: Final = ClusterSettings()
 
@@ -52,7 +46,7 @@ Formatter: TypeAlias = Literal["table", "json", "toml"]
 
 
 class SettingsError(Exception):
-    """Settings that cannot be used. problems: one line each, ready to be shown."""
+    """Unusable settings. `problems` has one line for each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -60,11 +54,13 @@ class SettingsError(Exception):
 
 
 class LoadedSettings(NamedTuple):
-    """What `load` found.
+    """The settings with their sources, and the action that the command line asks for.
 
-    sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`.
-    wish: what the command line asks the program to do. formatter: for print-settings. notes: a line for each key and
-    variable of RabbitMQ's that changes nothing here.
+    Attributes:
+        sources: setting's name -> `default`, `file amqpd.toml`, `environment AMQPD_...` or `command line`
+        wish: the action, normally `run`
+        formatter: of --print-settings
+        notes: a line for each key and variable of RabbitMQ's that has no effect
     """
 
     settings: Settings
@@ -75,9 +71,10 @@ class LoadedSettings(NamedTuple):
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
-    """The settings that defaults, file, `environ` and `argv` (without the program's name) add up to.
+    """Return the settings of defaults, files, `environ` and `argv` (without the program's name).
 
-    Cost: one read of the TOML file if there is one. Raises: SettingsError.
+    Raises:
+        SettingsError: all mistakes
     """
     known = {row.name: row for row in rows()}
     line = _parse_arguments(argv, known)
@@ -116,7 +113,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
         try:
             values[name] = known[name].kind.convert(given)
         except ValueError as error:
-            # The text may quote the value, which must not put a password into a log.
+            # The text can quote the value, and a password must not get into a log.
             text = "must be text, and not empty" if known[name].secret else str(error)
             problems.append(f"{name} {text} ({sources[name]})")
     if not problems:
@@ -130,7 +127,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
 def _read_rabbitmq_files(
     named: str, environ: Mapping[str, str], sources: dict[str, str], notes: list[str], problems: list[str]
 ) -> dict[str, object]:
-    """Values of `rabbitmq.conf` and those beside it, where one is named, by setting's name. named: by `--config`."""
+    """Return the values of RabbitMQ's files by setting's name. `named` is the file of --config or AMQPD_CONFIG."""
     variables = ("CONFIG_FILE", "CONFIG_FILES", "ENABLED_PLUGINS_FILE", "ENABLED_PLUGINS")
     if not named.endswith(RABBITMQ_ENDINGS) and not any(environ.get(f"RABBITMQ_{each}") for each in variables):
         return {}
@@ -166,7 +163,7 @@ def _build(tree: type[T], values: Mapping[str, object], prefix: str = "") -> T:
 
 
 def _unknown(given: str, known: Sequence[str]) -> str:
-    """`unknown setting` with the nearest known spelling."""
+    """Return the text about an unknown setting, with the most similar known one."""
     from difflib import get_close_matches
 
     near = get_close_matches(given, known, 1)
@@ -182,7 +179,7 @@ class _CommandLine(NamedTuple):
 
 
 def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _CommandLine:
-    """Splits the command line; `--name value` and `--name=value` are the same, the last of a name wins."""
+    """Parse the command line. `--name value` is `--name=value`; of equal options the last counts."""
     wishes: list[str] = []
     problems: list[str] = []
     values: dict[str, str] = {}
@@ -203,7 +200,7 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _Comm
         if option not in options and option not in {"--config", "--formatter"}:
             problems.append(_unknown(option, [*options, *ours]))
             if not equals and rest and not rest[0].startswith("--"):
-                rest.pop(0)  # its value, which is no second mistake
+                rest.pop(0)  # its value: not a second mistake
             continue
         if not equals:
             if not rest or rest[0].startswith("--"):
@@ -225,7 +222,7 @@ def _parse_arguments(argv: Sequence[str], known: Mapping[str, Setting]) -> _Comm
 
 
 def _read_file(named: str, known: Mapping[str, Setting], problems: list[str]) -> tuple[dict[str, object], str]:
-    """Values of the TOML file by name, and what `sources` calls the file; one that was not named may be missing."""
+    """Return the values of the TOML file by name, and the file's text for `sources`. ./amqpd.toml may be missing."""
     path = Path(named or "amqpd.toml")
     if not named and not file_exists(path.exists, False):
         return {}, ""
@@ -260,11 +257,11 @@ def _read_file(named: str, known: Mapping[str, Setting], problems: list[str]) ->
 def _read_environment(
     environ: Mapping[str, str], known: Mapping[str, Setting], problems: list[str]
 ) -> dict[str, tuple[str, str]]:
-    """Setting's name -> (text, variable)."""
+    """Return setting's name -> (text, variable)."""
     variables = {row.variable: row for row in known.values()}
     found: dict[str, tuple[str, str]] = {}
     for row in known.values():
-        if environ.get(row.environ_also):  # rabbit: one that is empty is as good as none
+        if environ.get(row.environ_also):  # rabbit: an empty variable counts as not set
             found[row.name] = environ[row.environ_also], row.environ_also
     for variable, text in environ.items():
         if variable in variables:
@@ -275,7 +272,7 @@ def _read_environment(
 
 
 def _disagreements(settings: Settings) -> list[str]:
-    """What is wrong with settings that are each within their bounds; files that must be there are looked for."""
+    """Return contradictions between settings, and missing files, one line each."""
     amqp, http = settings.amqp, settings.http
     problems = [*_tls_disagreements(amqp.tls, "amqp", amqp.port), *_tls_disagreements(http.tls, "http", http.port)]
     if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
@@ -316,11 +313,12 @@ _NEED: Final = "the package aiokafka is missing: pip install 'amqpd[cluster]'"
 
 
 def disagreements(cluster: ClusterSettings, frame_max: int) -> list[str]:
-    """A line for each. Files that must be there are looked for, and secrets read. frame_max: of clients' frames, one of
-    which holds a message's properties.
+    """Return contradictions in the settings of a cluster, one line each. Reads secrets and looks for files.
+
+    `frame_max` is amqp.frame_max: the properties of a message are in one frame, and Kafka must accept them.
     """
     if not cluster.kafka:
-        # Who has named a cluster and left out Kafka must not be given a node of its own without a word.
+        # A user who names a cluster without Kafka must not get a single node silently.
         named = (("name", cluster.name), ("secret", cluster.secret), ("secret_file", cluster.secret_file))
         return [f"cluster.{name} is given, but not cluster.kafka" for name, value in named if value]
     problems = [] if find_spec("aiokafka") is not None else [f"cluster.kafka is given, but {_NEED}"]
@@ -365,7 +363,7 @@ def _access_disagreements(cluster: ClusterSettings) -> list[str]:
 
 
 def _wrong_text(name: str, text: str, file: Path | None, length_min: int) -> list[str]:
-    """Of a setting that `name`_file may hold instead."""
+    """Return mistakes of a secret that is given in a setting or in a file."""
     if text and file is not None:
         return [f"{name} and {name}_file are the same setting; give one of them"]
     if not text and file is None:
@@ -382,5 +380,5 @@ def _wrong_text(name: str, text: str, file: Path | None, length_min: int) -> lis
 
 
 def secret_text(text: str, file: Path | None) -> str:
-    """The secret: `text`, or what stands in `file`, without the end of its line. Raises: OSError; ValueError."""
+    """Return the secret: `text`, or the content of `file` without the line end. Raises: OSError; ValueError."""
     return file.read_text("utf-8").strip("\r\n") if file is not None else text

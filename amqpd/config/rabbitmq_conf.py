@@ -1,39 +1,34 @@
-r"""RabbitMQ's own configuration file, `rabbitmq.conf`, read as it is: sysctl format, and what becomes of each key.
+r"""RabbitMQ's configuration file, `rabbitmq.conf`: its format, its keys, and the settings that they become.
 
-Format, as RabbitMQ's parser (cuttlefish) has it:
-    key = value            words of the key joined by dots, `\.` is a dot in a word; of two equal keys the last counts
-    key = 'a # b'          in single quotes anything but one of them (RabbitMQ 3.12 and newer)
-    # comment              also behind a value
-    include conf/*.conf    relative to the file it stands in; what it says stands where the line stands
-    key = $(NAME)          anywhere in a value: from the environment (RabbitMQ 4.0 and newer)
-Behind the main file come `conf.d/*.conf` beside it, or those of RABBITMQ_CONFIG_FILES, in the order of their names.
+Format, as RabbitMQ's parser (cuttlefish) reads it:
 
-The keys are the rows of `rabbitmq_keys`. One that amqpd can do nothing with, but that changes no meaning, is a note;
-one whose absence would (a login backend, TLS that is not there) is refused, as is a key RabbitMQ does not know either.
+    key = value            a key is words joined by dots; `\.` is a dot in a word; of two equal keys the last counts
+    key = 'a # b'          single quotes around any text without a single quote (RabbitMQ 3.12 and newer)
+    # comment              also after a value
+    include conf/*.conf    relative to the file with the line; the included lines replace it
+    key = $(NAME)          anywhere in a value: a variable of the environment (RabbitMQ 4.0 and newer)
 
-Imported only where such a file is named: `--config` or AMQPD_CONFIG that ends in `.conf`, RABBITMQ_CONFIG_FILE.
+After the main file come `conf.d/*.conf` beside it, or the files of RABBITMQ_CONFIG_FILES, in the order of their
+names.
 
-The keys of `rabbitmq.conf`: one row each, with what becomes of it.
+ROWS has one row for each key. A pattern is the key's words: `$name` matches one word, a final `*` any further
+words. The first row that matches counts. `does` tells users the effect, and docs/moving.md shows it. The kinds of
+rows:
 
-A row's pattern is the key's words; `$name` stands for any one word, `*` at its end for any further ones. The row that
-is first in ROWS counts. Its `does` says to users what becomes of the key, and stands as it is in docs/moving.md.
+- `_same`: a setting with another name
+- methods of `Translation`: several keys make one setting
+- `_ignored`: a key without effect, and without harm; a note
+- `_refused`, and `_fixed_value` for some values: ignoring the key would change a meaning or lower safety; an error
 
-Kinds of rows: a key that is a setting by another name (`_same`), keys that make one together (methods of
-`Translation` in `rabbitmq_translation`), keys that change nothing here (`_nothing`: a note), and keys that must not be
-passed over (`_refused`, and `_only` for some values). Sources: the schemas of RabbitMQ 3.10.8, and the documentation of
+A key that RabbitMQ does not have is an error too. Sources: the schemas of RabbitMQ 3.10.8, and the documentation of
 3.13 and 4.x for newer keys.
 
-Which plugins RabbitMQ would have enabled: `enabled_plugins` beside `rabbitmq.conf`, `RABBITMQ_ENABLED_PLUGINS`.
+**Plugins.** RabbitMQ enables those in `enabled_plugins` beside `rabbitmq.conf`, a file with an Erlang list. The
+variable RABBITMQ_ENABLED_PLUGINS_FILE names another file; RABBITMQ_ENABLED_PLUGINS has the names themselves and
+comes first. In amqpd a plugin is built in or missing, which is a note. Only `rabbitmq_prometheus` has an effect: a
+listener for metrics.
 
-The file has one Erlang list, `[rabbitmq_management,rabbitmq_prometheus].`; RABBITMQ_ENABLED_PLUGINS_FILE names another
-one, RABBITMQ_ENABLED_PLUGINS has the names themselves, with commas, and counts more. What amqpd has of them is part of
-it, always; only metrics get a listener of their own by `rabbitmq_prometheus`, as there. One that it does not have is
-told.
-
-What the keys of a `rabbitmq.conf` add up to: their values, and settings that several keys make together.
-
-`rabbitmq_keys` has a row for each key; a row that needs others to be understood is a method here, and `finish` adds up
-what they have seen. Values raise ValueError, with text that follows the key.
+Imported only if such a file is named, by `--config` or AMQPD_CONFIG with `.conf`, or by a variable of RabbitMQ's.
 """
 
 from __future__ import annotations
@@ -67,7 +62,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_@]*")
 
 
 def enabled(folder: Path | None, environ: Mapping[str, str], notes: list[str]) -> dict[str, str]:
-    """Names -> where each is said. folder: of `rabbitmq.conf`. notes: gets a line for each that amqpd does not have."""
+    """Return plugin -> its source. `folder` has `rabbitmq.conf`. `notes` gets a line for each missing plugin."""
     if text := environ.get(NAMES, ""):
         place = f"environment {NAMES}"
     else:
@@ -123,7 +118,7 @@ def share(value: str) -> float:
 
 
 def size_bytes(value: str) -> int:
-    """rabbit: `k`, `KiB` are 1024 bytes, `kB` 1000; likewise the others. Raises: ValueError."""
+    """Parse a size. rabbit: `k` and `KiB` are 1024 bytes, `kB` is 1000; also m, g, t, p. Raises: ValueError."""
     found = _SIZE.fullmatch(value)
     if found is None:
         raise ValueError(f"must be a number of bytes such as 2GB or 512MiB, not {value!r}")
@@ -134,7 +129,7 @@ def size_bytes(value: str) -> int:
 
 
 def frame_size(value: str) -> int:
-    """rabbit: here `kb`, `mb`, `gb` are powers of 1024, and 0 is no limit."""
+    """Parse a frame size. rabbit: here `kb`, `mb`, `gb` are powers of 1024, and 0 is no limit."""
     found = re.fullmatch(r"([0-9]{1,12})(kb|mb|gb)?", value, re.IGNORECASE)
     if found is None:
         raise ValueError(f"must be a number of bytes, not {value!r}")
@@ -156,14 +151,14 @@ def verify(value: str) -> bool:
 
 
 def chain_depth(value: str) -> int:
-    """rabbit: up to 255. OpenSSL looks at 100 certificates at most."""
+    """Parse a chain depth. rabbit: up to 255; OpenSSL checks 100 certificates at most."""
     depth = number(value)
     if not 0 <= depth <= 255:
         raise ValueError(f"must be 0 to 255, not {value!r}")
     return min(depth, 100)
 
 
-# `management.listener.*` without its first words -> setting below `http`, "" for none; how its value is read
+# `management.listener.*` without its first words -> (setting below `http` or "", conversion)
 OLD_LISTENER: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
     "port": ("port", number),
     "ip": ("host", str),
@@ -178,7 +173,11 @@ OLD_LISTENER: Final[dict[str, tuple[str, Callable[[str], object]]]] = {
 
 
 class Translation:
-    """What the keys seen so far add up to. values, sources, notes, problems: as `rabbitmq_conf.Found` has them."""
+    """Settings of the keys read so far. Several keys can make one setting; `finish` completes these.
+
+    `values`, `sources`, `notes` and `problems` are those of `ConfResult`. A method raises ValueError with a text that
+    follows the key.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, object] = {}
@@ -186,29 +185,29 @@ class Translation:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._listeners: dict[str, list[tuple[str, int, str]]] = {"tcp": [], "ssl": []}
-        self._off: dict[str, str] = {}  # protocol -> where it is said
+        self._off: dict[str, str] = {}  # protocol -> place
         self._loopback: dict[str, bool] = {}
         self._loopback_place = ""
         self._tags: list[str] | None = None
         self._tags_place = ""
         self._log: dict[str, tuple[str, str]] = {}
-        self._versions: dict[str, list[str]] = {}  # by the key's first word
+        self._versions: dict[str, list[str]] = {}  # the key's first word -> versions
         self._versions_place: dict[str, str] = {}
-        self._ciphers: dict[str, tuple[list[str], str]] = {}  # by section, and where the last one is said
+        self._ciphers: dict[str, tuple[list[str], str]] = {}  # section -> (names, place of the last)
         self._mechanisms: list[str] = []
         self._mechanisms_place = ""
-        self._admin: dict[str, str] = {}  # listeners of the admin API that have keys -> the first place
+        self._admin: dict[str, str] = {}  # listener of the admin API -> place of its first key
         self._old_listener: dict[str, tuple[str, str]] = {}
         self._metrics_place = ""
 
     def set(self, name: str, value: object, place: str) -> None:
-        """A setting's value. place: `FILE:LINE: KEY`."""
+        """Set a setting. `place` is `FILE:LINE: KEY`."""
         self.values[name], self.sources[name] = value, f"file {place}"
 
-    # -- keys that make something together -----------------------------------------------------------------------------
+    # -- keys that make one setting together ---------------------------------------------------------------------------
 
     def listener(self, words: Sequence[str], value: str, place: str) -> None:
-        """`listeners.tcp.$name`, `listeners.ssl.$name`: a port, or ADDRESS:PORT."""
+        """Read `listeners.tcp.$name`, `listeners.ssl.$name`: a port, or ADDRESS:PORT."""
         if value.startswith(("unix:", "local:")):
             raise ValueError(f"cannot be {value}: amqpd listens for AMQP on addresses of TCP alone")
         host, _, port = value.rpartition(":")
@@ -236,7 +235,7 @@ class Translation:
             self._tags.append(words[1])
 
     def log_key(self, words: Sequence[str], value: str, place: str) -> None:
-        """`log.console`, `log.file.level` and the like: `finish` knows which of them count."""
+        """Read a `log.*` key. `finish` decides which of them count."""
         key = ".".join(words[1:])
         if key.endswith("level") and value not in LEVELS:
             raise ValueError(f"must be one of {', '.join(LEVELS)}, not {value!r}")
@@ -249,7 +248,7 @@ class Translation:
         self._versions_place[words[0]] = place
 
     def cipher(self, words: Sequence[str], value: str, place: str) -> None:
-        """`ssl_options.ciphers.$name` and those of the admin API's listeners, in the order of the lines."""
+        """Add a cipher of AMQP's or the admin API's TLS listeners, in the order of the lines."""
         section = "amqp.tls" if words[0] == "ssl_options" else "http.tls" if words[1] == "ssl" else "listener"
         names = self._ciphers[section][0] if section in self._ciphers else []
         self._ciphers[section] = [*names, value], place
@@ -257,7 +256,7 @@ class Translation:
             self.admin_listener(words, value, place)
 
     def mechanism(self, _words: Sequence[str], value: str, place: str) -> None:
-        """`auth_mechanisms.$n`, in the order of the lines."""
+        """Add a mechanism of `auth_mechanisms.$n`, in the order of the lines."""
         if value not in MECHANISMS:
             raise ValueError(f"cannot be {value}: amqpd knows {', '.join(MECHANISMS)}")
         self._mechanisms.append(value)
@@ -272,31 +271,31 @@ class Translation:
             raise ValueError(f"must be rabbit_password_hashing_sha256 or ..._sha512, not {value!r}")
 
     def admin_listener(self, words: Sequence[str], _value: str, place: str) -> None:
-        """`management.tcp.*`, `management.ssl.*`: there is such a listener."""
+        """Note that the admin API has this listener: a key of `management.tcp` or `management.ssl` exists."""
         self._admin.setdefault(words[1], place)
 
     def admin_unused(self, words: Sequence[str], value: str, place: str) -> None:
-        """Likewise, by a key that changes nothing else."""
+        """Note the listener for a key that has no other effect."""
         self.admin_listener(words, value, place)
         self.notes.append(f"{place} changes nothing: {OWN_LIMITS}")
 
     def old_admin_listener(self, words: Sequence[str], value: str, place: str) -> None:
-        """`management.listener.*`: one listener, with TLS or without."""
+        """Read a key of `management.listener.*`: one listener, with TLS or without."""
         key = ".".join(words[2:])
-        OLD_LISTENER[key][1](value)  # as it raises ValueError, not later
+        OLD_LISTENER[key][1](value)  # to raise ValueError now
         self._old_listener[key] = value, place
 
     def metrics(self, _words: Sequence[str], _value: str, place: str) -> None:
-        """`prometheus.*`, or its plugin: metrics have a listener of their own."""
+        """Note that metrics have their own listener: a key of `prometheus`, or its plugin."""
         self._metrics_place = self._metrics_place or place
 
     def metrics_unused(self, words: Sequence[str], value: str, place: str) -> None:
-        """Likewise, by a key that changes nothing else."""
+        """Note the listener for a key that has no other effect."""
         self.metrics(words, value, place)
         self.notes.append(f"{place} changes nothing: {OWN_LIMITS}")
 
     def finish(self) -> None:
-        """After the last key."""
+        """Complete the settings after the last key."""
         self._finish_listeners("tcp", "amqp.port")
         self._finish_listeners("ssl", "amqp.tls.port")
         if self._loopback_place:
@@ -339,7 +338,7 @@ class Translation:
         self.sources["amqp.host"] = f"file {place}"
 
     def _finish_admin(self) -> None:
-        """rabbit: with `management.ssl` alone there is no plain HTTP, and `management.listener` is either."""
+        """rabbit: with `management.ssl` alone there is no plain HTTP; `management.listener` is HTTP or HTTPS."""
         secure = self._old_listener.get("ssl", ("false", ""))[0] == "true"
         old_ciphers = self._ciphers.pop("listener", None)
         if secure and old_ciphers is not None:
@@ -367,7 +366,7 @@ class Translation:
             self.set("http.port", "off", place)
 
     def _finish_log(self) -> None:
-        """One place, as amqpd has it: the file if there is one, else standard error."""
+        """Choose the one log that amqpd has: the file if there is one, else standard error."""
         file, place = self._log.get("file", ("false", ""))
         kind = "console"
         if file != "false":
@@ -390,14 +389,18 @@ Take = Callable[[Translation, Sequence[str], str, str], None]
 
 
 class Key(NamedTuple):
-    """A row. does: what becomes of it, for users; take: raises ValueError with text that follows the key."""
+    """A row: a key and its effect.
+
+    Attributes:
+        does: the effect, as documentation for users
+        take: applies a value; raises ValueError with a text that follows the key
+    """
 
     pattern: str
     does: str
     take: Take
 
     def matches(self, words: Sequence[str]) -> bool:
-        """Whether the key of these words is meant."""
         mine = self.pattern.split(".")
         if mine[-1] == "*":
             mine.pop()
@@ -410,7 +413,7 @@ class Key(NamedTuple):
 
 
 def matching(words: Sequence[str]) -> Key | None:
-    """The row of a key, if there is one."""
+    """Return the first row that matches a key."""
     return next((row for row in ROWS if row.matches(words)), None)
 
 
@@ -418,7 +421,7 @@ def matching(words: Sequence[str]) -> Key | None:
 
 
 def _same(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
-    """A setting by another name."""
+    """Return the row of a key that is a setting with another name."""
 
     def take(translation: Translation, _words: Sequence[str], value: str, place: str) -> None:
         translation.set(setting, convert(value), place)
@@ -427,7 +430,7 @@ def _same(pattern: str, setting: str, convert: Callable[[str], object] = str, mo
 
 
 def _ignored(why: str, *patterns: str) -> list[Key]:
-    """Changes nothing, and is told."""
+    """Return rows of keys without effect; each makes a note."""
 
     def take(translation: Translation, _words: Sequence[str], _value: str, place: str) -> None:
         translation.notes.append(f"{place} changes nothing: {why}")
@@ -436,7 +439,7 @@ def _ignored(why: str, *patterns: str) -> list[Key]:
 
 
 def _refused(why: str, *patterns: str) -> list[Key]:
-    """Must not be passed over."""
+    """Return rows of keys that must not be ignored; each is an error."""
 
     def take(_translation: Translation, _words: Sequence[str], _value: str, _place: str) -> None:
         raise ValueError(f"cannot be obeyed: {why}")
@@ -445,7 +448,7 @@ def _refused(why: str, *patterns: str) -> list[Key]:
 
 
 def _fixed_value(pattern: str, allowed: Sequence[str], why: str, shown: str = "") -> Key:
-    """Some values say what amqpd does anyway, all others are refused. shown: for users, instead of the values."""
+    """Return the row of a key with some allowed values, which need no setting. `shown` replaces them in the docs."""
 
     def take(_translation: Translation, _words: Sequence[str], value: str, _place: str) -> None:
         if value not in allowed:
@@ -456,7 +459,7 @@ def _fixed_value(pattern: str, allowed: Sequence[str], why: str, shown: str = ""
 
 
 def _admin(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
-    """Likewise, and there is such a listener of the admin API."""
+    """Return the row of a setting that also opens a listener of the admin API."""
 
     def take(translation: Translation, words: Sequence[str], value: str, place: str) -> None:
         translation.set(setting, convert(value), place)
@@ -466,7 +469,7 @@ def _admin(pattern: str, setting: str, convert: Callable[[str], object] = str, m
 
 
 def _metrics(pattern: str, setting: str, convert: Callable[[str], object] = str, more: str = "") -> Key:
-    """Likewise, and metrics have a listener of their own."""
+    """Return the row of a setting that also opens the listener for metrics."""
 
     def take(translation: Translation, words: Sequence[str], value: str, place: str) -> None:
         translation.set(setting, convert(value), place)
@@ -476,7 +479,7 @@ def _metrics(pattern: str, setting: str, convert: Callable[[str], object] = str,
 
 
 def _legacy_key(setting: str) -> str:
-    """Of `management.listener.*`."""
+    """Return the documentation of a key of `management.listener.*`."""
     if not setting:
         return "`true`: the one listener is HTTPS, `http.port` is off"
     tls = setting.removeprefix("tls.")
@@ -745,7 +748,7 @@ _VARIABLE: Final = re.compile(r"\$\((?P<name>[A-Za-z_][A-Za-z0-9_]*)\)")
 
 
 class ConfEntry(NamedTuple):
-    """A key as it stood in a file. words: of the key; place: `FILE:LINE`."""
+    """A key with its value, as it was read. `place` is `FILE:LINE`."""
 
     words: tuple[str, ...]
     value: str
@@ -753,10 +756,13 @@ class ConfEntry(NamedTuple):
 
 
 class ConfResult(NamedTuple):
-    """What the files add up to.
+    """Settings of the files.
 
-    values: setting's name -> value, as another source would give it; sources: setting's name -> `FILE:LINE: KEY`.
-    notes: a line for each key that changes nothing; problems: a line for each that cannot be obeyed.
+    Attributes:
+        values: setting's name -> value, not converted yet
+        sources: setting's name -> `file FILE:LINE: KEY`
+        notes: a line for each key without effect
+        problems: a line for each key that is an error
     """
 
     values: dict[str, object]
@@ -768,9 +774,13 @@ class ConfResult(NamedTuple):
 def read(
     main: Path | None, more: Sequence[Path], environ: Mapping[str, str], plugins: Mapping[str, str] | None = None
 ) -> ConfResult:
-    """The files, in this order, as settings. plugins: enabled -> where that is said.
+    """Return the settings of the files, in this order. Errors are in `problems`.
 
-    Cost: some 30 us a line. Raises: nothing, see `problems`."""
+    Args:
+        plugins: enabled plugin -> its source
+
+    Cost: about 30 us a line.
+    """
     problems: list[str] = []
     given: dict[tuple[str, ...], ConfEntry] = {}
     for path in [*([main] if main else []), *more]:
@@ -803,7 +813,7 @@ def _read_file(
         if (found := _SETTING.fullmatch(line)) and (found["quoted"] is not None or found["plain"]):
             words = tuple(word.replace("\0", ".") for word in found["key"].replace("\\.", "\0").split("."))
             value = found["quoted"] if found["quoted"] is not None else found["plain"]
-            given.pop(words, None)  # the last counts, and where it stands
+            given.pop(words, None)  # the last one counts, at its place
             given[words] = ConfEntry(words, _filled_in(value, place, problems, environ), place)
         elif found := _INCLUDE.fullmatch(line):
             _include(path.parent, found["path"], place, given, problems, environ, depth)
@@ -813,7 +823,7 @@ def _read_file(
             problems.append(f"{place}: this is Erlang's format of before 3.7, not `key = value`; write the keys anew")
             return
         else:
-            # Its first word alone: what follows may be a password.
+            # Show only the first word: the rest may be a password.
             word = re.split(r"[\s:=]", line.strip())[0]
             problems.append(f"{place}: not `key = value`: {word[:60]!r} ...")
 
@@ -841,7 +851,7 @@ def _include(
 
 
 def _filled_in(value: str, place: str, problems: list[str], environ: Mapping[str, str]) -> str:
-    """With the variables in it."""
+    """Return the value with its variables replaced."""
 
     def variable(found: re.Match[str]) -> str:
         if found["name"] not in environ:

@@ -1,9 +1,9 @@
-"""RabbitMQ's variables, those of its official image too: which of them are obeyed, and what the others are told.
+"""RabbitMQ's environment variables, with those of its official image: settings, notes or errors for each.
 
-A variable that is empty counts as one that is not there. NAME_FILE is a file with the value of NAME in its first line,
-for secrets. What a Kubernetes service called `rabbitmq` puts into every container means nothing and is not told.
+An empty variable counts as not set. NAME_FILE is a file with the value of NAME in its first line, for secrets.
+Variables that Kubernetes sets for a service called `rabbitmq` are ignored without a note.
 
-Imported only where a variable begins with RABBITMQ_.
+Imported only if a variable begins with RABBITMQ_.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONFIG_FILE: Final = "RABBITMQ_CONFIG_FILE"
 CONFIG_FILES: Final = "RABBITMQ_CONFIG_FILES"
 NO_CONFIG: Final = "files ending in .config hold Erlang terms; say it in rabbitmq.conf (docs/moving.md)"
 
-# What the tree's rows have as `environ_also` is read by `loading`, and may come from a file.
+# `loader` reads the variables themselves (`environ_also` of their settings); here they may come from a file.
 WITH_FILE: Final = {
     "RABBITMQ_DEFAULT_USER": "default.user",
     "RABBITMQ_DEFAULT_PASS": "default.password",
@@ -33,7 +33,12 @@ WITH_FILE: Final = {
 
 
 class Variable(NamedTuple):
-    """does: what becomes of it, for users; take: the settings it makes; raises ValueError with text behind its name."""
+    """A row: a variable and its effect.
+
+    Attributes:
+        does: the effect, as documentation for users
+        take: returns the settings for a value; raises ValueError with a text that follows the variable's name
+    """
 
     name: str
     does: str
@@ -41,7 +46,7 @@ class Variable(NamedTuple):
 
 
 class EnvResult(NamedTuple):
-    """values: setting's name -> (text, variable); notes and problems: a line each."""
+    """Settings of the variables. `values`: setting's name -> (text, variable); notes and problems are lines."""
 
     values: dict[str, tuple[object, str]]
     notes: list[str]
@@ -49,7 +54,7 @@ class EnvResult(NamedTuple):
 
 
 def read(environ: Mapping[str, str]) -> EnvResult:
-    """The settings of RabbitMQ's variables, but for WITH_FILE's own. Cost: a read per `_FILE`. Raises: nothing."""
+    """Return the settings of RabbitMQ's variables, except those in WITH_FILE. Reads a file for each `_FILE`."""
     found = EnvResult({}, [], [])
     known = {each.name: each for each in VARIABLES}
     for name, text in sorted(environ.items()):
@@ -100,14 +105,14 @@ def _refused(why: str, *names: str) -> list[Variable]:
 
 
 def _logs(text: str) -> dict[str, object]:
-    """rabbit: `-` is standard output; several are separated by commas."""
+    """Return log.file. rabbit: `-` is standard output, and commas separate several logs."""
     if "," in text:
         raise ValueError("names several logs; amqpd has one")
     return {"log.file": "" if text in {"-", "stderr", "-stderr"} else text}
 
 
 def _level(text: str) -> dict[str, object]:
-    """rabbit: words separated by commas; `+color` and the like are about looks, `channel=debug` about one category."""
+    """Return level and format. rabbit: words with commas, such as `debug,+color,channel=debug`."""
     found: dict[str, object] = {}
     for word in text.split(","):
         if word in LEVELS:
@@ -126,7 +131,7 @@ def _watermark(text: str) -> dict[str, object]:
 
 
 def _file(_text: str) -> dict[str, object]:
-    return {}  # `loading` has read it
+    return {}  # `loader` has read it
 
 
 TLS_KEYS: Final = "put ssl_options.* and listeners.ssl.default into rabbitmq.conf"
@@ -174,9 +179,9 @@ VARIABLES: Final[tuple[Variable, ...]] = (
 
 
 def files(environ: Mapping[str, str], notes: list[str]) -> tuple[Path | None, list[Path] | None]:
-    """The main file, and the further ones or None where no variable names them. A missing main file is told.
+    """Return the main file, and the further files or None if no variable names them.
 
-    rabbit: goes on without it, too.
+    A missing main file is a note, because RabbitMQ starts without it too.
     """
     main: Path | None = None
     if named := environ.get(CONFIG_FILE):

@@ -1,6 +1,6 @@
-"""One setting: what the tree says of it, and how a field of the tree says it.
+"""Description of one setting, and the dataclass field that carries it.
 
-A module of its own, as `tree` is long and has nothing but the settings.
+A module of its own, because `schema` is long and has only the settings.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 class Setting(NamedTuple):
-    """One setting, as the tree describes it.
+    """Description of one setting.
 
-    environ_also: a foreign variable that is honoured too, or empty. reloaded: a running broker takes it over when the
-    settings are read again; else it needs a restart.
+    Attributes:
+        environ_also: RabbitMQ's variable that sets it too, or empty
+        reloaded: a reload applies a change; else a restart is needed
     """
 
     name: str
@@ -30,18 +31,16 @@ class Setting(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
         return "AMQPD_" + self.name.replace(".", "__").upper()
 
     @property
     def option(self) -> str:
-        """Its name on the command line."""
         return "--" + self.name.replace("_", "-")
 
 
 def setting(
     default: T, kind: ValueType, doc: str, *, secret: bool = False, environ_also: str = "", reloaded: bool = False
 ) -> T:
-    """Return a field of the tree, which `tree.rows` reads back. secret: it is shown by nothing."""
+    """Return a dataclass field with a description, for `schema.rows`. A `secret` is never shown."""
     metadata = {"kind": kind, "doc": doc, "secret": secret, "environ_also": environ_also, "reloaded": reloaded}
     return field(default=default, repr=not secret, metadata=metadata)

@@ -1,7 +1,7 @@
-"""The settings: one frozen, typed tree.
+"""The settings: one frozen, typed tree of dataclasses.
 
-It is the only list of them: conversion, bounds, `--help`, `--print-settings` and the check of the documentation are
-made from the fields below. A setting stands here only if some module obeys it.
+It is the only list of settings. Conversion, bounds, `--help`, `--print-settings` and the documentation are made
+from its fields. A test checks that a module uses each setting.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from amqpd.config.types import (
 )
 
 DEPTH_MAX: Final = 100
-"""OpenSSL's own bound."""
+"""OpenSSL's limit."""
 
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """AMQP over TLS 1.2 and 1.3, on a port of its own."""
+    """AMQP over TLS 1.2 and 1.3, on its own port."""
 
     port: int | None = setting(None, OFF_PORT, "Port for AMQP over TLS, usually 5671; 0 takes any free one.")
     certificate: Path | None = setting(None, NO_PATH, "The server's certificate and its chain (PEM).", reloaded=True)
@@ -69,7 +69,7 @@ class TlsSettings:
 
 @dataclass(frozen=True)
 class HttpTlsSettings(TlsSettings):
-    """The admin API over TLS, HTTPS, on a port of its own."""
+    """The admin API over HTTPS, on its own port."""
 
     port: int | None = setting(None, OFF_PORT, "Port for HTTPS, usually 15671; 0 takes any free one.")
     host: str = setting("", TEXT, "Address HTTPS listens on: empty is http.host, 0.0.0.0 every interface of IPv4.")
@@ -77,7 +77,7 @@ class HttpTlsSettings(TlsSettings):
 
 @dataclass(frozen=True)
 class AmqpSettings:
-    """The AMQP listener, and what connections may ask for."""
+    """The AMQP listener, and limits of its connections."""
 
     host: str = setting(
         "",  # rabbit: a broker is reachable; the user guest is not, see loopback_users
@@ -128,7 +128,7 @@ class HttpSettings:
 
 @dataclass(frozen=True)
 class MetricsSettings:
-    """Prometheus metrics on a listener of their own, where nobody is asked for a password."""
+    """Prometheus metrics on their own listener, without a password."""
 
     host: str = setting("127.0.0.1", SOME_TEXT, "Address that metrics are served on.")
     port: int | None = setting(
@@ -144,7 +144,7 @@ class MetricsSettings:
 
 @dataclass(frozen=True)
 class AuthSettings:
-    """How users log in, and how their passwords are kept."""
+    """Login mechanisms, and hashes of passwords."""
 
     mechanisms: tuple[str, ...] = setting(
         ("PLAIN", "AMQPLAIN"),
@@ -214,7 +214,7 @@ class DefinitionsSettings:
 
 @dataclass(frozen=True)
 class MetadataSettings:
-    """Where vhosts, users, permissions, exchanges, queues and bindings are kept."""
+    """The database of vhosts, users, permissions, exchanges, queues and bindings."""
 
     url: str = setting("", TEXT, "SQLAlchemy URL of the metadata database; empty is SQLite in data_dir.", secret=True)
 
@@ -252,7 +252,7 @@ class StorageSettings:
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """The audit log: the stream `amq.audit` of who did what."""
+    """The audit log: the stream `amq.audit`."""
 
     enabled: bool = setting(True, BOOLEAN, "Whether events are recorded; existing records stay readable either way.")
     vhost: str = setting("", TEXT, "Vhost in which administrators find amq.audit; empty is default.vhost.")
@@ -266,7 +266,7 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class LimitSettings:
-    """When publishers are held until there is room again, by connection.blocked where an alarm is the reason."""
+    """Limits of memory, disk and descriptors. At an alarm, publishers get connection.blocked and wait."""
 
     memory_high_watermark: float = setting(
         0.4,
@@ -385,7 +385,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class DefaultSettings:
-    """The first user and vhost: made at the first start, when the metadata is empty, and never looked at again."""
+    """The first user and vhost. They are created at the first start, when the metadata is empty; later unused."""
 
     user: str = setting("guest", SHORT_TEXT, "Name of the first user.", environ_also="RABBITMQ_DEFAULT_USER")
     password: str = setting(
@@ -450,14 +450,14 @@ class Settings:
 
     @property
     def product(self) -> tuple[str, str]:
-        """Product and version for the server-properties: `compat` read."""
+        """Return product and version for the server-properties, as `compat` says."""
         if not self.compat:
             return "amqpd", __version__
         return "RabbitMQ", self.compat.removeprefix("rabbitmq-") + ".0"
 
 
 def rows(tree: type = Settings, prefix: str = "") -> list[Setting]:
-    """Every setting, in the order of the tree."""
+    """Return every setting, in the order of the tree."""
     found: list[Setting] = []
     for one in fields(tree):
         name = prefix + one.name
@@ -469,7 +469,7 @@ def rows(tree: type = Settings, prefix: str = "") -> list[Setting]:
 
 
 def value_of(settings: Settings, name: str) -> Any:
-    """The value of the setting with this dotted name."""
+    """Return the value of the setting with this dotted name."""
     value: Any = settings
     for part in name.split("."):
         value = getattr(value, part)

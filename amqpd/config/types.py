@@ -1,9 +1,9 @@
-"""Kinds of settings: how a text of the command line or a value of the file becomes a typed value within its bounds.
+"""Types of settings: convert a text of the command line or a value of the file, and check its bounds.
 
-A kind is made once, with its bounds, and stands in a field of the tree. Whatever it refuses is a ValueError whose text
-goes on where the setting's name ends: "amqp.port must be from 0 to 65535, not 70000".
+A type raises ValueError with a text that follows the setting's name: "amqp.port must be from 0 to 65535, not
+70000".
 
-Looks for files that settings name. Where this user may not look at all is a line for him, and no traceback.
+Also look-ups of files that settings name. If this user has no access, the result is a text, not a traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ N = TypeVar("N", int, float)
 
 
 class ValueType(NamedTuple):
-    """A type of setting. word: for the help; convert: raises ValueError with text that follows the setting's name."""
+    """A type of setting, with its word in the help and its conversion, which raises ValueError."""
 
     word: str
     convert: Callable[[object], Any]
@@ -39,12 +39,12 @@ def _within(value: N, low: float, high: float) -> N:
 
 
 def integer(low: int, high: int, word: str = "number") -> ValueType:
-    """A whole number within these bounds, both included. word: what the help calls it, a unit for example."""
+    """Return the type of whole numbers from `low` to `high`. `word` is its unit in the help."""
     return ValueType(word, lambda raw: _within(_number(raw), low, high))
 
 
 def seconds(low: float, high: float) -> ValueType:
-    """A time in seconds, with decimals, within these bounds."""
+    """Return the type of times in seconds, with decimals, from `low` to `high`."""
 
     def convert(raw: object) -> float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
@@ -82,7 +82,7 @@ _UNITS: Final = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def byte_count(low: int, high: int) -> ValueType:
-    """A size in bytes within these bounds; a text may end in KiB, MiB or GiB."""
+    """Return the type of sizes in bytes from `low` to `high`. A text may end in KiB, MiB or GiB."""
 
     def convert(raw: object) -> int:
         if isinstance(raw, str):
@@ -189,7 +189,7 @@ def _sasl_mechanism(raw: object) -> str:
 
 
 def choice(*words: str) -> ValueType:
-    """One of these words, whatever its case."""
+    """Return the type of texts that are one of these words, in any case."""
 
     def convert(raw: object) -> str:
         text = _text(raw).lower()
@@ -234,7 +234,7 @@ SASL_MECHANISM: Final = ValueType("name", _sasl_mechanism)
 
 
 def file_exists(look: Callable[[], bool], unknown: bool) -> bool:
-    """look: `path.exists` or the like. unknown: the answer where it may not be known, `/etc/ssl/private/a.pem`."""
+    """Return `look()`, a bound `path.exists` or `path.is_file`; `unknown` if this user may not look."""
     try:
         return look()
     except OSError:
@@ -242,7 +242,7 @@ def file_exists(look: Callable[[], bool], unknown: bool) -> bool:
 
 
 def access_problem(look: Callable[[], bool], missing: str) -> str:
-    """missing: what is said of a file that is not there. Empty: it is."""
+    """Return the text about a file that is missing (`missing`) or not accessible; empty if it exists."""
     try:
         return "" if look() else missing
     except OSError as error:
