@@ -341,13 +341,13 @@ def _sync_directory(path: Path) -> None:
 
 COMMANDS: Final = (
     Command(
-        "backup", GROUP, "Backs a running broker up, without a pause", backup, "<directory>", 1, 1,
-        (("<directory>", "where backups are kept; each further one links to what has not changed"),),
-        examples=(("backup /backups/amqpd", "makes /backups/amqpd/2026-11-23T03-45-00Z"),), needs_app=False,
+        "backup", GROUP, "Makes a backup of a running broker, without a pause", backup, "<directory>", 1, 1,
+        (("<directory>", "directory of the backups; a later one has links to unchanged files"),),
+        examples=(("backup /backups/amqpd", "creates /backups/amqpd/2026-11-23T03-45-00Z"),), needs_app=False,
     ),
     Command(
-        "restore", GROUP, "Makes a data directory from a backup, for a broker to start on", restore, "<backup>", 1, 1,
-        (("<backup>", "one that backup has made"),),
+        "restore", GROUP, "Makes a data directory from a backup", restore, "<backup>", 1, 1,
+        (("<backup>", "a directory that backup made"),),
         examples=(("restore /backups/amqpd/2026-11-23T03-45-00Z", "into --data-dir, which must be empty"),),
         needs_app=False,
     ),

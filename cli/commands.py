@@ -52,7 +52,7 @@ HELP: Final = Command(
     "(<command> | [--list-commands])",
     0,
     1,
-    (("<command>", "the command; without one, all of them"),),
+    (("<command>", "the command; without it, the list of all commands"),),
     ("list-commands",),
     examples=(("help list_queues", "usage, columns and examples of list_queues"),),
 )

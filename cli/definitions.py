@@ -158,7 +158,7 @@ def _agrees(item: Any, there: Any) -> bool:
     return bool(item == there)
 
 
-_FILE: Final = ('<file_path | "-">', "a file; - is standard input or output. Without -p of all vhosts, with users")
+_FILE: Final = ('<file_path | "-">', "a file; - is standard input or output. Without -p: all vhosts, with users")
 
 COMMANDS: Final = (
     Command(
@@ -172,14 +172,14 @@ COMMANDS: Final = (
         (_FILE,),
         ("format",),
         examples=(
-            ("export_definitions /backup/definitions.json", "everything but messages; the file is its owner's alone"),
-            ("-q export_definitions -p shop -", "of one vhost, to standard output"),
+            ("export_definitions /backup/definitions.json", "all but messages; only the owner can read the file"),
+            ("-q export_definitions -p shop -", "one vhost, to standard output"),
         ),
     ),
     Command(
         "import_definitions",
         GROUP,
-        "Imports definitions in JSON, all of them or none",
+        "Imports definitions in JSON, all or none",
         import_definitions,
         '[--vhost <vhost>] [<file_path | "-">] [--format <json>] [--skip-if-unchanged] [--skip-unsupported] '
         "[--timeout <timeout>]",
@@ -188,9 +188,9 @@ COMMANDS: Final = (
         (_FILE,),
         ("format", "skip-if-unchanged", "skip-unsupported"),
         examples=(
-            ("import_definitions /backup/definitions.json", "65, and what is wrong where, if not all of it can be"),
-            ("import_definitions --skip-if-unchanged d.json", "no change where all of it is there already"),
-            ("import_definitions --skip-unsupported d.json", "items that are left out are listed on standard error"),
+            ("import_definitions /backup/definitions.json", "exit code 65 and all errors, if it is not possible"),
+            ("import_definitions --skip-if-unchanged d.json", "imports nothing if all objects exist already"),
+            ("import_definitions --skip-unsupported d.json", "standard error has a list of skipped objects"),
         ),
     ),
 )

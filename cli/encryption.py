@@ -173,41 +173,41 @@ def list_ciphers(context: Context) -> None:
 _GROUP: Final = "Configuration and Environment"
 _OPTIONS: Final = ("cipher", "hash", "iterations")
 _USAGE: Final = "<value> [<passphrase>] [--cipher <cipher>] [--hash <hash>] [--iterations <number>]"
-_PASSPHRASE: Final = ("<passphrase>", "what the key is made of; read from standard input, or asked for, when missing")
+_PASSPHRASE: Final = ("<passphrase>", "passphrase for the key; without it, amqpctl reads standard input or asks")
 
 COMMANDS: Final = (
     Command(
         "decode",
         _GROUP,
-        "Decrypts a value of a configuration file of RabbitMQ",
+        "Decrypts a value of RabbitMQ's configuration file",
         decode,
         _USAGE,
         1,
         2,
-        (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as it is written in the file'), _PASSPHRASE),
+        (("<value>", '{encrypted,<<"...">>}, <<"...">> or encrypted:..., as in the configuration file'), _PASSPHRASE),
         _OPTIONS,
-        examples=(("decode encrypted:c2FsdA== secret", "what is in it; needs the package cryptography"),),
+        examples=(("decode encrypted:c2FsdA== secret", "the plain value; needs the package cryptography"),),
         needs_app=False,
     ),
     Command(
         "encode",
         _GROUP,
-        "Encrypts a value as RabbitMQ's configuration files have it; amqpd's have variables instead",
+        "Encrypts a value for RabbitMQ's configuration file; amqpd does not read encrypted values",
         encode,
         _USAGE,
         1,
         2,
         (("<value>", "an Erlang term: '\"text\"', '<<\"text\">>', a number"), _PASSPHRASE),
         _OPTIONS,
-        examples=(("encode '<<\"guest\">>' secret", "another text each time; needs the package cryptography"),),
+        examples=(("encode '<<\"guest\">>' secret", "a different text each time; needs the package cryptography"),),
         needs_app=False,
     ),
     Command(
         "list_ciphers",
         "Monitoring, observability and health checks",
-        "Lists the ciphers of encode and decode",
+        "Lists the ciphers for encode and decode",
         list_ciphers,
-        examples=(("list_ciphers", "those of AES in CBC; cipher_suites has those of TLS"),),
+        examples=(("list_ciphers", "AES-CBC; for TLS see cipher_suites"),),
         needs_app=False,
     ),
 )

@@ -28,9 +28,9 @@ def overview(commands: Mapping[str, Command], out: TextIO, program: str = "amqpc
         *_examples(program, out),
         bold("Which broker", out),
         "",
-        "The one whose data directory is ./amqpd-data, AMQPD_DATA_DIR or --data-dir: over its unix socket, without a",
-        "password. Or any one, over HTTP: --uri http://USER:PASSWORD@HOST:15672, or AMQPCTL_URI; over HTTPS:",
-        "--uri https://USER:PASSWORD@HOST:15671, with --tls-ca-cert-file where the authority is your own.",
+        "A broker on this machine: its data directory is ./amqpd-data, AMQPD_DATA_DIR or --data-dir. amqpctl uses the",
+        "unix socket there, without a password. Any broker, over HTTP: --uri http://USER:PASSWORD@HOST:15672, or",
+        "AMQPCTL_URI. HTTPS: --uri https://USER:PASSWORD@HOST:15671, with --tls-ca-cert-file for your own authority.",
         "",
         *general_options(out),
         "",
@@ -88,7 +88,7 @@ def general_options(out: TextIO) -> list[str]:
     return [
         bold("General Options", out),
         "",
-        "Before or behind the command.",
+        "Before or after the command.",
         "",
         *(f"  {name.ljust(wide)}  {text}" for name, text in rows),
     ]
@@ -112,30 +112,30 @@ def _names(option: Option) -> str:
     return f"-{option.short}, --{option.long}" if option.short else f"--{option.long}"
 
 
-_ERLANG: Final = "of Erlang's runtime, which amqpd does not have"
-_STOMP: Final = "amqpd speaks AMQP 0-9-1 alone"
+_ERLANG: Final = "needs Erlang's runtime, which amqpd does not have"
+_STOMP: Final = "amqpd has only AMQP 0-9-1"
 
 ELSEWHERE: Final[dict[str, str]] = {
-    "add_uaa_key": "logins by OAuth 2 are not built",
-    "clear_auth_backend_cache": "amqpd keeps no logins in a cache",
-    "consistent_hash_exchange_ring_state": "`list_bindings` has the weights, which decide alone",
+    "add_uaa_key": "amqpd has no logins by OAuth 2",
+    "clear_auth_backend_cache": "amqpd does not cache logins",
+    "consistent_hash_exchange_ring_state": "amqpd has no ring; `list_bindings` shows the weights",
     "decommission_mqtt_node": _STOMP,
-    "decrypt_conf_value": "of RabbitMQ 4.1; `decode` does it",
-    "encrypt_conf_value": "of RabbitMQ 4.1; `encode` does it",
-    "erlang_cookie_hash": "there is no cookie: who may open the socket in the data directory may do all",
-    "erlang_cookie_sources": "there is no cookie: who may open the socket in the data directory may do all",
+    "decrypt_conf_value": "of RabbitMQ 4.1; use `decode`",
+    "encrypt_conf_value": "of RabbitMQ 4.1; use `encode`",
+    "erlang_cookie_hash": "amqpd has no cookie; file permissions protect the socket in the data directory",
+    "erlang_cookie_sources": "amqpd has no cookie; file permissions protect the socket in the data directory",
     "exec": f"Elixir {_ERLANG}",
-    "force_standalone_khepri_boot": "there are no peers to leave, and the metadata are SQLite's",
+    "force_standalone_khepri_boot": "a node has no peers to leave, and the metadata is in SQLite",
     "list_amqp10_connections": _STOMP,
     "list_mqtt_connections": _STOMP,
     "list_stomp_connections": _STOMP,
     "list_web_mqtt_connections": _STOMP,
     "list_web_stomp_connections": _STOMP,
-    "message_size_stats": "of RabbitMQ 4.1; the metrics have sizes by queue",
-    "observer": f"{_ERLANG}; `status`, `memory_breakdown` and `runtime_thread_stats` tell what there is",
-    "schema_info": "Mnesia's tables; the metadata are tables of SQLite, or of the database of `metadata.url`",
-    "reconcile_vhosts": "of RabbitMQ 4.0; virtual hosts are on all nodes there are",
-    "remote_shell": f"a shell {_ERLANG}",
+    "message_size_stats": "of RabbitMQ 4.1; the metrics have message sizes for each queue",
+    "observer": f"{_ERLANG}; use `status`, `memory_breakdown` and `runtime_thread_stats`",
+    "schema_info": "of Mnesia; amqpd's metadata is in SQLite, or in the database of `metadata.url`",
+    "reconcile_vhosts": "of RabbitMQ 4.0; virtual hosts are on all nodes",
+    "remote_shell": f"the shell {_ERLANG}",
 }
 """Command of RabbitMQ -> why it is missing, and its replacement."""
 

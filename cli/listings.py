@@ -253,14 +253,14 @@ COMMANDS: Final = (
         "Shows the bindings of a vhost",
         list_bindings,
         BINDINGS,
-        examples=(("list_bindings -p shop source_name destination_name routing_key", "who gets what in vhost shop"),),
+        examples=(("list_bindings -p shop source_name destination_name routing_key", "the routes of vhost shop"),),
     ),
     _command(
         "list_channels",
-        "Lists all channels in the node",
+        "Lists the channels",
         list_channels,
         CHANNELS,
-        examples=(("list_channels name prefetch_count messages_unacknowledged", "which channel sits on messages"),),
+        examples=(("list_channels name prefetch_count messages_unacknowledged", "channels with unacked messages"),),
     ),
     _command(
         "list_connections",
@@ -268,8 +268,8 @@ COMMANDS: Final = (
         list_connections,
         CONNECTIONS,
         examples=(
-            ("list_connections -q pid peer_port client_properties", "pids, as close_connection takes them"),
-            ("list_connections --formatter pretty_table name user state", "for a person to read"),
+            ("list_connections -q pid peer_port client_properties", "pids for close_connection"),
+            ("list_connections --formatter pretty_table name user state", "for people"),
         ),
     ),
     _command(
@@ -277,7 +277,7 @@ COMMANDS: Final = (
         "Shows the consumers of a vhost",
         list_consumers,
         CONSUMERS,
-        examples=(("list_consumers queue_name consumer_tag prefetch_count", "who reads which queue"),),
+        examples=(("list_consumers queue_name consumer_tag prefetch_count", "the consumers of each queue"),),
     ),
     _command(
         "list_exchanges",
@@ -288,14 +288,14 @@ COMMANDS: Final = (
     ),
     _command(
         "list_queues",
-        "Shows queues, with the columns that you name",
+        "Shows queues with the named columns",
         list_queues,
         QUEUES,
         ("online", "offline", "local"),
         (
-            ("list_queues", "names and numbers of messages, in vhost /"),
-            ("list_queues -p shop name messages_ready messages_unacknowledged consumers", "what waits, what is out"),
-            ("list_queues --formatter json name messages", "for a program to read"),
+            ("list_queues", "names and numbers of messages in vhost /"),
+            ("list_queues -p shop name messages_ready messages_unacknowledged consumers", "waiting, unacked"),
+            ("list_queues --formatter json name messages", "for programs"),
         ),
     ),
     _command(
@@ -303,7 +303,7 @@ COMMANDS: Final = (
         "Lists virtual hosts",
         list_vhosts,
         VHOSTS,
-        examples=(("list_vhosts name description tags --formatter json", "all of them, for a program to read"),),
+        examples=(("list_vhosts name description tags --formatter json", "all vhosts, for programs"),),
         group="Access Control",
     ),
 )

@@ -319,7 +319,7 @@ COMMANDS: Final = (
     Command(
         "dump_log",
         "Logs",
-        "Prints what is in the log files of a queue: batches, records, indexes, settlements, checkpoints",
+        "Prints the contents of a queue's log files: batches, records, indexes, settlements, checkpoints",
         dump_log,
         "[--vhost <vhost>] <queue or path> [--deep] [--offsets <first>-<last>]",
         1,
@@ -327,20 +327,20 @@ COMMANDS: Final = (
         (
             (
                 "<queue or path>",
-                "a queue's name, or a file of a log, a queue's or a data directory, which may be in use. 65: damaged",
+                "a queue, a log file, or the directory of a queue or a broker, also in use. Damage: exit code 65",
             ),
         ),
         ("deep", "offsets"),
         examples=(
-            ("dump_log -p shop orders", "all files of one queue, without the records"),
-            ("dump_log --deep --offsets 100-199 00000000000000000000.log", "a hundred messages with their properties"),
-            ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with an object a line"),
+            ("dump_log -p shop orders", "all files of a queue, without records"),
+            ("dump_log --deep --offsets 100-199 00000000000000000000.log", "100 messages with their properties"),
+            ("dump_log amqpd-data --deep --formatter json", "everything, as one JSON array with one object per line"),
         ),
     ),
     Command(
         "verify_log",
         "Logs",
-        "Checks all log files of a data directory and names what is damaged",
+        "Checks all log files of a data directory and reports damage",
         verify_log,
         "[--vhost <vhost>] [<queue or directory>]",
         0,
@@ -348,13 +348,13 @@ COMMANDS: Final = (
         (
             (
                 "<queue or directory>",
-                "a queue's name or directory, or a data directory (that of --data-dir), in use or not. 65: damaged",
+                "a queue, its directory, or a data directory (default --data-dir), also in use. Damage: exit code 65",
             ),
         ),
         examples=(
-            ("verify_log -p shop orders", "of one queue"),
-            ("verify_log amqpd-data", "a line per queue, and a line per damaged place"),
-            ("-q verify_log amqpd-data", "only what is damaged"),
+            ("verify_log -p shop orders", "the files of a queue"),
+            ("verify_log amqpd-data", "a line for each queue and each damaged place"),
+            ("-q verify_log amqpd-data", "only damaged places"),
         ),
     ),
 )

@@ -98,7 +98,7 @@ _NAME: Final = ("<name>", "policy name (identifier)")
 _SET_DETAILS: Final = (
     _NAME,
     ("<pattern>", "regular expression (RE2, unanchored) that the names of queues and exchanges must match"),
-    ("<definition>", "what holds for them, as JSON; docs/policies.md lists the keys"),
+    ("<definition>", "the policy's keys and values, as JSON; docs/policies.md lists the keys"),
 )
 _SET_USAGE: Final = "[--vhost <vhost>] [--priority <priority>] [--apply-to <apply-to>] <name> <pattern> <definition>"
 _LIST_USAGE: Final = "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]"
@@ -108,18 +108,18 @@ COMMANDS: Final = (
     Command(
         "clear_operator_policy",
         GROUP,
-        "Clears an operator policy",
+        "Removes an operator policy",
         partial(_clear, _OPERATORS),
         "[--vhost <vhost>] <name>",
         1,
         1,
-        (("<name>", "Name of operator policy to clear (remove)"),),
-        examples=(("clear_operator_policy cap", "what policies and arguments say holds again"),),
+        (("<name>", "the operator policy"),),
+        examples=(("clear_operator_policy cap", "queues follow their policies and arguments again"),),
     ),
     Command(
         "clear_policy",
         GROUP,
-        "Clears (removes) a policy",
+        "Removes a policy",
         partial(_clear, _USERS),
         "[--vhost <vhost>] <name>",
         1,
@@ -148,21 +148,19 @@ COMMANDS: Final = (
     Command(
         "set_operator_policy",
         GROUP,
-        "Sets an operator policy. Its limits apply besides any policy",
+        "Sets an operator policy. Its limits apply in addition to other policies",
         partial(_set, _OPERATORS),
         _SET_USAGE,
         3,
         3,
         _SET_DETAILS,
         ("priority", "apply-to"),
-        examples=(
-            ("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue holds more, with any arguments"),
-        ),
+        examples=(("set_operator_policy cap '.*' '{\"max-length\":100000}'", "no queue can have more messages"),),
     ),
     Command(
         "set_policy",
         GROUP,
-        "Makes a policy, or changes it",
+        "Creates or changes a policy",
         partial(_set, _USERS),
         _SET_USAGE,
         3,
@@ -170,10 +168,10 @@ COMMANDS: Final = (
         _SET_DETAILS,
         ("priority", "apply-to"),
         examples=(
-            ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "a minute, then they go"),
+            ("set_policy ttl '^logs\\.' '{\"message-ttl\":60000}' --apply-to queues", "messages expire after a minute"),
             (
                 "set_policy --priority 1 dlx '^orders$' '{\"dead-letter-exchange\":\"dead\"}'",
-                "of two that match the higher priority holds",
+                "the matching policy with the higher priority applies",
             ),
         ),
     ),
@@ -243,11 +241,11 @@ def _listing(kind: str) -> Command:
     return Command(
         name,
         MONITORING,
-        f"Lists {kind.replace('-', ' ')} that ask for mirrors of classic queues, which amqpd does not make",
+        f"Lists {kind.replace('-', ' ')} that ask for mirrors of classic queues; amqpd makes none",
         partial(show, kind),
         "[--no-table-headers] [--timeout <timeout>]",
         options=("no-table-headers",),
-        examples=((name, "of all virtual hosts"),),
+        examples=((name, "policies of all virtual hosts"),),
     )
 
 
@@ -258,13 +256,13 @@ MIRROR_COMMANDS: Final = (
         "Fails if a policy asks for mirrors of classic queues",
         check,
         "[--timeout <timeout>]",
-        examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "69, and which"),),
+        examples=(("check_if_cluster_has_classic_queue_mirroring_policy", "exit code 69 and names, if there are any"),),
     ),
     *(_listing(kind) for kind in KINDS),
     Command(
         "remove_classic_queue_mirroring_from_policies",
         "Policies",
-        "Takes ha-mode and the like out of all policies; one that has nothing else is removed",
+        "Removes ha-mode and similar keys from all policies, and policies without other keys",
         remove,
         "[--timeout <timeout>]",
         examples=(("remove_classic_queue_mirroring_from_policies", "before an upgrade to RabbitMQ 4"),),
@@ -360,7 +358,7 @@ PARAMETER_COMMANDS: Final = (
     Command(
         "clear_parameter",
         PARAMETER_GROUP,
-        "Clears a runtime parameter",
+        "Removes a runtime parameter",
         clear_parameter,
         "[--vhost <vhost>] <component_name> <name>",
         2,
@@ -375,7 +373,7 @@ PARAMETER_COMMANDS: Final = (
         list_global_parameters,
         "[--no-table-headers] [--timeout <timeout>]",
         options=_TABLE,
-        examples=(("list_global_parameters --formatter json", "the values are JSON texts"),),
+        examples=(("list_global_parameters --formatter json", "values are JSON texts"),),
     ),
     Command(
         "list_parameters",
@@ -384,7 +382,7 @@ PARAMETER_COMMANDS: Final = (
         list_parameters,
         "[--vhost <vhost>] [--no-table-headers] [--timeout <timeout>]",
         options=_TABLE,
-        examples=(("list_parameters -p shop", "operator policies are among them"),),
+        examples=(("list_parameters -p shop", "the list includes operator policies"),),
     ),
     Command(
         "set_global_parameter",

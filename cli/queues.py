@@ -204,7 +204,7 @@ def _failure(answer: ApiAnswer) -> Failure:
     return Failure(USAGE, answer.reason) if answer.status == 400 else answer.failure()
 
 
-_QUEUE: Final = ("<queue>", "the queue that the messages are in")
+_QUEUE: Final = ("<queue>", "queue with the messages")
 _SOME: Final = "[--where <SQL>] [--limit <number>] [--dry-run] [--detach]"
 _SOME_OPTIONS: Final = ("where", "limit", "detach")
 _TO: Final = "--to-queue <queue> | --to-exchange <exchange> [--routing-key <key>]"
@@ -213,7 +213,7 @@ COMMANDS: Final = (
     Command(
         "browse_queue",
         "Queues",
-        "Shows messages of a queue or stream, and leaves them as they are",
+        "Shows messages of a queue or stream, without changing them",
         browse_queue,
         "[--vhost <vhost>] [--where <SQL>] [--from-offset <offset> | --from-time <time>] [--limit <number>] "
         "[--no-table-headers] <queue> [<column> ...]",
@@ -224,15 +224,15 @@ COMMANDS: Final = (
         MESSAGES.names(),
         len(MESSAGES.default),
         (
-            ("browse_queue orders", f"the first {BROWSE_COUNT} messages, unacked ones too"),
-            ("browse_queue --where \"customer = 'acme'\" orders offset headers", "those whose header says so"),
-            ("browse_queue --from-time 2026-11-22T08:00:00 --formatter json orders", "what came since, as JSON"),
+            ("browse_queue orders", f"the first {BROWSE_COUNT} messages, also unacked ones"),
+            ("browse_queue --where \"customer = 'acme'\" orders offset headers", "messages with this header"),
+            ("browse_queue --from-time 2026-11-22T08:00:00 --formatter json orders", "messages since then, as JSON"),
         ),
     ),
     Command(
         "move_messages",
         "Queues",
-        "Moves messages of a queue to another one, or to an exchange",
+        "Moves messages of a queue to another queue or to an exchange",
         move_messages,
         f"[--vhost <vhost>] {_TO} {_SOME} <queue>",
         1,
@@ -240,21 +240,21 @@ COMMANDS: Final = (
         (_QUEUE,),
         ("to-queue", "to-exchange", "routing-key", *_SOME_OPTIONS),
         examples=(
-            ("move_messages --to-queue later orders", "all that is ready"),
-            ("move_messages --to-queue later --where \"customer = 'acme'\" orders", "one customer's"),
+            ("move_messages --to-queue later orders", "all ready messages"),
+            ("move_messages --to-queue later --where \"customer = 'acme'\" orders", "the messages of one customer"),
         ),
     ),
     Command(
         "copy_messages",
         "Queues",
-        "Copies messages of a queue or stream to another queue, or to an exchange",
+        "Copies messages of a queue or stream to another queue or to an exchange",
         copy_messages,
         f"[--vhost <vhost>] {_TO} [--from-offset <offset> | --from-time <time>] {_SOME} <queue>",
         1,
         1,
         (_QUEUE,),
         ("to-queue", "to-exchange", "routing-key", "from-offset", "from-time", *_SOME_OPTIONS),
-        examples=(("copy_messages --to-queue test --limit 1000 orders", "the first thousand"),),
+        examples=(("copy_messages --to-queue test --limit 1000 orders", "the first 1000 messages"),),
     ),
     Command(
         "delete_messages",
@@ -266,7 +266,7 @@ COMMANDS: Final = (
         1,
         (_QUEUE,),
         _SOME_OPTIONS,
-        examples=(("delete_messages --where \"kind = 'test'\" orders", "what some test has left"),),
+        examples=(("delete_messages --where \"kind = 'test'\" orders", "messages of a test"),),
     ),
     Command(
         "redrive",
@@ -276,34 +276,34 @@ COMMANDS: Final = (
         f"[--vhost <vhost>] {_SOME} <queue>",
         1,
         1,
-        (("<queue>", "the queue that the dead letters are in"),),
+        (("<queue>", "queue with the dead letters"),),
         _SOME_OPTIONS,
         examples=(
-            ("redrive --dry-run failed", "how many would go, and why the others would not"),
-            ("redrive --limit 100 failed", "the first hundred, to see whether they succeed now"),
+            ("redrive --dry-run failed", "the number of messages that can go back, and why others cannot"),
+            ("redrive --limit 100 failed", "the first 100 messages, as a test"),
         ),
     ),
     Command(
         "rewind_queue",
         "Queues",
-        "Puts back what was settled since some time or offset, as far as the queue retains it, or copies it elsewhere",
+        "Puts settled messages since a time or offset back into their queue, or copies them to another one",
         rewind_queue,
         "[--vhost <vhost>] --to-time <time> | --to-offset <offset> [--until-time <time> | --until-offset <offset>] "
         f"[--to-queue <queue>] {_SOME} <queue>",
         1,
         1,
-        (("<queue>", "the queue, which retains what was settled (x-retain)"),),
+        (("<queue>", "queue that retains settled messages (x-retain)"),),
         ("to-time", "to-offset", "until-time", "until-offset", "to-queue", *_SOME_OPTIONS),
         examples=(
-            ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "how many it would be"),
-            ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "one customer's, again"),
-            ("rewind_queue --to-offset 0 --to-queue audit orders", "all there is, into another queue"),
+            ("rewind_queue --to-time 2026-11-21T08:00:00 --dry-run orders", "only the number of messages"),
+            ("rewind_queue --to-offset 5000 --where \"customer = 'acme'\" orders", "the messages of one customer"),
+            ("rewind_queue --to-offset 0 --to-queue audit orders", "all retained messages, into another queue"),
         ),
     ),
     Command(
         "list_jobs",
         "Queues",
-        "Lists the jobs that move, copy, delete, redrive or rewind messages, and the last that have ended",
+        "Lists running and recent jobs that move, copy, delete, redrive or rewind messages",
         list_jobs,
         "[--no-table-headers] [<column> ...]",
         0,
@@ -312,18 +312,18 @@ COMMANDS: Final = (
         ("no-table-headers",),
         JOBS.names(),
         len(JOBS.default),
-        (("list_jobs id queue state reason done left", "what they wait for, and what they left"),),
+        (("list_jobs id queue state reason done left", "with the reason for waiting, and messages left in the queue"),),
     ),
     Command(
         "stop_job",
         "Queues",
-        "Stops a job; what it has not moved stays where it is",
+        "Stops a job; messages that it has not moved stay in their queue",
         stop_job,
         "<job>",
         1,
         1,
-        (("<job>", "its id, see list_jobs"),),
-        examples=(("stop_job 3", "the job with the id 3"),),
+        (("<job>", "ID of the job, see list_jobs"),),
+        examples=(("stop_job 3", "stops the job with the ID 3"),),
     ),
 )
 
@@ -371,7 +371,7 @@ DELAYED_COMMANDS: Final = (
     Command(
         "list_delayed_messages",
         "Queues",
-        "Lists the messages that wait until they are due, those that are due next first",
+        "Lists delayed messages, the next due message first",
         list_delayed_messages,
         "[--vhost <vhost>] [--exchange <exchange>] [--limit <number>] [--no-table-headers] [<column> ...]",
         0,
@@ -381,20 +381,20 @@ DELAYED_COMMANDS: Final = (
         DELAYED.names(),
         len(DELAYED.default),
         (
-            ("list_delayed_messages -p shop", "the next 100: their ids, and when they are due, in ms since 1970"),
-            ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five of one exchange"),
+            ("list_delayed_messages -p shop", "the next 100: IDs, and due times in ms since 1970"),
+            ("list_delayed_messages --exchange reminders --limit 5 id due", "the next five messages of one exchange"),
         ),
     ),
     Command(
         "cancel_delayed_message",
         "Queues",
-        "Cancels a message that waits until it is due",
+        "Cancels a delayed message",
         cancel_delayed_message,
         "[--vhost <vhost>] <id>",
         1,
         1,
-        (("<id>", "as list_delayed_messages shows it"),),
-        examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "it is not delivered any more"),),
+        (("<id>", "ID of the message, see list_delayed_messages"),),
+        examples=(("cancel_delayed_message -p shop 018bcfe56800-00018bcfe5680000", "deletes the message"),),
     ),
 )
 
@@ -462,16 +462,16 @@ MESSAGE_COMMANDS: Final = (
     Command(
         "close_all_connections",
         "Operations",
-        "Closes the connections of a vhost, or all of the node",
+        "Closes the connections of a vhost, or all connections",
         close_all_connections,
         "[--vhost <vhost> --limit <limit>] [--global] [--per-connection-delay <delay>] <explanation>",
         1,
         1,
-        (("<explanation>", "why; clients see it with code 320"),),
+        (("<explanation>", "reason; clients get it with code 320"),),
         ("limit", "global", "per-connection-delay"),
         examples=(
-            ("close_all_connections 'maintenance'", "those of vhost /"),
-            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, twenty a second"),
+            ("close_all_connections 'maintenance'", "the connections of vhost /"),
+            ("close_all_connections --global --per-connection-delay 50 'maintenance'", "all, 20 per second"),
         ),
     ),
     Command(
@@ -484,9 +484,9 @@ MESSAGE_COMMANDS: Final = (
         2,
         (
             ("<connection pid>", "connection identifier, see list_connections pid"),
-            ("<explanation>", "why; the client sees it with code 320"),
+            ("<explanation>", "reason; the client gets it with code 320"),
         ),
-        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "quotes, because of < and >"),),
+        examples=(("close_connection '<amqpd@host.3.0>' 'too many channels'", "a shell needs the quotes"),),
     ),
     Command(
         "delete_queue",
@@ -498,18 +498,18 @@ MESSAGE_COMMANDS: Final = (
         1,
         (("<queue_name>", "the queue"),),
         ("if-empty", "if-unused"),
-        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if messages wait in it"),),
+        examples=(("delete_queue -p shop orders --if-empty", "exit code 64 if the queue has messages"),),
     ),
     Command(
         "purge_queue",
         "Queues",
-        "Deletes the messages of a queue",
+        "Deletes the ready messages of a queue",
         purge_queue,
         "[--vhost <vhost>] <queue> [--timeout <timeout>]",
         1,
         1,
-        (("<queue>", "the queue; messages that consumers have not acked stay theirs"),),
-        examples=(("purge_queue -p shop orders", "the ready messages are gone"),),
+        (("<queue>", "the queue; unacked messages stay with their consumers"),),
+        examples=(("purge_queue -p shop orders", "the queue has no ready messages"),),
     ),
 )
 
@@ -577,7 +577,7 @@ TRACE_COMMANDS: Final = (
     Command(
         "trace_message",
         "Queues",
-        "Shows where messages with an id are, and where they have been as far as the logs still tell",
+        "Shows the present and earlier queues of messages with an ID, as far as the logs have them",
         trace_message,
         "[--vhost <vhost>] [--correlation-id] [--no-table-headers] <id> [<column> ...]",
         1,
@@ -587,8 +587,8 @@ TRACE_COMMANDS: Final = (
         FOUND.names(),
         len(FOUND.default),
         (
-            ("trace_message 8f1c", "the queues that have it: ready, unacked (and at whom), settled, or gone"),
-            ("trace_message --correlation-id order-7 queue state time", "all messages of one conversation"),
+            ("trace_message 8f1c", "its queues and states: ready, unacked (with the consumer), settled or gone"),
+            ("trace_message --correlation-id order-7 queue state time", "all messages with one correlation_id"),
         ),
     ),
 )

@@ -72,13 +72,13 @@ def _checked(answer: ApiAnswer) -> ApiAnswer:
 
 
 _QUEUE: Final = ("<queue>", "a stream")
-_NAME: Final = ("<consumer name>", "what its consumers give as x-stream-consumer-name")
+_NAME: Final = ("<consumer name>", "the consumers' x-stream-consumer-name")
 
 COMMANDS: Final = (
     Command(
         "list_stream_offsets",
         "Queues",
-        "Lists how far the named consumers of a stream have come",
+        "Lists the stored offsets of a stream's named consumers",
         list_stream_offsets,
         "[--vhost <vhost>] [--no-table-headers] <queue> [<column> ...]",
         1,
@@ -88,21 +88,21 @@ COMMANDS: Final = (
         OFFSETS.names(),
         len(OFFSETS.default),
         (
-            ("list_stream_offsets -p shop orders", "each name, the offset it reads next, how many lie behind that"),
-            ("list_stream_offsets -p shop orders name time", "when each was stored, in ms since 1970"),
+            ("list_stream_offsets -p shop orders", "names, next offsets, and messages after them"),
+            ("list_stream_offsets -p shop orders name time", "times of storing, in ms since 1970"),
         ),
     ),
     Command(
         "list_stream_tracking",
         "Stream plugin",
-        "Lists what a stream remembers by name: offsets of consumers",
+        "Lists offsets that a stream has stored for named consumers",
         list_stream_tracking,
         "[--vhost <vhost>] [--all | --offset | --writer] [--no-table-headers] <queue>",
         1,
         1,
         (_QUEUE,),
         ("all", "offset", "writer", "no-table-headers"),
-        examples=(("list_stream_tracking -p shop orders --offset", "each name and its offset"),),
+        examples=(("list_stream_tracking -p shop orders --offset", "names and offsets"),),
     ),
     Command(
         "set_stream_offset",
@@ -112,19 +112,19 @@ COMMANDS: Final = (
         "[--vhost <vhost>] <queue> <consumer name> <offset>",
         3,
         3,
-        (_QUEUE, _NAME, ("<offset>", "of the next message it gets; 0 is the first there ever was")),
-        examples=(("set_stream_offset -p shop orders billing 0", "its next consumer reads everything again"),),
+        (_QUEUE, _NAME, ("<offset>", "offset of the next message; 0 is the first message of the stream")),
+        examples=(("set_stream_offset -p shop orders billing 0", "the next consumer begins at the start"),),
     ),
     Command(
         "delete_stream_offset",
         "Queues",
-        "Deletes the offset that is stored for a named consumer of a stream",
+        "Deletes the stored offset of a named consumer of a stream",
         delete_stream_offset,
         "[--vhost <vhost>] <queue> <consumer name>",
         2,
         2,
         (_QUEUE, _NAME),
-        examples=(("delete_stream_offset -p shop orders billing", "as if it had never consumed"),),
+        examples=(("delete_stream_offset -p shop orders billing", "the next consumer begins as a new one"),),
     ),
 )
 
@@ -262,7 +262,7 @@ def set_retention(context: Context) -> None:
     raise Failure(UNAVAILABLE, f"a policy does this, and keeps it: {policy}")
 
 
-_SUPER_STREAM: Final = ("<name>", "of the exchange; its streams are called <name>-<routing key>")
+_SUPER_STREAM: Final = ("<name>", "name of the exchange; its streams are called <name>-<routing key>")
 _OWN: Final = (
     "partitions", "routing-keys", "max-length-bytes", "max-age", "stream-max-segment-size-bytes", "leader-locator",
     "initial-cluster-size",
@@ -280,7 +280,7 @@ def _list(what: str) -> Command:
     return Command(
         name,
         GROUP,
-        f"Lists {what.replace('_', ' ')} of the stream protocol, which amqpd does not speak: there are none",
+        f"Lists {what.replace('_', ' ')} of the stream protocol: always empty, amqpd does not have it",
         partial(list_nobody, what, LISTS[what]),
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
         0,
@@ -288,7 +288,7 @@ def _list(what: str) -> Command:
         options=("no-table-headers",),
         columns=LISTS[what],
         shown=len(LISTS[what]),
-        examples=((name, "an empty list; list_consumers has those of AMQP"),),
+        examples=((name, "an empty list; list_consumers shows AMQP consumers"),),
     )
 
 
@@ -305,19 +305,19 @@ SUPER_STREAM_COMMANDS: Final = (
         _OWN,
         examples=(
             ("add_super_stream invoices --partitions 3", "streams invoices-0, invoices-1 and invoices-2"),
-            ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "each keeps a week"),
+            ("add_super_stream invoices --routing-keys eu,us --max-age P7D", "messages are kept for a week"),
         ),
     ),
     Command(
         "delete_super_stream",
         GROUP,
-        "Deletes a super stream: its streams, with what is in them, and its exchange",
+        "Deletes a super stream: its exchange and its streams with all messages",
         delete_super_stream,
         "[--vhost <vhost>] <name>",
         1,
         1,
         (_SUPER_STREAM,),
-        examples=(("delete_super_stream invoices", "70 where there is none"),),
+        examples=(("delete_super_stream invoices", "exit code 70 if it does not exist"),),
     ),
     _list("connections"),
     _list("consumers"),
@@ -326,21 +326,21 @@ SUPER_STREAM_COMMANDS: Final = (
     Command(
         "list_stream_group_consumers",
         GROUP,
-        "Lists consumers of a group of the stream protocol, which amqpd does not speak: there is none",
+        "Lists consumers of a group of the stream protocol: refused, amqpd does not have it",
         no_group,
         "[--vhost <vhost>] --stream <stream> --reference <reference>",
         options=("stream", "reference"),
-        examples=(("list_stream_group_consumers --stream s --reference app", "65: there is no group"),),
+        examples=(("list_stream_group_consumers --stream s --reference app", "exit code 65: there is no group"),),
     ),
     Command(
         "set_stream_retention_policy",
         "Policies",
-        "Says which policy sets how long a stream keeps messages",
+        "Sets the age limit of a stream: refused, the answer shows the policy that does it",
         set_retention,
         "[--vhost <vhost>] <stream> <max-age>",
         2,
         2,
-        (("<stream>", "name of a stream"), ("<max-age>", "as x-max-age takes it: 7D, 12h")),
-        examples=(("set_stream_retention_policy events 7D", "69, and the set_policy that does it"),),
+        (("<stream>", "name of a stream"), ("<max-age>", "a value of x-max-age: 7D, 12h")),
+        examples=(("set_stream_retention_policy events 7D", "exit code 69, and a set_policy command"),),
     ),
 )

@@ -82,7 +82,7 @@ COMMANDS: Final = (
     Command(
         "disable_vhost_deletion_protection",
         GROUP,
-        "Lets a virtual host be deleted again",
+        "Removes the protection of a virtual host from deletion",
         disable_protection,
         "<vhost>",
         1,
@@ -93,13 +93,13 @@ COMMANDS: Final = (
     Command(
         "enable_vhost_deletion_protection",
         GROUP,
-        "Protects a virtual host from being deleted",
+        "Protects a virtual host from deletion",
         enable_protection,
         "<vhost>",
         1,
         1,
         (_VHOST,),
-        examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69 from now on"),),
+        examples=(("enable_vhost_deletion_protection shop", "delete_vhost shop ends with exit code 69"),),
     ),
     Command(
         "set_vhost_tags",
@@ -110,7 +110,7 @@ COMMANDS: Final = (
         1,
         None,
         (_VHOST, ("<tag>", "any words; none removes all tags")),
-        examples=(("set_vhost_tags shop web eu", "instead of the tags it had"),),
+        examples=(("set_vhost_tags shop web eu", "replaces its tags"),),
     ),
     Command(
         "update_vhost_metadata",
@@ -123,8 +123,8 @@ COMMANDS: Final = (
         (_VHOST,),
         tuple(VHOST_KEYS),
         examples=(
-            ("update_vhost_metadata shop --description 'web shop' --tags web,eu", "the rest stays as it is"),
-            ("update_vhost_metadata shop --default-queue-type quorum", "of queues that are declared from now on"),
+            ("update_vhost_metadata shop --description 'web shop' --tags web,eu", "other properties do not change"),
+            ("update_vhost_metadata shop --default-queue-type quorum", "for queues that are declared from now on"),
         ),
     ),
     Command(
@@ -136,7 +136,7 @@ COMMANDS: Final = (
         1,
         1,
         (("<name>", "the name in server-properties, for new connections"),),
-        examples=(("set_cluster_name shop", "as set_global_parameter cluster_name '\"shop\"'"),),
+        examples=(("set_cluster_name shop", "same as set_global_parameter cluster_name '\"shop\"'"),),
     ),
 )
 
@@ -216,7 +216,7 @@ def _show_all(context: Context, kind: str, items: list[dict[str, Any]]) -> None:
     context.show((kind, "limits"), [(item[kind], compact(item["value"])) for item in items])
 
 
-_USER: Final = ("<username>", "Name of the user")
+_USER: Final = ("<username>", "name of the user")
 _VHOSTS: Final = "Virtual hosts"
 
 LIMIT_COMMANDS: Final = (
@@ -229,19 +229,19 @@ LIMIT_COMMANDS: Final = (
         2,
         2,
         (_USER, ("<limit_type>", "max-connections, max-channels or all")),
-        examples=(("clear_user_limits alice max-channels", "exit code 0 also if it was not set"),),
+        examples=(("clear_user_limits alice max-channels", "exit code 0, also if it was not set"),),
     ),
     Command(
         "list_user_limits",
         "Users",
-        "Displays configured user limits",
+        "Shows the limits of users",
         list_user_limits,
         "[--user <username>] [--global]",
         options=("user", "global", "no-table-headers"),
         details=(("--no-table-headers", "with --global"),),
         examples=(
-            ("list_user_limits --user alice", "as JSON; those of guest without --user"),
-            ("list_user_limits --global", "a row for each user with limits"),
+            ("list_user_limits --user alice", "JSON; without --user, the limits of guest"),
+            ("list_user_limits --global", "one row for each user with limits"),
         ),
     ),
     Command(
@@ -253,7 +253,7 @@ LIMIT_COMMANDS: Final = (
         2,
         2,
         (_USER, ("<definition>", "a JSON object: max-connections, max-channels; -1: no limit, 0: none allowed")),
-        examples=(("set_user_limits alice '{\"max-connections\": 10}'", "her other limits stay as they are"),),
+        examples=(("set_user_limits alice '{\"max-connections\": 10}'", "other limits do not change"),),
     ),
     Command(
         "clear_vhost_limits",
@@ -275,8 +275,8 @@ LIMIT_COMMANDS: Final = (
         0,
         options=("global", "no-table-headers"),
         examples=(
-            ("list_vhost_limits -p shop", "as JSON"),
-            ("list_vhost_limits --global", "a row for each vhost with limits"),
+            ("list_vhost_limits -p shop", "JSON"),
+            ("list_vhost_limits --global", "one row for each vhost with limits"),
         ),
     ),
     Command(
@@ -289,7 +289,7 @@ LIMIT_COMMANDS: Final = (
         1,
         (("<definition>", "a JSON object: max-connections, max-queues; -1: no limit, 0: none allowed"),),
         examples=(
-            ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for what comes"),
+            ('set_vhost_limits -p shop \'{"max-connections": 100, "max-queues": 1000}\'', "for new ones"),
             ("set_vhost_limits -p shop '{\"max-connections\": 0}'", "refuse new connections; open ones stay"),
         ),
     ),
