@@ -22,17 +22,17 @@ HEAD: Final = """\
 {what}: an AMQP 0-9-1 broker whose queues are logs in Kafka's format.
 
 usage: amqpd [--config FILE] [--SETTING VALUE]...       start the broker
-       amqpd --print-settings [--formatter table|json|toml]  every setting, its value, where it came from
-       amqpd --check-config [--config FILE]             whether it could start with them; 64 if not
+       amqpd --print-settings [--formatter table|json|toml]  show every setting with its value and source
+       amqpd --check-config [--config FILE]             check the settings; exit code 64 if they cannot be used
        amqpd --version
        amqpd --help
 
-Start it and point a client at amqp://guest:guest@127.0.0.1/ . The line it prints once it accepts connections
-names the ports. SIGTERM or Ctrl-C stops it cleanly. amqpctl looks into it while it runs.
+Start it, and connect a client to amqp://guest:guest@127.0.0.1/ . When amqpd accepts connections, it prints a line
+with the ports. SIGTERM or Ctrl-C stops it cleanly. amqpctl controls a running broker.
 
-A setting can be given in three places; a later one wins:
+A setting can be given in three places; later ones override earlier ones:
   the file      [amqp] port = 5672       TOML; --config FILE, else AMQPD_CONFIG, else ./amqpd.toml if it exists
-                                         FILE.conf, and what RABBITMQ_CONFIG_FILE names: RabbitMQ's own
+                                         FILE.conf and RABBITMQ_CONFIG_FILE: RabbitMQ's format
   environment   AMQPD_AMQP__PORT=5672    a dot is two underscores
   command line  --amqp.port 5672
 
@@ -86,8 +86,8 @@ def check_text(loaded: LoadedSettings) -> str:
 
 def toml_text(loaded: LoadedSettings) -> str:
     """Return an `amqpd.toml` with all settings. Defaults and secrets are commented out."""
-    lines = ["# Every setting of amqpd; what is commented out is the default. A later line of the environment or the",
-             "# command line wins. Made by `amqpd --print-settings --formatter toml`."]  # fmt: skip
+    lines = ["# Every setting of amqpd; a commented line shows the default. The environment and the command line",
+             "# override this file. Made by `amqpd --print-settings --formatter toml`."]  # fmt: skip
     section = ""
     for row in rows():
         folder, _, name = row.name.rpartition(".")

@@ -2,8 +2,8 @@
 
 Later sources override earlier ones: default, file, environment, command line. The file is `--config`, else
 `AMQPD_CONFIG`, else `./amqpd.toml` if it exists. It is TOML, or RabbitMQ's format if its name ends in `.conf`
-(`rabbitmq_conf`). The file in RABBITMQ_CONFIG_FILE is read before it. RabbitMQ's other variables come before our
-own (`rabbitmq_env`).
+(`rabbitmq_conf`). The file in RABBITMQ_CONFIG_FILE is read before it. Our own variables override
+RabbitMQ's (`rabbitmq_env`).
 
 All mistakes are reported at once: each unusable value and each unknown name is a line of one `SettingsError`. A
 `Settings` that `load` returns is within its bounds, and its settings do not contradict each other.

@@ -46,24 +46,26 @@ DEPTH_MAX: Final = 100
 class TlsSettings:
     """AMQP over TLS 1.2 and 1.3, on its own port."""
 
-    port: int | None = setting(None, OFF_PORT, "Port for AMQP over TLS, usually 5671; 0 takes any free one.")
+    port: int | None = setting(None, OFF_PORT, "Port for AMQP over TLS, usually 5671; 0: any free port.")
     certificate: Path | None = setting(None, NO_PATH, "The server's certificate and its chain (PEM).", reloaded=True)
     key: Path | None = setting(
         None, NO_PATH, "The certificate's private key (PEM, without a passphrase).", reloaded=True
     )
-    ca: Path | None = setting(None, NO_PATH, "Certificates (PEM) of the authorities that sign clients' certificates.")
-    verify_peer: bool = setting(False, BOOLEAN, "Ask clients for a certificate and refuse one that `ca` did not sign.")
-    fail_if_no_peer_certificate: bool = setting(False, BOOLEAN, "Refuse a client that shows no certificate at all.")
+    ca: Path | None = setting(None, NO_PATH, "Certificates (PEM) of the authorities that sign client certificates.")
+    verify_peer: bool = setting(
+        False, BOOLEAN, "Ask clients for a certificate, and refuse one that no authority in `ca` signed."
+    )
+    fail_if_no_peer_certificate: bool = setting(False, BOOLEAN, "Refuse clients without a certificate.")
     ciphers: tuple[str, ...] = setting(
         (),
         NAMES,
-        "Cipher suites by OpenSSL's names, the preferred one first; empty: OpenSSL's choice. A list without suites of "
-        "TLS 1.3 leaves TLS 1.2 alone, and the other way round.",
+        "Cipher suites by OpenSSL's names, the preferred one first; empty: OpenSSL's choice. A list with suites of "
+        "only one TLS version enables only that version.",
     )
     depth: int = setting(
         DEPTH_MAX,
         integer(0, DEPTH_MAX),
-        "How many certificates may stand between a client's and that of the authority in `ca`.",
+        "Maximum number of certificates between a client's and that of the authority in `ca`.",
     )
 
 
@@ -71,8 +73,8 @@ class TlsSettings:
 class HttpTlsSettings(TlsSettings):
     """The admin API over HTTPS, on its own port."""
 
-    port: int | None = setting(None, OFF_PORT, "Port for HTTPS, usually 15671; 0 takes any free one.")
-    host: str = setting("", TEXT, "Address HTTPS listens on: empty is http.host, 0.0.0.0 every interface of IPv4.")
+    port: int | None = setting(None, OFF_PORT, "Port for HTTPS, usually 15671; 0: any free port.")
+    host: str = setting("", TEXT, "Address for HTTPS; empty: http.host; 0.0.0.0: every IPv4 interface.")
 
 
 @dataclass(frozen=True)
@@ -82,27 +84,31 @@ class AmqpSettings:
     host: str = setting(
         "",  # rabbit: a broker is reachable; the user guest is not, see loopback_users
         TEXT,
-        "Address to listen on, or several with commas: empty is every interface, IPv4 and where there is one IPv6; "
-        "0.0.0.0 is IPv4 alone.",
+        "Address to listen on, or several with commas; empty: every interface, IPv4 and IPv6; 0.0.0.0: every IPv4 "
+        "interface.",
     )
     port: int | None = setting(
-        5672, OFF_PORT, "Port for AMQP; 0 takes any free port, which the ready line names; off: AMQP over TLS only."
+        5672, OFF_PORT, "Port for AMQP; 0: any free port, which the ready line shows; off: only AMQP over TLS."
     )
-    frame_max: int = setting(131072, byte_count(4096, 1 << 27), "Largest frame, offered in connection.tune.")
-    channel_max: int = setting(2047, integer(1, 65535), "Channels that one connection may have, offered in tune.")
-    heartbeat_s: int = setting(60, integer(0, 65535, "seconds"), "Heartbeat offered in tune; 0 offers none.")
+    frame_max: int = setting(
+        131072, byte_count(4096, 1 << 27), "Largest frame; the broker sends it in connection.tune."
+    )
+    channel_max: int = setting(
+        2047, integer(1, 65535), "Maximum number of channels in a connection; sent in connection.tune."
+    )
+    heartbeat_s: int = setting(60, integer(0, 65535, "seconds"), "Heartbeat that connection.tune offers; 0: none.")
     message_size_max_bytes: int = setting(
-        1 << 27, byte_count(1, 1 << 29), "Largest message body; a larger one closes its channel with 406."
+        1 << 27, byte_count(1, 1 << 29), "Largest message body; the broker closes the channel of a larger one with 406."
     )
     handshake_timeout_s: float = setting(
         10.0,
         seconds(0.1, 3600.0),
-        "A client that has not logged in and opened its vhost after this time is disconnected.",
+        "Time for a client to log in and open its vhost; then it is disconnected.",
     )
     loopback_users: tuple[str, ...] = setting(
         ("guest",),
         NAMES,
-        "Users that may log in from this machine only; empty: every user may log in from anywhere.",
+        "Users that may log in only from this machine; empty: all users may log in from anywhere.",
         reloaded=True,
     )
     tls: TlsSettings = TlsSettings()
@@ -112,16 +118,16 @@ class AmqpSettings:
 class HttpSettings:
     """The admin API."""
 
-    host: str = setting("127.0.0.1", SOME_TEXT, "Address the admin API listens on.")
+    host: str = setting("127.0.0.1", SOME_TEXT, "Address of the admin API.")
     port: int | None = setting(
         15672,
         OFF_PORT,
-        "Port of the admin API and the web page; 0 takes any free port, which the ready line names. off: HTTPS only.",
+        "Port of the admin API and the web page; 0: any free port, which the ready line shows; off: only HTTPS.",
     )
     login_session_timeout_s: float = setting(
         28800.0,
         seconds(60.0, 31536000.0),
-        "How long a login on the web page lasts.",  # rabbit: 8 h
+        "Duration of a login on the web page.",  # rabbit: 8 h
     )
     tls: HttpTlsSettings = HttpTlsSettings()
 
@@ -130,15 +136,13 @@ class HttpSettings:
 class MetricsSettings:
     """Prometheus metrics on their own listener, without a password."""
 
-    host: str = setting("127.0.0.1", SOME_TEXT, "Address that metrics are served on.")
-    port: int | None = setting(
-        None, OFF_PORT, "Port for metrics without a password, usually 15692; 0 takes any free one."
-    )
+    host: str = setting("127.0.0.1", SOME_TEXT, "Address of the listener for metrics.")
+    port: int | None = setting(None, OFF_PORT, "Port for metrics without a password, usually 15692; 0: any free port.")
     return_per_object_metrics: bool = setting(
         False,
         BOOLEAN,
-        "Whether /metrics on that port lists every queue, channel and connection, as /metrics/per-object does, "
-        "instead of sums.",
+        "On that port, /metrics lists every queue, channel and connection, as /metrics/per-object does, instead of "
+        "sums.",
     )
 
 
@@ -149,25 +153,25 @@ class AuthSettings:
     mechanisms: tuple[str, ...] = setting(
         ("PLAIN", "AMQPLAIN"),
         MECHANISMS,
-        "Ways to log in over AMQP (SASL). EXTERNAL: a TLS client's certificate is its login, at listeners with "
-        "verify_peer; then HTTPS accepts one too.",
+        "SASL mechanisms for logins over AMQP. EXTERNAL: a client's TLS certificate is its login, on listeners with "
+        "verify_peer, also over HTTPS.",
     )
     ssl_cert_login_from: Literal["distinguished_name", "common_name", "subject_alternative_name"] = setting(
         "distinguished_name",
         choice("distinguished_name", "common_name", "subject_alternative_name"),
-        "Which field of a client's certificate holds the user's name.",
+        "Field of a client certificate with the user's name.",
     )
     ssl_cert_login_san_type: Literal["dns", "ip", "email", "uri"] = setting(
-        "dns", choice("dns", "ip", "email", "uri"), "Which kind of subject alternative name, if that holds the name."
+        "dns", choice("dns", "ip", "email", "uri"), "Type of the subject alternative name, if the user's name is there."
     )
     ssl_cert_login_san_index: int = setting(
-        0, integer(0, 1000), "Which one of that kind, if there are several: 0 is the first."
+        0, integer(0, 1000), "Number of the name of that type, if there are several; 0: the first."
     )
     password_hashing: Literal["argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"] = setting(
         "argon2id",
         choice("argon2id", "rabbit_password_hashing_sha256", "rabbit_password_hashing_sha512"),
-        "How new passwords are hashed. argon2id also replaces RabbitMQ's hashes at the first login; the others keep "
-        "them, and exported users can log in to RabbitMQ.",
+        "Hash of new passwords. argon2id also replaces RabbitMQ's hashes at a user's first login. With the others, "
+        "exported users can log in to RabbitMQ.",
     )
 
 
@@ -178,22 +182,20 @@ class LogSettings:
     level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
         choice("debug", "info", "warning", "error"),
-        "Messages of this level and above are logged.",
+        "Lowest level of messages in the log.",
         reloaded=True,
     )
     format: Literal["text", "json"] = setting(
-        "text", choice("text", "json"), "How a message is written: a line of text, or a JSON object on a line."
+        "text", choice("text", "json"), "Format of a message: a line of text, or a JSON object on a line."
     )
-    file: Path | None = setting(
-        None, NO_PATH, "File the log is appended to; empty is standard error. SIGUSR1 reopens it."
-    )
+    file: Path | None = setting(None, NO_PATH, "Log file; empty: standard error. SIGUSR1 reopens the file.")
 
 
 @dataclass(frozen=True)
 class LocalDefinitionsSettings:
     """Definitions in the local file system."""
 
-    path: Path | None = setting(None, NO_PATH, "As load_definitions; give one of the two.", reloaded=True)
+    path: Path | None = setting(None, NO_PATH, "Same as load_definitions; set only one of the two.", reloaded=True)
 
 
 @dataclass(frozen=True)
@@ -201,12 +203,12 @@ class DefinitionsSettings:
     """Import of definitions at the start."""
 
     skip_if_unchanged: bool = setting(
-        False, BOOLEAN, "Skip the import at a start if the files are byte for byte those of the last one."
+        False, BOOLEAN, "Skip the import at a start if the files are equal to those of the last import."
     )
     skip_unsupported: bool = setting(
         False,
         BOOLEAN,
-        "Leave out what amqpd does not have, with a line in the log, instead of refusing to start.",
+        "Skip objects that amqpd does not support, with a line in the log, instead of refusing to start.",
         reloaded=True,
     )
     local: LocalDefinitionsSettings = LocalDefinitionsSettings()
@@ -216,7 +218,7 @@ class DefinitionsSettings:
 class MetadataSettings:
     """The database of vhosts, users, permissions, exchanges, queues and bindings."""
 
-    url: str = setting("", TEXT, "SQLAlchemy URL of the metadata database; empty is SQLite in data_dir.", secret=True)
+    url: str = setting("", TEXT, "SQLAlchemy URL of the metadata database; empty: SQLite in data_dir.", secret=True)
 
 
 @dataclass(frozen=True)
@@ -224,29 +226,29 @@ class StorageSettings:
     """The logs of the durable queues."""
 
     segment_size_bytes: int = setting(
-        64 << 20, byte_count(4096, (1 << 31) - 1), "A log begins a new segment before one would grow beyond this."
+        64 << 20, byte_count(4096, (1 << 31) - 1), "Maximum size of a log segment; then the log begins a new one."
     )
     segment_age_s: float = setting(
         604_800.0,
         seconds(1.0, 3.2e9),
-        "A log begins a new segment when the first message in the last one is older than this, looked at each upkeep.",
+        "Maximum age of the first message in the last segment; then the log begins a new one. Checked at each upkeep.",
     )
     upkeep_interval_s: float = setting(
         60.0,
         seconds(0.05, 86_400.0),
-        "How often queues' logs are tidied up: old segments closed, files with nothing left in them removed.",
+        "Interval of the upkeep of logs: close old segments, delete files without messages.",
     )
     clock_steady_s: float = setting(
         3600.0,
         seconds(0.0, 31_536_000.0),
-        "When the wall clock was set by more than a minute, retention, time to live and delays follow it after this "
-        "time of steadiness, or after amqpctl accept_clock; 0: at once.",
+        "Retention, time to live and delays do not follow a jump of the wall clock of more than a minute at once. They "
+        "follow when the clock was steady for this time, or after amqpctl accept_clock; 0: at once.",
     )
     recovery: Literal["salvage", "strict"] = setting(
         "salvage",
         choice("salvage", "strict"),
-        "What to do about damage in the middle of a log: salvage skips it; strict reads all logs at the start, "
-        "and refuses to start.",
+        "Reaction to damage in the middle of a log: salvage skips it; strict reads all logs at the start, and refuses "
+        "to start after damage.",
     )
 
 
@@ -254,13 +256,15 @@ class StorageSettings:
 class AuditSettings:
     """The audit log: the stream `amq.audit`."""
 
-    enabled: bool = setting(True, BOOLEAN, "Whether events are recorded; existing records stay readable either way.")
-    vhost: str = setting("", TEXT, "Vhost in which administrators find amq.audit; empty is default.vhost.")
-    age_max_s: float = setting(2_592_000.0, seconds(1.0, 3.2e9), "How long records are kept; 30 days by default.")
+    enabled: bool = setting(True, BOOLEAN, "Record events; existing records can be read in both cases.")
+    vhost: str = setting(
+        "", TEXT, "Vhost of the stream amq.audit, which administrators can read; empty: default.vhost."
+    )
+    age_max_s: float = setting(2_592_000.0, seconds(1.0, 3.2e9), "Maximum age of records; the default is 30 days.")
     size_max_bytes: int = setting(
         1 << 28,
         byte_count(1 << 20, 1 << 40),
-        "How much space records may take; the oldest are removed first, a sixteenth of this at a time.",
+        "Maximum size of all records; then the oldest sixteenth is deleted.",
     )
 
 
@@ -271,40 +275,40 @@ class LimitSettings:
     memory_high_watermark: float = setting(
         0.4,
         SHARE,
-        "Memory alarm, as a share of the machine's (or cgroup's) memory: with more in use, publishers have to wait.",
+        "Memory alarm, as a share of the machine's or cgroup's memory: publishers wait while the broker uses more.",
         reloaded=True,
     )
     memory_bytes: int = setting(
-        0, byte_count(0, 1 << 60), "Memory alarm in bytes, instead of the share; 0: the share counts.", reloaded=True
+        0, byte_count(0, 1 << 60), "Memory alarm in bytes, instead of the share; 0: use the share.", reloaded=True
     )
     disk_free_bytes: int = setting(
         50_000_000,
         byte_count(0, 1 << 60),
-        "Disk alarm: with less free space in data_dir's file system, publishers have to wait.",
+        "Disk alarm: publishers wait while the file system of data_dir has less free space.",
         reloaded=True,
     )
     disk_free_memory_multiple: float = setting(
         0.0,
         MULTIPLE,
-        "Disk alarm as a multiple of the machine's memory, instead of bytes; 0: the bytes count.",
+        "Disk alarm as a multiple of the machine's memory, instead of bytes; 0: use the bytes.",
         reloaded=True,
     )
     unopened_share: float = setting(
         0.5,
         SHARE,
-        "Share of the process's descriptors; with more AMQP sockets, those that have not logged in are closed, the "
-        "oldest of the address that has most of them first.",
+        "Share of the process's file descriptors. If AMQP sockets use more, the broker closes sockets that have not "
+        "logged in: the oldest one of the address with most such sockets first.",
     )
     reserved_descriptors: int = setting(
         256,
         integer(0, 1 << 20),
-        "Descriptors that no AMQP socket gets: for files and the admin API. At most a quarter of them all.",
+        "File descriptors that AMQP sockets cannot use, for files and the admin API; at most a quarter of all.",
     )
     unfinished_bodies_bytes: int = setting(
         1 << 28,
         byte_count(0, 1 << 40),
-        "Memory for message bodies that are still arriving, of all connections; with more, only the oldest is read on. "
-        "At most a quarter of the memory alarm's limit, never less than amqp.message_size_max_bytes.",
+        "Memory for incomplete message bodies of all connections. Above it, the broker reads only the oldest one. The "
+        "limit is at most a quarter of the memory alarm's, and at least amqp.message_size_max_bytes.",
     )
 
 
@@ -312,13 +316,13 @@ class LimitSettings:
 class KafkaTlsSettings:
     """TLS to Kafka's brokers."""
 
-    enabled: bool = setting(False, BOOLEAN, "Whether Kafka is reached inside TLS; its brokers' names are checked.")
+    enabled: bool = setting(False, BOOLEAN, "Connect to Kafka with TLS, and check the names of its brokers.")
     ca: Path | None = setting(
-        None, NO_PATH, "Certificates (PEM) of the authorities that signed the brokers'; empty: those of the machine."
+        None,
+        NO_PATH,
+        "Certificates (PEM) of the authorities that signed the brokers' certificates; empty: the machine's.",
     )
-    certificate: Path | None = setting(
-        None, NO_PATH, "Certificate (PEM) that is shown to Kafka, where its brokers ask for one."
-    )
+    certificate: Path | None = setting(None, NO_PATH, "Client certificate (PEM) for Kafka, if its brokers ask for one.")
     key: Path | None = setting(None, NO_PATH, "The certificate's private key (PEM, without a passphrase).")
 
 
@@ -326,12 +330,10 @@ class KafkaTlsSettings:
 class KafkaSaslSettings:
     """The login at Kafka's brokers."""
 
-    mechanism: str = setting(
-        "", SASL_MECHANISM, "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; empty: Kafka asks for no login."
-    )
+    mechanism: str = setting("", SASL_MECHANISM, "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; empty: no login at Kafka.")
     user: str = setting("", TEXT, "User name for Kafka.")
     password: str = setting("", TEXT, "Password for Kafka.", secret=True)
-    password_file: Path | None = setting(None, NO_PATH, "File that holds that password, instead.")
+    password_file: Path | None = setting(None, NO_PATH, "File with the password, instead.")
 
 
 @dataclass(frozen=True)
@@ -339,45 +341,51 @@ class ClusterSettings:
     """Several nodes over one Apache Kafka."""
 
     kafka: tuple[str, ...] = setting(
-        (), ADDRESSES, "Some of Kafka's brokers, which name the others; empty: one node, without Kafka."
+        (), ADDRESSES, "Some of Kafka's brokers; they know the others. Empty: a single broker without Kafka."
     )
-    name: str = setting("", TOPIC_NAME, "Name of the cluster, the same at all nodes: Kafka's topics begin with it.")
+    name: str = setting(
+        "", TOPIC_NAME, "Name of the cluster, the same on all nodes; names of its topics in Kafka begin with it."
+    )
     secret: str = setting(
         "",
         TEXT,
-        "Password with which nodes recognise each other, the same at all of them: 16 characters or more.",
+        "Password between nodes, the same on all nodes: 16 characters or more.",
         secret=True,
     )
-    secret_file: Path | None = setting(None, NO_PATH, "File that holds that secret, instead.")
-    node: str = setting("", NO_SHORT_TEXT, "Name of this node, each its own; empty: amqpd@ and the host's name.")
+    secret_file: Path | None = setting(None, NO_PATH, "File with the secret, instead.")
+    node: str = setting("", NO_SHORT_TEXT, "Name of this node, different on each; empty: amqpd@ and the host's name.")
     listen: str = setting(
-        ":25672", ADDRESS, "Where other nodes connect to; without a host every interface, port 0 takes any free one."
+        ":25672",
+        ADDRESS,
+        "Address of the listener for other nodes; without a host: every interface; port 0: any free port.",
     )
     address: str = setting(
-        "", NO_ADDRESS, "Address that other nodes connect to; empty: the host's name and the port of listen."
+        "", NO_ADDRESS, "Address of this node for the other nodes; empty: the host's name and the port of listen."
     )
     slots: int = setting(
         64,
         integer(1, 4096),
-        "Number of slots; vhosts with the same slot are served by one node and move together. Set when the "
-        "cluster is made, and never changed.",
+        "Number of slots. One node serves all vhosts of a slot, and they move together. The number is set when the "
+        "cluster is created, and never changes.",
     )
-    replication_factor: int = setting(3, integer(1, 32), "Copies that Kafka keeps of every message.")
+    replication_factor: int = setting(3, integer(1, 32), "Number of copies of every message in Kafka.")
     required_insync: int = setting(
-        2, integer(1, 32), "Copies that must have a message before it is confirmed; a topic with less is refused."
+        2,
+        integer(1, 32),
+        "Number of copies that must have a message before it is confirmed; topics with a lower number are refused.",
     )
     max_message_bytes: int = setting(
-        8 << 20, byte_count(1 << 16, 64 << 20), "Largest message body in a queue that is replicated."
+        8 << 20, byte_count(1 << 16, 64 << 20), "Largest message body in a replicated queue."
     )
     kafka_topics: str = setting(
-        "", NO_PATTERN, "Which topics of Kafka queues may have for themselves (x-kafka-topic), a pattern; empty: none."
+        "", NO_PATTERN, "Pattern of Kafka topics that queues may use as their log (x-kafka-topic); empty: none."
     )
     session_timeout_s: float = setting(
-        6.0, seconds(1.0, 1800.0), "After this time without a sign of life a node's vhosts go to others."
+        6.0, seconds(1.0, 1800.0), "After this time without a heartbeat, other nodes take over a node's vhosts."
     )
-    heartbeat_s: float = setting(0.5, seconds(0.1, 600.0), "How often a node gives Kafka a sign of life.")
+    heartbeat_s: float = setting(0.5, seconds(0.1, 600.0), "Interval of a node's heartbeats to Kafka.")
     delivery_timeout_s: float = setting(
-        60.0, seconds(1.0, 3600.0), "A message that Kafka has not stored after this time is nacked to its publisher."
+        60.0, seconds(1.0, 3600.0), "Time for Kafka to store a message; then its publisher gets a nack."
     )
     tls: KafkaTlsSettings = KafkaTlsSettings()
     sasl: KafkaSaslSettings = KafkaSaslSettings()
@@ -393,9 +401,11 @@ class DefaultSettings:
     )
     vhost: str = setting("/", SHORT_TEXT, "Name of the first vhost.", environ_also="RABBITMQ_DEFAULT_VHOST")
     tags: tuple[str, ...] = setting(("administrator",), NAMES, "Tags of the first user.")
-    configure: str = setting(".*", TEXT, "What the first user may declare and delete in the first vhost, a pattern.")
-    write: str = setting(".*", TEXT, "Where the first user may publish.")
-    read: str = setting(".*", TEXT, "What the first user may read.")
+    configure: str = setting(
+        ".*", TEXT, "Pattern of names that the first user may declare and delete in the first vhost."
+    )
+    write: str = setting(".*", TEXT, "Pattern of names that the first user may publish to.")
+    read: str = setting(".*", TEXT, "Pattern of names that the first user may read.")
 
 
 @dataclass(frozen=True)
@@ -403,36 +413,36 @@ class Settings:
     """Every setting of the server."""
 
     data_dir: Path = setting(
-        Path("./amqpd-data"), PATH, "Directory of everything that is kept, made if need be; one broker per directory."
+        Path("./amqpd-data"), PATH, "Directory of all data, created if it is missing; one broker per directory."
     )
     compat: str = setting(
         "",
         COMPAT,
-        "What the broker calls itself to clients: empty is amqpd with its version; rabbitmq-3.12 is RabbitMQ "
-        "3.12.0, for clients that look for that name.",
+        "Product that the broker reports to clients; empty: amqpd with its version; rabbitmq-3.12: RabbitMQ 3.12.0, "
+        "for clients that check the name.",
     )
     consumer_timeout_ms: int = setting(
         0,
         integer(0, 315_360_000_000, "ms"),
-        "How long a delivered message may stay unacked, if neither the consumer nor the queue nor a policy sets "
-        "another time; 0: no limit.",
+        "Time that a delivered message may stay unacked, if consumer, queue and policy do not set another; 0: no "
+        "limit.",
     )
     consumer_timeout_response: Literal["notify_consumer", "close_channel"] = setting(
         "notify_consumer",
         choice("notify_consumer", "close_channel"),
-        "What happens when a message stays unacked for too long: its consumer is cancelled, or its channel closed.",
+        "Reaction to a message that stays unacked for too long: cancel its consumer, or close its channel.",
     )
     event_exchange_vhost: str = setting(
         "",
         TEXT,
-        "Vhost with the exchange amq.rabbitmq.event, which announces connections, declarations and more of all "
-        "vhosts; empty: no vhost has it.",
+        "Vhost with the exchange amq.rabbitmq.event, which publishes events of all vhosts, such as connections and "
+        "declarations; empty: no vhost has it.",
     )
     load_definitions: Path | None = setting(
         None,
         NO_PATH,
-        "File of definitions, or directory of such files (*.json, by name), imported at each start before anything "
-        "listens; with it a first start makes no default user and vhost.",
+        "File of definitions, or directory of such files (*.json, by name), imported at each start before the "
+        "listeners open. With it, the first start creates no default user and vhost.",
         reloaded=True,
     )
     amqp: AmqpSettings = AmqpSettings()
