@@ -36,11 +36,13 @@ def check_filter(queue: Queue, arguments: ConsumerArguments) -> None:
     if selector is None:
         return
     if queue.rules.level_max >= 0:
-        text = f"queue '{queue.name}' in vhost '{queue.vhost_name}' has priorities: its consumers can have no x-filter"
-        raise PreconditionFailed(text)
+        raise PreconditionFailed(
+            f"queue '{queue.name}' in vhost '{queue.vhost_name}' has priorities: its consumers cannot have an x-filter"
+        )
     if queue.filters is not None and queue.filters.full(selector):
-        text = f"queue '{queue.name}' in vhost '{queue.vhost_name}' serves {FILTERS_MAX} different x-filter already"
-        raise PreconditionFailed(text)
+        raise PreconditionFailed(
+            f"queue '{queue.name}' in vhost '{queue.vhost_name}' serves {FILTERS_MAX} different x-filter values already"
+        )
 
 
 def check_groups(queue: Queue, no_ack: bool, arguments: ConsumerArguments) -> None:
@@ -52,9 +54,9 @@ def check_groups(queue: Queue, no_ack: bool, arguments: ConsumerArguments) -> No
         return
     text = f"queue '{queue.name}' in vhost '{queue.vhost_name}' has groups: its consumers "
     if no_ack:
-        raise PreconditionFailed(text + "have to acknowledge")
+        raise PreconditionFailed(text + "must acknowledge")
     if arguments.selector is not None:
-        raise PreconditionFailed(text + "can have no x-filter")
+        raise PreconditionFailed(text + "cannot have an x-filter")
 
 
 def reject_on_stream(queue: QueueBase, what: str, method: int = 0) -> None:

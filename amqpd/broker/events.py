@@ -170,7 +170,7 @@ class Events:
             self._call_soon(self._work)
         elif self.lost_count:
             log.warning(
-                "%d events were too many, came during an alarm or met a log that cannot be opened, and are lost",
+                "%d events are lost: too many, during an alarm, or the log of their queue cannot be opened",
                 self.lost_count,
             )
             self.lost_count = 0

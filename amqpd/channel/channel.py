@@ -160,7 +160,7 @@ class Transaction:
                 (broker/publish/idempotence.py).
         """
         if message.info is not None and message.info.has_producer_id:
-            raise PreconditionFailed("x-producer-id: a transaction takes no messages with producer's numbers")
+            raise PreconditionFailed("x-producer-id: a transaction accepts no messages with a producer id")
         self._bytes += message.size_bytes()
         if len(self.publishes) >= PUBLISHES_MAX or self._bytes > BYTES_MAX:
             raise PreconditionFailed("transaction is too large: at most 100000 messages or 64 MiB")

@@ -233,7 +233,7 @@ def queue_delete(channel: Channel, command: QueueDelete) -> None:
     except ResourceError as error:
         if command.if_empty:
             raise
-        log.warning("%s; it is deleted all the same", error.reply_text)
+        log.warning("%s; the queue is deleted nevertheless", error.reply_text)
     declare.check_queue_deletable(vhost, queue, command.if_unused, command.if_empty)
     answer = DeferredReply(channel, command, NOT_DELETED)
     tags: list[str] = []

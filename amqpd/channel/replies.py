@@ -21,7 +21,7 @@ from amqpd.routing.jms_topic import ERLANG_ARGUMENT, TEXT_ARGUMENTS
 from amqpd.routing.selector import is_cached
 
 COMMIT_FAILED: Final = "metadata could not be written"
-NOT_DELETED: Final = "the deletion is not written yet and will be tried until it is"
+NOT_DELETED: Final = "the deletion is not written yet; the broker retries it"
 
 
 class DeferredReply:

@@ -76,7 +76,7 @@ def credentials(mechanism: str, response: bytes) -> tuple[str, bytes | None]:
     if mechanism == "PLAIN":
         parts = response.split(b"\0")
         if len(parts) != 3:
-            raise FrameError("PLAIN response without its two NULs")
+            raise FrameError("PLAIN response must have two NULs")
         return parts[1].decode("utf-8", "replace"), parts[2]
     if mechanism == "AMQPLAIN":
         # A field table without its length.
@@ -182,7 +182,7 @@ class ChannelZero(ChannelZeroBase):
 
     def _refuse_header(self) -> None:
         # spec: 4.2.2 answer with the supported header, then close
-        log.warning("a client was refused that does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
+        log.warning("a client does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
         self.wire.write(HEADER)
         self.finished()
 
@@ -260,7 +260,7 @@ class ChannelZero(ChannelZeroBase):
             return
         except Exception:
             # A failed check must neither accept the login nor leave the client without an answer.
-            log.exception("login refused, it could not be checked: a bug of the broker", extra=self._about())
+            log.exception("login refused, because the check failed: a bug of the broker", extra=self._about())
             self._refuse_login(connection)
             return
         self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, True)
@@ -453,7 +453,11 @@ class ChannelZero(ChannelZeroBase):
     def _unanswered(self) -> None:
         """Reset the socket: the client must learn that what it sent after our close was ignored."""
         self._timer = None
-        log.warning("connection.close was not answered in %d s, reset", CLOSE_WAIT_S, extra=self._about())
+        log.warning(
+            "the client did not answer connection.close in %d s, the connection is reset",
+            CLOSE_WAIT_S,
+            extra=self._about(),
+        )
         self.connection.output.flush()
         self.wire.abort()
 
@@ -500,7 +504,7 @@ class ChannelZero(ChannelZeroBase):
         connection = self.connection
         was_open = self.step == OPEN and connection.opened is not None
         if connection.ending.state == RUNNING:
-            log.info("the client went away without closing its connection", extra=self._about())
+            log.info("the client closed its socket without connection.close", extra=self._about())
         connection.ending.enter(CLOSED)
         if was_open:
             self.release()

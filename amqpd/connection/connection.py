@@ -157,7 +157,7 @@ class Connection(FrameHandler):
         if self.backlog.input_waits:
             self._input.append(data)
             if ending.state == HANDSHAKE and self.received_bytes > LOGIN_BYTES_MAX:
-                ending.fail(FrameError("too much before the login"))
+                ending.fail(FrameError("too much data before the login"))
             return
         self.parser.feed_data(data)
         turn = self.turn
@@ -258,7 +258,7 @@ class Connection(FrameHandler):
         while parser.buffered_bytes > bodies.limit_bytes and parser.newest_channel() > 0:
             # A single connection exceeds the limit with bodies on several channels. Their frames are interleaved,
             # so none can wait for another.
-            text = f"more than {bodies.limit_bytes} bytes of messages that are not complete"
+            text = f"more than {bodies.limit_bytes} bytes of incomplete messages"
             number = parser.newest_channel()
             self.ending.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
             parser.ignore_channel(number)  # also if the channel was not open

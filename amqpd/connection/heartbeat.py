@@ -107,11 +107,11 @@ class Heartbeats:
             elif now - clock.began_frame > MID_FRAME_S and connection.parser.has_partial_content():
                 # Also if the client itself does not read its output: other connections wait for the end of its
                 # message.
-                connection.control.force(f"nothing came of an unfinished message for {MID_FRAME_S:.0f} s")
+                connection.control.force(f"no data of an incomplete message for {MID_FRAME_S:.0f} s")
                 return
             elif now - clock.began_frame > MID_FRAME_S and not reasons:
                 about = {"connection": connection.name}
-                log.warning("an unfinished frame for %d s, the connection is dropped", MID_FRAME_S, extra=about)
+                log.warning("a frame was incomplete for %d s, the connection is reset", MID_FRAME_S, extra=about)
                 connection.wire.abort()
                 return
         else:
@@ -121,7 +121,7 @@ class Heartbeats:
             return
         if now - clock.received > 2 * interval:
             about = {"connection": connection.name}
-            log.warning("missed heartbeats, the connection is dropped after %d s", 2 * interval, extra=about)
+            log.warning("missed heartbeats for %d s, the connection is reset", 2 * interval, extra=about)
             connection.wire.abort()
         elif now - clock.sent >= interval / 2:
             connection.output.write(HEARTBEAT_FRAME)

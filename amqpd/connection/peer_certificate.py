@@ -87,11 +87,11 @@ def external_user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> st
             try:
                 name = str(ipaddress.ip_address(name.strip()))
             except ValueError:  # neither 4 nor 16 bytes: OpenSSL shows `<invalid>`
-                raise AuthenticationRefused(f"the certificate's address is none: {name!r}") from None
+                raise AuthenticationRefused(f"the certificate has an invalid IP address: {name!r}") from None
     if not name:
         raise AuthenticationRefused("no name found")
     if len(name.encode("utf-8", "surrogateescape")) > NAME_BYTES_MAX:
-        raise AuthenticationRefused(f"no user has a name as long as the certificate's, {name[:NAME_BYTES_MAX]!r}...")
+        raise AuthenticationRefused(f"the name in the certificate is too long for a user, {name[:NAME_BYTES_MAX]!r}...")
     return name
 
 

@@ -63,7 +63,7 @@ class UnauthenticatedSockets:
             self._make_room(min(over + limit // SLACK_SHARE, self._waiting_count - max(1, limit // KEPT_SHARE)), limit)
         if len(self._sockets) > limit - min(self.reserved, limit // RESERVED_SHARE_MAX):
             self._close(wire)
-            self._tell(f"no descriptor is left for it but the reserved ones of {limit}", wire.peer[0])
+            self._tell(f"only reserved descriptors of {limit} are free", wire.peer[0])
 
     def opened(self, wire: TransportBase) -> None:
         """Mark the socket as logged in. It is not closed to make room."""
@@ -105,7 +105,7 @@ class UnauthenticatedSockets:
         if now - self._log_at >= LOG_S:
             self._log_at = now
             log.warning(
-                "sockets that had not logged in were closed, the last of them of %s: %s (%d since the start)",
+                "sockets without a login were closed, the last one from %s: %s (%d since the start)",
                 address,
                 why,
                 self.closed_count,

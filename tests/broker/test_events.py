@@ -86,7 +86,7 @@ def test_a_flood_is_bounded_and_told(loop: Loop, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         loop.turns()
     assert len(loop.told) == COUNT_MAX
-    assert "7 events were too many" in caplog.text
+    assert "7 events are lost" in caplog.text
 
 
 def test_during_an_alarm_alarms_alone_are_told(loop: Loop, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,4 +96,4 @@ def test_during_an_alarm_alarms_alone_are_told(loop: Loop, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         loop.turns()
     assert [event.key for event in loop.told] == ["alarm.set"]
-    assert "1 events were too many, came during an alarm" in caplog.text
+    assert "1 events are lost: too many, during an alarm" in caplog.text

@@ -159,7 +159,7 @@ class TestRefused:
         takers = [take(room, queue, f"number = {number}") for number in range(FILTERS_MAX)]
         take(room, queue, "number =   3")  # the same as one that is there
         take(room, queue)
-        with pytest.raises(PreconditionFailed, match="serves 8 different x-filter already"):
+        with pytest.raises(PreconditionFailed, match="serves 8 different x-filter values already"):
             take(room, queue, "number = 8")
         takers[5].leave()
         take(room, queue, "number = 8")

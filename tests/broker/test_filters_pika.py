@@ -85,10 +85,10 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     assert "unacceptable_type,signedint" in refused(name, {"x-filter": 1})
     for number in range(8):
         channel.basic_consume(name, lambda *_: None, arguments={"x-filter": f"n = {number}"})
-    assert "serves 8 different x-filter already" in refused(name, {"x-filter": "n = 8"})
+    assert "serves 8 different x-filter values already" in refused(name, {"x-filter": "n = 8"})
     channel.basic_consume(name, lambda *_: None, arguments={"x-filter": "n = 7"})
     levels = channel.queue_declare("", exclusive=True, arguments={"x-max-priority": 3}).method.queue
-    assert "has priorities: its consumers can have no x-filter" in refused(levels, RED)
+    assert "has priorities: its consumers cannot have an x-filter" in refused(levels, RED)
 
 
 @pytest.mark.slow

@@ -424,10 +424,10 @@ class TestRefusals:
     def test_consumers(self, room) -> None:
         queue = room.queue("q", x_group_by="routing_key")
         taker = Taker(queue, 1, True, {})
-        with pytest.raises(PreconditionFailed, match="has groups: its consumers have to acknowledge"):
+        with pytest.raises(PreconditionFailed, match="has groups: its consumers must acknowledge"):
             consume.check_groups(queue, True, taker.arguments)
         taker = Taker(queue, 1, False, {"x-filter": "a = 1"})
-        with pytest.raises(PreconditionFailed, match="has groups: its consumers can have no x-filter"):
+        with pytest.raises(PreconditionFailed, match="has groups: its consumers cannot have an x-filter"):
             consume.check_groups(queue, False, taker.arguments)
         consume.check_groups(room.queue("other"), True, taker.arguments)
 

@@ -122,10 +122,10 @@ def test_refusals(connection: pika.BlockingConnection) -> None:
     assert declare({"x-group-by": "routing_key", "x-max-priority": 3}) == where + ': "not together with x-max-priority"'
     name = connection.channel().queue_declare("", exclusive=True, arguments=BY_CUSTOMER).method.queue
     text = refused(lambda channel: channel.basic_consume(name, lambda *_: None, auto_ack=True))
-    assert text == f"PRECONDITION_FAILED - queue '{name}' in vhost '/' has groups: its consumers have to acknowledge"
+    assert text == f"PRECONDITION_FAILED - queue '{name}' in vhost '/' has groups: its consumers must acknowledge"
     wanted = {"x-filter": "a = 1"}
     text = refused(lambda channel: channel.basic_consume(name, lambda *_: None, arguments=wanted))
-    assert text.endswith("has groups: its consumers can have no x-filter")
+    assert text.endswith("has groups: its consumers cannot have an x-filter")
     text = refused(lambda channel: channel.queue_declare(name, exclusive=True, arguments={"x-group-by": "routing_key"}))
     assert "inequivalent arg 'x-group-by'" in text
 

@@ -169,7 +169,7 @@ def test_a_transaction_refuses_them(shared: BrokerProcess) -> None:
         with pytest.raises(pika.exceptions.ChannelClosedByBroker) as refused:
             channel.tx_commit()
         assert refused.value.reply_code == 406
-        assert "a transaction takes no messages with producer's numbers" in refused.value.reply_text
+        assert "a transaction accepts no messages with a producer id" in refused.value.reply_text
 
 
 def test_an_exchange_that_delays_refuses_them(shared: BrokerProcess) -> None:

@@ -216,7 +216,7 @@ def test_a_message_that_does_not_go_on_closes_its_connection() -> None:
     room.pass_by(MID_FRAME_S - 2)
     assert not room.connection.forced
     room.pass_by(4)
-    assert room.connection.forced == "nothing came of an unfinished message for 60 s"
+    assert room.connection.forced == "no data of an incomplete message for 60 s"
     assert not room.connection.aborted
 
 

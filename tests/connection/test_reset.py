@@ -98,4 +98,4 @@ def test_who_does_not_answer_is_reset(broker: BrokerProcess, authority: trustme.
     assert [how for how, _ in ends] == [RESET, RESET, RESET, END, END]
     assert struct.pack(">HH", 10, 50) in ends[2][1], "its connection.close did not come before the reset"
     assert ends[3][1].endswith(marshal(spec.Connection.CloseOk()))
-    assert broker.says("connection.close was not answered in 3 s, reset"), broker.stderr
+    assert broker.says("the client did not answer connection.close in 3 s, the connection is reset"), broker.stderr

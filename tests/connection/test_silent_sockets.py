@@ -126,7 +126,7 @@ def test_a_flood_is_told_once_a_second(monkeypatch: pytest.MonkeyPatch, caplog: 
     Room(monkeypatch).enter("10.0.0.1", 500)
     (line,) = caplog.messages
     assert line == (
-        "sockets that had not logged in were closed, the last of them of 10.0.0.1: "
+        "sockets without a login were closed, the last one from 10.0.0.1: "
         "more than 64 of 128 descriptors are sockets (3 since the start)"
     )
 
@@ -160,7 +160,7 @@ async def test_silent_sockets_take_no_descriptor_from_anybody(tmp_path: Path) ->
         connection.close()
         for writer in silent:
             writer.close()
-        assert broker.says("sockets that had not logged in were closed"), broker.stderr
+        assert broker.says("sockets without a login were closed"), broker.stderr
         assert "Traceback" not in broker.stderr, broker.stderr
 
 

@@ -125,7 +125,7 @@ class Alarms:
             self.memory_used_bytes = resident_bytes()
             self.disk_free_bytes = self._filesystem.free_bytes(str(self._data_dir))
         except OSError as error:  # for example no free descriptor; keep the last result
-            log.warning("memory and disk cannot be looked at: %s", error)
+            log.warning("memory and disk cannot be checked: %s", error)
         else:
             self._low["memory"] = self.memory_used_bytes > self.memory_limit_bytes
             self._low["disk"] = self.disk_free_bytes < self.disk_free_limit_bytes
@@ -143,12 +143,12 @@ class Alarms:
         self.told(kind, on)
         if on:
             self.raised[kind] = _TEXTS[kind]
-            log.warning("alarm: %s; publishers are held", _TEXTS[kind])
+            log.warning("alarm: %s; publishers are blocked", _TEXTS[kind])
             if len(self.raised) == 1:
                 self._changed(_TEXTS[kind])
         else:
             del self.raised[kind]
-            log.warning("alarm over: %s", _TEXTS[kind])
+            log.warning("alarm ended: %s", _TEXTS[kind])
             if not self.raised:
                 self._changed("")
         for listener in self.heard:
