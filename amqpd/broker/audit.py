@@ -1,45 +1,29 @@
-"""The audit log: an append-only stream, `amq.audit`, of who did what.
+"""The audit log: an append-only stream, `amq.audit`, of changes, logins and refusals.
 
-Front ends say who works and from where (events.ACTOR, ORIGIN), `Events` says what has happened, and here it becomes a
-record (record.py) in a stream like any other: consumers, the admin API and Spark read it. Age and bytes bound it as
-they bound a stream; there is no other way for a record to go.
+`Events` reports what happened, front ends set user and origin (events.ACTOR, ORIGIN). A record is a message in a
+normal stream, which limits age and bytes. Consumers, the HTTP API and Spark read it.
 
-**When.** A record is appended in the turn of the loop in which its change came into force, before the answer of that
-change is sent, and is written and synced with the next commit. The admin API waits for that before it answers
-(`when_safe`), an AMQP connection does not: `kill -9` leaves what was written, and a power cut may take records of the
-last commit, some ms, whose changes may be there. Where a turn brings more than DIRECT_MAX records (a vhost with all its
-queues is deleted), the others follow in slices.
+Durability: a record is appended in the turn of its change, before the reply to that change, and synced with the next
+commit. The HTTP API waits for the sync (`Audit.when_safe`), an AMQP connection does not. A power cut can lose the
+records of the last commit, some ms, although their changes exist. Above DIRECT_MAX records in a turn, the others
+follow in slices.
 
-**Failure.** The broker does not depend on it. A record that cannot be appended is counted; the log says so, and so does
-the health check, and when the stream takes records again the first of them, `audit.lost`, says how many are missing.
+Failure: the broker continues without it. Lost records are counted, and shown by the log, the health check and an
+`audit.lost` record when the stream works again.
 
-One record of the audit log: what of an event goes into it, and the message that it becomes.
+A record's body is a JSON object. Its headers are the fields for selectors (`event = 'queue.deleted' AND name =
+'orders'`). Routing key and property `type` are the event. Empty fields are left out.
 
-The body is a JSON object, the headers are those fields of it that readers select by (`event = 'queue.deleted' AND name
-= 'orders'`); the routing key and the property `type` are the event, `timestamp` and `time` say when. Whatever is empty
-is left out.
+- event: `queue.deleted`, ...: the keys of RULES, mostly those of RabbitMQ's event exchange
+- time: ISO 8601, UTC, to the millisecond
+- user: the acting user; `rmq-cli` is amqpctl, `rmq-internal` the broker itself
+- front_end, peer, connection: `amqp`, `http` or `amqpctl`; address and port; the connection's name
+- vhost, name: the vhost and the name of the queue, exchange, user, policy, ...
+- result, reason: `ok` or `refused`, and the reason
+- count: number of repetitions (`EventThrottle`)
+- details: other fields named by RULES
 
-| field | |
-|---|---|
-| event | `queue.deleted`, ... : the keys of RULES, mostly those of RabbitMQ's event exchange |
-| time | ISO 8601, UTC, to the millisecond |
-| user | who did it; `rmq-cli` is the operator (amqpctl), `rmq-internal` the broker by itself |
-| front_end, peer, connection | `amqp`, `http` or `amqpctl`; address and port; the connection's name |
-| vhost, name | where, and of what: the queue, exchange, user, policy, ... |
-| result, reason | `ok` or `refused`, and why |
-| count | how often: of what is repeated (audit.py) |
-| details | the rest that RULES names |
-
-RULES is a list of what may be recorded, not of what may not: no password, hash, parameter's value or message gets into
-a record by being forgotten here.
-
-What happens again and again is written once and then counted.
-
-The first of its kind is written at once. Those that follow within the window are one record at its end, the last of
-them, with their count; while they go on there is one record a window. So a hundred thousand wrong passwords of one
-address are a record at once and one a minute, and a client that logs in for each message is one an hour.
-
-Bounded: SOURCES_MAX kinds are told apart; further ones are counted together.
+RULES lists what may be recorded. So no password, hash, parameter value or message gets into a record by mistake.
 """
 
 from __future__ import annotations
@@ -74,14 +58,19 @@ if TYPE_CHECKING:
 NAME_MAX: Final = 255
 TEXT_MAX: Final = 512
 DETAILS_SIZE_MAX: Final = 4096
-"""Bytes of JSON: arguments and definitions that are larger are told by their size."""
+"""Bytes of JSON. Of larger details only the size is recorded."""
 
 OK: Final = "ok"
 REFUSED: Final = "refused"
 
 
 class AuditRule(NamedTuple):
-    """name: the event's field that says of what it is. details: those that are kept."""
+    """The recorded fields of an event.
+
+    Attributes:
+        name: the field with the name of the changed object.
+        details: other recorded fields.
+    """
 
     name: str
     details: tuple[str, ...] = ()
@@ -145,11 +134,15 @@ RULES: Final[dict[str, AuditRule]] = {
     LOST: AuditRule("name"),
 }
 TOLD_APART: Final = frozenset({"vhost-limits", "operator_policy", "policy"})
-"""Components of parameters whose changes have events of their own."""
+"""Components of parameters whose changes have their own events."""
 
 
 class EventSource(NamedTuple):
-    """From where it was done. peer: address and port, as text; empty: within the broker, or its unix socket."""
+    """The origin of an event.
+
+    Attributes:
+        peer: address and port as text; empty for the broker itself or its unix socket.
+    """
 
     front_end: str = "broker"
     peer: str = ""
@@ -157,7 +150,12 @@ class EventSource(NamedTuple):
 
 
 class AuditRecord(NamedTuple):
-    """about: fields of the event, of which its rule takes some; `vhost` and `reason` always. at_ms: since 1970."""
+    """One record.
+
+    Attributes:
+        about: fields of the event. The rule selects some; `vhost` and `reason` are always recorded.
+        at_ms: since 1970.
+    """
 
     event: str
     at_ms: int
@@ -169,7 +167,7 @@ class AuditRecord(NamedTuple):
 
 
 def fields_of(record: AuditRecord) -> dict[str, object]:
-    """What its body says."""
+    """Return the fields of the record's body."""
     rule = RULES[record.event]
     about = record.about
     fields: dict[str, object] = {
@@ -194,7 +192,7 @@ def fields_of(record: AuditRecord) -> dict[str, object]:
 
 
 def message_of(record: AuditRecord) -> Message:
-    """The message that is appended. Cost: 40 us."""
+    """Return the message to append. Cost: 40 us."""
     fields = fields_of(record)
     headers: dict[str, object] = {
         name: Int64(value) if isinstance(value, int) else value
@@ -216,13 +214,13 @@ def message_of(record: AuditRecord) -> Message:
 
 
 def _text(value: object, most: int) -> str:
-    """A name came from a client: it may be long, and no UTF-8."""
+    """Return the value as limited text. Names come from clients: they can be long or invalid UTF-8."""
     text = value if isinstance(value, str) else str(value)
     return text[:most].encode("utf-8", "replace").decode()[:most]
 
 
 def _plain(value: object) -> object:
-    """What a field table has beyond JSON."""
+    """Convert a value that a field table can have but JSON cannot."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
@@ -232,7 +230,12 @@ USERS_MAX: Final = 10
 
 
 class _Window:
-    """since: monotonic seconds. users: names that were tried in it, the first USERS_MAX of them."""
+    """Repetitions of one event.
+
+    Attributes:
+        since: monotonic seconds.
+        users: the first USERS_MAX user names in it.
+    """
 
     def __init__(self, since: float, last: AuditRecord) -> None:
         self.since = since
@@ -242,7 +245,16 @@ class _Window:
 
 
 class EventThrottle:
-    """write: appends a record. later: the loop's call_later; a timer runs while a window is open only."""
+    """Records a repeated event once at the beginning and once per window.
+
+    The first event of a kind is recorded at once. Its repetitions within the window become one record with their
+    count, the last one's. So a hundred thousand wrong passwords from one address are one record now and one per
+    minute. Above SOURCES_MAX kinds, further ones are counted together.
+
+    Args:
+        write: appends a record.
+        later: the loop's call_later. A timer runs only while a window is open.
+    """
 
     def __init__(
         self,
@@ -255,17 +267,24 @@ class EventThrottle:
         self._later = later
         self._window_s = window_s
         self._clock = clock
-        self._open: dict[Hashable, _Window] = {}  # in the order of their beginnings
+        self._open: dict[Hashable, _Window] = {}  # in order of their beginning
         self._armed = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, kind: Hashable, record: AuditRecord) -> None:
-        """It happened. kind: what counts as the same. Cost: 1 us where it is a repetition."""
+        """Count or record an event.
+
+        Args:
+            kind: events of the same kind are repetitions.
+
+        Cost:
+            1 us for a repetition.
+        """
         window = self._open.get(kind)
         if window is None and len(self._open) >= SOURCES_MAX:
-            kind = None  # all the others
+            kind = None  # all further kinds together
             window = self._open.get(kind)
         if window is None:
             self._write(record)
@@ -283,7 +302,7 @@ class EventThrottle:
             self._later(max(delay_s, 0.01), self._sweep)
 
     def _sweep(self) -> None:
-        """Ends the windows that are over, SWEEP_MAX of them."""
+        """End the windows that are over, SWEEP_MAX at most."""
         self._armed = False
         now = self._clock()
         for _ in range(SWEEP_MAX):
@@ -296,12 +315,12 @@ class EventThrottle:
             del self._open[kind]
             if window.count:
                 self._tell(window)
-                self._open[kind] = _Window(now, window.last)  # what goes on is told again a window later
+                self._open[kind] = _Window(now, window.last)  # continuing repetitions are recorded a window later
         if self._open:
             self._arm(self._window_s - (now - next(iter(self._open.values())).since))
 
     def finish(self) -> None:
-        """The broker stops: what is counted is written."""
+        """Record all counted repetitions: the broker stops."""
         for window in self._open.values():
             if window.count:
                 self._tell(window)
@@ -322,16 +341,19 @@ SLICE_S: Final = 0.003
 REFUSALS_S: Final = 60.0
 LOGINS_S: Final = 3600.0
 REQUESTS_S: Final = 60.0
-"""Records of HTTP requests that publish or take messages."""
+"""Window of HTTP requests that publish or take messages."""
 SEGMENT_SIZE_BYTES_MAX: Final = 16 * 1024 * 1024
 SEGMENT_SIZE_BYTES_MIN: Final = 64 * 1024
 SEGMENTS: Final = 16
-"""How many files share the bytes it may have: files go as a whole."""
+"""Number of files that share the byte limit. Files are deleted as a whole."""
 
 
 class AuditedRequest:
-    """One request to the admin API, as ORIGIN. name: `http`, or `amqpctl` for the unix socket. told_count: records that
-    it has brought so far.
+    """A request to the HTTP API, as ORIGIN.
+
+    Attributes:
+        name: `http`, or `amqpctl` for the unix socket.
+        told_count: records of this request so far.
     """
 
     def __init__(self, name: str, peer: tuple[str, int]) -> None:
@@ -341,7 +363,7 @@ class AuditedRequest:
 
 
 def open_stream(storage: Storage, host: QueueServices, settings: AuditSettings) -> Queue:
-    """The stream; nothing is read, and nothing written before the first record."""
+    """Return the stream. Nothing is read, and nothing is written before the first record."""
     share = settings.size_max_bytes // SEGMENTS
     arguments: dict[str, object] = {
         "x-queue-type": "stream",
@@ -358,8 +380,11 @@ def open_stream(storage: Storage, host: QueueServices, settings: AuditSettings) 
 
 
 class Audit:
-    """One per broker. queue: where the records go. lost_count: records that could not be appended, since the last one
-    that could.
+    """The audit log of a broker.
+
+    Attributes:
+        queue: the stream of records.
+        lost_count: records lost since the last one that was appended.
     """
 
     def __init__(
@@ -378,17 +403,17 @@ class Audit:
         self._requests = EventThrottle(self._write, call_later, REQUESTS_S)
         self._waiting: deque[AuditRecord] = deque()
         self._asked = False
-        # Records that have come so far; who asks when those up to this number are safe, in that order.
+        # `_count`: records so far. `_asking`: (record count, callback) of `when_safe` calls, in order.
         self._count = 0
         self._asking: deque[tuple[int, Callable[[bool], None]]] = deque()
-        # Records that this turn of the loop has appended.
+        # Records appended in this turn.
         self._turn_number = -1
         self._direct_count = 0
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def record(self, key: str, about: Mapping[str, object], actor: str) -> None:
-        """What `Events` tells. Cost: 60 us where it is recorded."""
+        """Record an event of `Events`. Cost: 60 us if RULES has it."""
         if key not in RULES or about.get("component") in TOLD_APART:
             return
         origin = ORIGIN.get()
@@ -403,7 +428,7 @@ class Audit:
             self._write(AuditRecord(key, at_ms, actor, _where(origin), about))
 
     def _login_of(self, key: str, about: Mapping[str, object], at_ms: int) -> None:
-        """A connection's, as its event tells it."""
+        """Record the login event of an AMQP connection."""
         host, port = str(about.get("peer_host", "")), about.get("peer_port", 0)
         where = EventSource("amqp", f"{host}:{port}", str(about.get("connection_name", "")))
         name, error = str(about.get("name", "")), str(about.get("error", ""))
@@ -411,14 +436,19 @@ class Audit:
         self._login(AuditRecord(key, at_ms, name, where, kept, REFUSED if error else OK), host)
 
     def login(self, name: str, peer: str, error: str = "", certificate: Mapping[str, object] | None = None) -> None:
-        """At the admin API. error: why not; "" for a success. certificate: that of a TLS client, as events tell it."""
+        """Record a login at the HTTP API.
+
+        Args:
+            error: reason of a refusal; "" for success.
+            certificate: of a TLS client, in the form of events.
+        """
         key = LOGIN_REFUSED if error else LOGIN
         at_ms = time.time_ns() // 1_000_000
         about = {"name": name, "reason": error, **(certificate or {})}
         self._login(AuditRecord(key, at_ms, name, EventSource("http", peer), about, REFUSED if error else OK), peer)
 
     def _login(self, record: AuditRecord, host: str) -> None:
-        """One source is an address where logins fail, whatever names it tries; a user's address where they succeed."""
+        """Record a login. Failures are counted per address, successes per address and user."""
         place = (record.where.front_end, network(host))
         if record.result == OK:
             self._logins.add((*place, record.user), record)
@@ -426,7 +456,7 @@ class Audit:
             self._refusals.add((*place, record.event), record)
 
     def refused(self, user: str, command: str, text: str, vhost: str = "") -> None:
-        """A user may not do what he asked for. command: `queue.delete`, `PUT /api/users/u`."""
+        """Record that a user lacks a permission. `command` is for example `queue.delete` or `PUT /api/users/u`."""
         where = _where(ORIGIN.get())
         at_ms = time.time_ns() // 1_000_000
         about = {"vhost": vhost, "name": command, "reason": text}
@@ -434,7 +464,7 @@ class Audit:
         self._refusals.add((where.front_end, where.peer.rpartition(":")[0], user, command), record)
 
     def message_request(self, user: str, request: str) -> None:
-        """Count a request of the admin API that published or took messages. request: `POST /api/exchanges/...`."""
+        """Count an HTTP request that published or took messages. `request` is for example `POST /api/exchanges/...`."""
         where = _where(ORIGIN.get())
         record = AuditRecord(REQUEST, time.time_ns() // 1_000_000, user, where, {"name": request})
         self._requests.add((where.front_end, where.peer.rpartition(":")[0], user, request), record)
@@ -466,7 +496,7 @@ class Audit:
         self._work()
 
     def _work(self) -> None:
-        """One slice of those that wait."""
+        """Append one slice of the waiting records."""
         queue, waiting = self.queue, self._waiting
         try:
             queue.prepare()
@@ -490,14 +520,12 @@ class Audit:
         self._turn.schedule()
 
     def when_safe(self, done: Callable[[bool], None]) -> None:
-        """`done(True)` when what has come so far is synced, `done(False)` when it cannot be; in here where it is known.
-        A record that follows in a slice is waited for.
-        """
+        """Call `done(True)` when all records so far are synced, or `done(False)` if that fails. Can call it at once."""
         self._asking.append((self._count, done))
         self._answer()
 
     def _answer(self) -> None:
-        """Who asks for nothing that still waits has his answer of the log."""
+        """Pass on the callbacks whose records are all appended to the log."""
         there = self._count - len(self._waiting)
         store = self.queue.store
         while self._asking and self._asking[0][0] <= there:
@@ -525,18 +553,18 @@ class Audit:
         self.lost_count += count
 
     def written_not(self, ranges: list[tuple[int, int]]) -> None:
-        """A write has failed: these offsets of the stream are not there."""
+        """Count records that a failed write lost, at these offsets of the stream."""
         self._count_lost(sum(last - first + 1 for first, last in ranges))
         self.queue.on_write_failed(ranges)
 
     def trouble(self) -> str:
-        """What the health check says; empty: nothing is amiss."""
+        """Return the text of the health check, or "" if all is well."""
         if self._failed():
             return "the audit log accepts nothing more"
         return f"{self.lost_count} records of the audit log are lost" if self.lost_count else ""
 
     def stop(self) -> None:
-        """The broker stops, its logs are open still: what is counted or waits is appended."""
+        """Append counted and waiting records: the broker stops, and its logs are still open."""
         self._refusals.finish()
         self._logins.finish()
         self._requests.finish()

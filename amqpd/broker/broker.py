@@ -1,8 +1,7 @@
-"""The broker: vhosts, users, metadata, and the end of each turn.
+"""The broker: vhosts, users, metadata, queues, and the objects that they share.
 
-It has no socket and no HTTP of its own, and knows no channel: `amqpd.server` builds it, front ends call down into it,
-and what all who are connected have to hear goes through `clients`. What is declared and deleted goes through
-`catalogue/`, which answers on the loop when it is durable.
+`amqpd.server` creates it. It has no sockets and no HTTP, and imports no front end; it notifies them through
+`clients`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,14 @@ log = logging.getLogger(__name__)
 
 
 class Broker:
-    """One per process."""
+    """The broker of a process.
+
+    Attributes:
+        channel_max: proposed to new connections; 0 for no limit.
+        clients: the listeners of all front ends.
+        alarm_reason: the reason of the current alarm, or "".
+        unfinished_bodies: memory budget for incomplete message bodies.
+    """
 
     def __init__(
         self, settings: Settings, storage: Storage, metadata: MetadataStore, loop: asyncio.AbstractEventLoop
@@ -78,11 +84,11 @@ class Broker:
         self.turn.log_failed = self._log_failed
         storage.commits.on_commit = self.turn.committed
         self.message_size_max_bytes = settings.amqp.message_size_max_bytes
-        if settings.cluster.kafka:  # of transient queues too: where a message goes is known too late
+        if settings.cluster.kafka:  # transient queues too: the route is known only later
             self.message_size_max_bytes = min(self.message_size_max_bytes, settings.cluster.max_message_bytes)
-        self.channel_max = settings.amqp.channel_max  # what is proposed to the next connection; 0: no limit
-        self.clients: list[BrokerListener] = []  # of each front end
-        self.auth: InternalBackend = None  # type: ignore[assignment]  # load() brings it, before any connection
+        self.channel_max = settings.amqp.channel_max
+        self.clients: list[BrokerListener] = []
+        self.auth: InternalBackend = None  # type: ignore[assignment]  # set by load(), before any connection
         self.alarm_reason = ""
         self.alarms = Alarms(
             loop,
@@ -90,7 +96,8 @@ class Broker:
             settings.limits,
             self._alarm_changed,
         )
-        # Of bodies alone the memory alarm must not come, for it would hold those that end them.
+        # Below the memory alarm, so that incomplete bodies alone do not raise it: the alarm would block the clients
+        # that complete them.
         self.unfinished_bodies = PartialBodyMemory(
             max(
                 self.message_size_max_bytes,
@@ -102,16 +109,14 @@ class Broker:
         self._begin_events()
         self.user_limits = UserLimits(self.catalogue)
         self.admission = ConnectionLimiter(self.user_limits)
-        self.channels = ChannelTotals()  # see amqpd.process; of queues: the catalogue
+        self.channels = ChannelTotals()  # see amqpd.process; the catalogue has those of queues
         self.jobs = JobManager(self.republisher, self.turn, loop.call_soon)
         self.jobs.begun = self._tell_job
 
     # -- start -------------------------------------------------------------------------------------------------------
 
     def load(self, findings: RecoveryFindings) -> None:
-        """Brings back what was durable, makes the metadata say so too, and goes on with deletions that a crash cut
-        short. Queues' logs are opened, not read.
-        """
+        """Restore all durable objects and continue deletions that a crash interrupted. Logs are opened, not read."""
         state = findings.state
         self.start_report = findings.report
         self.catalogue.deletions.take_over(findings)
@@ -137,23 +142,21 @@ class Broker:
             if events.vhost_name not in self.vhosts:
                 log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EVENT_EXCHANGE)
         if self.settings.audit.enabled:
-            # From here on: what a start brings back is nobody's doing.
+            # From here on, because a start restores objects without an acting user.
             events.audit_hook = self.audit.record
 
     async def load_vhosts(self, state: MetadataState) -> list[VHost]:
-        """Vhosts that come while it runs, whole; users and what is of the whole broker stay as they are. Returns when
-        they are there. Raises: as `moving.bring`.
-        """
+        """Load complete vhosts while the broker runs; users and global objects stay. Raises: as `loader.load_vhost`."""
         self.kept.load(state.seen_caches, state.seen)
         return await loader.load_vhost(self.vhosts, state)
 
     def close_vhost(self, vhost: VHost, why: str) -> None:
-        """Nobody finds it here any more, and its connections are closed with 320 and this text. Its queues and their
-        logs are there until `unload_vhost`.
+        """Make the vhost unavailable and close its connections with 320 and this text. Queues and logs stay until
+        `unload_vhost`.
         """
         if vhost.deleted:
             return
-        vhost.deleted = True  # nothing ends now because its last consumer does
+        vhost.deleted = True  # its auto-delete queues must stay
         del self.vhosts[vhost.name]
         if vhost.name == self.catalogue.events.vhost_name:
             self.catalogue.events.bind(False)
@@ -161,8 +164,9 @@ class Broker:
             clients.on_vhost_unloaded(vhost.name, why)
 
     async def unload_vhost(self, vhost: VHost, why: str) -> None:
-        """It goes on elsewhere, and nothing of it is deleted. All that counts has happened before this first waits; it
-        returns when its memory is free. why: as for `close_vhost`.
+        """Remove the vhost from this node without deleting anything: another node continues it.
+
+        The effects are complete before the first await. Returns when the memory is free.
         """
         self.close_vhost(vhost, why)
         if not vhost.unloaded:
@@ -206,12 +210,12 @@ class Broker:
 
     @property
     def node_name(self) -> str:
-        """`amqpd@host`."""
+        """Return the node's name, `amqpd@host`."""
         return self.catalogue.events.node
 
     @property
     def cluster_name(self) -> str:
-        """The global parameter of this name; where it is not set, the setting's of a cluster, or the node's."""
+        """Return the global parameter cluster_name, by default the setting in a cluster or the node's name."""
         cluster = self.settings.cluster
         return str(self.global_parameters.get(CLUSTER_NAME, cluster.name if cluster.kafka else self.node_name))
 
@@ -223,7 +227,7 @@ class Broker:
         self.auth.forget_vhost(vhost.name)
 
     def _host_queues(self, row: VhostRow) -> QueueServices:
-        """What the queues of this vhost need of the broker."""
+        """Return the services of the broker for the queues of this vhost."""
         return BrokerQueueServices(
             row.name,
             row.id,
@@ -240,16 +244,16 @@ class Broker:
         )
 
     def _expire_queue(self, queue: Queue) -> None:
-        """x-expires: nobody has used it for long enough."""
+        """Delete a queue that was unused for its x-expires."""
         vhost = self.vhosts.get(queue.vhost_name)
-        if vhost is None:  # it is about to come: its leases begin then
+        if vhost is None:  # it is being loaded; its leases begin then
             queue.touch()
             return
         with as_broker():
             declare.delete_queue(vhost, queue)
 
     def _log_failed(self, store: QueueLog) -> None:
-        """A log could not write: its queue forgets what is not there; publishers are nacked by the caller."""
+        """Handle a log that could not write: its queue drops what is missing. The caller nacks the publishers."""
         ranges = store.take_failed_ranges()
         if store is self.audit.queue.store:
             self.audit.written_not(ranges)
@@ -268,11 +272,11 @@ class Broker:
                     queue.on_write_failed(ranges)
                     for clients in self.clients:
                         clients.on_offsets_lost(queue, ranges)
-        # A full disk raises the alarm now, not at the next look.
+        # A full disk raises the alarm at once.
         self.alarms.look()
 
     def log_accepted(self, store: QueueLog) -> None:
-        """Serve a queue whose log had failed for a while: readers of its stream wait for nothing that moves."""
+        """Resume the queue of a log that accepts messages again after a failure."""
         for vhost in self.vhosts.values():
             for queue in vhost.queues.values():
                 if queue.store is store:
@@ -298,5 +302,5 @@ class Broker:
             clients.on_user_changed(change)
 
     def wall_time(self) -> float:
-        """Seconds since 1970, for people's eyes only."""
+        """Return seconds since 1970, for display only."""
         return time.time()

@@ -1,4 +1,4 @@
-"""Consuming: the rules that hold for a consumer of whatever front end, from its beginning to its end."""
+"""Rules for consumers of any front end."""
 
 from __future__ import annotations
 
@@ -19,19 +19,27 @@ if TYPE_CHECKING:
 
 
 def readable_queue(session: Session, name: str) -> Queue:
-    """The queue, which this session may read. Raises: AccessRefused, NotFound, ResourceLocked, NotOpenYet, OnItsWay."""
+    """Return the queue.
+
+    Raises:
+        AccessRefused: the user has no read permission.
+        NotFound: there is no such queue.
+        ResourceLocked: it is exclusive to another connection.
+        LogNotOpen: its log is being opened.
+        DeclarationPending: its declaration or deletion waits for a commit.
+    """
     check_permission(session, "read", "queue", name)
     return session.vhost.accessible_queue(name, session)
 
 
 def check_exclusive(queue: Queue, exclusive: bool) -> None:
-    """Whether there may be one more consumer, or one alone. Raises: AccessRefused."""
+    """Raise AccessRefused if the queue cannot have another consumer, or this exclusive one."""
     if queue.round_robin.exclusive or (exclusive and (queue.consumers or queue.round_robin.single_active)):
         raise AccessRefused(f"queue '{queue.name}' in vhost '{queue.vhost_name}' in exclusive use")
 
 
 def check_filter(queue: Queue, arguments: ConsumerArguments) -> None:
-    """Whether the queue can serve a consumer with this filter, if it has one. Raises: PreconditionFailed."""
+    """Raise PreconditionFailed if the queue cannot serve a consumer with this filter."""
     selector = arguments.selector
     if selector is None:
         return
@@ -46,9 +54,9 @@ def check_filter(queue: Queue, arguments: ConsumerArguments) -> None:
 
 
 def check_groups(queue: Queue, no_ack: bool, arguments: ConsumerArguments) -> None:
-    """Whether a queue with groups (x-group-by), if it is one, can keep its promise to a consumer that asks for this.
+    """Raise PreconditionFailed if the consumer does not fit a queue with groups (x-group-by).
 
-    Raises: PreconditionFailed: who does not acknowledge never says when a group may go to another consumer.
+    Without acks the queue would not know when a group can go to another consumer.
     """
     if not queue.rules.group_by:
         return
@@ -60,7 +68,11 @@ def check_groups(queue: Queue, no_ack: bool, arguments: ConsumerArguments) -> No
 
 
 def reject_on_stream(queue: QueueBase, what: str, method: int = 0) -> None:
-    """Nothing is taken out of a stream. what: was asked for. Raises: NotImplementedByBroker where it is one."""
+    """Raise NotImplementedByBroker if the queue is a stream: messages cannot be removed from it.
+
+    Args:
+        what: the operation, for the error text.
+    """
     if KINDS[queue.kind].stream:
         raise NotImplementedByBroker(
             f"{what} not supported by stream queues queue '{queue.name}' in vhost '{queue.vhost_name}'", method
@@ -70,9 +82,14 @@ def reject_on_stream(queue: QueueBase, what: str, method: int = 0) -> None:
 def check_stream_consumer(
     queue: Queue, prefetch_count: int, no_ack: bool, arguments: ConsumerArguments, method: int
 ) -> None:
-    """Whether a consumer that asks for this may read the stream, if it is one. prefetch_count: 0 for no limit.
+    """Check a consumer of a stream; other queues pass.
 
-    Raises: PreconditionFailed, NotImplementedByBroker.
+    Args:
+        prefetch_count: 0 for no limit.
+
+    Raises:
+        PreconditionFailed: there is no prefetch, or too many consumer names have stored offsets.
+        NotImplementedByBroker: no_ack.
     """
     if not KINDS[queue.kind].stream:
         return
@@ -90,10 +107,13 @@ def check_stream_consumer(
 
 
 def timeout_ms(session: Session, own_ms: int, queue_ms: int) -> int:
-    """How long a delivery may be unacked; 0: for ever.
+    """Return how long a delivery may be unacked; 0 for no limit.
 
-    own_ms: x-consumer-timeout of the consumer. queue_ms: the queue's, by its argument and policies. -1: it has none.
-    rabbit: the consumer's own comes first, the setting last.
+    rabbit: the consumer's argument wins, then the queue's, then the setting.
+
+    Args:
+        own_ms: x-consumer-timeout of the consumer, -1 for none.
+        queue_ms: the queue's, by argument or policy, -1 for none.
     """
     if own_ms >= 0:
         return own_ms
@@ -101,15 +121,16 @@ def timeout_ms(session: Session, own_ms: int, queue_ms: int) -> int:
 
 
 def start_consumer(queue: Queue, consumer: Consumer) -> None:
-    """It is served from here on, in this very call where something is ready."""
+    """Add the consumer and deliver ready messages at once."""
     attach_consumer(queue, consumer)
     queue.touch()
     queue.dispatch()
 
 
 def stop_consumer(session: Session, queue: Queue, consumer: Consumer) -> None:
-    """It leaves by itself, or is sent away. What it has unacked stays with its front end; an auto-delete queue may go
-    with its last."""
+    """Remove a cancelled consumer. Its unacked deliveries stay with its front end; the last one's auto-delete queue
+    is deleted.
+    """
     detach_consumer(queue, consumer)
     queue.touch()
     if queue.auto_delete and not queue.consumers and not queue.deleted and not session.vhost.deleted:

@@ -1,18 +1,7 @@
-"""What one delivery is made of: an entry, the consumer that has it, whose turn it is, and the queue it came from.
+"""Base classes between queues and their consumers: destinations, queue entries, consumers, round robin, queues.
 
-They name each other by nature, so they live together. An `QueueEntry` is a message's place in one queue: it goes from
-the queue to the channel's unacked list and, when it is requeued, back. A `Consumer` takes entries; a channel's derives
-from it. A `QueueBase` is what an entry came from and is settled with: a `Queue`, which those below and beside it do not
-name.
-
-Invariant: an entry is settled, rejected or requeued exactly once, with the source it came from.
-
-Where a route ends.
-
-Who is told of every message that is published in a vhost, and of every delivery: the firehose, while it is on.
-
-Whoever publishes or delivers knows this base class only. Nobody asks for it on the message path: a route that is traced
-has no short way (`Route.only`), a consumer that is traced begins each delivery anew (`ChannelConsumer.trace`).
+They refer to each other, so they share a module. `Queue`, channels and exchanges derive from them and are imported
+by none of the modules that use only these interfaces.
 """
 
 from __future__ import annotations
@@ -34,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LogNotOpen(Exception):
-    """These queues' logs are being opened: what needs them is tried again when they are (opening.when_open)."""
+    """The logs of these queues are being opened. The caller retries its command afterwards (log_opener.when_open)."""
 
     def __init__(self, destinations: list[Destination]) -> None:
         super().__init__()
@@ -42,88 +31,105 @@ class LogNotOpen(Exception):
 
 
 class Versioned:
-    """Something routes depend on. A route made under another version is made anew."""
+    """Something that routes depend on. A change of `version` invalidates the routes that were made with it."""
 
     def __init__(self) -> None:
         self.version: i64 = 0
 
 
 class Destination(Versioned):
-    """Where a route ends: a queue, or the consumer behind a direct reply-to key."""
+    """The end of a route: a queue, a direct reply-to consumer, or the state of an exchange.
+
+    Attributes:
+        durable: a confirm may have to wait for a synced log.
+        keeps_all: stores every message, transient ones too.
+        is_queue: a message that arrives here is routed. False for exchange state (broker/publish/deduplication.py),
+            which gets each message after all queues.
+        requires_all_accepted: exchange state that gets only messages that all queues accepted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        # Whether a confirm has to wait for a log that is synced.
         self.durable = False
-        # Whether it keeps every message, whatever its delivery mode.
         self.keeps_all = False
-        # Whether a message that ends here has been routed. False: an exchange keeps something of it for itself
-        # (broker/publish/deduplication.py); such a destination is offered each message after the
-        # others.
         self.is_queue = True
-        # Likewise, and only what all of them have taken.
         self.requires_all_accepted = False
 
     def prepare(self) -> None:
-        """Called before the first use: a queue that was there before the start reads its log now.
+        """Open the log before the first use after a start.
 
-        Raises: NotOpenYet while that takes the disk; ResourceError where it cannot be read; the next call tries again.
+        Raises:
+            LogNotOpen: the log is being opened.
+            ResourceError: the log cannot be read. The next call tries again.
         """
 
     def can_open(self) -> bool:
-        """As `prepare`, for those who can do without: False where the log cannot be read now. It may wait for the disk,
-        and the loop with it.
-        """
+        """Open the log now, even if the loop waits for the disk. Return False if the log cannot be read."""
         return True
 
     def when_open(self, done: Callable[[], object]) -> None:
-        """Calls `done` once it is open or could not be opened, after `prepare` has raised NotOpenYet."""
+        """Call `done` when the log is open or failed to open, after `prepare` raised LogNotOpen."""
         done()
 
     def log(self) -> QueueLog | None:
-        """The synced log that a persistent message to here ends in, if any."""
+        """Return the synced log that stores persistent messages sent here, if any."""
         return None
 
     def is_deleted(self) -> bool:
-        """Whether it takes nothing any more: the queue is deleted, the consumer cancelled."""
+        """Return whether it accepts nothing more: the queue is deleted, or the consumer is cancelled."""
         return False
 
     def enqueue(self, message: Message) -> bool:
-        """Takes the message. False: refused (overflow reject-publish, a log that accepts nothing), the publisher is
-        nacked."""
+        """Take the message. Return False if it is refused, by reject-publish or a failed log; the publisher is then
+        nacked.
+        """
         raise NotImplementedError
 
     def accepts_with(self, targets: list[Destination]) -> bool:
-        """Of one that is not `routed`: where else the message goes. Whether it is to go here, too."""
+        """For destinations that are not queues: return whether to store the message, given its other destinations."""
         return True
 
     def reserve(self) -> None:
-        """Likewise: the message waits for its transaction's commit, or for those that have it before."""
+        """For destinations that are not queues: count a message that waits for its commit, or for other
+        destinations.
+        """
 
     def refuse(self) -> None:
-        """Likewise: the publish has failed, what was offered here or reserved is as if it had not been."""
+        """For destinations that are not queues: undo a message that was reserved or stored here, because its publish
+        failed.
+        """
 
     def begin_transaction(self) -> None:
-        """What is offered until `end_transaction`, in the same turn, is there after a crash as a whole or not at all.
+        """Begin a log transaction. After a crash, all messages enqueued before `end_transaction` exist or none. Both
+        calls must be in the same turn.
 
-        Raises: LogFailed.
+        Raises:
+            LogFailed: the log accepts nothing.
         """
 
     def end_transaction(self) -> None:
-        """Ends it. Raises nothing."""
+        """End the log transaction. Raises nothing."""
 
     def takes_prepared(self) -> bool:
-        """Whether `enqueue_prepared` may be called: there is a log, and no rule looks at single messages."""
+        """Return whether `enqueue_prepared` is possible: there is a log, and no rule depends on single messages."""
         return False
 
     def enqueue_prepared(self, prepared: PreparedTransaction, first: list[Message]) -> None:
-        """Takes all messages of a transaction at once. first: the oldest of them, for the window."""
+        """Take all messages of a transaction at once.
+
+        Args:
+            first: the oldest of them, to keep in memory.
+        """
         raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TraceHook:
-    """Of one vhost. connection, user: whose the channel of this number is."""
+    """Receiver of every publish and delivery of one vhost while tracing (firehose) is on.
+
+    The message path does not check for it. A traced route has no direct destination (`Route.only`), and a traced
+    consumer caches no delivery head (`ChannelConsumer.trace`).
+    """
 
     def published(
         self,
@@ -134,26 +140,37 @@ class TraceHook:
         user: str,
         number: i64,
     ) -> None:
-        """It was published under these keys (its own, then CC and BCC), and goes to these destinations."""
+        """Record a publish.
+
+        Args:
+            keys: the routing key, then those of CC and BCC.
+            number: the channel number.
+        """
         raise NotImplementedError
 
     def delivered(
         self, message: Message, queue: str, redelivered: bool, connection: str, user: str, number: i64
     ) -> None:
-        """It was taken from the queue of this name, by a consumer or basic.get."""
+        """Record a delivery or a basic.get from the named queue."""
         raise NotImplementedError
 
     def is_behind(self) -> bool:
-        """Whether publishers should let it have its turn."""
+        """Return whether publishers should pause so that the trace can catch up."""
         raise NotImplementedError
 
 
 @final
 class QueueEntry:
-    """A message's place in one queue: (queue, offset), and what has happened to it there.
+    """A message's place in one queue (queue, offset), and its state there.
 
-    message: None when only the log holds it; the queue reads it back when it is delivered again.
-    delivery_count: how often it was returned, as far as known.
+    An entry goes from the queue to a channel's unacked list, and back if it is requeued. It is settled, rejected or
+    requeued exactly once, in its own queue.
+
+    Attributes:
+        message: None if only the log has it; the queue reads it back for a redelivery.
+        delivery_count: how often it was returned, as far as known.
+        consumer: has the delivery; None after basic.get.
+        in_transaction: settled in an open transaction.
     """
 
     def __init__(self, queue: QueueBase, offset: i64, message: Message | None, redelivered: bool) -> None:
@@ -165,13 +182,11 @@ class QueueEntry:
             self.body_size = message.body_size
         self.redelivered = redelivered
         self.delivery_count: i64 = 0
-        # Who has it, between delivery and settlement; None after basic.get.
         self.consumer: Consumer | None = None
-        # Settled in a transaction that is not committed yet.
         self.in_transaction = False
 
     def give_back(self) -> None:
-        """Who had it gives it back, or refuses it: it is nobody's now."""
+        """Detach the entry from its consumer, which returned or rejected it."""
         if self.consumer is not None:
             self.consumer.given_back_count += 1
             self.consumer = None
@@ -180,19 +195,26 @@ class QueueEntry:
         return self.offset < other.offset
 
     def __hash__(self) -> int:
-        # Compiled, a class with a comparison has none of its own accord.
+        # mypyc generates no hash for a class with a comparison.
         return id(self)
 
 
 @final
 class ConsumerArguments:
-    """What a consumer asks for beside its flags, as one immutable value (broker/queue/consumer_arguments.py makes it).
+    """The arguments of a consumer, immutable. broker/queue/consumer_arguments.py creates them.
 
-    values: by the names of the fields below, checked; what is not in it was not asked for. table: the arguments as they
-    came, encoded, for whoever shows them. priority: x-priority, which `RoundRobin` obeys. timeout_ms:
-    x-consumer-timeout, -1 for none. selector: x-filter, None for everything. Of streams: start: x-stream-offset.
-    consumer_name: x-stream-consumer-name, "" for none. filter_values: x-stream-filter, empty for all; match_unfiltered:
-    x-stream-match-unfiltered.
+    Attributes:
+        table: the encoded arguments as received, for lists.
+        priority: x-priority.
+        timeout_ms: x-consumer-timeout, -1 for none.
+        selector: x-filter, None for all messages.
+        start: x-stream-offset.
+        consumer_name: x-stream-consumer-name, "" for none.
+        filter_values: x-stream-filter, empty for all messages.
+        match_unfiltered: x-stream-match-unfiltered.
+
+    Args:
+        values: checked values by the attribute names above; missing ones were not given.
     """
 
     def __init__(self, values: Mapping[str, object], table: bytes) -> None:
@@ -217,7 +239,17 @@ NO_ARGUMENTS: Final = ConsumerArguments({}, b"")
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Consumer:
-    """Who takes messages from a queue: each front end has its own kind (a channel's is `ChannelConsumer`)."""
+    """Base class of a queue's consumers. Each front end derives its own, for example `ChannelConsumer`.
+
+    Attributes:
+        parked: not in the round robin, because it had no credit or room.
+        in_flight: unacked deliveries.
+        redelivered_count: deliveries of messages that were delivered before.
+        given_back_count: deliveries returned or rejected.
+        served: number of the last filtered delivery, by the queue's count.
+        reader: for a stream, the position and source of deliveries.
+        entry_for_all: for a stream, the entry shared by all deliveries if single offsets are not tracked.
+    """
 
     def __init__(self, queue: QueueBase, tag: str, no_ack: bool, exclusive: bool, arguments: ConsumerArguments) -> None:
         self.queue = queue
@@ -228,29 +260,28 @@ class Consumer:
         self.priority = arguments.priority
         self.parked = False
         self.cancelled = False
-        # Deliveries that wait for an answer.
         self.in_flight: i64 = 0
-        # All that it got, what of it had been delivered before, and what it gave back or refused.
         self.delivered_count: i64 = 0
         self.redelivered_count: i64 = 0
         self.given_back_count: i64 = 0
-        # Where there are filters: when it was served last, by the queue's count of such deliveries.
         self.served: i64 = 0
-        # Of a stream: its place, and the source of what it gets.
         self.reader: QueueBase | None = None
-        # Of a stream: stands for each of its deliveries, where nobody wants to know which is settled.
         self.entry_for_all: QueueEntry | None = None
 
     def can_take(self) -> bool:
-        """Whether there is credit and room to write. A parked consumer waits for `QueueBase.activate`."""
+        """Return whether there is credit and room in the output. A parked consumer waits for `QueueBase.activate`."""
         raise NotImplementedError
 
     def deliver(self, message: Message, entry: QueueEntry | None, redelivered: bool) -> None:
-        """Writes one delivery. entry: what the consumer will settle; None where no answer is expected."""
+        """Write one delivery.
+
+        Args:
+            entry: to be settled by the consumer; None if no ack is expected.
+        """
         raise NotImplementedError
 
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
-        """The queue's x-consumer-timeout is this from now on; -1: it has none. Of interest to who counts the time."""
+        """Apply the queue's x-consumer-timeout; -1 for none. Consumers without timeouts ignore it."""
 
     def deliver_places(
         self,
@@ -261,9 +292,15 @@ class Consumer:
         source: QueueBase,
         tracked: bool,
     ) -> i64:
-        """Writes deliveries of a stream: the record at `start`, and those behind it and before `stop` that are like it,
-        while it can take more. Returns where it stopped. tracked: `source` wants to know which one is settled; else
-        one entry, whose offset says nothing, may stand for all."""
+        """Deliver the stream record at `start`, and the equal ones before `stop` while the consumer can take more.
+
+        Args:
+            tracked: `source` must know which offset is settled. If False, one entry without an offset can represent
+                all deliveries.
+
+        Returns:
+            the index of the first record not delivered.
+        """
         number = places.alike_number(start)
         while True:
             message = dresser.message(places, start)
@@ -273,58 +310,63 @@ class Consumer:
                 return start
 
     def share_ended(self) -> None:
-        """Of a stream: it has its share of this turn, and others have theirs before it gets more."""
+        """End a stream consumer's share of this turn: other consumers follow."""
 
     def trace(self, tap: TraceHook | None) -> None:
-        """Its deliveries are told to the tap from now on; None: to nobody. Of interest to a front end's consumers."""
+        """Report deliveries to this trace from now on; None ends tracing. Consumers without tracing ignore it."""
 
     def cancel(self) -> None:
-        """The queue is gone: tells the client (consumer cancel notification) and forgets the consumer."""
+        """Notify the client that the queue is gone (basic.cancel), and remove the consumer."""
         raise NotImplementedError
 
 
 @final
 class RoundRobin:
-    """A queue's consumers, and whose turn it is.
+    """The consumers of a queue and the order in which they are served.
 
-    They are served in strict round robin among those of the highest priority that have credit and room to write. One
-    without is parked until its channel says that it is back. Cost: O(1), a step per consumer that has to be parked.
+    The consumers of the highest priority with credit and room are served in strict round robin. A consumer without
+    credit is parked until its channel activates it.
+
+    Cost:
+        O(1), plus a step for each consumer that is parked.
+
+    Attributes:
+        single_active: x-single-active-consumer: only the first of `consumers` is served.
+        filtered: a consumer has a filter, so the message decides; `pick` returns None (broker/queue/filtered.py).
+        halted: no consumer is served: see `suspend`.
     """
 
     def __init__(self) -> None:
         self.consumers: list[Consumer] = []
-        # Those that are ready: one alone, or several in groups, highest priority first. Parked ones are in none.
+        # Consumers that are not parked: a single one, or groups by priority, highest first.
         self._alone: Consumer | None = None
         self._groups: list[deque[Consumer]] = []
-        # x-single-active-consumer: the first of `consumers` is served, the others stand by.
         self.single_active = False
-        # One has a filter: whose turn depends on the message, `pick` names nobody (broker/queue/filtered.py); see also
-        # `halt`.
         self.filtered = self.halted = False
-        self._restricted = False  # one of these
+        self._restricted = False  # single_active, filtered or halted
 
     def set_restrictions(self, single_active: bool, filtered: bool) -> None:
-        """Not everybody who can take is served, or everybody again."""
+        """Set or clear the rules that exclude consumers."""
         self.single_active, self.filtered = single_active, filtered
         self._restricted = single_active or filtered or self.halted
 
     def suspend(self, on: bool) -> None:
-        """Nobody is served, until it is over."""
+        """Stop or resume serving consumers."""
         self.halted = on
         self.set_restrictions(self.single_active, self.filtered)
 
     @property
     def exclusive(self) -> bool:
-        """Whether the one that is there allows no other."""
+        """Return whether the present consumer excludes others."""
         return len(self.consumers) > 0 and self.consumers[0].exclusive
 
     def add(self, consumer: Consumer) -> None:
-        """It has its turn behind those that are ready."""
+        """Add a consumer at the end of its priority."""
         self.consumers.append(consumer)
         self.enter(consumer)
 
     def remove(self, consumer: Consumer) -> bool:
-        """It takes nothing more. True: it was the single active one, and the next in line is to be activated."""
+        """Remove a consumer. Return True if it was the single active one and the caller must activate the next."""
         consumer.cancelled = True
         if consumer not in self.consumers:
             return False
@@ -334,7 +376,7 @@ class RoundRobin:
         return self.single_active and first is consumer and len(self.consumers) > 0
 
     def unpark(self, consumer: Consumer) -> bool:
-        """A parked consumer may have credit or room again. False: it was not parked."""
+        """Make a parked consumer ready again. Return False if it was not parked."""
         if not consumer.parked or consumer.cancelled:
             return False
         consumer.parked = False
@@ -342,8 +384,7 @@ class RoundRobin:
         return True
 
     def park(self, consumer: Consumer) -> None:
-        """It is parked until `back`, though it might take: there is nothing for it just now. Cost: O(1) for the one
-        that was picked last."""
+        """Park a consumer for which there is no message at present. Cost: O(1) for the consumer picked last."""
         for group in self._groups:
             if group[-1] is consumer:
                 group.pop()
@@ -355,11 +396,11 @@ class RoundRobin:
         consumer.parked = True
 
     def has_ready(self) -> bool:
-        """Whether there is one that is not parked."""
+        """Return whether a consumer is not parked."""
         return self._alone is not None or len(self._groups) > 0
 
     def pick(self) -> Consumer | None:
-        """Whose turn it is, moved to the end of its group. Parks those that cannot take."""
+        """Return the next consumer and move it to the end of its group. Parks consumers that cannot take a message."""
         if self._restricted:
             return self._pick_restricted()
         alone = self._alone
@@ -384,7 +425,7 @@ class RoundRobin:
         return None
 
     def peek(self) -> Consumer | None:
-        """Whose turn it is, and stays. Parks those that cannot take."""
+        """Return the next consumer without moving it. Parks consumers that cannot take a message."""
         consumer = self.pick()
         if consumer is not None and self._groups:
             self._groups[0].rotate(1)
@@ -406,7 +447,7 @@ class RoundRobin:
         return active
 
     def pop_ready(self) -> list[Consumer]:
-        """Those that are not parked, the highest priority first: none is from now on, until it enters again."""
+        """Remove and return the consumers that are not parked, highest priority first. `enter` adds them again."""
         ready: list[Consumer] = []
         if self._alone is not None:
             ready.append(self._alone)
@@ -417,7 +458,7 @@ class RoundRobin:
         return ready
 
     def enter(self, consumer: Consumer) -> None:
-        """One of `consumers` is ready; it has its turn behind those that are."""
+        """Add one of `consumers` at the end of the ready ones of its priority."""
         if not self._groups:
             alone = self._alone
             if alone is None:
@@ -456,32 +497,35 @@ class RoundRobin:
 
 
 class QueueBase(Destination):
-    """What entries come from, and what they are settled with: a queue as those below and beside it see it. Counts are
-    read by metrics and the admin API. A bare `QueueBase` holds nothing and is in no vhost: that of direct replies.
+    """The source of queue entries: a queue as consumers, channels, filters and the loop turn see it.
+
+    A bare `QueueBase` has no messages and is in no vhost; direct replies use one.
+
+    Attributes:
+        id: in the metadata; "" without a row.
+        kind: a row of broker/queue/types.py.
+        logged: every message is in a log that lasts as long as the queue.
+        pump_wanted: the turn will call `dispatch`.
+        scan_wanted: waits for scan time (broker/flow/loop_turn.py).
+        ready_bytes, unacked_bytes, delayed_bytes: body bytes.
+        delayed_count: returned messages that wait for their next try (broker/queue/delayed_retry.py).
     """
 
     def __init__(self, name: str, vhost_name: str) -> None:
         super().__init__()
         self.name = name
         self.vhost_name = vhost_name
-        # In the metadata; "" for one that is not there.
         self.id = ""
-        # Its row in broker/queue/types.py.
         self.kind = "classic"
         self.deleted = False
-        # Whether every message is in a log that lasts as long as the queue.
         self.logged = False
-        # It stands in the turn's list of those to be pumped.
         self.pump_wanted = False
-        # It stands in the line of those that look for what filters want (broker/flow/loop_turn.py).
         self.scan_wanted = False
         self.round_robin = RoundRobin()
-        # What is ready, and body bytes of it; what is with consumers, likewise.
         self.ready_count: i64 = 0
         self.ready_bytes: i64 = 0
         self.unacked_count: i64 = 0
         self.unacked_bytes: i64 = 0
-        # What came back and waits for its next try, and body bytes of it (broker/queue/delayed_retry.py).
         self.delayed_count: i64 = 0
         self.delayed_bytes: i64 = 0
         self.published_count: i64 = 0
@@ -499,12 +543,12 @@ class QueueBase(Destination):
     # -- what is unacked
 
     def count_unacked(self, body_size: i64) -> None:
-        """A message of that size is with a consumer."""
+        """Count a message that a consumer received."""
         self.unacked_count += 1
         self.unacked_bytes += body_size
 
     def uncount_unacked(self, body_size: i64) -> None:
-        """It is no more."""
+        """Count a message that is not unacked any more."""
         self.unacked_count -= 1
         self.unacked_bytes -= body_size
 
@@ -512,122 +556,132 @@ class QueueBase(Destination):
 
     @property
     def consumers(self) -> list[Consumer]:
-        """All of them, in the order in which they came."""
+        """Return all consumers in order of arrival."""
         return self.round_robin.consumers
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """The caller has checked exclusiveness. Delivery begins with the next pump."""
+        """Add a consumer, served from the next dispatch on. The caller has checked exclusiveness."""
         self.round_robin.add(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """It takes nothing more; what it has unacked stays with its channel."""
+        """Remove a consumer. Its unacked deliveries stay with its channel."""
         if self.round_robin.remove(consumer):
             self.activate(self.round_robin.consumers[0])
 
     def activate(self, consumer: Consumer) -> None:
-        """A parked consumer may have credit or room again."""
+        """Schedule a dispatch for a parked consumer that may have credit or room again."""
         if self.round_robin.unpark(consumer) and self.ready_count > 0 and not self.pump_wanted:
             self.schedule_dispatch()
 
-    # -- what channels ask
+    # -- called by channels
 
     def ack(self, entry: QueueEntry) -> None:
-        """The entry is done with: acked, or rejected without requeue."""
+        """Settle the entry: acked, or rejected without requeue."""
         raise NotImplementedError
 
     def settle_times(self, entry: QueueEntry, count: i64) -> None:
-        """So many deliveries for which the entry stands are done with."""
+        """Settle `count` deliveries of a shared stream entry."""
         for _ in range(count):
             self.ack(entry)
 
     def reject(self, entry: QueueEntry) -> None:
-        """The entry is refused for good; it may be dead-lettered."""
+        """Reject the entry; it can be dead-lettered."""
         raise NotImplementedError
 
     def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
-        """Back to its place, marked redelivered, or to wait for its next try. counts: whether this return counts as a
-        delivery attempt. failed: it was rejected, or whoever had it is gone; else it was given back.
+        """Return the entry to its place, marked as redelivered, or let it wait for its next try. The caller
+        dispatches after all returns.
 
-        The caller pumps when it has returned all it has.
+        Args:
+            counts: the return counts as a delivery attempt.
+            failed: the message was rejected or its consumer is gone; False if the consumer returned it.
         """
         raise NotImplementedError
 
-    # -- what its filters ask
+    # -- called by filters
 
     def deliver_to(self, consumer: Consumer, entry: QueueEntry) -> None:
-        """A ready entry that was taken goes to the consumer."""
+        """Deliver an entry that was taken from the ready ones."""
         raise NotImplementedError
 
     def ended(self, entry: QueueEntry) -> bool:
-        """Whether the time to live of an entry that was taken is over; then it has ended here."""
+        """Return whether the time to live of a taken entry is over. The entry is then discarded."""
         raise NotImplementedError
 
-    # -- what the turn, its log and its opening ask
+    # -- called by the loop turn and the log
 
     def find_delayed(self, log: QueueLog) -> bool:
-        """The log can be read. A slice of finding what waits in it for its next try; True: all of that is known."""
+        """Find, in slices, the messages of an opened log that wait for their next try. Return whether all are found."""
         raise NotImplementedError
 
     def log_opened(self, log: QueueLog) -> None:
-        """Its log can be used from now on. What waits in it and is not found yet is found at once."""
+        """Use the log from now on. Finds the remaining waiting messages at once."""
         raise NotImplementedError
 
     def log_arrived(self) -> None:
-        """The disk has answered what was read ahead."""
+        """Continue: the disk has delivered what was read ahead."""
         raise NotImplementedError
 
     def dispatch(self) -> None:
-        """Delivers what is ready to whoever can take it."""
+        """Deliver ready messages to consumers with credit."""
         raise NotImplementedError
 
     def schedule_dispatch(self) -> None:
-        """`pump` is called at the end of this turn, once however often it is asked for."""
+        """Call `dispatch` at the end of this turn, once for any number of calls."""
         raise NotImplementedError
 
     def pump_failed(self, error: Exception) -> None:
-        """`pump` has raised: it is tried again in a while."""
+        """Handle an exception of `dispatch`, and retry later."""
         raise NotImplementedError
 
-    # -- what its ready order and its clocks ask
+    # -- called by the ready order and timers
 
     def make_ready(self, entry: QueueEntry) -> None:
-        """An entry that has waited for its next try is ready, at its place. Raises: OSError, and nothing changes."""
+        """Make an entry ready at its place, after its wait for the next try. Raises OSError and changes nothing."""
         raise NotImplementedError
 
     def track_expiration(self, message: Message) -> None:
-        """The message has a time to live. It begins now, if it is not known when it began."""
+        """Track the time to live of a message. It begins now if its begin is unknown."""
         raise NotImplementedError
 
     def head(self) -> QueueEntry | None:
-        """The entry that `take` would return, with its message; it stays where it is. None also while the disk is asked
-        for it: `pump` is called when it has answered."""
+        """Return the entry that `take` would return, with its message. Return None also while the disk reads it;
+        `dispatch` is called afterwards.
+        """
         raise NotImplementedError
 
     def take(self) -> QueueEntry | None:
-        """The next ready entry, with its message; the caller settles it or counts it as unacked. None: none is ready.
+        """Remove and return the next ready entry with its message, or None. The caller settles it or counts it as
+        unacked.
 
-        Raises: OSError where its log cannot be read; the entry stays in its place then.
+        Raises:
+            OSError: the log cannot be read; the entry stays.
         """
         raise NotImplementedError
 
     def discard(self, entry: QueueEntry, reason: str) -> None:
-        """A ready entry that was taken ends here. reason: expired, maxlen, as a dead letter says it."""
+        """Discard an entry that was taken.
+
+        Args:
+            reason: expired or maxlen, as dead letters show it.
+        """
         raise NotImplementedError
 
     def drop_old(self, arrived_max_ms: i64, count_max: i64) -> i64:
-        """Ends what arrived by then, monotonic milliseconds, from the head on; a batch of a log goes whole.
+        """Drop messages that arrived by `arrived_max_ms` (monotonic), from the head on, whole log batches at once.
 
-        Returns how many went, `count_max` and a batch at most; 0 where they have to be looked at one by one.
+        Returns:
+            the number dropped, at most `count_max` plus a batch; 0 if messages must be checked one by one.
         """
         raise NotImplementedError
 
     def makes_dead_letters(self) -> bool:
-        """Whether what ends here goes to a dead-letter exchange."""
+        """Return whether discarded messages go to a dead-letter exchange."""
         raise NotImplementedError
 
 
 def within(offset: i64, ranges: list[tuple[int, int]]) -> bool:
-    """Whether the offset is in one of the ranges, ends included."""
+    """Return whether the offset is in one of the ranges, ends included."""
     for first, last in ranges:  # noqa: SIM110  # a generator would cost a nested function when compiled
         if first <= offset <= last:
             return True

@@ -1,9 +1,7 @@
-"""What an exchange knows of messages that come to it and are to be delayed.
+"""Interface of exchanges to delayed messages.
 
-An exchange delays where its type is `x-delayed-message`, or where an argument or a policy says `x-delayed`. Who routes
-a message then asks here first (publish/router.py): the answer is a destination that keeps it until it is due, or
-None for one that goes its way at once. The keeping is delays/'s, which stands above the catalogue: it derives from this
-class.
+An exchange delays messages if its type is `x-delayed-message`, or if an argument or policy sets `x-delayed`. The
+router asks the hook first (publish/router.py). broker/delayed implements it.
 """
 
 from __future__ import annotations
@@ -20,17 +18,20 @@ class DelayHook:
     """The delayed messages of one exchange."""
 
     def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:
-        """Where a message with these headers waits; None: it is not delayed.
+        """Return the destination that holds a message with these headers until it is due, or None if it is not
+        delayed.
 
-        keys: its routing key, then those of CC and BCC. strict: raises PreconditionFailed (406) for headers that say
-        no time; else those count as none, and what is too far away as ten years.
+        Args:
+            keys: the routing key, then those of CC and BCC.
+            strict: raise PreconditionFailed (406) for an invalid delay. Otherwise an invalid delay is none, and a
+                delay above ten years is ten years.
         """
         raise NotImplementedError
 
     def count(self) -> i64:
-        """How many messages wait, as far as is known: after a start it takes a moment. Cost: a step per bucket."""
+        """Return how many messages wait, as far as known: after a start it takes a moment. Cost: a step per bucket."""
         raise NotImplementedError
 
     def drop(self, done: Callable[[], None]) -> None:
-        """The exchange is deleted, and what waits with it. done: called when it does not come back."""
+        """Drop the waiting messages, because the exchange is deleted. `done` is called when this is durable."""
         raise NotImplementedError

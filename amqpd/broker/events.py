@@ -1,18 +1,13 @@
-"""Events: what happens to things and people, told to whoever is bound to the exchange `amq.rabbitmq.event`.
+"""Events for the exchange `amq.rabbitmq.event`, the audit log and watchers.
 
-Whoever makes or ends something asks `wanted` first, which is one test, and then says what happened by one call. What is
-told waits here until the next turn of the loop and then goes to `publish` in slices: nobody is held up by it. It is
-bounded: beyond COUNT_MAX an event is lost, and while an alarm lasts all are but those of alarms. The log says how many.
+Code that changes something checks `exchange_bound` or `has_listeners` and calls `emit`. Events wait for the next
+loop turn and are published in slices. Above COUNT_MAX waiting events, and during an alarm except for events of
+alarms, events are dropped; the log shows how many.
 
-Keys and headers are those of RabbitMQ's plugin rabbitmq_event_exchange, measured on 3.10.8. Who did it, in
-`user_who_performed_action`, is told by `ACTOR`, which front ends set for each command of theirs.
-
-The audit log (audit/) hears the same through `recorder`, as long as there is one, and some things beside that the
-exchange does not know (`record`).
+Keys and headers are those of RabbitMQ's plugin rabbitmq_event_exchange, measured on 3.10.8.
+`user_who_performed_action` comes from `ACTOR`, which front ends set for each command.
 
 Source: https://www.rabbitmq.com/docs/event-exchange, https://www.rabbitmq.com/docs/logging#internal-events.
-
-Changes of users and their rights as events: keys and headers of RabbitMQ 3.10.8, measured.
 """
 
 from __future__ import annotations
@@ -38,10 +33,10 @@ Recorder: TypeAlias = Callable[[str, Mapping[str, object], str], None]
 
 EVENT_EXCHANGE: Final = "amq.rabbitmq.event"
 INTERNAL: Final = "rmq-internal"
-"""rabbit: who does what nobody has asked for."""
+"""rabbit: the acting user of changes by the broker itself."""
 
 CLI: Final = "rmq-cli"
-"""rabbit: who does what the operator asks for on the command line."""
+"""rabbit: the acting user of amqpctl."""
 
 ACTOR: Final = ContextVar("actor", default=INTERNAL)
 COUNT_MAX: Final = 10_000
@@ -50,7 +45,7 @@ SLICE_S: Final = 0.003
 
 @contextmanager
 def as_broker() -> Iterator[None]:
-    """Nobody has asked for what happens in this, whoever has set ACTOR before."""
+    """Set ACTOR to the broker itself: no user asked for the changes inside."""
     token = ACTOR.set(INTERNAL)
     try:
         yield
@@ -59,18 +54,27 @@ def as_broker() -> Iterator[None]:
 
 
 class EventOrigin(Protocol):
-    """From where something is done: a session is one. peer: address and port."""
+    """The origin of a command, for example a session.
+
+    Attributes:
+        peer: address and port.
+    """
 
     name: str
     peer: tuple[str, int]
 
 
 ORIGIN: Final[ContextVar[EventOrigin | None]] = ContextVar("origin", default=None)
-"""Set beside ACTOR; the audit log looks at it."""
+"""Set together with ACTOR, for the audit log."""
 
 
 class Event(NamedTuple):
-    """key: for the exchange. at_ms: since 1970."""
+    """An event.
+
+    Attributes:
+        key: the routing key.
+        at_ms: since 1970.
+    """
 
     key: str
     headers: dict[str, object]
@@ -78,22 +82,25 @@ class Event(NamedTuple):
 
 
 class EventListener(Protocol):
-    """Hears every event beside the exchange."""
+    """Receives every event, like the exchange."""
 
     def heard(self, event: Event) -> None:
-        """Cost: next to nothing. Raises: nothing."""
+        """Handle an event. Must be cheap and raise nothing."""
 
 
 class Events:
-    """One per broker. call_soon: the loop's. wanted: whether anybody is bound to the exchange, or watches. lost_count:
-    since the log was told.
+    """The events of a broker.
+
+    Attributes:
+        exchange_bound: the exchange has bindings, or there is a watcher.
+        audit_hook: the audit log, called with key, headers and acting user.
+        vhost_name: the vhost of the exchange; "" for none.
+        lost_count: events dropped since the last log line.
     """
 
     def __init__(self, call_soon: Callable[..., object]) -> None:
         self.exchange_bound = False
-        # The audit log: key, headers, who did it.
         self.audit_hook: Recorder | None = None
-        # The vhost whose exchange it is; "" for none.
         self.vhost_name = ""
         self.publish: Callable[[Event], None] = _nobody
         self.watcher: EventListener | None = None
@@ -108,29 +115,33 @@ class Events:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether anybody is told: for what is recorded, too."""
+        """Return whether an event has any receiver, including the audit log."""
         return self.exchange_bound or self.audit_hook is not None
 
     def bind(self, there: bool) -> None:
-        """Whether anything is bound to the exchange."""
+        """Set whether the exchange has bindings."""
         self._bound = there
         self.exchange_bound = there or self.watcher is not None
 
     def watch(self, watcher: EventListener | None) -> None:
-        """From now on it hears what happens, in the place of whoever did; None: nobody does."""
+        """Send events to this watcher in addition, replacing the previous one; None for no watcher."""
         self.watcher = watcher
         self.exchange_bound = self._bound or watcher is not None
 
     def record(self, key: str, about: Mapping[str, object]) -> None:
-        """It happened, and is for the audit log alone: RabbitMQ has no such event."""
+        """Send an event that RabbitMQ does not have to the audit log only."""
         if self.audit_hook is not None:
             self.audit_hook(key, about, ACTOR.get())
 
     def emit(self, key: str, headers: Mapping[str, object], actor: str | None = None, *, recorded: bool = True) -> None:
-        """It happened. actor: who did it, where that is not ACTOR; "": nobody is told who. recorded: whether it is for
-        the audit log, too, which takes what its rules name.
+        """Send an event to all receivers.
 
-        Cost: some us, and as much as a publish later.
+        Args:
+            actor: the acting user, by default ACTOR; "" for an event without one.
+            recorded: also for the audit log, which takes the events in its RULES.
+
+        Cost:
+            some us, and a publish later.
         """
         if recorded and self.audit_hook is not None:
             self.audit_hook(key, headers, ACTOR.get() if actor is None else actor)
@@ -150,11 +161,11 @@ class Events:
             self._call_soon(self._work)
 
     def pid(self, serial: int, channel: int = 0) -> str:
-        """What lists of connections and channels show as `pid`. serial: of the session."""
+        """Return the `pid` that lists show for a connection or channel. `serial` is the session's."""
         return f"<{self.node}.{self.started_at}.{serial}.{channel}>"
 
     def _work(self) -> None:
-        """One slice."""
+        """Publish one slice of the waiting events."""
         self._asked = False
         waiting = self._waiting
         until = time.perf_counter() + SLICE_S
@@ -177,7 +188,7 @@ class Events:
 
 
 def _nobody(_event: Event) -> None:
-    """No exchange is there."""
+    """Do nothing: there is no exchange."""
 
 
 def _never() -> bool:
@@ -188,7 +199,11 @@ RowT = TypeVar("RowT")
 
 
 def auth_events(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str, dict[str, object]]]:
-    """Key and headers of each event that the change is. auth: as it is after it."""
+    """Yield key and headers of the events for a change of users or permissions, as in RabbitMQ 3.10.8.
+
+    Args:
+        auth: the state after the change.
+    """
     what, name = change.what, change.user
     if what == "user_added":
         yield "user.created", {"name": name}
@@ -217,7 +232,7 @@ def auth_events(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str
 
 
 def _left(read: Callable[[str | None, str | None], list[RowT]], user: str, vhost: str | None) -> list[RowT]:
-    """What the user may in the vhost; nothing where one of them has gone, and the rights with it."""
+    """Return the user's rows in the vhost; none if user or vhost were deleted."""
     try:
         return read(user, vhost)
     except (NoSuchUser, NoSuchVhost):

@@ -1,8 +1,4 @@
-"""What the broker has to tell those who are connected.
-
-News goes up only through what was handed over: each front end has a `BrokerListener` in the list `Broker.clients`
-(`amqpd.connection.registry` is AMQP's). A broker whom nobody serves, a test's, tells nobody.
-"""
+"""Interface by which the broker notifies front ends."""
 
 from __future__ import annotations
 
@@ -14,22 +10,22 @@ if TYPE_CHECKING:
 
 
 class BrokerListener:
-    """Those who are connected by one front end, as the broker sees them. It hears everything on the loop.
+    """Listener of a front end for changes that concern its clients. All calls are on the loop.
 
-    A front end overrides what concerns it: nothing here does anything.
+    Each front end adds one to `Broker.clients`; `ConnectionRegistry` is AMQP's. The methods do nothing by default.
     """
 
     def on_user_changed(self, change: AuthChange) -> None:
-        """Rights were given or taken, or a user is gone: what was allowed is asked anew, who may not stay goes."""
+        """Handle changed rights or a deleted user: drop cached permissions, close sessions that may not continue."""
 
     def vhost_deleted(self, name: str) -> None:
-        """Whoever is in it has to go. Nobody can be in another vhost of that name yet."""
+        """Close all sessions in the deleted vhost. A new vhost of that name has none yet."""
 
     def on_vhost_unloaded(self, name: str, why: str) -> None:
-        """It is not here any more: likewise. why: the text for clients."""
+        """Close all sessions in a vhost that left this node. `why` is the text for clients."""
 
     def on_offsets_lost(self, queue: QueueBase, ranges: list[tuple[int, int]]) -> None:
-        """What is at these offsets (from, to) was not written: it is nobody's unacked message any more."""
+        """Handle a failed write: unacked messages at these offsets (first, last) are not in the log."""
 
     def alarm_ended(self) -> None:
-        """Publishers that were held may go on."""
+        """Resume blocked publishers."""

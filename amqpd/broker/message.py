@@ -1,23 +1,4 @@
-"""The message: one object all the way from the publisher's frames to the consumer's.
-
-A `Message` keeps its content as the frames that carried it (header frame, then non-empty body frames), so that a
-delivery is one copy of bytes with the channel numbers patched in place. Properties and body are cut out of it only when
-somebody asks: the log (slices, no copy), a dead-letter, basic.return. A message read back from a log is given frames
-of the same shape.
-
-A large body (frames.LARGE_BODY_BYTES) is never joined: `content` is the header frame alone then, and `parts` the
-body in pieces without frames, which the log and the sockets take as they are. Nor is one that came out of a log: it is
-the only part, and behind the header frame `content` has the head of its one body frame, if one will do (`started`).
-
-`MessageRoute` is what all messages of one route share: exchange, routing key, and both in the encoded form that
-basic.deliver ends with.
-
-A message as selectors see it, and exchanges that look at more than routing keys: its headers and properties, decoded
-when one asks.
-
-Make one per message and ask all with it: the headers are decoded once. A selector that names no header costs no
-decoding, and each property that is asked for is cut out by itself.
-"""
+"""Messages, from the publisher's frames to the consumer's, and their views for selectors."""
 
 from __future__ import annotations
 
@@ -40,32 +21,32 @@ from amqpd.routing.selector_ast import Selectable
 from amqpd.routing.selector_fields import EXCHANGE, ROUTING_KEY_FIELD
 from amqpd.storage.log.record import Record, RecordRoute
 
-# rabbit: ten years; a longer time to live, of a queue or a message, is refused
+# rabbit: ten years; a longer time to live is refused
 TTL_MS_MAX: Final = 315_360_000_000
 FRAME_END_BYTE: Final = b"\xce"
-# Body frames made here fit every consumer that did not negotiate less than the default.
+# Body frames made here fit every consumer with the default frame_max or more.
 FRAME_PAYLOAD_BYTES: Final = 131072 - FRAME_OVERHEAD_BYTES
-# No frame of anybody's is as large: what has parts never passes for one that can go out as it came.
+# Larger than any frame, so that a message in parts is never sent as it is.
 _IN_PARTS: Final = 1 << 60
-# What a queue remembers of the messages its log gives back: routes, and the last one's properties.
+# Limits of what a queue caches for messages from its log: routes, and the last message's properties.
 ENVELOPES_MAX: Final = 1024
 KEPT_PROPERTIES_MAX: Final = 1024
-_NONE: Final = b"no bytes of a record"  # by identity
+_NONE: Final = b"no bytes of a record"  # compared by identity
 _CONTENT_HEADER_START: Final = b"\x00\x3c\x00\x00"
 
 
 @final
 class MessageRoute:
-    """Exchange and routing key of a message, as text for the rules and as bytes for the wire and the log.
+    """Exchange and routing key of messages, as text and encoded.
 
-    suffix: their encoded form, where it is at hand.
+    Attributes:
+        suffix: the end of basic.deliver: redelivered (0), exchange, routing key, frame end.
     """
 
     def __init__(self, exchange: str, routing_key: str, suffix: bytes = b"") -> None:
         self.exchange = exchange
         self.routing_key = routing_key
         self._record_route: RecordRoute | None = None
-        # The end of a basic.deliver: redelivered (no), exchange, routing key, frame end.
         if suffix:
             self.suffix = suffix
             return
@@ -74,7 +55,7 @@ class MessageRoute:
         self.suffix = b"\0" + shortstr(exchange_bytes) + shortstr(key_bytes) + FRAME_END_BYTE
 
     def record_route(self) -> RecordRoute:
-        """What a log keeps of it; made when a log first takes a message of this route."""
+        """Return the form that a log stores, built on first use."""
         route = self._record_route
         if route is None:
             route = RecordRoute(self.exchange.encode(), self.routing_key.encode("utf-8", "surrogateescape"))
@@ -85,7 +66,23 @@ class MessageRoute:
 @mypyc_attr(free_list_len=1)  # one that goes straight to its consumer is where the one before it was
 @final
 class Message:
-    """One published message. Immutable but for what a queue keeps in `QueueEntry`."""
+    """One published message. Immutable; changing state is in `QueueEntry`.
+
+    `content` has the frames in which the message arrived: header frame, then body frames. A delivery copies these
+    bytes and patches the channel numbers. Properties and body are cut out only for the log (without a copy), a dead
+    letter or basic.return. A message from a log gets frames of the same form.
+
+    A body above LARGE_BODY_BYTES is never joined: `content` has only the header frame, and `parts` the body in
+    pieces without frames. A body from a log is also a part, the only one; if it fits one frame, `content` ends with
+    the head of that frame (`started`).
+
+    Attributes:
+        frame_payload_max: payload bytes of the largest body frame.
+        info: None if no property except the delivery mode is set.
+        arrived_ms: monotonic time at which the time to live began; 0 if not needed.
+        logged_ms: wall-clock time at which the log stored it; 0 if not needed.
+        started: `content` ends with the head of the body frame.
+    """
 
     def __init__(
         self,
@@ -103,27 +100,23 @@ class Message:
         self.body_size = body_size
         self.frame_payload_max = frame_payload_max
         self.persistent = persistent
-        # None: nothing but an optional delivery mode is set.
         self.info = info
-        # When its time to live began: in this life of the broker (monotonic), or when the log took it (wall clock). 0:
-        # not noted, as nothing asks.
         self.arrived_ms: i64 = 0
         self.logged_ms: i64 = 0
         self.parts: list[bytes] | None = None
-        # `content` ends with the head of the frame that holds the one part.
         self.started = False
 
     def size_bytes(self) -> i64:
-        """What it holds in memory, as far as it is bytes."""
+        """Return the bytes of content and body in memory."""
         size: i64 = len(self.content)
         return size if self.parts is None else size + self.body_size
 
     def properties(self) -> bytes:
-        """Property flags and fields, as they arrived."""
+        """Return property flags and fields as they arrived."""
         return self.content[PROPERTIES_START : self.header_size - 1]
 
     def body(self) -> bytes:
-        """The body without its frames. Cost: one copy."""
+        """Return the body without frames. Cost: one copy."""
         content = self.content
         start = self.header_size
         if self.body_size == 0:
@@ -135,14 +128,16 @@ class Message:
         return b"".join(self._body_views())
 
     def unframed(self) -> bytes:
-        """Properties and body, one behind the other. Cost: one copy."""
+        """Return properties and body, joined. Cost: one copy."""
         if self.parts is not None:
             return b"".join([self.properties(), *self.parts])
         properties = memoryview(self.content)[PROPERTIES_START : self.header_size - 1]
         return b"".join([properties, *self._body_views()])
 
     def _body_views(self) -> list[memoryview]:
-        """The body frame by frame. Slices would be a copy, and each of them a call of the kernel: 10 times the CPU."""
+        """Return the payload of each body frame as a view. Slices would copy, and each would need a kernel call: 10
+        times the CPU.
+        """
         content = self.content
         start = self.header_size
         view = memoryview(content)
@@ -155,9 +150,10 @@ class Message:
         return parts
 
     def write_content(self, out: BytesWriter, channel: i64, frame_payload_max: i64) -> None:
-        """Appends header and body frames for `channel`.
+        """Append header and body frames for `channel`. Cost: one copy of the content.
 
-        frame_payload_max: payload bytes the receiver takes in one frame. Cost: one copy of the content.
+        Args:
+            frame_payload_max: payload bytes that the receiver accepts in one frame.
         """
         content = self.content
         if self.started and self.body_size <= frame_payload_max and self.header_size <= frame_payload_max:
@@ -183,10 +179,10 @@ class Message:
     def _write_started(self, out: BytesWriter, channel: i64) -> None:
         content = self.content
         parts = self.parts
-        assert parts is not None  # it is started
+        assert parts is not None  # set together with `started`
         start: i64 = len(out)
         out.write(content)
-        if channel != 1:  # whoever started it wrote 1
+        if channel != 1:  # it was written for channel 1
             number: int = channel
             high: u8 = number >> 8
             low: u8 = number & 0xFF
@@ -199,7 +195,7 @@ class Message:
         out.append(0xCE)
 
     def pieces(self, channel: i64, frame_payload_max: i64) -> list[bytes | memoryview]:
-        """Header and body frames for `channel`, of a message that has parts. Nothing of the body is copied."""
+        """Return header and body frames of a message in parts, for `channel`. The body is not copied."""
         parts = self.parts
         assert parts is not None
         out = BytesWriter()
@@ -230,7 +226,7 @@ class Message:
 
 
 def write_header(out: BytesWriter, channel: int, properties: bytes, body_size: int) -> None:
-    """Appends a content header frame."""
+    """Append a content header frame."""
     out.append(FRAME_HEADER)
     out.append(channel >> 8)
     out.append(channel & 0xFF)
@@ -249,7 +245,7 @@ def _begin_body_frame(out: BytesWriter, channel: int, size: int) -> None:
 
 
 def write_content(out: BytesWriter, channel: int, properties: bytes, body: bytes, frame_payload_max: int) -> None:
-    """Appends a content header frame and as many body frames as the body needs."""
+    """Append a content header frame and the body frames."""
     write_header(out, channel, properties, len(body))
     position = 0
     end = len(body)
@@ -266,7 +262,7 @@ def write_content(out: BytesWriter, channel: int, properties: bytes, body: bytes
 def make_message(
     envelope: MessageRoute, properties: bytes, body: bytes, persistent: bool, info: PropertyInfo | None
 ) -> Message:
-    """A message from parts: read back from a log, or made by the broker. Its frames carry channel number 1."""
+    """Return a message from properties and body, of a log or of the broker itself. Its frames have channel 1."""
     out = BytesWriter()
     size: i64 = len(body)
     if size > LARGE_BODY_BYTES:
@@ -285,10 +281,10 @@ def make_message(
 
 
 def with_properties(message: Message, envelope: MessageRoute, properties: bytes, info: PropertyInfo | None) -> Message:
-    """The same body under another route and other properties. Cost: one copy of a body that is not in parts."""
+    """Return a message with the same body, another route and other properties. Copies a body that is not in parts."""
     content = message.content
     out = BytesWriter()
-    # The body's frames keep their channel, so the header has the same.
+    # The body frames keep their channel number, so the header must have the same.
     write_header(out, content[1] << 8 | content[2], properties, message.body_size)
     size: i64 = len(properties) + 12 + FRAME_OVERHEAD_BYTES
     if message.parts is not None:
@@ -301,24 +297,28 @@ def with_properties(message: Message, envelope: MessageRoute, properties: bytes,
 
 @final
 class LogMessageFactory:
-    """Makes messages of what the log of one queue gives back. Those that follow each other with the same route,
-    properties and size share all but the body (the log's reader gives them the same objects: `RecordDecoder`).
+    """Creates messages from the log records of one queue.
+
+    Consecutive records with the same route, properties and size share everything except the body; `RecordDecoder`
+    returns the same objects for them.
     """
 
     def __init__(self) -> None:
         self._envelopes: dict[bytes, MessageRoute] = {}
-        # Of the record before.
+        # Fields of the previous record.
         self._exchange: bytes = _NONE
         self._routing_key: bytes = _NONE
         self._properties: bytes = _NONE
         self._envelope: MessageRoute | None = None
         self._info: PropertyInfo | None = None
-        # What stands before a body of this size: the header frame, and the head of the body's.
+        # Cached bytes before a body of this size: header frame and head of the body frame.
         self._size: i64 = -1
         self._start: bytes = _NONE
 
     def message(self, record: Record) -> Message:
-        """Cost: some 60 ns where it goes on like the record before; the body stays where it is."""
+        """Return the record as a message; its body is not copied. Cost: some 60 ns if it continues the previous
+        record.
+        """
         properties = record.properties
         if (
             properties is not self._properties
@@ -332,7 +332,7 @@ class LogMessageFactory:
             self._properties = properties
             self._size = -1
         envelope = self._envelope
-        assert envelope is not None  # made above
+        assert envelope is not None  # set above
         body = record.body
         size: i64 = len(body)
         if 0 < size <= FRAME_PAYLOAD_BYTES and len(properties) <= KEPT_PROPERTIES_MAX:
@@ -348,13 +348,13 @@ class LogMessageFactory:
             message.started = True
         else:
             message = make_message(envelope, properties, body, record.persistent, self._info)
-            self._properties = _NONE  # nothing large is kept
+            self._properties = _NONE  # large properties are not cached
             self._info = None
         message.logged_ms = record.timestamp_ms
         return message
 
     def envelope(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
-        """What messages of this route share."""
+        """Return the shared `MessageRoute` of this exchange and routing key."""
         key = exchange + b"\0" + routing_key
         envelope = self._envelopes.get(key)
         if envelope is None:
@@ -366,14 +366,17 @@ class LogMessageFactory:
 
 
 def write_begun(out: BytesWriter, properties: bytes, body_size: i64) -> None:
-    """Appends what stands before a body of one frame: the header frame, and the head of the body's. On channel 1."""
+    """Append the bytes before a body in one frame: header frame and head of the body frame, on channel 1."""
     write_header(out, 1, properties, body_size)
     _begin_body_frame(out, 1, body_size)
 
 
 def begun(envelope: MessageRoute, start: bytes, body: bytes, body_size: i64) -> Message:
-    """A persistent message of which nobody asks the properties. start: as `write_begun` makes it for this body, of 1 to
-    FRAME_PAYLOAD_BYTES."""
+    """Return a persistent message for delivery only: its properties are not scanned.
+
+    Args:
+        start: from `write_begun` for this body of 1 to FRAME_PAYLOAD_BYTES.
+    """
     message = Message(envelope, start, len(start) - 7, body_size, _IN_PARTS, True, None)
     message.parts = [body]
     message.started = True
@@ -388,14 +391,19 @@ def message_in_parts(
     persistent: bool,
     info: PropertyInfo | None,
 ) -> Message:
-    """A message with a large body. header: its header frame; parts: the body without frames."""
+    """Return a message with a large body.
+
+    Args:
+        header: the header frame.
+        parts: the body without frames.
+    """
     message = Message(envelope, header, len(header), body_size, _IN_PARTS, persistent, info)
     message.parts = parts
     return message
 
 
 def expiration_ms(text: bytes) -> i64:
-    """A publisher's `expiration`, which was checked to be a whole number when it was published."""
+    """Return the publisher's `expiration`, at most TTL_MS_MAX. The publisher checked that it is a number."""
     number = int(text)
     return number if number < TTL_MS_MAX else TTL_MS_MAX
 
@@ -405,14 +413,18 @@ _NO_HEADERS: Final[dict[str, object]] = {}
 
 @final
 class MessageView(Selectable):
-    """One message. What it gives out is not to be changed."""
+    """A message as selectors and exchanges see it. Returned values must not be changed.
+
+    Create one per message and use it for all checks, so that the headers are decoded once. A selector without header
+    names decodes none; each property is decoded by itself.
+    """
 
     def __init__(self, message: Message) -> None:
         self._message = message
         self._headers: dict[str, object] | None = None
 
     def headers(self) -> dict[str, object]:
-        """Cost: their decoding, the first time."""
+        """Return the decoded headers, cached."""
         headers = self._headers
         if headers is None:
             info = self._message.info
@@ -424,7 +436,7 @@ class MessageView(Selectable):
         return headers
 
     def field(self, number: int) -> object:
-        """The property, exchange or routing key of this number in `selector_fields`; None when it is absent."""
+        """Return the property, exchange or routing key with this number (`selector_fields`), or None."""
         if number == EXCHANGE:
             return self._message.envelope.exchange
         if number == ROUTING_KEY_FIELD:
@@ -435,7 +447,9 @@ class MessageView(Selectable):
 
 @final
 class PropertiesView(Selectable):
-    """Of a message that is not made yet: where it goes, and its properties. What it gives out is not to be changed."""
+    """A message that does not exist yet, as selectors see it: its route and properties. Returned values must not be
+    changed.
+    """
 
     def __init__(self, envelope: MessageRoute, properties: bytes) -> None:
         self._envelope = envelope
@@ -443,7 +457,7 @@ class PropertiesView(Selectable):
         self._headers: dict[str, object] | None = None
 
     def headers(self) -> dict[str, object]:
-        """Cost: their decoding, the first time."""
+        """Return the decoded headers, cached."""
         headers = self._headers
         if headers is None:
             headers = decode_headers(self._properties, 0, len(self._properties))
@@ -451,7 +465,7 @@ class PropertiesView(Selectable):
         return headers
 
     def field(self, number: int) -> object:
-        """As `MessageView.field`."""
+        """Return a field as `MessageView.field` does."""
         if number == EXCHANGE:
             return self._envelope.exchange
         if number == ROUTING_KEY_FIELD:
@@ -461,4 +475,4 @@ class PropertiesView(Selectable):
 
 
 NO_MESSAGE: Final = PropertiesView(MessageRoute("", ""), NO_PROPERTIES)
-"""For who asks exchanges that look at the routing key alone."""
+"""For exchanges whose route depends only on the routing key."""

@@ -1,4 +1,4 @@
-"""The broker's side of what queues need (broker/queue/services.py): one per vhost, handed to every queue in it."""
+"""The broker's implementation of `QueueServices` (broker/queue/services.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ from amqpd.storage.storage import Storage
 
 @final
 class BrokerQueueServices(QueueServices):
-    """expire: deletes a queue that nobody has used for long enough."""
+    """The services of the broker for the queues of one vhost.
+
+    Args:
+        expire: deletes a queue that was unused for its x-expires.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class BrokerQueueServices(QueueServices):
             self._storage.retain(log, max_age_ms, max_bytes)
 
     def rewind(self, log: QueueLog) -> AckedReplay:
-        assert isinstance(log, LocalLog)  # who asks has looked
+        assert isinstance(log, LocalLog)  # the caller has checked it
         return self._storage.rewind(log)
 
     def keep(self, log: QueueLog, policy: RetentionPolicy) -> None:
@@ -98,15 +102,15 @@ class BrokerQueueServices(QueueServices):
         return self._delays.end_vhost(self.vhost_name)
 
     def expire(self, queue: QueueBase) -> None:
-        assert isinstance(queue, Queue)  # no other source has a lease
+        assert isinstance(queue, Queue)  # only a `Queue` has a lease
         self._expire(queue)
 
     def dead_letter(self, queue: QueueBase, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
-        assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
+        assert isinstance(queue, Queue)  # only a `Queue` has a dead-letter exchange
         self._dead_letters.add(queue, entry, message, reason)
 
     def dead_letter_range(self, queue: QueueBase, first: i64, last: i64, reason: str) -> None:
-        assert isinstance(queue, Queue)  # no other source has a dead-letter exchange
+        assert isinstance(queue, Queue)  # only a `Queue` has a dead-letter exchange
         self._dead_letters.add_range(queue, first, last, reason)
 
     def dead_letters_behind(self) -> bool:

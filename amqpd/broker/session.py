@@ -1,10 +1,4 @@
-"""A session: somebody with rights in a vhost, for whom a front end publishes, consumes and declares.
-
-A front end (AMQP, the admin API, whatever comes) makes one for each user that it serves, and hands it to the packages
-below: they know sessions, and no front end.
-
-May the session's user do this? Asked by whoever does something for a client; the auth backend remembers answers.
-"""
+"""Sessions of users in a vhost, and their permission checks."""
 
 from __future__ import annotations
 
@@ -28,10 +22,16 @@ _serials: Final = itertools.count(1)
 
 @final
 class Session:
-    """It lasts as long as the user may stay in the vhost; its exclusive queues last as long.
+    """A user's session in a vhost: for an AMQP connection, an HTTP request or another front end.
 
-    name: of the connection or whatever it is, for logs and lists. peer: address and port it comes from.
-    capabilities: what its client has announced. serial: no other session of this process has it.
+    The packages below know sessions and no front end. Exclusive queues last as long as their session.
+
+    Attributes:
+        operator: the operating system authenticated the operator; permissions do not apply.
+        name: of the connection, for logs and lists.
+        peer: address and port.
+        capabilities: announced by the client.
+        serial: unique in this process.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class Session:
         peer: tuple[str, int] = ("", 0),
         capabilities: Mapping[str, object] | None = None,
     ) -> None:
-        # Above permissions: whoever the operating system lets in as the operator.
         self.operator = False
         self.broker = broker
         self.turn: LoopTurn = broker.turn
@@ -55,9 +54,10 @@ class Session:
         self.serial: int = next(_serials)
 
     def revocation_reason(self, change: AuthChange) -> str:
-        """Why it cannot last beyond this change of rights; empty where it can, with routes and answers asked anew.
+        """Return why the change of rights ends this session, or "".
 
-        A front end is told of changes by `BrokerListener.user_changed`.
+        Front ends call this from `BrokerListener.on_user_changed`. A session that continues must drop cached
+        permissions.
         """
         if self.user.name != change.user:
             return ""
@@ -68,14 +68,21 @@ class Session:
         return ""
 
     def has_capability(self, capability: str) -> bool:
-        """Whether the client has announced it."""
+        """Return whether the client announced the capability."""
         return self.capabilities.get(capability) is True
 
 
 def check_permission(session: Session, kind: Kind, thing: str, name: str) -> None:
-    """May the session's user configure, write to or read this queue or exchange (`thing`)?
+    """Check that the user may configure, write to or read this queue or exchange.
 
-    Cost: a dict look-up after the first time. Raises: AccessRefused.
+    Args:
+        thing: "queue" or "exchange".
+
+    Cost:
+        a dict look-up after the first time.
+
+    Raises:
+        AccessRefused: no permission.
     """
     shown = name or "amq.default"
     if not session.operator and not session.broker.auth.is_allowed(session.user, session.vhost.name, kind, shown):
@@ -85,9 +92,10 @@ def check_permission(session: Session, kind: Kind, thing: str, name: str) -> Non
 
 
 def check_topic_keys(session: Session, exchange: Exchange, keys: Sequence[str], kind: TopicKind = "write") -> None:
-    """Topic permissions: may the user publish or bind under these routing keys? Asked of topic exchanges alone.
+    """Check the topic permissions for these routing keys. Applies only to topic exchanges.
 
-    Raises: AccessRefused.
+    Raises:
+        AccessRefused: no permission.
     """
     if session.operator or exchange.kind != "topic":
         return
@@ -100,7 +108,7 @@ def check_topic_keys(session: Session, exchange: Exchange, keys: Sequence[str], 
 
 
 def is_topic_limited(session: Session, exchange: Exchange) -> bool:
-    """Whether some keys of this exchange may be closed to the user: each new one has to be asked for."""
+    """Return whether the user has topic permissions on the exchange, so that each new key must be checked."""
     if session.operator or exchange.kind != "topic":
         return False
     return session.broker.auth.has_topic_permissions(session.user, session.vhost.name, exchange.name)

@@ -1,13 +1,10 @@
-"""What queues count, and the sums of those that have ended.
+"""Counters of queues, exchanges, channels and publishers.
 
-What went through exchanges, counted where it is sent: nothing is added up per message.
+Publishing updates no exchange counter per message. A publisher adds its messages to `PublisherStats` and
+`ExchangeStats` when its route changes. Readers first call `Publisher.settle_counts` for each publisher of the vhost.
 
-A publisher counts its messages; when its route changes, those of the route that was come to what it has sent through
-that exchange (`Sent`), and to the exchange's own counts (`ExchangeStats`). What has come since stands in no count yet:
-who reads has each publisher of the vhost asked first (`Publisher.settle_counts`).
-
-rabbit: `publish_in` and `publish_out` of an exchange are of what clients publish to it, not of what comes to it from
-another exchange or as a dead letter.
+rabbit: `publish_in` and `publish_out` of an exchange count what clients publish to it, not messages from other
+exchanges or dead letters.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ QUEUE_COUNTERS: Final = ("publish", "deliver", "deliver_no_ack", "get", "get_no_
 
 
 def queue_counts(queue: QueueBase) -> tuple[int, ...]:
-    """In the order of QUEUE_COUNTERS."""
+    """Return the queue's counters in the order of QUEUE_COUNTERS."""
     return (
         queue.published_count,
         queue.delivered_count,
@@ -37,13 +34,13 @@ def queue_counts(queue: QueueBase) -> tuple[int, ...]:
 
 
 class EndedTotals:
-    """Sums of what objects had counted when they ended, so that totals never fall."""
+    """Sums of the counters of closed objects, so that totals never decrease."""
 
     def __init__(self) -> None:
         self.counts: list[int] = []
 
     def add(self, counts: Sequence[int]) -> None:
-        """counts: in the order of the object's counters."""
+        """Add the counters of a closed object. The order is always the same."""
         if not self.counts:
             self.counts = [0] * len(counts)
         for index, count in enumerate(counts):
@@ -51,7 +48,7 @@ class EndedTotals:
 
 
 class EndedUnroutableTotals:
-    """What publishers of vhosts that are deleted had sent to no queue: returned to them, and both that and dropped."""
+    """Totals of deleted vhosts: messages returned, and unroutable messages (returned or dropped)."""
 
     def __init__(self) -> None:
         self.returned_count = 0
@@ -59,7 +56,7 @@ class EndedUnroutableTotals:
 
 
 class VhostCounts:
-    """Of one vhost: what was returned to its publishers, and what the queues and channels that ended had counted."""
+    """Counters of a vhost: returned messages, and totals of closed queues and channels."""
 
     def __init__(self) -> None:
         self.returned_count = 0
@@ -68,8 +65,11 @@ class VhostCounts:
 
 
 class ChannelTotals:
-    """Channels since the start: opened, closed, and what those that ended had counted; of what they had published,
-    in ended_confirm_count what they had wanted confirmed.
+    """Channel counters since the start.
+
+    Attributes:
+        ended: totals of closed channels.
+        ended_confirm_count: publishes on closed channels in confirm mode.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,12 @@ class ChannelTotals:
 
 @final
 class ExchangeStats:
-    """Through one exchange. in_count: messages published to it. out_count: queues they went to, once for each."""
+    """Counters of an exchange.
+
+    Attributes:
+        in_count: messages published to it.
+        out_count: queues that they went to, one for each queue.
+    """
 
     def __init__(self) -> None:
         self.in_count: i64 = 0
@@ -90,7 +95,11 @@ class ExchangeStats:
 
 @final
 class PublisherStats:
-    """By one publisher through one exchange. whole: of the exchange, all publishers together."""
+    """Counters of one publisher for one exchange.
+
+    Attributes:
+        whole: the exchange's counters over all publishers.
+    """
 
     def __init__(self, exchange: str, whole: ExchangeStats) -> None:
         self.exchange = exchange
@@ -99,7 +108,7 @@ class PublisherStats:
         self.out_count: i64 = 0
 
     def add(self, count: i64, queue_count: i64) -> None:
-        """So many messages, each to so many queues."""
+        """Add `count` messages, each to `queue_count` queues."""
         self.in_count += count
         self.whole.in_count += count
         self.out_count += count * queue_count
@@ -107,4 +116,4 @@ class PublisherStats:
 
 
 UNCOUNTED: Final = PublisherStats("", ExchangeStats())
-"""Of a route that nobody publishes by."""
+"""For a route without publishers."""

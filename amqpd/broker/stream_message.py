@@ -1,11 +1,4 @@
-"""What a consumer gets of a stream's record: the message with the header `x-stream-offset`, behind the headers it has.
-
-Offset and size of the body are all that differs between two messages alike, so what stands between them is made once
-for all that are (`Dresser.dress`), and a front end that writes frames puts offset, size and body between: no message is
-made. Everybody else gets one (`Dresser.message`).
-
-Where a reader of a stream begins (`x-stream-offset`), and RabbitMQ's notation for lengths of time (`7D`).
-"""
+"""Deliveries of stream records with the header `x-stream-offset`, and start positions of stream readers."""
 
 from __future__ import annotations
 
@@ -24,18 +17,26 @@ from amqpd.storage.log.record import RecordViews, SharedFields
 OFFSET_HEADER: Final = "x-stream-offset"
 _NAME: Final = OFFSET_HEADER.encode()
 _ENTRY: Final = encode_entry(OFFSET_HEADER, Int64(0))
-_NONE: Final = b"no bytes of a record"  # by identity
+_NONE: Final = b"no bytes of a record"  # compared by identity
 _OFFSET_SIZE: Final = 8
-_BODY_HEAD_SIZE: Final = 4  # the end of the frame before it, and what of its own frame's head stands in `behind`
+_BODY_HEAD_SIZE: Final = 4  # frame end, and the head of the body frame as far as it is in `behind`
 _NO_PROPERTIES: Final = b"\0\0"
 _HEADER_START: Final = b"\x00\x3c\x00\x00"
 
 
 @final
 class StreamDeliveryEncoder:
-    """One per stream. Of the records that `dress` was called for last: suffix, what a basic.deliver ends with (as an
-    envelope has it); head, that and the header frame behind it, up to the size of the body; before, from there to the
-    offset; behind, from there to the size in the head of the body's frame. header_payload_size: of the header frame.
+    """Encoder of stream deliveries. One per stream.
+
+    Equal records differ only in offset, body size and body. `dress` prepares the bytes between these once, and
+    `write` adds a delivery without a `Message`. Consumers that need a `Message` call `message`.
+
+    Attributes:
+        suffix: end of basic.deliver, as in `MessageRoute`.
+        head: suffix and header frame, up to the body size.
+        before: from there to the offset.
+        behind: from the offset to the size in the body frame's head.
+        header_payload_size: payload bytes of the header frame.
     """
 
     def __init__(self, from_log: LogMessageFactory) -> None:
@@ -44,8 +45,8 @@ class StreamDeliveryEncoder:
         self.before: bytes = _NONE
         self.behind: bytes = _NONE
         self.header_payload_size: i64 = 0
-        # The size of the body that was written last; what stands before and behind the offset for it, made when a
-        # second one has it.
+        # Size of the last body. `_middle` and `_tail` are the bytes around the offset for that size, built when it
+        # repeats.
         self._size: i64 = -1
         self._middle: bytes = _NONE
         self._tail: bytes = _NONE
@@ -57,9 +58,10 @@ class StreamDeliveryEncoder:
         self._envelope: MessageRoute | None = None
 
     def dress(self, alike: SharedFields, number: i64) -> None:
-        """Makes ready what records that are `alike` have before and behind offset and sizes, for channel `number`.
+        """Prepare the bytes for records with these fields, on channel `number`.
 
-        Cost: 5 ns where it is what was made last, under 1 us else; 5 where a publisher has set the header himself.
+        Cost:
+            5 ns if they are prepared, under 1 us otherwise, 5 us if the publisher has set the header itself.
         """
         if (
             alike.properties is self._properties
@@ -68,7 +70,7 @@ class StreamDeliveryEncoder:
             and alike.exchange is self._exchange
         ):
             return
-        self._properties = _NONE  # until all is made
+        self._properties = _NONE  # invalid until all is built
         self._size = -1
         if alike.routing_key is not self._routing_key or alike.exchange is not self._exchange:
             envelope = self._from_log.envelope(alike.exchange, alike.routing_key)
@@ -83,7 +85,7 @@ class StreamDeliveryEncoder:
     def _prepare(self, properties: bytes, number: i64) -> None:
         try:
             dressed, at = self._dressed(properties)
-        except CodecError:  # a foreign program's, and none
+        except CodecError:  # invalid properties written by another program
             dressed, at = self._dressed(_NO_PROPERTIES)
         size: int = len(dressed) + HEADER_FIXED_BYTES
         channel: int = number
@@ -94,7 +96,7 @@ class StreamDeliveryEncoder:
         self.header_payload_size = size
 
     def _dressed(self, properties: bytes) -> tuple[bytes, i64]:
-        """With the header, and where its offset goes. Raises: CodecError."""
+        """Return the properties with the header, and the position of its offset. Raises: CodecError."""
         if _NAME in properties:
             dressed = with_headers(properties, {OFFSET_HEADER: Int64(-1)})
             at = first_difference(dressed, with_headers(properties, {OFFSET_HEADER: Int64(0)}))
@@ -105,11 +107,11 @@ class StreamDeliveryEncoder:
         return dressed, at
 
     def message(self, places: RecordViews, index: i64) -> Message:
-        """The record there. Cost: some 250 ns where it is like the one before, and a copy of the body."""
+        """Return the record as a message. Cost: some 250 ns if it equals the previous one, plus a copy of the body."""
         alike = places.alikes[places.alike_number(index)]
         self.dress(alike, 1)
         envelope = self._envelope
-        assert envelope is not None  # it is dressed
+        assert envelope is not None  # dress() set it
         body = places.body(index)
         size: i64 = len(body)
         if size == 0 or size > FRAME_PAYLOAD_BYTES:
@@ -122,7 +124,7 @@ class StreamDeliveryEncoder:
         return begun(envelope, out.getvalue()[len(self.suffix) :], body, size)
 
     def write(self, out: BytesWriter, body_size: i64, offset: i64) -> None:
-        """Appends what is between the delivery tag and the body. Cost: 15 ns where the last body had the same size."""
+        """Append the bytes between delivery tag and body. Cost: 15 ns if the last body had the same size."""
         if body_size == self._size:
             if self._middle is _NONE:
                 self._fit(body_size)
@@ -147,7 +149,7 @@ class StreamDeliveryEncoder:
 
 
 def first_difference(one: bytes, other: bytes) -> i64:
-    """Where two texts of one length begin to differ."""
+    """Return the first index at which two byte strings of equal length differ."""
     at: i64 = 0
     while one[at] == other[at]:
         at += 1
@@ -171,14 +173,17 @@ _UNITS_MS: Final = {
     "s": 1000,
 }
 INTERVAL_MS_MAX: Final = 1 << 60
-"""Longer ones count as this: thirty million years."""
+"""Longer intervals are cut to this: thirty million years."""
 
 
 @final
 class StreamStart:
-    """Immutable. kind: FIRST, the oldest message there is; LAST, the last record batch; NEXT, what is published from
-    now on; OFFSET, `number` or what comes behind it; TIME, what was appended at `number` (ms since 1970) or later; AGO,
-    what is not older than `number` ms.
+    """Start position of a stream reader, immutable.
+
+    Attributes:
+        kind: FIRST, the oldest message; LAST, the last record batch; NEXT, messages from now on; OFFSET, `number` or
+            the next offset; TIME, messages appended at `number` (ms since 1970) or later; AGO, messages not older
+            than `number` ms.
     """
 
     def __init__(self, kind: str, number: i64 = 0) -> None:
@@ -187,9 +192,9 @@ class StreamStart:
 
 
 def interval_ms(text: str) -> int:
-    """Milliseconds of `5m`, `7D`: a whole number above 0 and Y, M (30 days), D, h, m or s; -1: it is none of these.
+    """Return the milliseconds of an interval such as `5m` or `7D`, or -1 if the text is not one.
 
-    rabbit: a year has 365 days.
+    The units are Y (rabbit: 365 days), M (30 days), D, h, m and s; the number must be positive.
     """
     found = _INTERVAL.fullmatch(text)
     if found is None:

@@ -1,10 +1,8 @@
-"""The broker's own queue: its name, and where it lies.
+"""Name and location of the broker's own queue, the audit log `amq.audit`.
 
-`amq.audit` is in no table of a vhost and in no metadata: it is found by its name, in one vhost, and whoever may reads
-it there. So nothing that lists, exports, limits, deletes or recreates what clients have declared meets it, and it
-outlives the vhost.
-
-Its log is the directory `audit` beside `vhosts`. A version that knows nothing of it leaves it alone.
+The queue is in no vhost table and in no metadata. Clients with permission read it by name in one vhost. So lists,
+exports, limits and deletions do not include it, and it outlives the vhost. Its log is the directory `audit` beside
+`vhosts`; versions without an audit log ignore it.
 """
 
 from __future__ import annotations
@@ -14,4 +12,4 @@ from typing import Final
 AUDIT: Final = "amq.audit"
 AUDIT_DIRECTORY: Final = "audit"
 AUDIT_QUEUE_ID: Final = "0" * 31 + "1"
-"""What exports and stored offsets know it by; no random id is like it."""
+"""Used for exports and stored offsets; no random id is equal to it."""
