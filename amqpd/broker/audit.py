@@ -184,11 +184,11 @@ def fields_of(record: AuditRecord) -> dict[str, object]:
         "count": record.times if record.times != 1 else "",
     }
     details = {each: about[each] for each in rule.details if about.get(each) not in (None, {})}
-    told = {name: value for name, value in fields.items() if value != ""}
+    body_fields = {name: value for name, value in fields.items() if value != ""}
     if details:
         size = len(json.dumps(details, default=_plain))
-        told["details"] = details if size <= DETAILS_SIZE_MAX else {"omitted_bytes": size}
-    return told
+        body_fields["details"] = details if size <= DETAILS_SIZE_MAX else {"omitted_bytes": size}
+    return body_fields
 
 
 def message_of(record: AuditRecord) -> Message:
@@ -314,7 +314,7 @@ class EventThrottle:
                 break
             del self._open[kind]
             if window.count:
-                self._tell(window)
+                self._write_repetitions(window)
                 self._open[kind] = _Window(now, window.last)  # continuing repetitions are recorded a window later
         if self._open:
             self._arm(self._window_s - (now - next(iter(self._open.values())).since))
@@ -323,10 +323,10 @@ class EventThrottle:
         """Record all counted repetitions: the broker stops."""
         for window in self._open.values():
             if window.count:
-                self._tell(window)
+                self._write_repetitions(window)
         self._open.clear()
 
-    def _tell(self, window: _Window) -> None:
+    def _write_repetitions(self, window: _Window) -> None:
         record = window.last
         about = {**record.about, "users": list(window.users)} if len(window.users) > 1 else record.about
         self._write(record._replace(times=window.count, about=about))
@@ -402,10 +402,10 @@ class Audit:
         self._logins = EventThrottle(self._write, call_later, LOGINS_S)
         self._requests = EventThrottle(self._write, call_later, REQUESTS_S)
         self._waiting: deque[AuditRecord] = deque()
-        self._asked = False
-        # `_count`: records so far. `_asking`: (record count, callback) of `when_safe` calls, in order.
+        self._is_scheduled = False
+        # `_count`: records so far. `_safe_waiters`: (record count, callback) of `when_safe` calls, in order.
         self._count = 0
-        self._asking: deque[tuple[int, Callable[[bool], None]]] = deque()
+        self._safe_waiters: deque[tuple[int, Callable[[bool], None]]] = deque()
         # Records appended in this turn.
         self._turn_number = -1
         self._direct_count = 0
@@ -477,22 +477,22 @@ class Audit:
             return
         self._count += 1
         self._waiting.append(record)
-        if self._asked:
+        if self._is_scheduled:
             return
         if self._turn.number != self._turn_number:
             self._turn_number, self._direct_count = self._turn.number, 0
         self._direct_count += 1
         if self._direct_count > DIRECT_MAX:
-            self._ask()
+            self._schedule()
         else:
             self._work()
 
-    def _ask(self) -> None:
-        self._asked = True
-        self._call_soon(self._go_on)
+    def _schedule(self) -> None:
+        self._is_scheduled = True
+        self._call_soon(self._resume)
 
-    def _go_on(self) -> None:
-        self._asked = False
+    def _resume(self) -> None:
+        self._is_scheduled = False
         self._work()
 
     def _work(self) -> None:
@@ -501,35 +501,35 @@ class Audit:
         try:
             queue.prepare()
         except LogNotOpen as opening:
-            self._asked = True
-            when_open(opening.destinations, self._go_on)
+            self._is_scheduled = True
+            when_open(opening.destinations, self._resume)
             return
         except ResourceError as error:
             log.error("audit log: %s", error.reply_text)
             self._count_lost(len(waiting))
             waiting.clear()
-            self._answer()
+            self._notify_safe()
             return
         until = time.perf_counter() + SLICE_S
         while waiting:
             self._append(waiting.popleft())
             if waiting and time.perf_counter() >= until:
-                self._ask()
+                self._schedule()
                 break
-        self._answer()
+        self._notify_safe()
         self._turn.schedule()
 
     def when_safe(self, done: Callable[[bool], None]) -> None:
         """Call `done(True)` when all records so far are synced, or `done(False)` if that fails. Can call it at once."""
-        self._asking.append((self._count, done))
-        self._answer()
+        self._safe_waiters.append((self._count, done))
+        self._notify_safe()
 
-    def _answer(self) -> None:
+    def _notify_safe(self) -> None:
         """Pass on the callbacks whose records are all appended to the log."""
         there = self._count - len(self._waiting)
         store = self.queue.store
-        while self._asking and self._asking[0][0] <= there:
-            done = self._asking.popleft()[1]
+        while self._safe_waiters and self._safe_waiters[0][0] <= there:
+            done = self._safe_waiters.popleft()[1]
             if store is None:
                 done(False)
             else:
@@ -570,7 +570,7 @@ class Audit:
         self._requests.finish()
         while self._waiting and self.queue.opening is None:
             self._append(self._waiting.popleft())
-        self._answer()
+        self._notify_safe()
 
 
 def _where(origin: EventOrigin | None) -> EventSource:

@@ -111,7 +111,7 @@ class Broker:
         self.admission = ConnectionLimiter(self.user_limits)
         self.channels = ChannelTotals()  # see amqpd.process; the catalogue has those of queues
         self.jobs = JobManager(self.republisher, self.turn, loop.call_soon)
-        self.jobs.begun = self._tell_job
+        self.jobs.begun = self._record_job
 
     # -- start -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class Broker:
         events.alarmed = self._is_alarmed
         self.vhosts.made = self._vhost_made
         self.vhosts.added = self._vhost_added
-        self.alarms.told = self._tell_alarm
+        self.alarms.on_change = self._emit_alarm
 
     def _vhost_made(self, vhost: VHost) -> None:
         add_event_exchange(self.catalogue.events, vhost)
@@ -198,11 +198,11 @@ class Broker:
     def _is_alarmed(self) -> bool:
         return bool(self.alarm_reason)
 
-    def _tell_alarm(self, kind: str, on: bool) -> None:
+    def _emit_alarm(self, kind: str, on: bool) -> None:
         about = {"source": kind, "node": self.node_name}
         self.catalogue.events.emit("alarm.set" if on else "alarm.cleared", about, "")
 
-    def _tell_job(self, job: QueueJob) -> None:
+    def _record_job(self, job: QueueJob) -> None:
         about = {"vhost": job.source.vhost_name, "name": job.source.name, "action": job.kind, "job": job.id}
         limit = {"limit": int(job.limit)} if job.limit else {}
         dry = {"dry_run": True} if job.counts_only else {}

@@ -102,7 +102,7 @@ class Events:
         self.exchange_bound = False
         self.audit_hook: Recorder | None = None
         self.vhost_name = ""
-        self.publish: Callable[[Event], None] = _nobody
+        self.publish: Callable[[Event], None] = _do_nothing
         self.watcher: EventListener | None = None
         self._bound = False
         self.alarmed: Callable[[], bool] = _never
@@ -110,7 +110,7 @@ class Events:
         self.started_at = 0
         self._call_soon = call_soon
         self._waiting: deque[Event] = deque()
-        self._asked = False
+        self._is_scheduled = False
         self.lost_count = 0
 
     @property
@@ -151,13 +151,13 @@ class Events:
             self.lost_count += 1
             return
         at_ms = time.time_ns() // 1_000_000
-        told = dict(headers)
+        fields = dict(headers)
         if actor != "":
-            told["user_who_performed_action"] = ACTOR.get() if actor is None else actor
-        told["timestamp_in_ms"] = Int64(at_ms)
-        self._waiting.append(Event(key, told, at_ms))
-        if not self._asked:
-            self._asked = True
+            fields["user_who_performed_action"] = ACTOR.get() if actor is None else actor
+        fields["timestamp_in_ms"] = Int64(at_ms)
+        self._waiting.append(Event(key, fields, at_ms))
+        if not self._is_scheduled:
+            self._is_scheduled = True
             self._call_soon(self._work)
 
     def pid(self, serial: int, channel: int = 0) -> str:
@@ -166,7 +166,7 @@ class Events:
 
     def _work(self) -> None:
         """Publish one slice of the waiting events."""
-        self._asked = False
+        self._is_scheduled = False
         waiting = self._waiting
         until = time.perf_counter() + SLICE_S
         while waiting:
@@ -177,7 +177,7 @@ class Events:
             if time.perf_counter() >= until:
                 break
         if waiting:
-            self._asked = True
+            self._is_scheduled = True
             self._call_soon(self._work)
         elif self.lost_count:
             log.warning(
@@ -187,7 +187,7 @@ class Events:
             self.lost_count = 0
 
 
-def _nobody(_event: Event) -> None:
+def _do_nothing(_event: Event) -> None:
     """Do nothing: there is no exchange."""
 
 
@@ -216,14 +216,14 @@ def auth_events(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str
         yield "user.deleted", {"name": name}
     elif what == "permissions":
         about: dict[str, object] = {"user": name, "vhost": change.vhost}
-        rows = _left(auth.permissions, name, change.vhost)
+        rows = _rows_of(auth.permissions, name, change.vhost)
         for row in rows:
             yield "permission.created", {**about, "configure": row.configure, "write": row.write, "read": row.read}
         if not rows:
             yield "permission.deleted", about
     elif what == "topic_permissions":
         about = {"user": name, "vhost": change.vhost}
-        topic_rows = _left(auth.topic_permissions, name, change.vhost)
+        topic_rows = _rows_of(auth.topic_permissions, name, change.vhost)
         for each in topic_rows:
             rights = {"exchange": each.exchange, "write": each.write, "read": each.read}
             yield "topic.permission.created", {**about, **rights}
@@ -231,7 +231,7 @@ def auth_events(auth: InternalBackend, change: AuthChange) -> Iterator[tuple[str
             yield "topic.permission.deleted", about
 
 
-def _left(read: Callable[[str | None, str | None], list[RowT]], user: str, vhost: str | None) -> list[RowT]:
+def _rows_of(read: Callable[[str | None, str | None], list[RowT]], user: str, vhost: str | None) -> list[RowT]:
     """Return the user's rows in the vhost; none if user or vhost were deleted."""
     try:
         return read(user, vhost)

@@ -83,10 +83,10 @@ def basic_consume(channel: Channel, command: BasicConsume) -> None:
         name, vhost.name, queue.kind, command.arguments, encode_table(command.arguments) if command.arguments else b""
     )
     deliveries = channel.deliveries
-    wide = channel.owner.channel_wide_qos  # then basic.qos of this client has set the window
-    prefetch_count = deliveries.window_size if wide else deliveries.prefetch_count
+    is_channel_wide = channel.owner.channel_wide_qos  # then basic.qos of this client has set the window
+    prefetch_count = deliveries.window_size if is_channel_wide else deliveries.prefetch_count
     consume.check_stream_consumer(queue, prefetch_count, command.no_ack, arguments, methods.BASIC_CONSUME)
-    if deliveries.window_size > 0 and not wide and not KINDS[queue.kind].global_qos:
+    if deliveries.window_size > 0 and not is_channel_wide and not KINDS[queue.kind].global_qos:
         raise NotImplementedByBroker(
             f"queue '{name}' in vhost '{vhost.name}' does not support global qos", methods.BASIC_CONSUME
         )
@@ -120,8 +120,8 @@ def _consume_replies(channel: Channel, command: BasicConsume) -> None:
     if not command.no_ack:
         raise PreconditionFailed("reply consumer cannot acknowledge")
     # A consumer needs a queue; this empty one is in no vhost.
-    nowhere = QueueBase(REPLY_TO, session.vhost.name)
-    reply = ReplyConsumer(channel.deliveries.make_consumer(nowhere, tag, True, False, NO_ARGUMENTS))
+    empty_queue = QueueBase(REPLY_TO, session.vhost.name)
+    reply = ReplyConsumer(channel.deliveries.make_consumer(empty_queue, tag, True, False, NO_ARGUMENTS))
     channel.reply_consumer = reply
     channel.publisher.reply_key = reply.key.encode()
     session.vhost.reply_consumers[reply.key] = reply
@@ -212,36 +212,36 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
 
 def basic_ack(channel: Channel, command: BasicAck) -> None:
     """Handle an ack that the fast path did not take, because a content on another channel is incomplete."""
-    channel.ack(_tag(command.delivery_tag), command.multiple)
+    channel.ack(_signed_tag(command.delivery_tag), command.multiple)
     channel.session.turn.schedule()
 
 
 def basic_reject(channel: Channel, command: BasicReject) -> None:
-    _negative(channel, command.delivery_tag, False, command.requeue, methods.BASIC_REJECT)
+    _reject_or_nack(channel, command.delivery_tag, False, command.requeue, methods.BASIC_REJECT)
 
 
 def basic_nack(channel: Channel, command: BasicNack) -> None:
-    _negative(channel, command.delivery_tag, command.multiple, command.requeue, methods.BASIC_NACK)
+    _reject_or_nack(channel, command.delivery_tag, command.multiple, command.requeue, methods.BASIC_NACK)
 
 
-def _negative(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
+def _reject_or_nack(channel: Channel, tag: int, multiple: bool, requeue: bool, method: int) -> None:
     unacked = channel.deliveries.unacked
-    for _, entry in unacked.up_to(_tag(tag)) if multiple else unacked.at(_tag(tag)):
+    for _, entry in unacked.up_to(_signed_tag(tag)) if multiple else unacked.at(_signed_tag(tag)):
         consume.reject_on_stream(entry.queue, "basic.nack and basic.reject", method)
     # rabbit: from 4.3 on, nack returns a message, and reject means that the consumer failed to process it
     failed = method == methods.BASIC_REJECT
     if channel.transaction is not None:
         back = REQUEUE if failed else GIVE_BACK
-        channel.collect(channel.transaction, _tag(tag), multiple, back if requeue else DISCARD)
+        channel.collect(channel.transaction, _signed_tag(tag), multiple, back if requeue else DISCARD)
         return
-    entries = channel.deliveries.unacked.take(_tag(tag), multiple)
+    entries = channel.deliveries.unacked.take(_signed_tag(tag), multiple)
     if requeue:
         requeue_all(channel, entries, failed)
     else:
         reject_all(channel, entries)
 
 
-def _tag(tag: int) -> int:
+def _signed_tag(tag: int) -> int:
     """Return the tag as a signed 64-bit number. A tag of 2^63 or more is then negative, and unknown."""
     return tag if tag < 2**63 else tag - 2**64
 

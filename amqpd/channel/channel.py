@@ -264,7 +264,7 @@ class Channel(ChannelState):
                 publisher.tapped(route.tap, route, message, self.number)
             if len(route.destinations) > WIDE_COUNT:
                 self.owner.begin_waiting(self)
-                SlicedFanout(self.session, route, message, self.confirms is not None, self._spread_ended).step()
+                SlicedFanout(self.session, route, message, self.confirms is not None, self._on_fanout_done).step()
                 return
             accepted = publisher.offer(route, message)
             self.offered(route, message)
@@ -296,7 +296,7 @@ class Channel(ChannelState):
             self.session.vhost.counts.returned_count += 1
             self.output.send_return(self.number, message)
 
-    def _spread_ended(self, accepted: bool) -> None:
+    def _on_fanout_done(self, accepted: bool) -> None:
         """Confirm or nack a publish that was offered in slices. All its queues have it, synced where necessary."""
         confirms = self.confirms
         if confirms is not None and not self.closing:

@@ -49,7 +49,7 @@ class DeliveryTimeout(Timer):
 
     It stores nothing per delivery. At each tick it records the channel's next delivery tag. If a tag below one
     that was recorded a timeout ago is still unacked, that delivery is overdue. A tick costs what was settled
-    since the last tick, because `_first` only moves forward.
+    since the last tick, because `_first_tag` only moves forward.
 
     A tick is an eighth of the timeout, at least TICK_MS_MIN and at most TICK_MS_MAX, so a timeout is found up
     to two ticks late. Deliveries acked in an open transaction are overdue only after its rollback.
@@ -69,13 +69,13 @@ class DeliveryTimeout(Timer):
         over: Callable[[DeliveryTimeout], object],
     ) -> None:
         super().__init__()
-        self._over = over
+        self._on_timeout = over
         self.queue = queue
         self.consumer = consumer
         self.timeout_ms = timeout_ms
         self._timers = timers
         self._unacked = unacked
-        self._first: i64 = 0
+        self._first_tag: i64 = 0
         # (ms, tag): deliveries before that time have lower tags. Oldest first, about TICKS of them.
         self._marks: deque[tuple[i64, i64]] = deque()
 
@@ -97,30 +97,30 @@ class DeliveryTimeout(Timer):
 
     def idle(self) -> bool:
         """Return whether none of its deliveries is unacked."""
-        return self._unacked.first_of(self._first, self.queue, self.consumer, True) < 0
+        return self._unacked.first_of(self._first_tag, self.queue, self.consumer, True) < 0
 
     def fire(self) -> None:
         now = self._timers.now_ms()
         unacked = self._unacked
-        first = unacked.first_of(self._first, self.queue, self.consumer, True)
+        first = unacked.first_of(self._first_tag, self.queue, self.consumer, True)
         due = now + self._tick_ms()
         marks = self._marks
         if first < 0:
-            self._first = unacked.end()
+            self._first_tag = unacked.end()
             marks.clear()
             if self.consumer is None or self.consumer.cancelled:
                 return  # the next delivery starts the timer again
         else:
-            self._first = first
+            self._first_tag = first
             first = unacked.first_of(first, self.queue, self.consumer, False)
             marks.append((now, unacked.end()))
-            while marks[0][1] <= self._first or (len(marks) > 1 and marks[1][0] + self.timeout_ms <= now):
+            while marks[0][1] <= self._first_tag or (len(marks) > 1 and marks[1][0] + self.timeout_ms <= now):
                 marks.popleft()  # the second mark is a timeout old, so the first one adds nothing
             if first >= 0:
                 for ms, tag in marks:
                     if tag > first:
                         if ms + self.timeout_ms <= now:
-                            self._over(self)
+                            self._on_timeout(self)
                             return
                         if ms + self.timeout_ms < due:
                             due = ms + self.timeout_ms
@@ -234,9 +234,9 @@ class ChannelConsumer(Consumer):
         suffix = message.envelope.suffix
         suffix_size: i64 = len(suffix)
         if suffix_size != self._suffix_size:
-            self._begin(suffix_size)
+            self._select_head(suffix_size)
             if self._tap is not None:
-                self._tell(self._tap, message, redelivered)
+                self._trace_delivery(self._tap, message, redelivered)
         out.write(self._start)
         write_i64_be(out, tag)
         if redelivered:
@@ -318,7 +318,7 @@ class ChannelConsumer(Consumer):
             deliveries.window_turn = self
             stop = min(stop, start + deliveries.window_size - deliveries.window_used)
         if len(dresser.suffix) != self._suffix_size:
-            self._begin(len(dresser.suffix))
+            self._select_head(len(dresser.suffix))
         tag = deliveries.next_tag
         stop = deliveries.output.write_records(dresser, places, start, stop, size_max, self._start, tag)
         count = stop - start
@@ -337,7 +337,7 @@ class ChannelConsumer(Consumer):
         self._tap = tap
         self._suffix_size = -1
 
-    def _begin(self, suffix_size: int) -> None:
+    def _select_head(self, suffix_size: int) -> None:
         """Select the cached first bytes for suffixes of this size. A traced consumer caches none: `deliver`
         calls this for each delivery and then notifies the trace.
         """
@@ -349,7 +349,7 @@ class ChannelConsumer(Consumer):
         if self._tap is None:
             self._suffix_size = suffix_size
 
-    def _tell(self, tap: TraceHook, message: Message, redelivered: bool) -> None:
+    def _trace_delivery(self, tap: TraceHook, message: Message, redelivered: bool) -> None:
         session = self.deliveries.session
         tap.delivered(message, self.queue.name, redelivered, session.name, session.user.name, self.deliveries.number)
 
@@ -388,9 +388,9 @@ class ChannelConsumers(DeliveryStatsMixin):
         self.transactional = False
         self.self_cancelled_tags: list[str] | None = None
         self.clocks: dict[DeliveryTimeout, None] = {}
-        # The timers of basic.get among them. If `_clocks_most` is reached, stopped timers are removed.
+        # The timers of basic.get among them. If `_clocks_check_at` is reached, stopped timers are removed.
         self._get_clocks: dict[QueueBase, DeliveryTimeout] = {}
-        self._clocks_most: i64 = CLOCKS_KEPT
+        self._clocks_check_at: i64 = CLOCKS_KEPT
 
     # -- unacked -----------------------------------------------------------------------------------------------------
 
@@ -466,11 +466,11 @@ class ChannelConsumers(DeliveryStatsMixin):
         """
         before: list[ChannelConsumer] = []
         last = self.window_turn
-        turned = last is None or last.cancelled
+        found_last = last is None or last.cancelled
         for consumer in self.consumers.values():
-            if not turned:
+            if not found_last:
                 before.append(consumer)
-                turned = consumer is last
+                found_last = consumer is last
             elif consumer.parked:
                 consumer.queue.activate(consumer)
         for consumer in before:
@@ -522,12 +522,12 @@ class ChannelConsumers(DeliveryStatsMixin):
 
     def start_clock(self, queue: QueueBase, consumer: ChannelConsumer | None, timeout_ms: i64) -> DeliveryTimeout:
         clock = DeliveryTimeout(self.session.broker.timers, self.unacked, queue, consumer, timeout_ms, self.timed_out)
-        if len(self.clocks) >= self._clocks_most:
+        if len(self.clocks) >= self._clocks_check_at:
             for each in list(self.clocks):
                 if each.tick < 0:  # stopped: all settled, no further deliveries
                     self.stop_clock(each)
             left: i64 = len(self.clocks)
-            self._clocks_most = 2 * left if left > CLOCKS_KEPT else CLOCKS_KEPT
+            self._clocks_check_at = 2 * left if left > CLOCKS_KEPT else CLOCKS_KEPT
         self.clocks[clock] = None
         clock.start()
         return clock
@@ -576,15 +576,15 @@ class ChannelConsumers(DeliveryStatsMixin):
             self.owner.fail_channel_number(self.number, error)
             return
         assert isinstance(consumer, ChannelConsumer)  # start_clock gets no other type
-        had_left = consumer.cancelled
-        if not had_left:
+        was_cancelled = consumer.cancelled
+        if not was_cancelled:
             self.consumers.pop(consumer.tag, None)
             self.output.write(self.cancel_frame(consumer.tag))
             assert isinstance(queue, Queue)  # direct replies are never unacked
             consume.stop_consumer(session, queue, consumer)
             consumer_deleted(session, self.number, consumer)
         self.requeue(self.unacked.take_late(queue, consumer), False)
-        self.on_consumer_ended(consumer, had_left)
+        self.on_consumer_ended(consumer, was_cancelled)
         session.turn.schedule()
 
     def on_consumer_ended(self, consumer: ChannelConsumer, again: bool = False) -> None:

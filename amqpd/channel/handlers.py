@@ -40,7 +40,7 @@ from amqpd.channel.replies import (
     queue_name,
     retry_when_settled,
 )
-from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, answer, needs_slices
+from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, answer, commit_failed
 from amqpd.errors import (
     AccessRefused,
     AmqpError,
@@ -156,7 +156,7 @@ def queue_bind(channel: Channel, command: QueueBind) -> None:
         return
     session = channel.session
     vhost = session.vhost
-    name, exchange_name, key = _ends(channel, command)
+    name, exchange_name, key = _binding_names(channel, command)
     queue = vhost.accessible_queue(name, session)
     exchange = vhost.exchange_or_wait(exchange_name)
     check_topic_keys(session, exchange, (key,), "read")
@@ -168,7 +168,7 @@ def queue_bind(channel: Channel, command: QueueBind) -> None:
 def queue_unbind(channel: Channel, command: QueueUnbind) -> None:
     session = channel.session
     vhost = session.vhost
-    name, exchange_name, key = _ends(channel, command)
+    name, exchange_name, key = _binding_names(channel, command)
     queue = vhost.find_queue(name)
     exchange = vhost.find_exchange(exchange_name)
     answer = DeferredReply(channel, command)
@@ -183,7 +183,7 @@ def queue_unbind(channel: Channel, command: QueueUnbind) -> None:
     answer.reply(methods.frame(channel.number, QueueUnbindOk()))
 
 
-def _ends(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
+def _binding_names(channel: Channel, command: QueueBind | QueueUnbind) -> tuple[str, str, str]:
     """Return queue, exchange and routing key of a binding that this user may change.
 
     Raises:
@@ -425,42 +425,42 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
         TransactionCommit(channel, transaction, kept, settlements).start()
         return
     publishes = [(route.still_there(), message) for route, message in kept]
-    whole: dict[Destination, QueueLog] = {}  # those with a log that gets a persistent message
-    concerned: set[QueueLog] = set()
+    synced_logs: dict[Destination, QueueLog] = {}  # those with a log that gets a persistent message
+    publish_logs: set[QueueLog] = set()
     for route, message in publishes:
         for destination in route.destinations:
             log = destination.log()
             if log is not None:
-                concerned.add(log)
+                publish_logs.add(log)
                 if message.persistent or destination.keeps_all:
-                    whole[destination] = log
-    settled = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
-    for log in concerned | settled:
+                    synced_logs[destination] = log
+    settled_logs = {log for _, entry, _ in settlements if (log := entry.queue.log()) is not None}
+    for log in publish_logs | settled_logs:
         if log.failed and not log.deleted:
             transaction.refuse()
             raise PreconditionFailed(f"the log of queue '{log.name}' has failed, nothing is committed", TX_COMMIT)
     transaction.clear()
     accepted = True
-    for destination in whole:
+    for destination in synced_logs:
         destination.begin_transaction()
     try:
         for route, message in publishes:
             accepted = channel.publisher.offer(route, message) and accepted
             channel.offered(route, message)
     finally:
-        for destination in whole:
+        for destination in synced_logs:
             destination.end_transaction()
     if not accepted:
-        raise needs_slices()
-    if whole and settlements:
-        TransactionCommit(channel, transaction, [], settlements).settle_behind(whole.values())
+        raise commit_failed()
+    if synced_logs and settlements:
+        TransactionCommit(channel, transaction, [], settlements).settle_behind(synced_logs.values())
         return
     for tag, entry, action in settlements:
         entry.in_transaction = False
         channel.deliveries.unacked.take_one(tag)
         apply_tx_ack(channel, entry, action)
     channel.busy = True
-    answer(channel, whole.values(), settled)
+    answer(channel, synced_logs.values(), settled_logs)
 
 
 def tx_rollback(channel: Channel, _command: TxRollback) -> None:

@@ -75,10 +75,10 @@ class DeferredReply:
 def retry_when_settled(channel: Channel, payload: bytes, name: DeclarationPending) -> None:
     """Retry the command when the commit of this name is done."""
     channel.busy = True
-    name.wait(partial(_over, channel, payload))
+    name.wait(partial(_on_name_settled, channel, payload))
 
 
-def _over(channel: Channel, payload: bytes, error: BaseException | None) -> None:
+def _on_name_settled(channel: Channel, payload: bytes, error: BaseException | None) -> None:
     if error is None:
         channel.owner.retry_command(channel, payload)
     else:

@@ -68,17 +68,17 @@ class DeliveryStats:
     def __init__(self) -> None:
         self.whole = QueueDeliveryStats()
         self.queues: dict[QueueBase, QueueDeliveryStats] = {}
-        self._look_at: i64 = QUEUES_KEPT
+        self._cleanup_at: i64 = QUEUES_KEPT
 
     def end(self, consumer: Consumer) -> None:
         """Add the counts of a closed consumer. Its later acks appear only in the channel's total."""
         self.whole.add_consumer(consumer)
         if not consumer.queue.deleted:
-            self._of(consumer.queue).add_consumer(consumer)
+            self._queue_stats(consumer.queue).add_consumer(consumer)
 
     def got(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
         """Count a message taken by basic.get."""
-        for had in (self.whole, self._of(queue)):
+        for had in (self.whole, self._queue_stats(queue)):
             if no_ack:
                 had.get_no_ack += 1
             else:
@@ -88,12 +88,12 @@ class DeliveryStats:
 
     def got_nothing(self, queue: QueueBase) -> None:
         self.whole.get_empty += 1
-        self._of(queue).get_empty += 1
+        self._queue_stats(queue).get_empty += 1
 
-    def _of(self, queue: QueueBase) -> QueueDeliveryStats:
+    def _queue_stats(self, queue: QueueBase) -> QueueDeliveryStats:
         had = self.queues.get(queue)
         if had is None:
-            if len(self.queues) >= self._look_at:
+            if len(self.queues) >= self._cleanup_at:
                 self._forget_deleted()
             had = self.queues[queue] = QueueDeliveryStats()
         return had
@@ -110,7 +110,7 @@ class DeliveryStats:
         if len(self.queues) >= QUEUES_MAX:
             self.queues.clear()
         count: i64 = len(self.queues)
-        self._look_at = min(max(2 * count, QUEUES_KEPT), QUEUES_MAX)
+        self._cleanup_at = min(max(2 * count, QUEUES_KEPT), QUEUES_MAX)
 
 
 class DeliveryStatsMixin:

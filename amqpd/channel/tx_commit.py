@@ -4,7 +4,7 @@ handlers.py commits small transactions in one turn. `TransactionCommit` runs the
 SLICE_S, and all that have both persistent publishes and settlements. The channel is busy from tx.commit to the
 answer. The stages:
 
-    look      check that no log has failed; otherwise commit nothing
+    check     check that no log has failed; otherwise commit nothing
     sort      group messages by queue; encode them if the queue has a log and no rules for single messages
     append    queue by queue, each log's part in one turn as one log transaction
     sync      wait until all publishes are on the disk
@@ -56,12 +56,12 @@ _STEP: Final[i64] = 64
 # Offers to queues plus settlements that one turn commits without slices.
 SMALL_COUNT: Final = 1000
 
-_LOOK: Final = 0
+_CHECK: Final = 0
 _SORT: Final = 1
 _APPEND: Final = 2
 _SYNC: Final = 3
 _SETTLE: Final = 4
-_OVER: Final = 5
+_DONE: Final = 5
 
 
 def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[QueueLog]) -> None:
@@ -85,7 +85,7 @@ def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
     if safe and remote:
         RemoteLogWait(channel, len(remote)).ask(remote)
     else:
-        _say(channel, safe)
+        _send_reply(channel, safe)
 
 
 @final
@@ -99,30 +99,30 @@ class RemoteLogWait:
 
     def ask(self, logs: list[QueueLog]) -> None:
         for store in logs:
-            store.when_settled(self._told)
+            store.when_settled(self._on_settled)
 
-    def _told(self, safe: bool) -> None:
+    def _on_settled(self, safe: bool) -> None:
         self._missing -= 1
         if not safe:
             self._safe = False
         if self._missing == 0:
-            _say(self.channel, self._safe)
+            _send_reply(self.channel, self._safe)
 
 
-def _say(channel: Channel, safe: bool) -> None:
+def _send_reply(channel: Channel, safe: bool) -> None:
     if safe:
         channel.owner.finish_busy(channel, methods.frame(channel.number, TxCommitOk()))
     else:
         fail(channel)
 
 
-def needs_slices() -> PreconditionFailed:
+def commit_failed() -> PreconditionFailed:
     """Return the error of a commit during which a log failed or a queue refused. rabbit: 406 with this text."""
     return PreconditionFailed("partial tx completion", methods.TX_COMMIT)
 
 
 def fail(channel: Channel) -> None:
-    channel.owner.fail_channel(channel, needs_slices())
+    channel.owner.fail_channel(channel, commit_failed())
 
 
 @final
@@ -187,7 +187,7 @@ class TransactionCommit:
     ) -> None:
         self.channel = channel
         self.transaction = transaction
-        self._stage = _LOOK
+        self._stage = _CHECK
         # Both lists are consumed from their ends, so that each slice frees memory.
         publishes.reverse()
         settlements.reverse()
@@ -198,8 +198,8 @@ class TransactionCommit:
         self._logs: set[QueueLog] = set()
         self._settled_logs: set[QueueLog] = set()
         # Destinations that are exchange state, not queues.
-        self._kept: list[Destination] = []
-        self._looked: i64 = 0
+        self._exchange_states: list[Destination] = []
+        self._checked_count: i64 = 0
         self._syncs: i64 = 0
         self._failed = False
         self._refused = False  # by a full queue; other queues have their messages
@@ -212,7 +212,7 @@ class TransactionCommit:
     def settle_behind(self, logs: Collection[QueueLog]) -> None:
         """Begin at the sync stage: the handler has offered the few publishes to these logs in this turn."""
         self._stage = _SYNC
-        self._look(math.inf)
+        self._check_logs(math.inf)
         self.channel.busy = True
         self.transaction.committing = True
         self._syncs += 1
@@ -231,7 +231,7 @@ class TransactionCommit:
             self.channel.owner.fail(InternalError(f"{type(error).__name__}", methods.TX_COMMIT))
 
     def _work(self, deadline: float) -> None:
-        if self._stage == _LOOK and self._look(deadline):
+        if self._stage == _CHECK and self._check_logs(deadline):
             self._stage = _SORT
         if self._stage == _SORT and self._sort(deadline):
             self._stage = _APPEND
@@ -255,21 +255,21 @@ class TransactionCommit:
             return
         self.channel.owner.call_soon(self.step)
 
-    def _look(self, deadline: float) -> bool:
+    def _check_logs(self, deadline: float) -> bool:
         """Collect the logs of the settlements and check them. Return whether all are checked."""
         settlements = self._settlements
         count: i64 = len(settlements)
-        while self._looked < count:
-            store = settlements[self._looked][1].queue.log()
+        while self._checked_count < count:
+            store = settlements[self._checked_count][1].queue.log()
             if store is not None and store not in self._settled_logs:
                 self._settled_logs.add(store)
-                self._check(store)
-            self._looked += 1
-            if self._looked % _STEP == 0 and time.monotonic() >= deadline:
+                self._check_log(store)
+            self._checked_count += 1
+            if self._checked_count % _STEP == 0 and time.monotonic() >= deadline:
                 return False
         return True
 
-    def _check(self, store: QueueLog) -> None:
+    def _check_log(self, store: QueueLog) -> None:
         if store.failed and not store.deleted:
             self._failed = True
 
@@ -280,10 +280,10 @@ class TransactionCommit:
         route: Route | None = None
         count: i64 = 0
         while publishes:
-            kept, message = publishes.pop()
-            if route is None or kept is not last:
-                last = kept
-                route = kept.still_there()
+            original, message = publishes.pop()
+            if route is None or original is not last:
+                last = original
+                route = original.still_there()
             if not route.routed:
                 channel.session.vhost.unroutable_count += 1
                 if not route.mandatory:
@@ -295,7 +295,7 @@ class TransactionCommit:
                     channel.owner.needs_output_check = True
             for destination in route.destinations:
                 if not destination.is_queue:
-                    self._kept.append(destination)
+                    self._exchange_states.append(destination)
                 part = self._parts.get(destination)
                 if part is None:
                     part = self._part(destination)
@@ -311,7 +311,7 @@ class TransactionCommit:
         store = destination.log()
         if store is not None:
             self._logs.add(store)
-            self._check(store)
+            self._check_log(store)
         prepared: PreparedTransaction | None = None
         if destination.takes_prepared():
             prepared = PreparedTransaction(store is not None and not store.local)
@@ -391,7 +391,7 @@ class TransactionCommit:
         return True
 
     def _answer(self) -> None:
-        self._stage = _OVER
+        self._stage = _DONE
         self.transaction.committing = False
         answer(self.channel, (), self._settled_logs)
 
@@ -401,10 +401,10 @@ class TransactionCommit:
         """
         channel = self.channel
         self.transaction.committing = False
-        self._stage = _OVER
+        self._stage = _DONE
         self._publishes.clear()
         self._waiting.clear()
-        refuse(self._kept)
+        refuse(self._exchange_states)
         self._parts.clear()
         if channel.closing:
             # The closed channel left these entries to the commit.

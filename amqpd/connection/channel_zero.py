@@ -114,7 +114,7 @@ FRAME_MIN: Final = 4096
 CLIENT_PROPERTIES_BYTES_MAX: Final = 4096
 PENALTY_S: Final = 3.0
 CLOSE_WAIT_S: Final = 3.0
-_TOLD: Final = (NotAllowed, ChannelError, CommandInvalid, ConnectionForced)
+_ANSWERED_ERRORS: Final = (NotAllowed, ChannelError, CommandInvalid, ConnectionForced)
 """Errors that are sent to a client between tune-ok and open-ok."""
 
 WANT_HEADER, WANT_START_OK, CHECKING, WANT_TUNE_OK, WANT_OPEN, OPEN, GONE = range(7)
@@ -155,7 +155,7 @@ class ChannelZero(ChannelZeroBase):
         """Start the handshake deadline. With TLS, its handshake is over and had its own deadline."""
         self.connection = connection
         self.connections.give_back.came()
-        self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._too_late)
+        self._set_timer(self.broker.settings.amqp.handshake_timeout_s, self._on_handshake_timeout)
 
     # -- the protocol header -----------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class ChannelZero(ChannelZeroBase):
 
     def _refuse_header(self) -> None:
         # spec: 4.2.2 answer with the supported header, then close
-        log.warning("a client does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._about())
+        log.warning("a client does not speak AMQP 0-9-1: %r", self._header[:8], extra=self._log_fields())
         self.wire.write(HEADER)
         self.finished()
 
@@ -241,26 +241,26 @@ class ChannelZero(ChannelZeroBase):
     def _mechanisms(self) -> list[str]:
         """Return the SASL mechanisms of this connection. EXTERNAL requires a listener that verifies certificates."""
         settings = self.broker.settings
-        looked_at = self.wire.tls and settings.amqp.tls.verify_peer
-        return [each for each in settings.auth.mechanisms if each != "EXTERNAL" or looked_at]
+        is_verified = self.wire.tls and settings.amqp.tls.verify_peer
+        return [each for each in settings.auth.mechanisms if each != "EXTERNAL" or is_verified]
 
     async def _login(self, connection: Connection, name: str, password: bytes | None) -> None:
-        auth, near = self.broker.auth, self.wire.peer_is_loopback
+        auth, is_loopback = self.broker.auth, self.wire.peer_is_loopback
         try:
             if password is None:
                 name = peer_certificate.external_user_name(self.wire.peer_certificate(), self.broker.settings.auth)
-                user = auth.authenticate_external(name, near)
+                user = auth.authenticate_external(name, is_loopback)
             else:
-                user = await auth.authenticate(name, password, near, self.wire.peer[0])
+                user = await auth.authenticate(name, password, is_loopback, self.wire.peer[0])
         except AuthenticationRefused as refused:
-            log.warning("login refused: %s", refused.reason, extra=self._about())
+            log.warning("login refused: %s", refused.reason, extra=self._log_fields())
             self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, False)
             events.logged_in(self.broker, connection, name, refused.reason)
             self._refuse_login(connection)
             return
         except Exception:
             # A failed check must neither accept the login nor leave the client without an answer.
-            log.exception("login refused, because the check failed: a bug of the broker", extra=self._about())
+            log.exception("login refused, because the check failed: a bug of the broker", extra=self._log_fields())
             self._refuse_login(connection)
             return
         self.broker.auth.attempts.count("amqp091", self.wire.peer[0], name, True)
@@ -288,7 +288,7 @@ class ChannelZero(ChannelZeroBase):
             )
             self._wait_for_close_ok()
         else:
-            self._penalty()
+            self._close_delayed()
 
     def _tune_ok(self, command: ConnectionTuneOk) -> None:
         settings = self.broker.settings.amqp
@@ -322,7 +322,7 @@ class ChannelZero(ChannelZeroBase):
             raise ConnectionForced(elsewhere.closed)
         vhost = broker.vhosts.get(command.virtual_host)
         if vhost is None:
-            self._look_elsewhere(command, user)
+            self._hand_over_if_remote(command, user)
             raise NotAllowed(f"vhost {command.virtual_host} not found", methods.CONNECTION_OPEN)
         broker.admission.check(user.name, vhost, methods.CONNECTION_OPEN)
         if not broker.auth.may_access_vhost(user, vhost.name):
@@ -338,7 +338,7 @@ class ChannelZero(ChannelZeroBase):
         self.connections.add(connection)
         self.connections.unopened.opened(self.wire)
         connection.output.send(0, ConnectionOpenOk())
-        log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._about())
+        log.info("user '%s' has opened vhost '%s'", user.name, vhost.name, extra=self._log_fields())
         events.connection_created(broker, connection)
 
     # -- another node ------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class ChannelZero(ChannelZeroBase):
         self.mechanism, self.connected_at, self._user = login.mechanism, login.connected_at, login.user
         self.step = WANT_OPEN
 
-    def _look_elsewhere(self, command: ConnectionOpen, user: User) -> None:
+    def _hand_over_if_remote(self, command: ConnectionOpen, user: User) -> None:
         """Hand the connection over if another node serves the vhost. Return if there is no such vhost.
 
         Raises:
@@ -375,7 +375,7 @@ class ChannelZero(ChannelZeroBase):
             user, self.mechanism, properties, channel_max, frame_max, heartbeat_s, self.connected_at
         )
         shared = connections.unopened, connections.give_back
-        stay = partial(self._stay, command)
+        stay = partial(self._open_here, command)
         handover = Handover(
             connection, agreed, command.virtual_host, shared, self._handed_over, self._refuse_open, stay
         )
@@ -393,7 +393,7 @@ class ChannelZero(ChannelZeroBase):
             self.connection.ending.shut(error)
             self._wait_for_close_ok()
 
-    def _stay(self, command: ConnectionOpen) -> None:
+    def _open_here(self, command: ConnectionOpen) -> None:
         connection = self.connection
         self.wire.resume_reading()
         if connection.ending.state != HANDSHAKE:
@@ -411,7 +411,7 @@ class ChannelZero(ChannelZeroBase):
     def closed_by_client(self) -> None:
         connection = self.connection
         if connection.ending.state == RUNNING:
-            log.info("the client has closed its connection", extra=self._about())
+            log.info("the client has closed its connection", extra=self._log_fields())
             self.release()
         connection.ending.enter(CLOSING)
         connection.output.send(0, ConnectionCloseOk())
@@ -424,10 +424,10 @@ class ChannelZero(ChannelZeroBase):
     def fail(self, error: AmqpError) -> None:
         """Handle a hard error. Most errors in the handshake close the socket without an answer."""
         connection = self.connection
-        tells = self.step >= WANT_TUNE_OK and isinstance(error, _TOLD)
-        if connection.ending.state == HANDSHAKE and not tells:
-            log.warning("a handshake failed: %s", error.reply_text, extra=self._about())
-            self._penalty()
+        is_answered = self.step >= WANT_TUNE_OK and isinstance(error, _ANSWERED_ERRORS)
+        if connection.ending.state == HANDSHAKE and not is_answered:
+            log.warning("a handshake failed: %s", error.reply_text, extra=self._log_fields())
+            self._close_delayed()
             return
         assert isinstance(error, HardError)  # the caller passes no other error here
         connection.ending.shut(error)
@@ -443,20 +443,20 @@ class ChannelZero(ChannelZeroBase):
         else:
             self.finished()
 
-    def _penalty(self) -> None:
+    def _close_delayed(self) -> None:
         self.connection.ending.enter(CLOSING)
         self._set_timer(PENALTY_S, self.finished)
 
     def _wait_for_close_ok(self) -> None:
-        self._set_timer(CLOSE_WAIT_S, self._unanswered)
+        self._set_timer(CLOSE_WAIT_S, self._on_close_timeout)
 
-    def _unanswered(self) -> None:
+    def _on_close_timeout(self) -> None:
         """Reset the socket: the client must learn that what it sent after our close was ignored."""
         self._timer = None
         log.warning(
             "the client did not answer connection.close in %d s, the connection is reset",
             CLOSE_WAIT_S,
-            extra=self._about(),
+            extra=self._log_fields(),
         )
         self.connection.output.flush()
         self.wire.abort()
@@ -466,9 +466,9 @@ class ChannelZero(ChannelZeroBase):
             self._timer.cancel()
         self._timer = self.broker.loop.call_later(delay_s, callback)
 
-    def _too_late(self) -> None:
+    def _on_handshake_timeout(self) -> None:
         self._timer = None
-        log.warning("a handshake was not finished in time", extra=self._about())
+        log.warning("a handshake was not finished in time", extra=self._log_fields())
         self.finished()
 
     def finished(self) -> None:
@@ -483,7 +483,7 @@ class ChannelZero(ChannelZeroBase):
             self._task.cancel()  # cancels the password check
             self._task = None
 
-    def _about(self) -> dict[str, object]:
+    def _log_fields(self) -> dict[str, object]:
         """Return the fields of a log record."""
         about: dict[str, object] = {"connection": self.connection.name}
         session = self.connection.opened
@@ -504,7 +504,7 @@ class ChannelZero(ChannelZeroBase):
         connection = self.connection
         was_open = self.step == OPEN and connection.opened is not None
         if connection.ending.state == RUNNING:
-            log.info("the client closed its socket without connection.close", extra=self._about())
+            log.info("the client closed its socket without connection.close", extra=self._log_fields())
         connection.ending.enter(CLOSED)
         if was_open:
             self.release()

@@ -105,7 +105,7 @@ class Connection(FrameHandler):
         # Data received while processing is paused.
         self._input: list[bytes] = []
         # Bytes of incomplete message bodies, as last reported to `PartialBodyMemory`.
-        self._kept_bytes: i64 = 0
+        self._reported_body_bytes: i64 = 0
 
     @property
     def session(self) -> Session:
@@ -191,8 +191,8 @@ class Connection(FrameHandler):
         turn = self.turn
         if self.publishes and (turn.crowded or turn.commits.unsynced_bytes > turn.unsynced_bytes_max):
             self.gate.hold_for_sync()
-        if parser.buffered_bytes != self._kept_bytes:
-            self._keep_account()
+        if parser.buffered_bytes != self._reported_body_bytes:
+            self._report_partial_bodies()
 
     def _receive_closing(self, data: bytes) -> None:
         """Look for close-ok after our connection.close. All other bytes are ignored."""
@@ -228,7 +228,7 @@ class Connection(FrameHandler):
         self._input.clear()
         return rest
 
-    def _share_loop(self) -> None:
+    def _yield_loop(self) -> None:
         """Let other connections run: publishes to thousands of queues each can take seconds.
 
         Raises:
@@ -251,7 +251,7 @@ class Connection(FrameHandler):
 
     # -- unfinished bodies -------------------------------------------------------------------------------------------
 
-    def _keep_account(self) -> None:
+    def _report_partial_bodies(self) -> None:
         """Report the bytes of incomplete bodies to `PartialBodyMemory`."""
         parser = self.parser
         bodies = self.broker.unfinished_bodies
@@ -263,7 +263,7 @@ class Connection(FrameHandler):
             self.ending.fail_channel(number, ContentTooLarge(text, BASIC_PUBLISH))
             parser.ignore_channel(number)  # also if the channel was not open
         kept = parser.buffered_bytes
-        self._kept_bytes = kept
+        self._reported_body_bytes = kept
         bodies.changed(self.gate, kept, parser.oldest_serial() if kept > 0 else 0)
         if kept > 0 and self.turn.alarmed:
             self.control.hold_for_alarm()
@@ -271,8 +271,8 @@ class Connection(FrameHandler):
     def drop_bodies(self) -> None:
         """Drop incomplete bodies, because the connection ends."""
         self.parser.drop_partial_contents()
-        if self._kept_bytes > 0:
-            self._keep_account()
+        if self._reported_body_bytes > 0:
+            self._report_partial_bodies()
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -324,9 +324,9 @@ class Connection(FrameHandler):
             error.method = BASIC_PUBLISH
             raise
         if self.backlog.needs_output_check:
-            self._look_behind()
+            self._check_after_publish()
 
-    def _look_behind(self) -> None:
+    def _check_after_publish(self) -> None:
         """Check output and fan-out after a publish that was returned or reached several queues.
 
         Raises:
@@ -337,7 +337,7 @@ class Connection(FrameHandler):
             self._check_output()
         self.backlog.needs_output_check = False
         if self.backlog.fanout_count > OFFERS_MAX:
-            self._share_loop()
+            self._yield_loop()
 
     def on_ack(self, number: i64, tag: i64, multiple: bool) -> None:
         channel = self.channels.get(number)

@@ -80,9 +80,9 @@ class Heartbeats:
         now = self._loop.time()
         self._timer = self._loop.call_later(TICK_S, self._tick) if self._clocks else None
         for connection, clock in list(self._clocks.items()):
-            self._look(connection, clock, now)
+            self._check(connection, clock, now)
 
-    def _look(self, connection: Connection, clock: PeerActivity, now: float) -> None:
+    def _check(self, connection: Connection, clock: PeerActivity, now: float) -> None:
         if connection.received:
             connection.received = False
             clock.received = now

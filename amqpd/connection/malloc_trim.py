@@ -72,33 +72,33 @@ class MallocTrimmer:
         self._loop = loop
         self._trim = trim
         self._collect = collect
-        self._there = 0
+        self._open_count = 0
         # Most connections at the same time since the last collection.
         self._peak = 0
         self._gone_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def came(self) -> None:
-        self._there += 1
-        self._peak = max(self._peak, self._there)
+        self._open_count += 1
+        self._peak = max(self._peak, self._open_count)
 
     def gone(self, size: int) -> None:
         """Account for a closed connection through which `size` bytes passed."""
-        self._there -= 1
+        self._open_count -= 1
         self._gone_bytes += size + CONNECTION_BYTES
         if self._gone_bytes >= GONE_BYTES_MIN and self._timer is None and self._trim is not None:
-            self._timer = self._loop.call_later(WAIT_S, self._give_back)
+            self._timer = self._loop.call_later(WAIT_S, self._trim_heap)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_back(self) -> None:
+    def _trim_heap(self) -> None:
         self._timer = None
         self._gone_bytes = 0
-        if self._peak - self._there >= FEWER_MIN:
-            self._peak = self._there
+        if self._peak - self._open_count >= FEWER_MIN:
+            self._peak = self._open_count
             self._collect()
         if self._trim is not None:
             self._trim(0)

@@ -25,7 +25,7 @@ KEYS: Final = ("peer_cert_subject", "peer_cert_issuer", "peer_cert_validity")
 CIPHER_KEYS: Final = ("ssl_protocol", "ssl_key_exchange", "ssl_cipher", "ssl_hash")
 
 # rabbit: other attribute types are shown as numbers
-_SHORT: Final = {
+_SHORT_NAMES: Final = {
     "commonName": "CN",
     "countryName": "C",
     "domainComponent": "DC",
@@ -60,7 +60,11 @@ def tls_info(certificate: Mapping[str, Any]) -> dict[str, object]:
     if not certificate:
         return {}
     begin, end = (_time(certificate[name]) for name in ("notBefore", "notAfter"))
-    values = (_name(certificate["subject"]), _name(certificate["issuer"]), f"{begin} - {end}")
+    values = (
+        _distinguished_name(certificate["subject"]),
+        _distinguished_name(certificate["issuer"]),
+        f"{begin} - {end}",
+    )
     return dict(zip(KEYS, values, strict=True))
 
 
@@ -75,7 +79,7 @@ def external_user_name(certificate: Mapping[str, Any], auth: AuthSettings) -> st
     if not certificate:
         raise AuthenticationRefused("connection peer presented no TLS (x.509) certificate")
     if auth.ssl_cert_login_from == "distinguished_name":
-        name = _name(certificate["subject"])
+        name = _distinguished_name(certificate["subject"])
     elif auth.ssl_cert_login_from == "common_name":
         parts = [each for part in certificate["subject"] for each in part]
         name = ",".join(value for kind, value in parts if kind == "commonName")
@@ -122,15 +126,17 @@ def ciphers(version: str, suite: str) -> dict[str, object]:
     return dict(zip(CIPHER_KEYS, values, strict=True))
 
 
-def _name(parts: tuple[tuple[tuple[str, str], ...], ...]) -> str:
+def _distinguished_name(parts: tuple[tuple[tuple[str, str], ...], ...]) -> str:
     """Return a distinguished name in the form of RFC 4514, last part first."""
-    return ",".join("+".join(f"{_kind(kind)}={_escaped(value)}" for kind, value in part) for part in reversed(parts))
+    return ",".join(
+        "+".join(f"{_attribute_type(kind)}={_escaped(value)}" for kind, value in part) for part in reversed(parts)
+    )
 
 
-def _kind(name: str) -> str:
+def _attribute_type(name: str) -> str:
     """Return the short name of an attribute type, or as RabbitMQ its number, for example `2.5.4.9`."""
-    if name in _SHORT or not name[:1].isalpha():
-        return _SHORT.get(name, name)
+    if name in _SHORT_NAMES or not name[:1].isalpha():
+        return _SHORT_NAMES.get(name, name)
     return ssl._ASN1Object.fromname(name).oid
 
 

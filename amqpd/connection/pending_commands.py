@@ -31,7 +31,7 @@ from amqpd.protocol.frame_parser import FrameParser
 DEFERRED_BYTES_MAX: Final = 1024 * 1024
 # Queues that a connection's publishes may reach before other connections run: some milliseconds of work.
 OFFERS_MAX: Final = 8192
-_NO_SINK: Final = FrameHandler()
+_NO_HANDLER: Final = FrameHandler()
 
 
 class ProcessingPaused(Exception):
@@ -154,13 +154,13 @@ class PendingCommands(ConnectionInterface):
         if deferred is not None:
             for item in deferred:
                 self.deferred_bytes -= item.size_bytes()
-            self._shorten()
+            self._resume_if_short()
 
-    def _shorten(self) -> None:
+    def _resume_if_short(self) -> None:
         if self.deferred_bytes <= DEFERRED_BYTES_MAX and self._gate.holds(BACKLOG):
             self._gate.release_in_turn(BACKLOG)
 
-    def _first(self, channel: ChannelState, item: PendingCommand) -> None:
+    def _insert_first(self, channel: ChannelState, item: PendingCommand) -> None:
         """Put the command before all that wait on the channel, and continue the channel."""
         if self._is_open(channel):
             waiting = self.deferred.get(channel.number)
@@ -184,9 +184,9 @@ class PendingCommands(ConnectionInterface):
             self._stalled = []
             for channel in stalled:
                 channel.busy = False
-                self._work_off(channel.number)
+                self._run_waiting(channel.number)
 
-    def _work_off(self, number: i64) -> None:
+    def _run_waiting(self, number: i64) -> None:
         waiting = self.deferred.pop(number, None)
         if waiting is None:
             return
@@ -201,7 +201,7 @@ class PendingCommands(ConnectionInterface):
             index += 1
             self.deferred_bytes -= item.size_bytes()
             try:
-                self._give(number, item)
+                self._process(number, item)
             except ProcessingPaused:
                 self.input_waits = True
                 current = self._channels.get(number)
@@ -213,9 +213,9 @@ class PendingCommands(ConnectionInterface):
         if index < len(waiting):
             # These stay behind a command that an alarm put back. A closing connection drops them.
             self.deferred[number] = self.deferred.pop(number, []) + waiting[index:]
-        self._shorten()
+        self._resume_if_short()
 
-    def _give(self, number: i64, item: PendingCommand) -> None:
+    def _process(self, number: i64, item: PendingCommand) -> None:
         sink = self._sink
         if item.kind == 0:
             sink.on_method(number, item.payload)
@@ -241,10 +241,10 @@ class PendingCommands(ConnectionInterface):
         if self._is_open(channel):
             if not channel.closing:
                 self._output.write(reply)
-            self._work_off(channel.number)
+            self._run_waiting(channel.number)
 
     def retry_command(self, channel: ChannelState, payload: bytes) -> None:
-        self._first(channel, deferred_method(payload))
+        self._insert_first(channel, deferred_method(payload))
 
     def begin_waiting(self, channel: ChannelState) -> None:
         channel.busy = True
@@ -269,7 +269,7 @@ class PendingCommands(ConnectionInterface):
     def _finish_waiting(self, channel: ChannelState, item: PendingCommand | None) -> None:
         self.unfinished_count -= 1
         if item is not None:
-            self._first(channel, item)
+            self._insert_first(channel, item)
         else:
             self.finish_busy(channel, b"")
         if self.unfinished_count == 0 and self.close_waits:
@@ -280,7 +280,7 @@ class PendingCommands(ConnectionInterface):
         channel.busy = False
         if self._is_open(channel):
             self._ending.fail_channel(channel.number, error)
-            self._work_off(channel.number)
+            self._run_waiting(channel.number)
 
     def fail_channel_number(self, number: i64, error: SoftError) -> None:
         channel = self._channels.get(number)
@@ -297,4 +297,4 @@ class PendingCommands(ConnectionInterface):
     def let_go(self) -> None:
         """Break reference cycles after the socket is closed: see Connection.let_go."""
         self._stalled.clear()
-        self._sink = _NO_SINK
+        self._sink = _NO_HANDLER

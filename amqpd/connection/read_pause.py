@@ -33,7 +33,7 @@ PACED: Final = 32
 BODIES: Final = 64
 
 
-def _nobody() -> None:
+def _do_nothing() -> None:
     """Do nothing: the connection has ended."""
 
 
@@ -48,11 +48,11 @@ class ReadPause:
 
     def __init__(self, wire: TransportBase, turn: LoopTurn) -> None:
         self.reasons: i64 = 0
-        self.on_resume: Callable[[], None] = _nobody
+        self.on_resume: Callable[[], None] = _do_nothing
         self.closing = False
         self._wire = wire
         self._turn = turn
-        self._open_for_good = False
+        self._disabled = False
 
     def holds(self, reason: i64) -> bool:
         """Return whether the reason is set."""
@@ -60,7 +60,7 @@ class ReadPause:
 
     def pause(self, reason: i64) -> None:
         """Stop reading until `resume` has removed every reason."""
-        if self._open_for_good:
+        if self._disabled:
             return
         if self.reasons == 0:
             self._wire.pause_reading()
@@ -76,7 +76,7 @@ class ReadPause:
 
     def disable(self) -> None:
         """Read again and ignore later `pause` calls: the connection is closing and waits for the client's end."""
-        self._open_for_good = True
+        self._disabled = True
         if self.reasons != 0:
             self.reasons = 0
             self._wire.resume_reading()
@@ -121,4 +121,4 @@ class ReadPause:
 
     def let_go(self) -> None:
         """Drop the callback: the socket is closed."""
-        self.on_resume = _nobody
+        self.on_resume = _do_nothing

@@ -63,7 +63,7 @@ class UnauthenticatedSockets:
             self._make_room(min(over + limit // SLACK_SHARE, self._waiting_count - max(1, limit // KEPT_SHARE)), limit)
         if len(self._sockets) > limit - min(self.reserved, limit // RESERVED_SHARE_MAX):
             self._close(wire)
-            self._tell(f"only reserved descriptors of {limit} are free", wire.peer[0])
+            self._log_closed(f"only reserved descriptors of {limit} are free", wire.peer[0])
 
     def opened(self, wire: TransportBase) -> None:
         """Mark the socket as logged in. It is not closed to make room."""
@@ -92,7 +92,7 @@ class UnauthenticatedSockets:
             else:
                 heapq.heappop(heap)
         if count > 0:
-            self._tell(f"more than {int(limit * self.share)} of {limit} descriptors are sockets", address)
+            self._log_closed(f"more than {int(limit * self.share)} of {limit} descriptors are sockets", address)
 
     def _close(self, wire: TransportBase) -> None:
         self.left(wire)
@@ -100,7 +100,7 @@ class UnauthenticatedSockets:
         # Deferred: `wire` may be in its own connection_made.
         self._soon(wire.abort)
 
-    def _tell(self, why: str, address: str) -> None:
+    def _log_closed(self, why: str, address: str) -> None:
         now = time.monotonic()
         if now - self._log_at >= LOG_S:
             self._log_at = now

@@ -65,7 +65,7 @@ class Alarms:
         self._data_dir = data_dir
         self._filesystem = FileSystem()
         self._changed = changed
-        self.told: Callable[[str, bool], object] = _unheard
+        self.on_change: Callable[[str, bool], object] = _do_nothing
         self.heard: list[Callable[[], None]] = []
         self.store_waits: Callable[[], bool] | None = None
         self._loop = loop
@@ -140,7 +140,7 @@ class Alarms:
         """Begin or end the alarm of a kind: memory, disk or store."""
         if on == (kind in self.raised):
             return
-        self.told(kind, on)
+        self.on_change(kind, on)
         if on:
             self.raised[kind] = _TEXTS[kind]
             log.warning("alarm: %s; publishers are blocked", _TEXTS[kind])
@@ -155,7 +155,7 @@ class Alarms:
             listener()
 
 
-def _unheard(_kind: str, _on: bool) -> None:
+def _do_nothing(_kind: str, _on: bool) -> None:
     """Do nothing."""
 
 
@@ -238,9 +238,9 @@ class PartialBodyMemory:
         if oldest:
             self._readers[reader] = kept_bytes, oldest
         if self.full or self.kept_bytes > self.limit_bytes:
-            self._look()
+            self._apply_budget()
 
-    def _look(self) -> None:
+    def _apply_budget(self) -> None:
         room = self.limit_bytes - self.kept_bytes
         self.full = False
         for number, reader in enumerate(self._readers):

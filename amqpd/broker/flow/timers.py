@@ -113,7 +113,7 @@ class Timers:
             self._buckets[tick] = bucket
             heappush(self._ticks, tick)
         bucket[timer] = None
-        self._ask(tick)
+        self._wake_at(tick)
 
     def arm_sooner(self, timer: Timer, due_ms: i64) -> None:
         """Arm the timer unless it is due earlier already."""
@@ -138,7 +138,7 @@ class Timers:
             self._run()
         finally:
             if self._ticks:
-                self._ask(self._ticks[0])
+                self._wake_at(self._ticks[0])
 
     def _run(self) -> None:
         started = self.now_ms()
@@ -157,7 +157,7 @@ class Timers:
             heappop(self._ticks)
             del self._buckets[tick]
 
-    def _ask(self, tick: i64) -> None:
+    def _wake_at(self, tick: i64) -> None:
         if self._wake >= 0 and self._wake <= tick:
             return
         self._wake = tick
