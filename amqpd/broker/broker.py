@@ -151,8 +151,9 @@ class Broker:
         return await loader.load_vhost(self.vhosts, state)
 
     def close_vhost(self, vhost: VHost, why: str) -> None:
-        """Make the vhost unavailable and close its connections with 320 and this text. Queues and logs stay until
-        `unload_vhost`.
+        """Make the vhost unavailable and close its connections with 320 and this text.
+
+        Queues and logs stay until `unload_vhost`.
         """
         if vhost.deleted:
             return

@@ -128,8 +128,9 @@ def start_consumer(queue: Queue, consumer: Consumer) -> None:
 
 
 def stop_consumer(session: Session, queue: Queue, consumer: Consumer) -> None:
-    """Remove a cancelled consumer. Its unacked deliveries stay with its front end; the last one's auto-delete queue
-    is deleted.
+    """Remove a cancelled consumer.
+
+    Its unacked deliveries stay with its front end; the last one's auto-delete queue is deleted.
     """
     detach_consumer(queue, consumer)
     queue.touch()

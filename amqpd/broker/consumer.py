@@ -80,28 +80,32 @@ class Destination(Versioned):
         return False
 
     def enqueue(self, message: Message) -> bool:
-        """Take the message. Return False if it is refused, by reject-publish or a failed log; the publisher is then
-        nacked.
+        """Take the message.
+
+        Return False if it is refused, by reject-publish or a failed log; the publisher is then nacked.
         """
         raise NotImplementedError
 
     def accepts_with(self, targets: list[Destination]) -> bool:
-        """For destinations that are not queues: return whether to store the message, given its other destinations."""
+        """Return whether to store the message, given its other destinations.
+
+        Only for destinations that are not queues.
+        """
         return True
 
     def reserve(self) -> None:
-        """For destinations that are not queues: count a message that waits for its commit, or for other
-        destinations.
+        """Count a message that waits for its commit or for other destinations.
+
+        Only for destinations that are not queues.
         """
 
     def refuse(self) -> None:
-        """For destinations that are not queues: undo a message that was reserved or stored here, because its publish
-        failed.
-        """
+        """Undo a stored or reserved message whose publish failed. Only for destinations that are not queues."""
 
     def begin_transaction(self) -> None:
-        """Begin a log transaction. After a crash, all messages enqueued before `end_transaction` exist or none. Both
-        calls must be in the same turn.
+        """Begin a log transaction: after a crash, all messages enqueued before `end_transaction` exist or none.
+
+        Both calls must be in the same turn.
 
         Raises:
             LogFailed: the log accepts nothing.
@@ -589,8 +593,9 @@ class QueueBase(Destination):
         raise NotImplementedError
 
     def requeue(self, entry: QueueEntry, counts: bool, failed: bool = True) -> None:
-        """Return the entry to its place, marked as redelivered, or let it wait for its next try. The caller
-        dispatches after all returns.
+        """Return the entry to its place, marked as redelivered, or let it wait for its next try.
+
+        The caller dispatches after all returns.
 
         Args:
             counts: the return counts as a delivery attempt.
@@ -645,14 +650,16 @@ class QueueBase(Destination):
         raise NotImplementedError
 
     def head(self) -> QueueEntry | None:
-        """Return the entry that `take` would return, with its message. Return None also while the disk reads it;
-        `dispatch` is called afterwards.
+        """Return the entry that `take` would return, with its message.
+
+        Return None also while the disk reads it; `dispatch` is called afterwards.
         """
         raise NotImplementedError
 
     def take(self) -> QueueEntry | None:
-        """Remove and return the next ready entry with its message, or None. The caller settles it or counts it as
-        unacked.
+        """Remove and return the next ready entry with its message, or None.
+
+        The caller settles it or counts it as unacked.
 
         Raises:
             OSError: the log cannot be read; the entry stays.

@@ -18,8 +18,7 @@ class DelayHook:
     """The delayed messages of one exchange."""
 
     def destination(self, keys: list[str], headers: Mapping[str, object], strict: bool) -> Destination | None:
-        """Return the destination that holds a message with these headers until it is due, or None if it is not
-        delayed.
+        """Return the destination that holds the message until it is due, or None if it is not delayed.
 
         Args:
             keys: the routing key, then those of CC and BCC.

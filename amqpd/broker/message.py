@@ -135,8 +135,9 @@ class Message:
         return b"".join([properties, *self._body_views()])
 
     def _body_views(self) -> list[memoryview]:
-        """Return the payload of each body frame as a view. Slices would copy, and each would need a kernel call: 10
-        times the CPU.
+        """Return the payload of each body frame as a view.
+
+        Slices would copy, and each would need a kernel call: 10 times the CPU.
         """
         content = self.content
         start = self.header_size
@@ -316,8 +317,9 @@ class LogMessageFactory:
         self._start: bytes = _NONE
 
     def message(self, record: Record) -> Message:
-        """Return the record as a message; its body is not copied. Cost: some 60 ns if it continues the previous
-        record.
+        """Return the record as a message; its body is not copied.
+
+        Cost: some 60 ns if it continues the previous record.
         """
         properties = record.properties
         if (
@@ -447,8 +449,9 @@ class MessageView(Selectable):
 
 @final
 class PropertiesView(Selectable):
-    """A message that does not exist yet, as selectors see it: its route and properties. Returned values must not be
-    changed.
+    """A message that does not exist yet, as selectors see it: its route and properties.
+
+    Returned values must not be changed.
     """
 
     def __init__(self, envelope: MessageRoute, properties: bytes) -> None:

@@ -154,8 +154,9 @@ def end_replies(channel: Channel) -> None:
 
 
 def remove_consumer(channel: Channel, consumer: ChannelConsumer) -> None:
-    """Cancel a consumer at the client's request. The channel keeps its unacked deliveries; an auto-delete queue
-    may be deleted.
+    """Cancel a consumer at the client's request.
+
+    The channel keeps its unacked deliveries; an auto-delete queue may be deleted.
     """
     channel.deliveries.consumers.pop(consumer.tag, None)
     queue = consumer.queue
@@ -201,8 +202,9 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
 
 
 def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
-    """Repeat basic.get when the disk has delivered the message. The channel is busy meanwhile; other channels
-    continue.
+    """Repeat basic.get when the disk has delivered the message.
+
+    The channel is busy meanwhile; other channels continue.
     """
     channel.busy = True
     again = partial(channel.owner.retry_command, channel, encode(command))
@@ -211,7 +213,7 @@ def _get_later(channel: Channel, command: BasicGet, queue: Queue) -> None:
 
 
 def basic_ack(channel: Channel, command: BasicAck) -> None:
-    """Handle an ack that the fast path did not take, because a content on another channel is incomplete."""
+    """Handle an ack that came while the content of another channel was incomplete. The fast path takes no such acks."""
     channel.ack(_signed_tag(command.delivery_tag), command.multiple)
     channel.session.turn.schedule()
 

@@ -133,8 +133,9 @@ _RECORD_BYTES: Final[i64] = 24  # the length fields of a record
 
 @final
 class Transaction:
-    """The open transaction of a channel in tx mode. After commit or rollback the same object holds the next
-    one.
+    """The open transaction of a channel in tx mode.
+
+    After commit or rollback the same object holds the next one.
 
     A publish is checked and routed when the client sends it, not at the commit. An entry that the client
     settles stays in the unacked list until the commit.

@@ -179,8 +179,7 @@ class ChannelConsumer(Consumer):
         self.clock: DeliveryTimeout | None = None
 
     def obey_timeout(self, queue_timeout_ms: i64) -> None:
-        """Apply the consumer timeout. The consumer's argument wins over the queue's value, which wins over the
-        setting.
+        """Apply the consumer timeout: the consumer's argument, else the queue's value, else the setting.
 
         Args:
             queue_timeout_ms: -1 if the queue has none.
@@ -305,11 +304,10 @@ class ChannelConsumer(Consumer):
         entry: QueueEntry,
         size_max: i64,
     ) -> i64:
-        """Deliver the record at `start` and the equal ones behind it while there is credit, and return the next
-        index.
+        """Deliver the record at `start` and equal ones behind it while there is credit. Return the next index.
 
-        Bodies have at most `size_max` bytes. All these deliveries share `entry`. The caller has checked that
-        the first one has credit.
+        Bodies have at most `size_max` bytes. All these deliveries share `entry`. The caller has checked that the
+        first one has credit.
         """
         deliveries = self.deliveries
         if self.prefetch_count > 0:
@@ -338,8 +336,9 @@ class ChannelConsumer(Consumer):
         self._suffix_size = -1
 
     def _select_head(self, suffix_size: int) -> None:
-        """Select the cached first bytes for suffixes of this size. A traced consumer caches none: `deliver`
-        calls this for each delivery and then notifies the trace.
+        """Select the cached first bytes for suffixes of this size.
+
+        A traced consumer caches none: `deliver` calls this for each delivery and then notifies the trace.
         """
         start = self._starts.get(suffix_size)
         if start is None:
@@ -462,7 +461,7 @@ class ChannelConsumers(DeliveryStatsMixin):
     def activate_all(self) -> None:
         """Activate every parked consumer of the channel, beginning behind the one that was served last.
 
-        The order crosses queues, so no queue of the channel gets all the credit.
+        All consumers of the channel are in one order, so no queue gets all the credit.
         """
         before: list[ChannelConsumer] = []
         last = self.window_turn
@@ -670,15 +669,17 @@ class ReplyConsumer(Destination):
         return self._consumer is None
 
     def end(self) -> None:
-        """Drop the consumer: it was cancelled, or its channel closes. Routes of other connections can keep this
-        object for long.
+        """Drop the consumer: it was cancelled, or its channel closes.
+
+        Routes of other connections can keep this object for long.
         """
         self.version += 1
         self._consumer = None
 
     def enqueue(self, message: Message) -> bool:
-        """Deliver at once. If the requester's output is full, drop the reply: direct reply-to promises at most
-        once, and broker memory does not buffer it.
+        """Deliver at once. If the requester's output is full, drop the reply.
+
+        Direct reply-to promises at most once, and the broker does not keep replies in memory.
         """
         consumer = self._consumer
         if consumer is not None and consumer.has_room():

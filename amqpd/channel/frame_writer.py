@@ -26,8 +26,9 @@ _NACK: Final = b"\x00\x00\x00\x0d\x00\x3c\x00\x78"
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Output:
-    """The output of one connection. Deliveries write into `out` directly; all other frames go through the
-    methods.
+    """The output of one connection.
+
+    Deliveries write into `out` directly; all other frames go through the methods.
 
     Small frames and bodies collect in `out`. When it has CUT_BYTES, it moves to `cuts`: a buffer that grows to
     a mebibyte needs the memory twice. The parts of a large body are added to `cuts` without a copy. The
@@ -60,9 +61,7 @@ class Output:
         raise NotImplementedError
 
     def write_out(self) -> None:
-        """Send the finished pieces before the end of the turn, because other connections still produce output
-        in it.
-        """
+        """Send the finished pieces now. Other connections still produce output in this turn."""
 
     def write(self, data: bytes) -> None:
         """Add whole frames."""

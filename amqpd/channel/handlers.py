@@ -141,8 +141,9 @@ def _check_dead_letter(channel: Channel, name: str, arguments: dict[str, object]
 
 
 def _declare_reply_to(channel: Channel, name: str, no_wait: bool) -> None:
-    """Handle a passive declare of direct reply-to. rabbit: the plain name always exists, a key while its
-    consumer does.
+    """Handle a passive declare of direct reply-to.
+
+    rabbit: the plain name always exists, a key while its consumer does.
     """
     session = channel.session
     if name != REPLY_TO and name not in session.vhost.reply_consumers:

@@ -35,13 +35,13 @@ class ChannelState:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ConnectionInterface:
-    """The methods of a connection that its channels call. They ignore a channel that is closed meanwhile.
+    """The methods of a connection that its channels call. They do nothing for a channel that has closed meanwhile.
 
     Attributes:
         parts: the body of the large publish that is being processed.
-        fanout_count: queues reached beyond one per publish, since this connection's last turn began.
-        needs_output_check: a publish was returned or reached several queues. The connection then checks its
-            output and `fanout_count`.
+        fanout_count: queues reached by publishes to several queues, since the connection last let others run.
+        needs_output_check: a publish was returned or reached several queues. The connection then checks its output
+            and `fanout_count`.
         channel_wide_qos: basic.qos with global=false sets one window per channel, as the specification says.
     """
 
@@ -80,8 +80,9 @@ class ConnectionInterface:
         raise NotImplementedError
 
     def retry_when_open(self, channel: ChannelState, destinations: Sequence[Destination], payload: bytes) -> None:
-        """Run the command once more when the logs of these queues are open. Until then the channel waits as
-        after `begin_waiting`, so commands before a close are done before it.
+        """Run the command once more when the logs of these queues are open.
+
+        Until then the channel waits as after `begin_waiting`, so the command is done before a later close.
         """
         raise NotImplementedError
 

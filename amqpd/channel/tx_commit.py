@@ -396,8 +396,9 @@ class TransactionCommit:
         answer(self.channel, (), self._settled_logs)
 
     def _fail(self) -> None:
-        """End without settling: a log failed or a queue refused. Entries return to their queues with the
-        channel's others.
+        """End without settling: a log failed or a queue refused.
+
+        Entries return to their queues with the channel's others.
         """
         channel = self.channel
         self.transaction.committing = False

@@ -126,8 +126,9 @@ class Unacked:
         return -1
 
     def take_late(self, queue: QueueBase, consumer: Consumer | None) -> list[QueueEntry]:
-        """Remove and return the consumer's entries, except those settled in a transaction. Their tags are late
-        from now on.
+        """Remove and return the consumer's entries, except those settled in a transaction.
+
+        Their tags are late from now on.
         """
         taken: list[QueueEntry] = []
         late = self._late
@@ -196,8 +197,9 @@ class Unacked:
         return taken
 
     def take_runs(self, tag: i64) -> list[tuple[QueueEntry, i64]]:
-        """Remove all up to the tag, as `take_multiple`. Return each entry with its number of consecutive
-        deliveries.
+        """Remove all up to the tag, as `take_multiple`.
+
+        Return each entry with its number of consecutive deliveries.
 
         Cost:
             some 5 ns per delivery.

@@ -160,8 +160,9 @@ class ChannelZero(ChannelZeroBase):
     # -- the protocol header -----------------------------------------------------------------------------------------
 
     def on_header(self, data: bytes) -> bytes:
-        """Consume the protocol header and return the bytes behind it. Empty while it is incomplete, or if it is
-        refused.
+        """Consume the protocol header and return the bytes behind it.
+
+        Empty while it is incomplete, or if it is refused.
         """
         self._header += data
         header = self._header

@@ -144,8 +144,9 @@ class CloseHandler:
         self._output.write(methods.frame(number, close))
 
     def fail(self, error: HardError) -> None:
-        """Close the connection with an error. In the handshake most errors only close the socket: see
-        `ChannelZero.fail`.
+        """Close the connection with an error.
+
+        In the handshake most errors only close the socket: see `ChannelZero.fail`.
         """
         if self.state < CLOSING:
             self._control.fail(error)

@@ -40,8 +40,9 @@ class NegotiatedLogin(NamedTuple):
 
 
 class Handover:
-    """A connection that waits after connection.open and is not read. One of `take`, `refuse` and `stay` ends the
-    wait.
+    """A connection that waits after connection.open and is not read.
+
+    One of `take`, `refuse` and `stay` ends the wait.
 
     Args:
         left: notifies channel 0 that the proxy has the socket.

@@ -41,8 +41,9 @@ class PeerActivity:
 
 
 class Heartbeats:
-    """The heartbeat timer. Ticks four times a second while there are connections. Cost: 0.3 us per connection and
-    tick.
+    """The heartbeat timer.
+
+    Ticks four times a second while there are connections. Cost: 0.3 us per connection and tick.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

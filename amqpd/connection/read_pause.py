@@ -90,8 +90,9 @@ class ReadPause:
             self._turn.pause_until_next_turn(self)
 
     def release_in_turn(self, reason: i64) -> None:
-        """Remove a reason shared by many connections, and resume in a later turn so that they do not all read at
-        once.
+        """Remove a reason that many connections share.
+
+        They resume in later turns, so that they do not all read at once.
         """
         self.pause_for_turn()
         self.resume(reason)

@@ -113,8 +113,9 @@ class UnauthenticatedSockets:
 
 
 def _network(host: str) -> str:
-    """Return the key under which an address is counted: for IPv6 its /64 network, in which one host can use any
-    address.
+    """Return the key under which an address is counted.
+
+    For IPv6 it is the /64 network, in which one host can use any address.
     """
     if ":" not in host:
         return host

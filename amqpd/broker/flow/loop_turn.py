@@ -178,8 +178,9 @@ class CommitListener:
     """Base class for objects that wait until publishes or settlements are safe (broker/publish/confirms.py)."""
 
     def on_turn_end(self, generation: i64, safe: bool) -> bool:
-        """Record that this turn's publishes are in commit group `generation`. Return whether the listener waits for
-        it.
+        """Record that this turn's publishes are in commit group `generation`.
+
+        Return whether the listener waits for it.
 
         Args:
             safe: the group is already synced.
@@ -187,8 +188,9 @@ class CommitListener:
         raise NotImplementedError
 
     def on_commit(self, generation: i64, failed: list[QueueLog]) -> bool:
-        """Handle the sync of every group up to `generation`, except the failed logs. Return whether the listener
-        still waits.
+        """Handle the sync of every group up to `generation`, except the failed logs.
+
+        Return whether the listener still waits.
         """
         raise NotImplementedError
 
