@@ -410,7 +410,7 @@ class Audit:
         self._turn_number = -1
         self._direct_count = 0
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- recording -----------------------------------------------------------------------------------------------------
 
     def record(self, key: str, about: Mapping[str, object], actor: str) -> None:
         """Record an event of `Events`. Cost: 60 us if RULES has it."""
@@ -469,7 +469,7 @@ class Audit:
         record = AuditRecord(REQUEST, time.time_ns() // 1_000_000, user, where, {"name": request})
         self._requests.add((where.front_end, where.peer.rpartition(":")[0], user, request), record)
 
-    # -- how it gets into the stream ---------------------------------------------------------------------------------
+    # -- appending -----------------------------------------------------------------------------------------------------
 
     def _write(self, record: AuditRecord) -> None:
         if len(self._waiting) >= WAITING_MAX:
@@ -539,7 +539,7 @@ class Audit:
         if self.lost_count and not self._failed():
             lost = AuditRecord(LOST, record.at_ms, INTERNAL, EventSource(), {"name": str(self.lost_count)})
             if self.queue.enqueue(message_of(lost)):
-                log.warning("audit log: records are taken again; %d are lost", self.lost_count)
+                log.warning("audit log: it accepts records again; %d records are lost", self.lost_count)
                 self.lost_count = 0
         if self._failed() or not self.queue.enqueue(message_of(record)):
             self._count_lost(1)
@@ -549,7 +549,7 @@ class Audit:
 
     def _count_lost(self, count: int) -> None:
         if not self.lost_count and count:
-            log.error("audit log: it takes no records, and they are lost from now on; the broker goes on without them")
+            log.error("audit log: it accepts no records; they are lost, and the broker continues without them")
         self.lost_count += count
 
     def written_not(self, ranges: list[tuple[int, int]]) -> None:

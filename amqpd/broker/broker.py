@@ -140,7 +140,7 @@ class Broker:
         if events.vhost_name:
             start_events(events, self.vhosts.get(events.vhost_name))
             if events.vhost_name not in self.vhosts:
-                log.warning("there is no vhost '%s' yet, which is to have %s", events.vhost_name, EVENT_EXCHANGE)
+                log.warning("vhost '%s' does not exist yet, it will get exchange %s", events.vhost_name, EVENT_EXCHANGE)
         if self.settings.audit.enabled:
             # From here on, because a start restores objects without an acting user.
             events.audit_hook = self.audit.record

@@ -127,7 +127,7 @@ class PendingCommands(ConnectionInterface):
         self.input_waits = False
         self._stalled: list[Channel] = []
 
-    # -- what waits --------------------------------------------------------------------------------------------------
+    # -- waiting commands ----------------------------------------------------------------------------------------------
 
     def enqueue(self, number: i64, item: PendingCommand) -> None:
         """Add a command behind those that wait on its channel."""
@@ -175,7 +175,7 @@ class PendingCommands(ConnectionInterface):
         """Return False if the channel closed meanwhile. Another channel can have its number by now."""
         return self._ending.state == RUNNING and self._channels.get(channel.number) is channel
 
-    # -- what resumes ------------------------------------------------------------------------------------------------
+    # -- continuing ----------------------------------------------------------------------------------------------------
 
     def release_stalled(self) -> None:
         """Run the commands of channels that waited only for processing to resume."""
@@ -226,7 +226,7 @@ class PendingCommands(ConnectionInterface):
                 number, item.payload, item.content, item.header_size, item.body_size, item.frame_payload_max, False
             )
 
-    # -- asked by channels -------------------------------------------------------------------------------------------
+    # -- called by channels --------------------------------------------------------------------------------------------
 
     def call_soon(self, function: Callable[[], None]) -> None:
         self._control.soon(function)

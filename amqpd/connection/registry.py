@@ -70,7 +70,7 @@ class ConnectionRegistry(BrokerListener):
         with as_broker():  # rabbit
             declare.delete_queues(session.vhost, session.vhost.exclusive_queues(session))
 
-    # -- what the broker tells ---------------------------------------------------------------------------------------
+    # -- events of the broker ------------------------------------------------------------------------------------------
 
     def on_user_changed(self, change: AuthChange) -> None:
         """Drop cached routes of all connections. Close those of a user without access."""
