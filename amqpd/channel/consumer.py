@@ -56,7 +56,7 @@ class DeliveryTimeout(Timer):
 
     Args:
         consumer: None for the basic.gets of the queue.
-        over: called when a delivery is unacked for `timeout_ms`. The timer has stopped then.
+        on_timeout: called when a delivery is unacked for `timeout_ms`. The timer has stopped then.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class DeliveryTimeout(Timer):
         queue: QueueBase,
         consumer: Consumer | None,
         timeout_ms: i64,
-        over: Callable[[DeliveryTimeout], object],
+        on_timeout: Callable[[DeliveryTimeout], object],
     ) -> None:
         super().__init__()
-        self._on_timeout = over
+        self._on_timeout = on_timeout
         self.queue = queue
         self.consumer = consumer
         self.timeout_ms = timeout_ms
@@ -586,13 +586,13 @@ class ChannelConsumers(DeliveryStatsMixin):
         self.on_consumer_ended(consumer, was_cancelled)
         session.turn.schedule()
 
-    def on_consumer_ended(self, consumer: ChannelConsumer, again: bool = False) -> None:
+    def on_consumer_ended(self, consumer: ChannelConsumer, is_counted: bool = False) -> None:
         """Count the deliveries of a cancelled consumer. Its timer runs while it has unacked deliveries.
 
         Args:
-            again: the consumer was cancelled and counted before.
+            is_counted: the consumer was cancelled and counted before.
         """
-        if not again:
+        if not is_counted:
             self.had().end(consumer)
         clock = consumer.clock
         if clock is None:

@@ -29,9 +29,9 @@ class Alarms:
     """Memory and disk alarms.
 
     Each second, `Alarms` compares resident memory with a share of the memory of the machine or cgroup, and free disk
-    space with a limit. During an alarm, a connection is paused at its next publish with a body; that publish and all
-    data behind it wait. A client that supports it gets connection.blocked. Consumers continue. With two alarms, both
-    must end.
+    space with a limit. During an alarm, a connection is paused at its next publish. If that publish has a body, it
+    waits, and so does all data behind it. A client that supports it gets connection.blocked. Consumers continue.
+    With two alarms, both must end.
 
     amqpctl can change the limits and raise alarms until the next start. An alarm raised by hand ends only by hand.
 
