@@ -178,14 +178,14 @@ def basic_get(channel: Channel, command: BasicGet) -> None:
             _get_later(channel, command, queue)
         else:
             queue.get_empty_count += 1
-            channel.deliveries.had().got_nothing(queue)
+            channel.deliveries.delivery_stats().count_get_empty(queue)
             channel.output.send(channel.number, BasicGetEmpty())
         return
     message = for_consumer(entry, queue.rules.counts_shown)
     assert message is not None  # queue.get() loaded it
     tag = channel.deliveries.next_tag
     channel.deliveries.next_tag = tag + 1
-    channel.deliveries.had().got(queue, command.no_ack, entry.redelivered)
+    channel.deliveries.delivery_stats().count_get(queue, command.no_ack, entry.redelivered)
     if command.no_ack:
         channel.deliveries.unacked.skip()
     else:

@@ -593,7 +593,7 @@ class ChannelConsumers(DeliveryStatsMixin):
             is_counted: the consumer was cancelled and counted before.
         """
         if not is_counted:
-            self.had().end(consumer)
+            self.delivery_stats().add_ended(consumer)
         clock = consumer.clock
         if clock is None:
             return

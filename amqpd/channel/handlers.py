@@ -40,7 +40,7 @@ from amqpd.channel.replies import (
     queue_name,
     retry_when_settled,
 )
-from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, answer, commit_failed
+from amqpd.channel.tx_commit import SMALL_COUNT, TransactionCommit, commit_failed, reply_when_safe
 from amqpd.errors import (
     AccessRefused,
     AmqpError,
@@ -461,7 +461,7 @@ def tx_commit(channel: Channel, _command: TxCommit) -> None:
         channel.deliveries.unacked.take_one(tag)
         apply_tx_ack(channel, entry, action)
     channel.busy = True
-    answer(channel, synced_logs.values(), settled_logs)
+    reply_when_safe(channel, synced_logs.values(), settled_logs)
 
 
 def tx_rollback(channel: Channel, _command: TxRollback) -> None:

@@ -70,13 +70,13 @@ class DeliveryStats:
         self.queues: dict[QueueBase, QueueDeliveryStats] = {}
         self._cleanup_at: i64 = QUEUES_KEPT
 
-    def end(self, consumer: Consumer) -> None:
+    def add_ended(self, consumer: Consumer) -> None:
         """Add the counts of a closed consumer. Its later acks appear only in the channel's total."""
         self.whole.add_consumer(consumer)
         if not consumer.queue.deleted:
             self._queue_stats(consumer.queue).add_consumer(consumer)
 
-    def got(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
+    def count_get(self, queue: QueueBase, no_ack: bool, redelivered: bool) -> None:
         """Count a message taken by basic.get."""
         for had in (self.whole, self._queue_stats(queue)):
             if no_ack:
@@ -86,7 +86,7 @@ class DeliveryStats:
             if redelivered:
                 had.redeliver += 1
 
-    def got_nothing(self, queue: QueueBase) -> None:
+    def count_get_empty(self, queue: QueueBase) -> None:
         self.whole.get_empty += 1
         self._queue_stats(queue).get_empty += 1
 
@@ -121,7 +121,7 @@ class DeliveryStatsMixin:
         # Created with the first count.
         self.served: DeliveryStats | None = None
 
-    def had(self) -> DeliveryStats:
+    def delivery_stats(self) -> DeliveryStats:
         if self.served is None:
             self.served = DeliveryStats()
         return self.served

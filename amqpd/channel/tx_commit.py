@@ -64,7 +64,7 @@ _SETTLE: Final = 4
 _DONE: Final = 5
 
 
-def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[QueueLog]) -> None:
+def reply_when_safe(channel: Channel, logs: Collection[QueueLog], settled: Collection[QueueLog]) -> None:
     """Send tx.commit-ok when the appends to `logs` and the settlements are safe, or fail the channel.
 
     Args:
@@ -72,10 +72,10 @@ def answer(channel: Channel, logs: Collection[QueueLog], settled: Collection[Que
     """
     turn = channel.session.turn
     turn.urgent = True
-    when_safe(turn, logs, functools.partial(_answer, channel, list(settled)))
+    when_safe(turn, logs, functools.partial(_reply, channel, list(settled)))
 
 
-def _answer(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
+def _reply(channel: Channel, settled: list[QueueLog], safe: bool) -> None:
     remote: list[QueueLog] = []
     for store in settled:
         if store.failed and not store.deleted:
@@ -393,7 +393,7 @@ class TransactionCommit:
     def _answer(self) -> None:
         self._stage = _DONE
         self.transaction.committing = False
-        answer(self.channel, (), self._settled_logs)
+        reply_when_safe(self.channel, (), self._settled_logs)
 
     def _fail(self) -> None:
         """End without settling: a log failed or a queue refused.

@@ -12,8 +12,8 @@ def test_deleted_queues_are_not_kept() -> None:
     lasting = [QueueBase(f"lasting {number}", "/") for number in range(5)]
     for number in range(10 * QUEUES_KEPT):
         queue = QueueBase(f"answer {number}", "/")
-        served.got(queue, no_ack=True, redelivered=False)
-        served.got(lasting[number % 5], no_ack=False, redelivered=False)
+        served.count_get(queue, no_ack=True, redelivered=False)
+        served.count_get(lasting[number % 5], no_ack=False, redelivered=False)
         queue.deleted = True
         assert len(served.queues) <= QUEUES_KEPT
     assert [served.queues[queue].get for queue in lasting] == [2 * QUEUES_KEPT] * 5
@@ -23,6 +23,6 @@ def test_deleted_queues_are_not_kept() -> None:
 def test_no_more_than_so_many() -> None:
     served = DeliveryStats()
     for number in range(3 * QUEUES_MAX):
-        served.got_nothing(QueueBase(str(number), "/"))
+        served.count_get_empty(QueueBase(str(number), "/"))
         assert len(served.queues) <= QUEUES_MAX
     assert served.whole.get_empty == 3 * QUEUES_MAX

@@ -65,7 +65,7 @@ def test_who_asked_for_it_hears_403(
     _, channel, close = pamqp.frame.unmarshal(socket.data[size:])
     assert (channel, close.name, close.reply_code) == (0, "Connection.Close", 403)
     (told,) = [record for record in caplog.records if record.exc_info is not None]
-    assert "login refused, it could not be checked" in told.getMessage()
+    assert "login refused, because the check failed" in told.getMessage()
 
 
 def test_others_are_closed_after_the_penalty(house: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from amqpd.broker.publish.exchange_state import MetadataCacheStore
 from amqpd.channel import handlers
 from amqpd.channel.basic import apply_tx_ack
 from amqpd.channel.channel import Channel
-from amqpd.channel.tx_commit import answer
+from amqpd.channel.tx_commit import reply_when_safe
 from amqpd.storage.acks.ack_set import DELIVERED, ENTRY_SIZE, RETURNED, SETTLED
 from amqpd.storage.acks.replay import AckedReplay
 from amqpd.storage.directory_removal import DirectoryRemover
@@ -171,7 +171,7 @@ class SettlesAtOnce:
             self.channel.deliveries.unacked.take_one(tag)
             apply_tx_ack(self.channel, entry, action)
         self.channel.busy = True
-        answer(self.channel, logs, [])
+        reply_when_safe(self.channel, logs, [])
 
 
 def test_acks_before_the_publishes_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
