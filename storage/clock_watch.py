@@ -106,7 +106,9 @@ class ClockWatch:
             self._jumped("the wall clock was set")
         elif self.held and self._uptime_ms() - self._jumped_ms >= self.hold_ms:
             logger.warning(
-                "the wall clock has been steady for %d s and is accepted %s", self.hold_ms // 1000, self._where()
+                "the wall clock has been steady for %d s and is accepted %s",
+                self.hold_ms // 1000,
+                self._describe_jump(),
             )
             self._end()
         elif not self.held:
@@ -116,12 +118,12 @@ class ClockWatch:
         """Accept the wall clock: messages that are old or due by it may be removed or delivered."""
         self.look()
         if self.held:
-            logger.warning("the wall clock is accepted %s", self._where())
+            logger.warning("the wall clock is accepted %s", self._describe_jump())
             self._end()
 
-    def _jumped(self, why: str) -> None:
+    def _jumped(self, cause: str) -> None:
         if self.hold_ms <= 0:
-            logger.warning("%s; the jump is accepted: it is now %s", why, self._where())
+            logger.warning("%s; the jump is accepted: it is now %s", cause, self._describe_jump())
             self._end()
             return
         self._unsaved = True
@@ -130,8 +132,8 @@ class ClockWatch:
         logger.warning(
             "%s: it is now %s; retention, time to live and delays ignore this until 'amqpctl accept_clock', or until "
             "the clock has been steady for %d s",
-            why,
-            self._where(),
+            cause,
+            self._describe_jump(),
             self.hold_ms // 1000,
         )
 
@@ -140,7 +142,7 @@ class ClockWatch:
         self._steady_apart_ms = self._apart_ms
         self._unsaved = True
 
-    def _where(self) -> str:
+    def _describe_jump(self) -> str:
         """Return the distance from the steady time and the wall clock's time, for the log."""
         jump_ms: int = self._apart_ms - self._steady_apart_ms
         shown = datetime.fromtimestamp(self.clock.time_ms() / 1000, UTC).isoformat(timespec="seconds")
@@ -155,7 +157,7 @@ class ClockWatch:
     # -- restarts
 
     def begin(self, filesystem: FileSystem, directory: str, boot_id: str, hold_ms: int) -> None:
-        """Compare the clock with the file of the last process, and keep that file from now on. Raises: OSError."""
+        """Compare the clock with the file of the last process, and write that file from now on. Raises: OSError."""
         self._filesystem = filesystem
         self._path = f"{directory}/{CLOCK}"
         self._boot_id = boot_id
@@ -178,17 +180,17 @@ class ClockWatch:
         was_held = not _is_small(wall_ms - steady_ms)
         if boot_id == self._boot_id and now_ms >= uptime_ms:
             self._steady_apart_ms = steady_ms - uptime_ms
-            why = "the wall clock was set before this start"
+            cause = "the wall clock was set before this start"
         else:
             self._steady_apart_ms = steady_ms - now_ms
-            why = "the wall clock is not where the last start left it"
+            cause = "the wall clock is not where the last start left it"
             ahead_ms = self._apart_ms - self._steady_apart_ms
             if 0 <= ahead_ms <= GAP_MS_MAX and not was_held:
                 self._steady_apart_ms = self._apart_ms  # the machine was off
         if _is_small(self._apart_ms - self._steady_apart_ms):
             self._steady_apart_ms = self._apart_ms
         else:
-            self._jumped(why)
+            self._jumped(cause)
 
     def tick(self) -> None:
         """Check the clocks, and write the file once a minute or after a change. For a timer of a few seconds."""

@@ -76,7 +76,7 @@ _COVERED: Final = struct.Struct(">hiqqqhii")
 _BEFORE_CRC: Final = struct.Struct(">qiibI")
 _SLOT_SIZE: Final = 24
 _CHUNK_SIZE: Final = 1 << 20
-_GIVE_WAY_RECORDS: Final = 64
+_YIELD_RECORDS: Final = 64
 
 
 class Cancelled(Exception):
@@ -214,7 +214,7 @@ def plan(log: Log, policy: CleanerPolicy, now_ms: int, boot: tuple[int, int]) ->
     return Cleaning(log, policy, views, history, first_dirty, dirty / total, now_ms, boot)
 
 
-def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], None]) -> None:
+def fill_map(cleaning: Cleaning, filesystem: FileSystem, yield_to_loop: Callable[[], None]) -> None:
     """Read the dirty records into the map and set `clean_end`.
 
     Cost: 3 us per record, interpreted. Raises: OSError.
@@ -227,10 +227,10 @@ def fill_map(cleaning: Cleaning, filesystem: FileSystem, give_way: Callable[[], 
         for piece in batches(filesystem, view):
             if cleaning.cancelled:
                 raise Cancelled
-            give_way()
+            yield_to_loop()
             for number, (record, _, _) in enumerate(records(piece)):
-                if number % _GIVE_WAY_RECORDS == _GIVE_WAY_RECORDS - 1:
-                    give_way()
+                if number % _YIELD_RECORDS == _YIELD_RECORDS - 1:
+                    yield_to_loop()
                 if record.offset < cleaning.first_dirty or view.settled.contains(record.offset):
                     continue
                 key = cleaning.policy.key(record)
@@ -329,12 +329,14 @@ class KeptRecord:
         return _BEFORE_CRC.pack(header.base_offset, length, header.epoch, 2, crc) + covered + body
 
 
-def kept_of(piece: CleanedRange, cleaning: Cleaning, view: CleanerView, give_way: Callable[[], None]) -> KeptRecord:
+def kept_of(
+    piece: CleanedRange, cleaning: Cleaning, view: CleanerView, yield_to_loop: Callable[[], None]
+) -> KeptRecord:
     """Return the batch without removed records."""
     kept = KeptRecord(piece.header, [], [], piece.codec)
     for number, (record, start, stop) in enumerate(records(piece)):
-        if number % _GIVE_WAY_RECORDS == _GIVE_WAY_RECORDS - 1:
-            give_way()
+        if number % _YIELD_RECORDS == _YIELD_RECORDS - 1:
+            yield_to_loop()
         if view.settled.contains(record.offset):
             continue
         key = cleaning.policy.key(record)
@@ -359,16 +361,16 @@ _OF_MESSAGES = (
 _SUFFIXES = (".log", ".index", ".timeindex", ".settled", ".settled.swap")
 
 
-def clean(cleaning: Cleaning, give_way: Callable[[], None]) -> None:
+def clean(cleaning: Cleaning, yield_to_loop: Callable[[], None]) -> None:
     """Do all work of the cleaner thread. Cost: two reads and one write of the log.
 
     Raises: OSError, BadRecord, Cancelled; earlier entries of `cleaning.done` remain valid.
     """
     filesystem = cleaning.log.filesystem
-    fill_map(cleaning, filesystem, give_way)
+    fill_map(cleaning, filesystem, yield_to_loop)
     for group in _groups(cleaning):
         try:
-            segment = _write(cleaning, group, give_way)
+            segment = _write(cleaning, group, yield_to_loop)
         except BaseException:
             _unlink_cleaned(filesystem, group[0])
             raise
@@ -397,7 +399,7 @@ def _groups(cleaning: Cleaning) -> list[list[CleanerView]]:
     return groups
 
 
-def _write(cleaning: Cleaning, group: list[CleanerView], give_way: Callable[[], None]) -> Segment | None:
+def _write(cleaning: Cleaning, group: list[CleanerView], yield_to_loop: Callable[[], None]) -> Segment | None:
     """Return the group's new segment with synced files, or an empty one; None if nothing would change."""
     log = cleaning.log
     filesystem = log.filesystem
@@ -411,8 +413,8 @@ def _write(cleaning: Cleaning, group: list[CleanerView], give_way: Callable[[], 
             for piece in batches(filesystem, view):
                 if cleaning.cancelled:
                     raise Cancelled
-                give_way()
-                kept = kept_of(piece, cleaning, view, give_way)
+                yield_to_loop()
+                kept = kept_of(piece, cleaning, view, yield_to_loop)
                 whole = whole and not piece.header.control() and len(kept.records) == piece.header.count
                 if not kept.records:
                     continue
@@ -556,10 +558,12 @@ def publish_cleaned(
                 segment.lost.append(lost)
     log.flush()
     fd = held[1].fd if changed else -1
-    return lambda: _name(filesystem, log.directory, segment, old, fd), held
+    return lambda: _rename_files(filesystem, log.directory, segment, old, fd), held
 
 
-def _name(filesystem: FileSystem, directory: str, segment: Segment, old: list[Segment], settled_fd: int) -> None:
+def _rename_files(
+    filesystem: FileSystem, directory: str, segment: Segment, old: list[Segment], settled_fd: int
+) -> None:
     """Delete the other old files and rename the new ones. Fsync thread. Raises: OSError.
 
     Args:
@@ -598,13 +602,13 @@ def finish_swaps(filesystem: FileSystem, directory: str, names: list[str]) -> bo
         filesystem.fsync_dir(directory)
     for name in swaps:
         base = int(name[:20])
-        end = _end(filesystem, directory, name, names)
+        end = _accepted_end(filesystem, directory, name, names)
         if end < 0:
             logger.error("%s/%s is not from a compaction: it is renamed .foreign", directory, name)
             filesystem.rename(f"{directory}/{name}", f"{directory}/{name}.foreign")
             continue
         logger.info("%s/%s: completed an interrupted compaction", directory, name)
-        _keep_facts(filesystem, directory, base, [other for other in names if base < _base(other) < end])
+        _keep_entries(filesystem, directory, base, [other for other in names if base < _base(other) < end])
         for other in names:
             if other[20:] in _SUFFIXES and base < _base(other) < end:
                 filesystem.unlink(f"{directory}/{other}")
@@ -620,17 +624,17 @@ def _base(name: str) -> int:
     return int(name[:20]) if name[:20].isdigit() else -1
 
 
-def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[str]) -> None:
+def _keep_entries(filesystem: FileSystem, directory: str, base: int, names: list[str]) -> None:
     """Copy the entries about messages from the old `.settled` files into the new one, and sync it.
 
     Messages may have been settled or delivered since the beginning of the cleaning.
     """
-    facts = []
+    kept_entries = []
     for name in names:
         if name[20:] in (".settled", ".settled.swap"):
             entries = AckFileReader(filesystem.read_file(f"{directory}/{name}")).entries
-            facts += [ack_set.encode_entry(*entry) for entry in entries if entry[0] in _OF_MESSAGES]
-    if not facts:
+            kept_entries += [ack_set.encode_entry(*entry) for entry in entries if entry[0] in _OF_MESSAGES]
+    if not kept_entries:
         return
     path = f"{directory}/{segment_name(base)}.settled"
     if filesystem.exists(path + ".swap"):
@@ -640,28 +644,28 @@ def _keep_facts(filesystem: FileSystem, directory: str, base: int, names: list[s
         rest = filesystem.file_size(fd) % ack_set.ENTRY_SIZE
         if rest:  # a torn entry, which would shift all later ones
             filesystem.truncate(fd, filesystem.file_size(fd) - rest)
-        filesystem.write_whole(fd, b"".join(facts))
+        filesystem.write_whole(fd, b"".join(kept_entries))
         filesystem.fdatasync(fd)
     finally:
         filesystem.close(fd)
 
 
-def _end(filesystem: FileSystem, directory: str, name: str, names: list[str]) -> int:
+def _accepted_end(filesystem: FileSystem, directory: str, name: str, names: list[str]) -> int:
     """Return the end of the new segment, -1 if the file is not acceptable (see the module). Cost: reads the file."""
     base = int(name[:20])
-    end, whole = _walk(filesystem, directory, name)
-    told = _told_end(filesystem, f"{directory}/{name[:20]}", filesystem.size(f"{directory}/{name}"))
+    end, whole = _good_end(filesystem, directory, name)
+    told = _recorded_end(filesystem, f"{directory}/{name[:20]}", filesystem.size(f"{directory}/{name}"))
     stop = max(end, told)
     if end <= base and not told:
         return -1
-    of_range = [other[20:] for other in names if other[:20].isdigit() and base <= int(other[:20]) < stop]
+    suffixes_in_range = [other[20:] for other in names if other[:20].isdigit() and base <= int(other[:20]) < stop]
     if not told:
-        return end if whole and ".log" not in of_range else -1
-    under_way = ".log.deleted" in of_range or f"{name[:20]}.log" not in names
-    return told if whole or under_way else -1
+        return end if whole and ".log" not in suffixes_in_range else -1
+    deletion_begun = ".log.deleted" in suffixes_in_range or f"{name[:20]}.log" not in names
+    return told if whole or deletion_begun else -1
 
 
-def _walk(filesystem: FileSystem, directory: str, name: str) -> tuple[int, bool]:
+def _good_end(filesystem: FileSystem, directory: str, name: str) -> tuple[int, bool]:
     """Return the offset after the last good batch, and whether the whole file consists of good batches."""
     base = int(name[:20])
     path = f"{directory}/{name}"
@@ -676,7 +680,7 @@ def _walk(filesystem: FileSystem, directory: str, name: str) -> tuple[int, bool]
     return end, True
 
 
-def _told_end(filesystem: FileSystem, prefix: str, size: int) -> int:
+def _recorded_end(filesystem: FileSystem, prefix: str, size: int) -> int:
     """Return the end in `.settled.swap` or `.settled` for a log of this size, 0 for none."""
     for suffix in (".settled.swap", ".settled"):
         if filesystem.exists(prefix + suffix):

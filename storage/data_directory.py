@@ -65,7 +65,7 @@ class DataDirectory:
             self._write_format()
         self.boot_id = (boot_id if boot_id is not None else _machine_boot_id(filesystem)).replace("-", "")
         self.boot = _words(self.boot_id)
-        before = self._boot_id_before()
+        before = self._previous_boot_id()
         self.ended_badly = before != ""
         self.power_cut = before not in {"", self.boot_id}
         if not before:
@@ -105,7 +105,7 @@ class DataDirectory:
 
     # -- boot id
 
-    def _boot_id_before(self) -> str:
+    def _previous_boot_id(self) -> str:
         """Return the boot id of the previous process, "" if it stopped cleanly.
 
         Each log has its own clean-shutdown mark. But a log that was first used just before a power cut may still
@@ -149,13 +149,13 @@ class DataDirectory:
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
         """See `Storage.set_aside`."""
         filesystem = self._filesystem
-        shelf = f"{self.path}/lost+found"
-        filesystem.mkdir(shelf)
-        target = f"{shelf}/{vhost_id}.{queue_id}"
+        lost_and_found = f"{self.path}/lost+found"
+        filesystem.mkdir(lost_and_found)
+        target = f"{lost_and_found}/{vhost_id}.{queue_id}"
         number = 0
         while filesystem.exists(target):
             number += 1
-            target = f"{shelf}/{vhost_id}.{queue_id}.{number}"
+            target = f"{lost_and_found}/{vhost_id}.{queue_id}.{number}"
         filesystem.rename(self.queue_chain(vhost_id, queue_id)[-1], target)
         return target
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from amqpd.storage.acks.segment_removal import DELETED
-from amqpd.storage.fsync_thread import FsyncThread, Removal, Task, patiently
+from amqpd.storage.fsync_thread import FsyncThread, Removal, Task, sync_with_retry
 
 if TYPE_CHECKING:
     from amqpd.storage.filesystem import FileSystem
@@ -31,14 +31,14 @@ class DirectoryRemover:
     """Renames, empties and deletes directories. One per storage; called on the loop, and calls back there."""
 
     def __init__(
-        self, filesystem: FileSystem, committer: FsyncThread, chore: Callable[[Callable[[], None]], None]
+        self, filesystem: FileSystem, committer: FsyncThread, run_in_worker: Callable[[Callable[[], None]], None]
     ) -> None:
         """Args:
         chore: runs a function in another thread, or at once in simulations.
         """
         self._filesystem = filesystem
         self._committer = committer
-        self._chore = chore
+        self._run_in_worker = run_in_worker
         self._waiting: list[tuple[list[str], Callable[[], None]]] = []
         self._busy = False
 
@@ -73,7 +73,7 @@ class DirectoryRemover:
     def _rename(self, chains: list[list[str]]) -> None:
         """Runs in the fsync thread."""
         filesystem = self._filesystem
-        touched: dict[str, None] = {}
+        changed_parents: dict[str, None] = {}
         for chain in chains:
             path = chain[-1]
             try:
@@ -82,14 +82,14 @@ class DirectoryRemover:
                 else:
                     for above, each in pairwise(chain[:-1]):
                         if filesystem.mkdir(each):
-                            touched[above] = None
+                            changed_parents[above] = None
                     filesystem.mkdir(path + DELETED)
-                touched[chain[-2]] = None
+                changed_parents[chain[-2]] = None
             except OSError as error:
                 logger.error("%s cannot be renamed; only the metadata has its deletion: %s", path, error)
-        for above in touched:
+        for above in changed_parents:
             try:
-                patiently(filesystem, filesystem.fsync_dir, above)
+                sync_with_retry(filesystem, filesystem.fsync_dir, above)
             except OSError as error:
                 logger.error("%s cannot be synced; only the metadata has the deletions: %s", above, error)
 
@@ -104,7 +104,7 @@ class DirectoryRemover:
     def forget(self, paths: Sequence[str]) -> None:
         """Delete the empty `path`.deleted of each path, after the metadata has checkpointed the deletions."""
         if paths:
-            self._chore(lambda: self._forget(paths))
+            self._run_in_worker(lambda: self._forget(paths))
 
     def _forget(self, paths: Sequence[str]) -> None:
         for path in paths:

@@ -49,7 +49,7 @@ class FdBudget:
         self._stores = stores
         self._reserve_tried_s = 0.0
         self._closed_some_s = -CLOSE_PAUSE_S
-        filesystem.open_file_count_max = _own_share() if open_file_count_max is None else open_file_count_max
+        filesystem.open_file_count_max = _default_limit() if open_file_count_max is None else open_file_count_max
         filesystem.make_room = self._make_room
 
     # -- reserve
@@ -92,7 +92,7 @@ class FdBudget:
             return
         self._closed_some_s = now_s
         counts = [(store.last_turn, store.log.open_file_count(), store) for store in self._stores if store.log.segments]
-        counts.sort(key=_turn_of)
+        counts.sort(key=_last_turn)
         for _, count, store in counts:
             if count and store.release():
                 total -= count
@@ -108,10 +108,10 @@ class FdBudget:
         return self._filesystem.open_file_count < before
 
 
-def _own_share() -> int:
+def _default_limit() -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return OPEN_FILE_COUNT_MAX if soft == resource.RLIM_INFINITY else min(OPEN_FILE_COUNT_MAX, soft * 3 // 4)
 
 
-def _turn_of(entry: tuple[int, int, LocalLog]) -> int:
+def _last_turn(entry: tuple[int, int, LocalLog]) -> int:
     return entry[0]

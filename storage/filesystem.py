@@ -46,7 +46,7 @@ class FileSystem:
         # Parent directories of logs whose names this process has synced.
         self.safe_directories: set[str] = set()
         self._libc: ctypes.CDLL | None = None
-        self._nowhere = -1
+        self._null_fd = -1
         self.closer: Callable[[int], None] | None = None  # closes descriptors of deleted files; see `dispose`
         self._spare = -1
 
@@ -117,11 +117,11 @@ class FileSystem:
 
     def fetch(self, fd: int, size: int, position: int) -> None:
         """Read the range into the page cache without copying it. Blocks. Cost: some 25 us per MiB already there."""
-        if self._nowhere < 0:
-            self._nowhere = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+        if self._null_fd < 0:
+            self._null_fd = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
         while size > 0:
-            sent = os.sendfile(self._nowhere, fd, position, size)
+            sent = os.sendfile(self._null_fd, fd, position, size)
             if sent <= 0:
                 return
             position += sent

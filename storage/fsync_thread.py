@@ -109,7 +109,7 @@ class Removal:
         self.keep = keep
 
 
-def patiently(filesystem: FileSystem, sync: Callable[[str], None], path: str) -> None:
+def sync_with_retry(filesystem: FileSystem, sync: Callable[[str], None], path: str) -> None:
     """Open and sync `path`. Without a free descriptor, use the spare one or retry: no sync has failed in this case.
 
     Raises: OSError, after OPEN_TRIES x OPEN_RETRY_S without a descriptor, or at once for any other error.
@@ -139,15 +139,15 @@ def _sync_part(filesystem: FileSystem, part: SyncPart) -> None:
         for file in part.files:
             filesystem.fdatasync(file.fd)
         for path in part.paths:
-            patiently(filesystem, filesystem.fsync_file, path)
+            sync_with_retry(filesystem, filesystem.fsync_file, path)
         for path in part.directories:
-            patiently(filesystem, filesystem.fsync_dir, path)
+            sync_with_retry(filesystem, filesystem.fsync_dir, path)
     except OSError as error:
         part.failed = True
         logger.error("sync failed: %s", error, extra={"queue": part.name})
 
 
-def _follow(filesystem: FileSystem, part: SyncPart) -> None:
+def _finish_part(filesystem: FileSystem, part: SyncPart) -> None:
     """Do what waited for the part's syncs. Raises: OSError.
 
     If the disk is full, delete the segments first, then write the checkpoints again. `.settled` files are always
@@ -191,26 +191,26 @@ def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
     Args:
         root_fd: a descriptor on the disk of the data directory.
     """
-    together = tried = False
+    synced_together = syncfs_failed = False
     if job.file_count() >= SYNCFS_FROM or job.closed():
         try:
             filesystem.syncfs(root_fd)
-            together = True
+            synced_together = True
         except OSError as error:
             logger.error("syncfs failed, syncing file by file: %s", error)
-            tried = True
-    if not together:
+            syncfs_failed = True
+    if not synced_together:
         for part in job.parts:
             _sync_part(filesystem, part)
         # No file reports the error of syncfs, so no part can be trusted.
-        if tried and not any(part.failed for part in job.parts):
+        if syncfs_failed and not any(part.failed for part in job.parts):
             for part in job.parts:
                 part.failed = True
     for part in job.parts:
         if part.failed or not part.follows():
             continue
         try:
-            _follow(filesystem, part)
+            _finish_part(filesystem, part)
         # Costs time at the next start, or disk space until then, but no message.
         except OSError as error:
             logger.warning("work after the sync failed: %s", error, extra={"queue": part.name})
@@ -336,7 +336,7 @@ class InlineCommitter(FsyncThread):
     _closed = False
 
     def _begin(self) -> None:
-        self._elsewhere = _at_once
+        self._elsewhere = _run_inline
 
     def submit(self, work: SyncBatch | Removal | Task) -> None:
         """Do the work now. After `close`, do nothing."""
@@ -355,5 +355,5 @@ class InlineCommitter(FsyncThread):
         self._closed = True
 
 
-def _at_once(work: Callable[[], None]) -> None:
+def _run_inline(work: Callable[[], None]) -> None:
     work()

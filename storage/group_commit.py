@@ -182,7 +182,7 @@ class GroupCommit:
     ) -> None:
         self.generation: int = 1
         self.unsynced_bytes: int = 0
-        self.on_commit: Callable[[int, list[QueueLog]], None] = _nobody
+        self.on_commit: Callable[[int, list[QueueLog]], None] = _ignore_commit
         self.commit_waiting: bool = False
         self.ack_ages: AckAges = AckAges()
         self._context: LogContext = context
@@ -232,9 +232,9 @@ class GroupCommit:
             self._arm_tick()
         if (self._gathered or self.commit_waiting) and self._job is None:
             if self.commit_waiting:
-                self._hand_over()
+                self._submit_job()
             else:
-                self._arm()
+                self._schedule_wake()
 
     def look(self) -> None:
         """Write settled offsets if the tick is overdue. `LoopTurn` calls it between two reads of one turn.
@@ -289,14 +289,14 @@ class GroupCommit:
             self.commit_waiting = True
             self._settled_wanted = True
         if (self._gathered or self.commit_waiting) and self._job is None:
-            self._hand_over()
+            self._submit_job()
 
     def gather(self, store: GroupCommitLog) -> None:
         """Put the log into the next job. It has something to sync or delete, but no confirm waits."""
         if not store.gathered:
             store.gathered = True
             self._gathered.append(store)
-            self._arm()
+            self._schedule_wake()
 
     def drop(self, store: GroupCommitLog) -> None:
         """Remove a log that is being deleted: it is not written or synced again. A running job counts as complete
@@ -352,9 +352,9 @@ class GroupCommit:
         if self._context.late and not self._tick_armed:
             self._arm_tick()
         if (self._gathered or self.commit_waiting) and self._job is None:
-            self._hand_over()
+            self._submit_job()
 
-    def _tick_on(self) -> None:
+    def _continue_tick(self) -> None:
         """Run the next slice of a tick over many logs."""
         if self._ticking and not self._closed:
             self._tick_or_wait()
@@ -369,7 +369,7 @@ class GroupCommit:
         stores = self._ticking[: context.dirty_max]
         del self._ticking[: context.dirty_max]
         if self._ticking and self._later is not None:
-            self._later(0.0, self._tick_on)
+            self._later(0.0, self._continue_tick)
         if tick(self._filesystem, stores, self._gathered, context.late) and self._unwritten_s >= 0.0:
             self.ack_ages.add(self._clock.monotonic() - self._unwritten_s)
         if not self._ticking:
@@ -378,7 +378,7 @@ class GroupCommit:
 
     # -- to the fsync thread and back
 
-    def _hand_over(self) -> None:
+    def _submit_job(self) -> None:
         job = SyncBatch(self.generation)
         self.generation += 1
         now_s = self._clock.monotonic()
@@ -396,7 +396,7 @@ class GroupCommit:
         assert committer is not None
         committer.submit(job)
 
-    def _arm(self) -> None:
+    def _schedule_wake(self) -> None:
         if not self._settle_armed and self._job is None:
             self._settle_armed = True
             left_s = self._settled_handed_s + SETTLE_DELAY_S - self._clock.monotonic()
@@ -409,7 +409,7 @@ class GroupCommit:
         self._settle_armed = False
         if (self._gathered or self.commit_waiting) and self._job is None and not self._closed:
             self._settled_wanted = True
-            self._hand_over()
+            self._submit_job()
 
     def committed(self, job: SyncBatch) -> None:
         """Complete a job: notify its logs, call `on_commit`, submit the next group. Posted by the fsync thread."""
@@ -429,9 +429,9 @@ class GroupCommit:
         if (self._gathered or self.commit_waiting) and self._job is None:
             overdue = self._clock.monotonic() >= self._settled_handed_s + SETTLE_DELAY_S
             if self.commit_waiting or overdue:
-                self._hand_over()
+                self._submit_job()
             else:
-                self._arm()
+                self._schedule_wake()
         self._resources.close_some_files()
 
     # -- stop
@@ -467,5 +467,5 @@ class GroupCommit:
         self.committed(job)
 
 
-def _nobody(generation: int, failed: list[QueueLog]) -> None:
+def _ignore_commit(generation: int, failed: list[QueueLog]) -> None:
     """Do nothing, until the broker sets `on_commit`."""

@@ -172,7 +172,7 @@ class LocalLog(GroupCommitLog):
         """Update cursors and delivered marks after segments changed. The caller updates the counts."""
         self._cursors.leave_batches()
         if seen_end > 0:
-            self._begin_settling().seen(seen_end)
+            self._ensure_acks().seen(seen_end)
 
     # -- append
 
@@ -256,10 +256,10 @@ class LocalLog(GroupCommitLog):
         """
         settlements = self._settlements
         if settlements is None:
-            settlements = self._begin_settling()
+            settlements = self._ensure_acks()
         settlements.settle(offset, body_size_bytes)
 
-    def _begin_settling(self) -> QueueAcks:
+    def _ensure_acks(self) -> QueueAcks:
         """Return the acks of this log; create them if recovery left none."""
         if not self.ready:
             self.recover()
@@ -290,7 +290,7 @@ class LocalLog(GroupCommitLog):
         """See `QueueLog.pass_older`. Cost: some 50 ns per message."""
         count: i64 = 0
         size: i64 = 0
-        settlements = self._begin_settling()
+        settlements = self._ensure_acks()
         if settlements.waiting:
             self._write_now()  # otherwise settled messages would be counted
         log = self.log
@@ -324,7 +324,7 @@ class LocalLog(GroupCommitLog):
     def mark_delivered(self, offset: i64) -> None:
         settlements = self._settlements
         if settlements is None:
-            settlements = self._begin_settling()
+            settlements = self._ensure_acks()
         settlements.mark_delivered(offset)
 
     def forget_delivered(self) -> None:
@@ -334,7 +334,7 @@ class LocalLog(GroupCommitLog):
     def mark_delayed(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
         settlements = self._settlements
         if settlements is None:
-            settlements = self._begin_settling()
+            settlements = self._ensure_acks()
         settlements.mark_returned(offset, delivery_count, due_ms)
 
     def redelivered(self, offset: i64) -> bool:
@@ -444,13 +444,13 @@ class LocalLog(GroupCommitLog):
         """Detach a deleted log: its parts get a dummy owner, so that no reference cycle remains."""
         self._cursors.let_go()
         self.recounted = None
-        nobody = GroupCommitLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
-        nobody.next_offset = self.next_offset
-        nobody.failed = nobody.deleted = nobody.dirty = nobody.deferred = True
-        self.appender.owner = nobody
+        dummy_owner = GroupCommitLog(self.context, self.vhost_id, self.queue_id, self.name, self.directory, True)
+        dummy_owner.next_offset = self.next_offset
+        dummy_owner.failed = dummy_owner.deleted = dummy_owner.dirty = dummy_owner.deferred = True
+        self.appender.owner = dummy_owner
         settlements = self._settlements
         if settlements is not None:
-            settlements.owner = nobody
+            settlements.owner = dummy_owner
 
     def close_unsynced_files(self) -> None:
         if self.log.shed():

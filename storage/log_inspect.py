@@ -270,13 +270,13 @@ def _log(filesystem: FileSystem, path: str, base: int, deep: bool, first: int, l
         while position < file.size:
             fault = file.fault(position)
             if fault:
-                behind = file.next_good(position, index)
-                if behind < 0:
-                    torn = expected >= _confirmed_end(filesystem, path, base)
-                    yield Damage(path, position, f"{fault}; no good batch after it", harmless=torn)
+                good_position = file.next_good(position, index)
+                if good_position < 0:
+                    is_torn = expected >= _confirmed_end(filesystem, path, base)
+                    yield Damage(path, position, f"{fault}; no good batch after it", harmless=is_torn)
                     return
-                yield Damage(path, position, f"{fault}; {behind - position} bytes are skipped")
-                position = behind
+                yield Damage(path, position, f"{fault}; {good_position - position} bytes are skipped")
+                position = good_position
                 continue
             header = file.header(position)
             assert header is not None

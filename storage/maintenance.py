@@ -62,12 +62,12 @@ class LogMaintenance:
         self._segment_age_ms = segment_age_ms
         self._inline = inline
         self._round: list[LocalLog] = []
-        self._left: list[LocalLog] = []  # of the round
+        self._remaining: list[LocalLog] = []  # of the round
         self._due: list[str] = []
         self._store: LocalLog | None = None  # being cleaned
         self._cleaning: Cleaning | None = None
         self._thread: threading.Thread | None = None
-        self._naming = 0  # rename tasks in the fsync thread
+        self._rename_count = 0  # rename tasks in the fsync thread
         self._waiting: list[Callable[[], None]] = []
         self._stopped = False  # another process may own the directory now
 
@@ -76,22 +76,22 @@ class LogMaintenance:
 
         Cost: 1 us per log and a step per segment of logs with retention; the first round recovers these.
         """
-        if self._stopped or self._left:
+        if self._stopped or self._remaining:
             return
         self._round = list(stores)
-        self._left = list(self._round)
-        self._go_on()
+        self._remaining = list(self._round)
+        self._run_slice()
 
-    def _go_on(self) -> None:
+    def _run_slice(self) -> None:
         if self._stopped:
             return
         clock = self._watch.clock
         now_ms = self._watch.agreed_ms()
         began = clock.monotonic()
-        while self._left:
-            self._look_after(self._left.pop(), now_ms)
-            if self._left and not self._inline and clock.monotonic() - began >= SLICE_S:
-                self._post(self._go_on)
+        while self._remaining:
+            self._maintain_log(self._remaining.pop(), now_ms)
+            if self._remaining and not self._inline and clock.monotonic() - began >= SLICE_S:
+                self._post(self._run_slice)
                 return
         due, self._due = self._due, []
         if due:
@@ -100,7 +100,7 @@ class LogMaintenance:
         if self._store is None:
             self._clean_dirtiest(stores, now_ms)
 
-    def _look_after(self, store: LocalLog, now_ms: int) -> None:
+    def _maintain_log(self, store: LocalLog, now_ms: int) -> None:
         log = store.log
         if store.deleted:
             return
@@ -153,29 +153,29 @@ class LogMaintenance:
 
     def _run(self, cleaning: Cleaning) -> None:
         """Runs in the cleaner thread."""
-        whole = False
+        complete = False
         try:
-            compaction.clean(cleaning, self._give_way)
-            whole = True
+            compaction.clean(cleaning, self._yield_to_loop)
+            complete = True
         except Cancelled:
             logger.info("compaction of %s cancelled", cleaning.log.directory)
         except (OSError, BadRecord) as error:
             logger.warning("compaction of %s failed: %s", cleaning.log.directory, error)
         except Exception:  # a bug; but retention must not be blocked
             logger.exception("compaction of %s failed", cleaning.log.directory)
-        self._post(self._cleaned, cleaning, whole)
+        self._post(self._cleaning_done, cleaning, complete)
 
-    def _give_way(self) -> None:
+    def _yield_to_loop(self) -> None:
         """Let the loop's thread run between two batches; otherwise the interpreter would switch only after 5 ms."""
         if not self._inline:
             self._filesystem.pause(0)
 
-    def _cleaned(self, cleaning: Cleaning, whole: bool) -> None:
+    def _cleaning_done(self, cleaning: Cleaning, complete: bool) -> None:
         store = self._store
         if self._stopped:
             return
         if store is None or store.deleted:
-            self._free(cleaning)
+            self._end_cleaning(cleaning)
             return
         now_ms = self._watch.agreed_ms()
         for group, segment in cleaning.done:
@@ -188,41 +188,41 @@ class LogMaintenance:
                 work, held = compaction.publish_cleaned(cleaning.log, group, segment, now_ms, delivered_mark, returned)
             except OSError as error:
                 logger.error("compacted segments of queue %s must wait for the next start: %s", store.name, error)
-                self._keep_closed(cleaning.log)
+                self._block_until_restart(cleaning.log)
                 return
-            self._naming += 1
-            self._committer.submit(Task(work, self._named(cleaning, segment, held, whole)))
+            self._rename_count += 1
+            self._committer.submit(Task(work, self._rename_callback(cleaning, segment, held, complete)))
         store.recount()
         store.write()
-        if self._naming == 0:
-            self._finish(cleaning, whole)
+        if self._rename_count == 0:
+            self._finish(cleaning, complete)
 
-    def _named(
-        self, cleaning: Cleaning, segment: Segment, held: list[OpenFile], whole: bool
+    def _rename_callback(
+        self, cleaning: Cleaning, segment: Segment, held: list[OpenFile], complete: bool
     ) -> Callable[[OSError | None], None]:
-        def named(error: OSError | None) -> None:
-            self._naming -= 1
+        def rename_done(error: OSError | None) -> None:
+            self._rename_count -= 1
             if self._stopped:
                 return
             # A sync failed and is never repeated; the next start completes the cleaning.
             if error is not None:
                 cleaning.log.failed = True
-                self._keep_closed(cleaning.log)
+                self._block_until_restart(cleaning.log)
                 return
             compaction.placed(segment, held)
-            if self._naming == 0 and cleaning.log.cleaning and self._cleaning is cleaning:
-                self._finish(cleaning, whole)
+            if self._rename_count == 0 and cleaning.log.cleaning and self._cleaning is cleaning:
+                self._finish(cleaning, complete)
 
-        return named
+        return rename_done
 
-    def _keep_closed(self, log: Log) -> None:
+    def _block_until_restart(self, log: Log) -> None:
         """Leave the log closed to retention and cleaning until the next start: it has new and old files."""
         logger.error("no retention or compaction in %s before the next start", log.directory)
-        self._let_go()
+        self._release_log()
 
-    def _finish(self, cleaning: Cleaning, whole: bool) -> None:
+    def _finish(self, cleaning: Cleaning, complete: bool) -> None:
         store = self._store
-        if whole and store is not None and not store.deleted:
+        if complete and store is not None and not store.deleted:
             path = f"{cleaning.log.directory}/{compaction.CLEANER_OFFSET}"
             # The next job writes it, after it has synced the directory.
             unsynced = cleaning.log.unsynced
@@ -234,15 +234,15 @@ class LogMaintenance:
                 cleaning.clean_end,
                 cleaning.dropped_count,
             )
-        self._free(cleaning)
+        self._end_cleaning(cleaning)
         if store is not None and not store.deleted:
             self._wake(store)
 
-    def _free(self, cleaning: Cleaning) -> None:
+    def _end_cleaning(self, cleaning: Cleaning) -> None:
         cleaning.log.cleaning = False
-        self._let_go()
+        self._release_log()
 
-    def _let_go(self) -> None:
+    def _release_log(self) -> None:
         self._cleaning = None
         self._store = None
         waiting, self._waiting = self._waiting, []
@@ -255,7 +255,7 @@ class LogMaintenance:
 
     # -- deletion and stop
 
-    def is_at(self, store: LocalLog) -> bool:
+    def is_cleaning(self, store: LocalLog) -> bool:
         """Return whether the log is being cleaned."""
         return self._store is store
 

@@ -20,8 +20,8 @@ from amqpd.storage.acks.segment_removal import DELETED
 from amqpd.storage.filesystem import FileSystem
 
 DESCRIPTION: Final = "queue.json"
-_OLD: Final = {"queue", "vhost", "id"}
-_KEYS: Final = {*_OLD, "auto_delete", "arguments"}
+_OLD_KEYS: Final = {"queue", "vhost", "id"}
+_KEYS: Final = {*_OLD_KEYS, "auto_delete", "arguments"}
 
 
 class Description(NamedTuple):
@@ -42,39 +42,39 @@ class Description(NamedTuple):
 
 def describe(name: str, vhost_name: str, auto_delete: bool, arguments: bytes, queue_id: str) -> bytes:
     """Return the content of a queue.json. Cost: 10 us, once per queue."""
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "queue": name,
         "vhost": vhost_name,
         "id": queue_id,
         "auto_delete": auto_delete,
         "arguments": base64.b64encode(arguments).decode("ascii"),
     }
-    told["checksum"] = _checksum(told)
-    return json.dumps(told, indent=1).encode() + b"\n"
+    fields["checksum"] = _checksum(fields)
+    return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def read_description(data: bytes, queue_id: str) -> Description | None:
     """Decode a queue.json. Returns: None if it is damaged or describes another directory than `queue_id`."""
     try:
-        told = json.loads(data)
-        if not isinstance(told, dict):
+        fields = json.loads(data)
+        if not isinstance(fields, dict):
             return None
-        checksum = told.pop("checksum", None)
-        whole = told.keys() == _KEYS and checksum == _checksum(told)
-        if not whole and (checksum is not None or told.keys() != _OLD):
+        checksum = fields.pop("checksum", None)
+        whole = fields.keys() == _KEYS and checksum == _checksum(fields)
+        if not whole and (checksum is not None or fields.keys() != _OLD_KEYS):
             return None
-        name, vhost, auto_delete = told["queue"], told["vhost"], told.get("auto_delete", False)
-        if told["id"] != queue_id or not isinstance(name, str) or not isinstance(vhost, str) or not name or not vhost:
+        name, vhost, auto_delete = fields["queue"], fields["vhost"], fields.get("auto_delete", False)
+        if fields["id"] != queue_id or not isinstance(name, str) or not isinstance(vhost, str) or not name or not vhost:
             return None
         if not isinstance(auto_delete, bool):
             return None
-        return Description(name, vhost, queue_id, auto_delete, base64.b64decode(told.get("arguments", "")), whole)
+        return Description(name, vhost, queue_id, auto_delete, base64.b64decode(fields.get("arguments", "")), whole)
     except (ValueError, TypeError):
         return None
 
 
-def _checksum(told: dict[str, object]) -> int:
-    return int(value(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()))
+def _checksum(fields: dict[str, object]) -> int:
+    return int(value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
 
 
 class DirectorySurvey(NamedTuple):

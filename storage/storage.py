@@ -68,16 +68,16 @@ class LogRecoveryQueue:
     def __init__(
         self,
         filesystem: FileSystem,
-        place: DataDirectory,
+        data_directory: DataDirectory,
         clock: Clock,
         post: Callable[..., object],
         *,
         strict: bool,
         inline: bool,
     ) -> None:
-        self.cut_noted = not place.power_cut
+        self.cut_noted = not data_directory.power_cut
         self._filesystem = filesystem
-        self._place = place
+        self._data_directory = data_directory
         self._clock = clock
         self._post = post
         self._strict = strict
@@ -87,12 +87,12 @@ class LogRecoveryQueue:
         self._failed: set[LocalLog] = set()
         self._scheduled = False
         self._read: dict[LocalLog, recovery.RecoveredLog] = {}  # read, not in use yet
-        self._uncut: set[LocalLog] = set()  # logs that have not recorded the power cut
+        self._without_power_cut_note: set[LocalLog] = set()  # logs that have not recorded the power cut
 
     def expect(self, store: LocalLog) -> None:
         """Register an existing log, which must record a power cut if there was one."""
         if not self.cut_noted:
-            self._uncut.add(store)
+            self._without_power_cut_note.add(store)
 
     def recover(self, store: LocalLog) -> None:
         """Recover the log now. Waits for the disk, or for the thread that recovers it.
@@ -101,14 +101,14 @@ class LogRecoveryQueue:
         """
         opening = self._read.pop(store, None)
         if opening is None:
-            opening = self._begin(store)
+            opening = self._read_all(store)
         opening.write()  # waits if the thread does it now
         opening.finish()
-        self._uncut.discard(store)
-        if not self.cut_noted and not self._uncut:
+        self._without_power_cut_note.discard(store)
+        if not self.cut_noted and not self._without_power_cut_note:
             # Every log has recorded the power cut, so the next start need not.
             self.cut_noted = True
-            self._place.note_boot()
+            self._data_directory.note_boot()
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
         """See `Storage.open_soon`."""
@@ -119,21 +119,21 @@ class LogRecoveryQueue:
             reading = self._readings.get(store)
             if reading is None:
                 if self._thread is None or store in self._failed:
-                    opening = self._begin(store)
+                    opening = self._read_all(store)
                 else:
-                    reading = self._reading(store)
+                    reading = self._new_reader(store)
                     try:
                         opening = reading.go_on(SLICE_S)
                     except OSError:
-                        opening = self._begin(store)
+                        opening = self._read_all(store)
             if opening is None:
                 # Its slice has just ended, or it waits for another turn.
                 assert reading is not None
                 reading.waiting.append(done)
                 self._readings[store] = reading
-                self._go_on_soon()
+                self._schedule_slice()
                 return False
-            if self._is_whole(store, opening):
+            if self._is_complete(store, opening):
                 store.recover()
                 return True
         elif opening.told:  # the callback was called before
@@ -142,7 +142,7 @@ class LogRecoveryQueue:
         opening.waiting.append(done)
         return False
 
-    def _is_whole(self, store: LocalLog, opening: recovery.RecoveredLog) -> bool:
+    def _is_complete(self, store: LocalLog, opening: recovery.RecoveredLog) -> bool:
         """Return True if the log is completely read and nothing must be written. Otherwise start the writes."""
         self._read[store] = opening
         if self._thread is None or not opening.waits:
@@ -150,12 +150,12 @@ class LogRecoveryQueue:
         self._thread.call(partial(self._write, opening))
         return False
 
-    def _go_on_soon(self) -> None:
+    def _schedule_slice(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._post(self._go_on)
+            self._post(self._read_slice)
 
-    def _go_on(self) -> None:
+    def _read_slice(self) -> None:
         """Read a slice of the oldest log in the queue."""
         self._scheduled = False
         if not self._readings:
@@ -168,36 +168,38 @@ class LogRecoveryQueue:
                 logger.exception("the log of queue '%s' cannot be read", store.name)
             del self._readings[store]
             self._failed.add(store)
-            _tell(reading.waiting)  # their `recover` raises the error
+            _call_all(reading.waiting)  # their `recover` raises the error
         else:
             if opening is not None:
                 del self._readings[store]
-                if self._is_whole(store, opening):
+                if self._is_complete(store, opening):
                     opening.told = True
-                    _tell(reading.waiting)
+                    _call_all(reading.waiting)
                 else:
                     opening.waiting += reading.waiting
         if self._readings:
-            self._go_on_soon()
+            self._schedule_slice()
 
-    def _reading(self, store: LocalLog) -> recovery.RecoveryReader:
-        place = self._place
-        return recovery.RecoveryReader(store, place.boot, self._clock, power_cut=place.power_cut, strict=self._strict)
+    def _new_reader(self, store: LocalLog) -> recovery.RecoveryReader:
+        data_directory = self._data_directory
+        return recovery.RecoveryReader(
+            store, data_directory.boot, self._clock, power_cut=data_directory.power_cut, strict=self._strict
+        )
 
-    def _begin(self, store: LocalLog) -> recovery.RecoveredLog:
+    def _read_all(self, store: LocalLog) -> recovery.RecoveredLog:
         """Read the log, or the rest of it, at once."""
         self._failed.discard(store)
         reading = self._readings.pop(store, None)
         if reading is None:
-            reading = self._reading(store)
+            reading = self._new_reader(store)
         elif reading.waiting:
-            self._post(_tell, reading.waiting)
+            self._post(_call_all, reading.waiting)
         try:
             return reading.all()
         except OSError as error:
             if not self._filesystem.room_after(error):
                 raise
-            return self._reading(store).all()
+            return self._new_reader(store).all()
 
     def _write(self, opening: recovery.RecoveredLog) -> None:
         """Runs in the thread."""
@@ -207,11 +209,11 @@ class LogRecoveryQueue:
     def _written(self, opening: recovery.RecoveredLog) -> None:
         opening.told = True
         waiting, opening.waiting = opening.waiting, []
-        _tell(waiting)
+        _call_all(waiting)
 
     def drop(self, store: LocalLog) -> None:
         """Remove a log that is being deleted."""
-        self._uncut.discard(store)
+        self._without_power_cut_note.discard(store)
         self._failed.discard(store)
         reading = self._readings.pop(store, None)
         if reading is not None:
@@ -231,7 +233,7 @@ class LogRecoveryQueue:
             self._thread.close()
 
 
-def _tell(waiting: list[Callable[[], None]]) -> None:
+def _call_all(waiting: list[Callable[[], None]]) -> None:
     for done in waiting:
         done()
 
@@ -290,27 +292,37 @@ class Storage(LogKeeper):
         self._ahead = ReadAhead(filesystem, post)
         self.context = LogContext(clock, None if inline else self._ahead)
         self.context.has_ticks = later is not None
-        self._place = DataDirectory(filesystem, self.data_dir, boot_id)
-        self.boot_id = self._place.boot_id
-        self.power_cut = self._place.power_cut
-        self._openings = LogRecoveryQueue(filesystem, self._place, clock, post, strict=strict, inline=inline)
+        self._data_directory = DataDirectory(filesystem, self.data_dir, boot_id)
+        self.boot_id = self._data_directory.boot_id
+        self.power_cut = self._data_directory.power_cut
+        self._recovery_queue = LogRecoveryQueue(
+            filesystem, self._data_directory, clock, post, strict=strict, inline=inline
+        )
         filesystem.remove_tree(f"{self.data_dir}/{SPILL}")
         self._resources.take_reserve()
-        self._chores = WorkerThread("amqpd-removal")
+        self._worker = WorkerThread("amqpd-removal")
         if not inline:
             filesystem.closer = self._close_later
         commits = self.commits = GroupCommit(self.context, filesystem, self._resources, later)
-        kind = InlineCommitter if inline else FsyncThread
-        self._committer = kind(
-            filesystem, self._place.lock_fd, post, commits.committed, commits.settle_due, self._chores.call, clock
+        committer_class = InlineCommitter if inline else FsyncThread
+        self._committer = committer_class(
+            filesystem,
+            self._data_directory.lock_fd,
+            post,
+            commits.committed,
+            commits.settle_due,
+            self._worker.call,
+            clock,
         )
         self.sync_times = self._committer.times
         if isinstance(self._committer, InlineCommitter):
             self._committer.later = later
         commits.start(self._committer)
-        self.departures = DirectoryRemover(filesystem, self._committer, self._chores.call if not inline else _at_once)
-        watch, boot = self.clock_watch, self._place.boot
-        self._upkeep = LogMaintenance(
+        self.departures = DirectoryRemover(
+            filesystem, self._committer, self._worker.call if not inline else _run_inline
+        )
+        watch, boot = self.clock_watch, self._data_directory.boot
+        self._maintenance = LogMaintenance(
             filesystem, watch, self._committer, post, commits.gather, boot, segment_age_ms, inline
         )
 
@@ -355,16 +367,16 @@ class Storage(LogKeeper):
         store = LocalLog(self.context, log, vhost_id, queue_id, name, self, False)
         self.set_policy(store, policy)
         self._stores[store] = None
-        self._openings.expect(store)
+        self._recovery_queue.expect(store)
         return store
 
     def open_own(self, directory: str, queue_id: str, name: str, vhost_name: str, arguments: bytes) -> LocalLog:
         """Return the log of a system queue, in a directory beside `vhosts`. Otherwise like `open_queue`."""
-        described = partial(describe, name, vhost_name, False, arguments, queue_id)
-        log = self._log([self.data_dir, f"{self.data_dir}/{directory}"], described)
+        description = partial(describe, name, vhost_name, False, arguments, queue_id)
+        log = self._log([self.data_dir, f"{self.data_dir}/{directory}"], description)
         store = LocalLog(self.context, log, "", queue_id, name, self, False)
         self._stores[store] = None
-        self._openings.expect(store)
+        self._recovery_queue.expect(store)
         return store
 
     def recover_all(self) -> None:
@@ -398,7 +410,7 @@ class Storage(LogKeeper):
     def open_log(self, chain: list[str], name: str, vhost_name: str, vhost_id: str) -> LocalLog:
         """Return the existing log of `create_log`. Reads nothing, like `open_queue`."""
         store = self._log_at(chain, name, vhost_name, vhost_id, False)
-        self._openings.expect(store)
+        self._recovery_queue.expect(store)
         return store
 
     def _log_at(self, chain: list[str], name: str, vhost_name: str, vhost_id: str, ready: bool) -> LocalLog:
@@ -424,7 +436,7 @@ class Storage(LogKeeper):
         """Return the directories of delayed messages of a vhost. `names`: none, an exchange, or an exchange and a
         bucket.
         """
-        chain = self._place.queue_chain(vhost_id, "")[:3]
+        chain = self._data_directory.queue_chain(vhost_id, "")[:3]
         for name in ("delays", *names):
             chain.append(f"{chain[-1]}/{name}")
         return chain
@@ -433,12 +445,12 @@ class Storage(LogKeeper):
         """Mark the format before the first delayed message: older versions, which would not see it, then do not
         start. Raises: OSError.
         """
-        self._place.note_format(FORMAT_WITH_DELAYS)
+        self._data_directory.note_format(FORMAT_WITH_DELAYS)
 
     @property
     def ended_badly(self) -> bool:
         """True if the previous process did not stop cleanly: a kill or a power cut."""
-        return self._place.ended_badly
+        return self._data_directory.ended_badly
 
     def set_policy(self, store: LocalLog, policy: RetentionPolicy | None) -> None:
         """Set the retention policy of a log; the next `maintain` applies it. None: settled messages are removed."""
@@ -498,7 +510,7 @@ class Storage(LogKeeper):
 
         Cost: 1 us per log and a step per segment of logs with retention, in slices of 5 ms.
         """
-        self._upkeep.maintain(list(self._stores))
+        self._maintenance.maintain(list(self._stores))
 
     def delete_queue(self, store: LocalLog, done: Callable[[], None] | None = None) -> None:
         """Delete a log that has no row in the metadata. Its files are removed after the running syncs.
@@ -508,9 +520,9 @@ class Storage(LogKeeper):
         Args:
             done: called on the loop when the files are gone.
         """
-        self._abandon(store)
+        self._detach(store)
         removal = Removal(store.log.directory, done if done is not None else _nothing)
-        self._upkeep.when_free(store, lambda: self._committer.submit(removal))
+        self._maintenance.when_free(store, lambda: self._committer.submit(removal))
 
     def leave_queue(self, store: QueueLog) -> None:
         """Delete the local files of a queue that continues on another node."""
@@ -522,8 +534,8 @@ class Storage(LogKeeper):
 
         `done` is called on the loop when the rename is synced.
         """
-        self._abandon(store)
-        self._upkeep.when_free(store, lambda: self.departures.rename(store.log.chain, done))
+        self._detach(store)
+        self._maintenance.when_free(store, lambda: self.departures.rename(store.log.chain, done))
 
     def retire_vhost(self, vhost_id: str, stores: Sequence[QueueLog], done: Callable[[], None]) -> None:
         """Like `retire_queue`, for the directory of a vhost and its logs. Logs on other nodes retire one by one."""
@@ -543,26 +555,26 @@ class Storage(LogKeeper):
 
     def _retire_chain(self, chain: list[str], stores: Sequence[LocalLog], done: Callable[[], None]) -> None:
         for store in stores:
-            self._abandon(store)
+            self._detach(store)
         for store in stores:
-            if self._upkeep.is_at(store):
-                self._upkeep.when_free(store, lambda: self.departures.rename(chain, done))
+            if self._maintenance.is_cleaning(store):
+                self._maintenance.when_free(store, lambda: self.departures.rename(chain, done))
                 return
         self.departures.rename(chain, done)
 
     def queue_chain(self, vhost_id: str, queue_id: str) -> list[str]:
         """Return the directories from the data directory down to the one of the queue."""
-        return self._place.queue_chain(vhost_id, queue_id)
+        return self._data_directory.queue_chain(vhost_id, queue_id)
 
     def vhost_chain(self, vhost_id: str) -> list[str]:
         """Return the directories from the data directory down to the one of the vhost."""
-        return self._place.queue_chain(vhost_id, "")[:3]
+        return self._data_directory.queue_chain(vhost_id, "")[:3]
 
-    def _abandon(self, store: LocalLog) -> None:
+    def _detach(self, store: LocalLog) -> None:
         store.deleted = True  # the running tick skips it
         store.failed = True
         self._stores.pop(store, None)
-        self._openings.drop(store)
+        self._recovery_queue.drop(store)
         self.commits.drop(store)
         store.let_go()
         if store.log.removals.retention is not None:
@@ -576,26 +588,26 @@ class Storage(LogKeeper):
 
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
         """Move the directory of a queue to lost+found/ and return its new path. For the start. Raises: OSError."""
-        return self._place.set_aside(vhost_id, queue_id)
+        return self._data_directory.set_aside(vhost_id, queue_id)
 
     def move_queue(self, queue_id: str, source: str, target: str) -> None:
         """Move the directory of a queue from one vhost id to another, and sync. For the start. Raises: OSError."""
-        self._place.move(queue_id, source, target)
+        self._data_directory.move(queue_id, source, target)
 
     def _queue_log(
         self, vhost_id: str, queue_id: str, name: str, vhost_name: str, auto_delete: bool, arguments: bytes
     ) -> Log:
-        described = partial(describe, name, vhost_name, auto_delete, arguments, queue_id)
-        return self._log(self._place.queue_chain(vhost_id, queue_id), described)
+        description = partial(describe, name, vhost_name, auto_delete, arguments, queue_id)
+        return self._log(self._data_directory.queue_chain(vhost_id, queue_id), description)
 
-    def _log(self, chain: list[str], described: Callable[[], bytes], durable: bool = True) -> Log:
-        """Return the log in the last directory of `chain`. `described` returns its queue.json."""
-        size_bytes, boot, reserve = self.segment_size_bytes, self._place.boot, self._resources.reserve
-        return Log(self.filesystem, chain, described, size_bytes, boot, reserve, durable)
+    def _log(self, chain: list[str], description: Callable[[], bytes], durable: bool = True) -> Log:
+        """Return the log in the last directory of `chain`. `description` returns its queue.json."""
+        size_bytes, boot, reserve = self.segment_size_bytes, self._data_directory.boot, self._resources.reserve
+        return Log(self.filesystem, chain, description, size_bytes, boot, reserve, durable)
 
     def recover(self, store: LocalLog) -> None:
         """Recover the log from the disk before its first use. Raises: OSError; UnknownFormat; DamagedLog."""
-        self._openings.recover(store)
+        self._recovery_queue.recover(store)
         if find_hold(self.filesystem, store.log.directory):
             self.hold(store).load()
         if store.log.dirty:  # recovered data must be synced, and settled data removed
@@ -606,10 +618,10 @@ class Storage(LogKeeper):
 
         `done` is called on the loop when `recover` will not wait for the disk any more. Raises: as `recover`.
         """
-        return self._openings.open_soon(store, done)
+        return self._recovery_queue.open_soon(store, done)
 
     def _close_later(self, fd: int) -> None:
-        self._chores.call(partial(self.filesystem.close, fd))
+        self._worker.call(partial(self.filesystem.close, fd))
 
     # -- stop
 
@@ -623,46 +635,46 @@ class Storage(LogKeeper):
             return
         self._closed = True
         self.commits.stop()
-        self._upkeep.stop()
+        self._maintenance.stop()
         self._committer.close()
         self.filesystem.closer = None
-        self._openings.close()
-        self._chores.close()
+        self._recovery_queue.close()
+        self._worker.close()
         self._ahead.worker.close()
         self.commits.finish_job()
         if clean:
             self._close_clean()
         for store in self._stores:
             store.log.close_files()
-        self._place.close()
+        self._data_directory.close()
 
     def _close_clean(self) -> None:
         self._sync_unopened()
         for store in self._stores:
             if store.ready:
                 store.finish()
-        self.commits.sync_all(self._stores, self._place.lock_fd)
+        self.commits.sync_all(self._stores, self._data_directory.lock_fd)
         # their messages moved to other logs, which the sync above made safe
         late = [store for store in self._stores if store.settles]
         if late:
             for store in late:
                 store.finish()
-            self.commits.sync_all(late, self._place.lock_fd)
+            self.commits.sync_all(late, self._data_directory.lock_fd)
         for store in self._stores:
             try:
                 mark_clean(store.log, store.delivered_mark)
             except OSError as error:  # the next start checks more
                 logger.warning("cannot write the clean-shutdown mark of queue %s: %s", store.name, error)
-        if self._openings.cut_noted:
-            self._place.forget_boot()
+        if self._recovery_queue.cut_noted:
+            self._data_directory.forget_boot()
 
     def _sync_unopened(self) -> None:
         """Sync what a kill left in the page cache of logs that were not opened since. Their clean marks are then
         true.
         """
-        if self._place.ended_badly and not all(store.ready for store in self._stores):
+        if self._data_directory.ended_badly and not all(store.ready for store in self._stores):
             try:
-                self.filesystem.syncfs(self._place.lock_fd)
+                self.filesystem.syncfs(self._data_directory.lock_fd)
             # Those logs have no clean mark: the next start scans them.
             except OSError as error:
                 logger.error("data of the previous process could not be synced: %s", error)
@@ -672,5 +684,5 @@ def _nothing() -> None:
     """Do nothing, for a caller that passed no callback."""
 
 
-def _at_once(work: Callable[[], None]) -> None:
+def _run_inline(work: Callable[[], None]) -> None:
     work()

@@ -184,19 +184,19 @@ Row: TypeAlias = (
 
 
 class Put(NamedTuple):
-    """Write a row; replaces the one with the same key."""
+    """A change that writes a row and replaces the one with the same key."""
 
     row: Row
 
 
 class Delete(NamedTuple):
-    """Delete the row with this key, and its children. Other fields are ignored. A missing row is no error."""
+    """A change that deletes the row with this key, and its children. Other fields are ignored; the row may be missing."""
 
     row: Row
 
 
 class DeleteBindings(NamedTuple):
-    """Delete every binding to this queue or exchange and, for an exchange, every one from it."""
+    """A change that deletes every binding to this queue or exchange and, for an exchange, every one from it."""
 
     vhost: str
     name: str

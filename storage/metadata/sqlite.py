@@ -161,12 +161,12 @@ class SqliteBootstrap:
             with self._connected(self._path) as connection:
                 yield connection
             return
-        with tempfile.TemporaryDirectory(dir=MEMORY if filesystem.exists(MEMORY) else None) as aside:
+        with tempfile.TemporaryDirectory(dir=MEMORY if filesystem.exists(MEMORY) else None) as temporary_directory:
             for path in (self._path, self._path.with_name(self._path.name + "-wal")):
                 data = filesystem.read_if_there(str(path))
                 if data:
-                    filesystem.replace_file(str(Path(aside, path.name)), data, sync=False)
-            with self._connected(Path(aside, self._path.name)) as connection:
+                    filesystem.replace_file(str(Path(temporary_directory, path.name)), data, sync=False)
+            with self._connected(Path(temporary_directory, self._path.name)) as connection:
                 yield connection
 
     @contextmanager

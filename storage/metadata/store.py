@@ -214,7 +214,7 @@ class SqlMetadataStore:
             self._dispose()
             if not _is_database_error(error):
                 raise
-            raise MetadataError(f"cannot open the metadata ({self._where()}): {_text(error)}") from error
+            raise MetadataError(f"cannot open the metadata ({self._database()}): {_text(error)}") from error
         self._thread = threading.Thread(target=self._run, name="amqpd-metadata", daemon=True)
         self._thread.start()
         return state
@@ -283,8 +283,8 @@ class SqlMetadataStore:
         if header is None:
             if ours is not None and _holds_queues(self._data_dir):
                 raise InstanceMismatch(
-                    f"the data directory holds queues, but the metadata ({self._where()}) is empty; put the database "
-                    f"back, or choose an empty data directory. If the database is lost, remove {self._data_dir}/"
+                    f"the data directory holds queues, but the metadata ({self._database()}) is empty; put the "
+                    f"database back, or choose an empty data directory. If the database is lost, remove {self._data_dir}/"
                     f"{INSTANCE_FILE}: the queues that hold messages are then declared again from their directories; "
                     "users, permissions, exchanges, bindings and queues that never held a message are lost"
                 )
@@ -298,7 +298,9 @@ class SqlMetadataStore:
             instance = self._check(header, ours)
             version = int(header["schema_version"])
             if version < SCHEMA_VERSION:
-                logger.info("metadata (%s): upgrading schema version %d to %d", self._where(), version, SCHEMA_VERSION)
+                logger.info(
+                    "metadata (%s): upgrading schema version %d to %d", self._database(), version, SCHEMA_VERSION
+                )
                 start.upgrade(version)
         return _state(instance, fresh, start.rows())
 
@@ -307,27 +309,27 @@ class SqlMetadataStore:
         version = header.get("schema_version", "")
         theirs = header.get("instance_id", "")
         if not version.isdecimal() or not theirs:
-            raise MetadataError(f"the metadata ({self._where()}) has no schema version or no instance id")
+            raise MetadataError(f"the metadata ({self._database()}) has no schema version or no instance id")
         if int(version) > SCHEMA_VERSION:
             raise NewerSchema(
-                f"the metadata ({self._where()}) has schema version {version}, this amqpd knows {SCHEMA_VERSION}; "
+                f"the metadata ({self._database()}) has schema version {version}, this amqpd knows {SCHEMA_VERSION}; "
                 "start the newer amqpd that wrote it"
             )
         if int(version) < 1:
-            raise MetadataError(f"the metadata ({self._where()}) has the unknown schema version {version}")
+            raise MetadataError(f"the metadata ({self._database()}) has the unknown schema version {version}")
         if ours is None:
             raise InstanceMismatch(
-                f"the metadata ({self._where()}) belongs to instance {theirs}, but the data directory {self._data_dir} "
-                f"has no {INSTANCE_FILE}; if they belong together, write that id into {INSTANCE_FILE}"
+                f"the metadata ({self._database()}) belongs to instance {theirs}, but the data directory "
+                f"{self._data_dir} has no {INSTANCE_FILE}; if they belong together, write that id into {INSTANCE_FILE}"
             )
         if ours != theirs:
             raise InstanceMismatch(
-                f"the metadata ({self._where()}) belongs to instance {theirs}, the data directory {self._data_dir} "
+                f"the metadata ({self._database()}) belongs to instance {theirs}, the data directory {self._data_dir} "
                 f"to instance {ours}; used together, they would lose every queue"
             )
         return theirs
 
-    def _where(self) -> str:
+    def _database(self) -> str:
         """Return the database for error texts, without its password."""
         if isinstance(self._url, Path):
             return str(self._url)
@@ -416,36 +418,36 @@ def _call_all(answers: list[tuple[Done, BaseException | None]]) -> None:
 
 
 def _state(instance: str, fresh: bool, rows: dict[type[Row], list[Row]]) -> MetadataState:
-    leaving = {row.name for row in rows[VhostRow] if isinstance(row, VhostRow) and row.state == "deleting"}
+    deleting_names = {row.name for row in rows[VhostRow] if isinstance(row, VhostRow) and row.state == "deleting"}
 
-    def of(kind: type[R]) -> list[R]:
+    def rows_of(kind: type[R]) -> list[R]:
         found = cast("list[R]", rows[cast("type[Row]", kind)])
-        if leaving and "vhost" in kind._fields:
-            return [row for row in found if getattr(row, "vhost", None) not in leaving]
+        if deleting_names and "vhost" in kind._fields:
+            return [row for row in found if getattr(row, "vhost", None) not in deleting_names]
         return found
 
-    caches = of(SeenCacheRow)
+    caches = rows_of(SeenCacheRow)
     known = {row.id for row in caches}
-    live = {row.id for row in of(QueueRow) if row.state != "deleting"}
+    live = {row.id for row in rows_of(QueueRow) if row.state != "deleting"}
     return MetadataState(
         instance_id=instance,
         fresh=fresh,
-        vhosts=[row for row in of(VhostRow) if row.state != "deleting"],
-        deleting_vhosts=[row for row in of(VhostRow) if row.state == "deleting"],
-        users=of(UserRow),
-        permissions=of(PermissionRow),
-        topic_permissions=of(TopicPermissionRow),
-        exchanges=of(ExchangeRow),
-        queues=[row for row in of(QueueRow) if row.state != "deleting"],
-        deleting_queues=[row for row in of(QueueRow) if row.state == "deleting"],
-        bindings=of(BindingRow),
-        policies=of(PolicyRow),
-        parameters=of(ParameterRow),
-        global_parameters=of(GlobalParameterRow),
-        stored_offsets=[row for row in of(StoredOffsetRow) if row.queue_id in live],
-        user_limits=of(UserLimitsRow),
+        vhosts=[row for row in rows_of(VhostRow) if row.state != "deleting"],
+        deleting_vhosts=[row for row in rows_of(VhostRow) if row.state == "deleting"],
+        users=rows_of(UserRow),
+        permissions=rows_of(PermissionRow),
+        topic_permissions=rows_of(TopicPermissionRow),
+        exchanges=rows_of(ExchangeRow),
+        queues=[row for row in rows_of(QueueRow) if row.state != "deleting"],
+        deleting_queues=[row for row in rows_of(QueueRow) if row.state == "deleting"],
+        bindings=rows_of(BindingRow),
+        policies=rows_of(PolicyRow),
+        parameters=rows_of(ParameterRow),
+        global_parameters=rows_of(GlobalParameterRow),
+        stored_offsets=[row for row in rows_of(StoredOffsetRow) if row.queue_id in live],
+        user_limits=rows_of(UserLimitsRow),
         seen_caches=caches,
-        seen=[row for row in of(SeenRow) if row.cache_id in known],
+        seen=[row for row in rows_of(SeenRow) if row.cache_id in known],
     )
 
 

@@ -273,7 +273,7 @@ def test_a_deletion_that_leaves_its_directory_is_seen(monkeypatch: pytest.Monkey
     if broken == "not renamed":
         monkeypatch.setattr(DirectoryRemover, "_rename", lambda departures, chains: None)
     else:
-        monkeypatch.setattr("amqpd.storage.directory_removal.patiently", lambda filesystem, sync, path: None)
+        monkeypatch.setattr("amqpd.storage.directory_removal.sync_with_retry", lambda filesystem, sync, path: None)
     with pytest.raises(AssertionError, match="whose deletion was answered|which is deleting, is still there"):
         walk("delete and declare again")
 

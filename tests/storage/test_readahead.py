@@ -277,7 +277,7 @@ def test_a_removed_segment_is_closed_elsewhere(reading: Reading) -> None:
     store.settle_range(0, 29_999)
     reading.storage.commits.flush()
     reading.until(lambda: not {segment.base for segment in store.log.segments} & set(gone))
-    reading.storage._chores.close()
+    reading.storage._worker.close()
     assert [thread for thread in closed if thread != here]
     assert reading.filesystem.open_file_count <= 4
     assert all(f"{base:020d}.log" not in reading.filesystem.listdir(store.log.directory) for base in gone)

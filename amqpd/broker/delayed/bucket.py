@@ -516,11 +516,11 @@ class Cascade:
         if self._ended:
             return
         self._ended = True
-        there: i64 = 0
+        stored_count: i64 = 0
         for child in self.children.values():
-            there += child.store.record_count
+            stored_count += child.store.record_count
         # The count shows unwritten copies even if a sync succeeded.
-        self._over(self, not self._failed and there == self.copied)
+        self._over(self, not self._failed and stored_count == self.copied)
 
 
 @final
@@ -636,7 +636,7 @@ class DelayedRelease(RepublishSource):
         bucket = self.bucket
         offset = first
         while offset <= last:
-            if self._is_back(offset):
+            if self._finish(offset):
                 self._tally.released += 1
             offset += 1
         if not bucket.gone:
@@ -646,13 +646,13 @@ class DelayedRelease(RepublishSource):
 
     def on_stop(self, offset: i64, again: bool) -> None:
         bucket = self.bucket
-        self._is_back(offset)
+        self._finish(offset)
         if again:
             bucket.again = True  # the delivered mark must not be cleared
         if not bucket.gone and not bucket.out:
             self._done(bucket)
 
-    def _is_back(self, offset: i64) -> bool:
+    def _finish(self, offset: i64) -> bool:
         """Remove the offset from `out`. Return whether it was there."""
         size = self.bucket.out.pop(offset, -1)
         if size < 0:

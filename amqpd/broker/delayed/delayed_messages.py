@@ -81,7 +81,7 @@ class DelayScheduler(DelaySchedulerBase):
         # By vhost, then by exchange.
         self._wheels: dict[str, dict[str, TimingWheel]] = {}
         self._call_soon = call_soon
-        self._line: deque[TimingWheelBase] = deque()
+        self._queue: deque[TimingWheelBase] = deque()
         self._scheduled = False
         self._watch = ClockWatcher(self)
         self._apart_ms: i64 = 0
@@ -135,7 +135,7 @@ class DelayScheduler(DelaySchedulerBase):
     def stop(self) -> None:
         """Stop: delayed messages remain on the disk."""
         self._stopped = True
-        self._line.clear()
+        self._queue.clear()
         for wheels in self._wheels.values():
             for wheel in wheels.values():
                 wheel.stop()
@@ -149,7 +149,7 @@ class DelayScheduler(DelaySchedulerBase):
                 wheel.arm(self.timers.steady_ms() + left_ms)
                 return
             wheel.queued = True
-            self._line.append(wheel)
+            self._queue.append(wheel)
             if not self._scheduled:
                 self._scheduled = True
                 self._call_soon(self.run)
@@ -159,23 +159,23 @@ class DelayScheduler(DelaySchedulerBase):
         self._scheduled = False
         timers = self.timers
         begun_ms = timers.now_ms()
-        while self._line:
-            wheel = self._line.popleft()
+        while self._queue:
+            wheel = self._queue.popleft()
             try:
-                goes_on = wheel.step()
+                has_more = wheel.step()
                 wheel.failures = 0
             except Exception as error:  # noqa: BLE001  # told there; the others have their turn all the same
-                goes_on = False
+                has_more = False
                 self._failed(wheel, error)
-            if goes_on:
-                self._line.append(wheel)
+            if has_more:
+                self._queue.append(wheel)
             else:
                 wheel.queued = False
                 wheel.rearm()
             if timers.now_ms() - begun_ms >= SLICE_MS:
                 break
         self.turn.schedule()  # writes what was appended, settled and marked
-        if self._line and not self._scheduled:
+        if self._queue and not self._scheduled:
             self._scheduled = True
             self._call_soon(self.run)
 
@@ -243,8 +243,8 @@ class DelayScheduler(DelaySchedulerBase):
                 continue
             found[each] = named
             if not name:
-                told = read_description(storage.filesystem.read_if_there(f"{root}/{each}/{DESCRIPTION}"), each)
-                name = "" if told is None else told.queue
+                description = read_description(storage.filesystem.read_if_there(f"{root}/{each}/{DESCRIPTION}"), each)
+                name = "" if description is None else description.queue
         if not name and not self._has_records(root, found):  # the process ended before its first message
             storage.retire_directory(chain, [], _nothing)
             return
@@ -292,11 +292,11 @@ class DelayScheduler(DelaySchedulerBase):
                 storage.retire_directory(chain, [], _nothing)
                 continue
             if storage.power_cut:
-                self._tell_whose(wheel, chain[-1], name)
+                self._restore_description(wheel, chain[-1], name)
             store = storage.open_log(chain, wheel.exchange, wheel.vhost, wheel.vhost_id)
             wheel.restore(named.place, name, chain, store)
 
-    def _tell_whose(self, wheel: TimingWheel, directory: str, name: str) -> None:
+    def _restore_description(self, wheel: TimingWheel, directory: str, name: str) -> None:
         """Write the queue.json that a power cut removed from a bucket. Otherwise the next start may find no owner."""
         filesystem = self.storage.filesystem
         path = f"{directory}/{DESCRIPTION}"

@@ -342,7 +342,7 @@ class TimingWheel(TimingWheelBase):
             if bucket.waiting:
                 return False
             try:
-                if not bucket.store.open_soon(partial(self._goes_on, bucket)):
+                if not bucket.store.open_soon(partial(self._resume, bucket)):
                     bucket.waiting = True
                     return False
                 bucket.store.recover()
@@ -356,7 +356,7 @@ class TimingWheel(TimingWheelBase):
             bucket.again = bucket.store.redelivered(0)
             self._retry_ms.pop(bucket, 0)
             if bucket.store.record_count == 0:
-                self._leave(bucket)
+                self._remove(bucket)
         self._unopened.pop()
         return True
 
@@ -369,7 +369,7 @@ class TimingWheel(TimingWheelBase):
         now = self.works.timers.steady_ms()
         if self._unopened and self._may_open(now) and self._open():
             return True
-        bucket, limit = self._next(now)
+        bucket, limit = self._next_bucket(now)
         if self._release(now, limit):
             return True
         if bucket is None:
@@ -377,7 +377,7 @@ class TimingWheel(TimingWheelBase):
         self._retry_ms.pop(bucket, 0)
         try:
             if bucket.level > 0:
-                return self._descend(bucket, now)
+                return self._cascade_step(bucket, now)
             return self._load(bucket)
         except OSError as error:
             log.error("delayed messages cannot be read: %s", error, extra=self.about())
@@ -387,14 +387,14 @@ class TimingWheel(TimingWheelBase):
     def _may_open(self, now: i64) -> bool:
         return self._retry_ms.get(self._unopened[len(self._unopened) - 1], 0) <= now
 
-    def _next(self, now: i64) -> tuple[Bucket | None, i64]:
+    def _next_bucket(self, now: i64) -> tuple[Bucket | None, i64]:
         """Return the bucket to work on, and the time before which messages may be released now."""
         best: Bucket | None = None
         limit: i64 = NEVER
         for bucket in self.buckets:
             if bucket.loaded or bucket.work_ms > now:
                 if bucket.loaded and bucket.taking and bucket.end_ms <= now:
-                    self._close(bucket)
+                    self._stop_taking(bucket)
                 continue
             if bucket.gone or (bucket in self._retry_ms and self._retry_ms[bucket] > now):
                 continue
@@ -410,10 +410,10 @@ class TimingWheel(TimingWheelBase):
             # An earlier bucket waits for the disk and has due messages: keep the order.
             best = None
         for each in [bucket for bucket in self.buckets if bucket.loaded and not bucket.taking]:
-            self._over(each)
+            self._remove_if_done(each)
         return best, limit
 
-    def _goes_on(self, bucket: Bucket) -> None:
+    def _resume(self, bucket: Bucket) -> None:
         """Continue after a disk read or a sync."""
         bucket.waiting = False
         if not bucket.gone:
@@ -432,7 +432,7 @@ class TimingWheel(TimingWheelBase):
             bucket.job_offset = 0
             bucket.job_end = bucket.store.next_offset  # new messages get their slot at once
             self._slots.number(bucket)
-        fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, partial(self._goes_on, bucket))
+        fetch = bucket.cursor().read_if_cached(bucket.job_offset, READ_BYTES, partial(self._resume, bucket))
         for record in fetch.records:
             if record.offset >= bucket.job_end:
                 break
@@ -455,24 +455,24 @@ class TimingWheel(TimingWheelBase):
 
     # -- cascade --------------------------------------------------------------------------------------------------
 
-    def _descend(self, bucket: Bucket, now: i64) -> bool:
+    def _cascade_step(self, bucket: Bucket, now: i64) -> bool:
         cascade = self._cascades.get(bucket)
         if cascade is None:
             if bucket.taking:
                 bucket.taking = False
                 self._taking.pop(bucket.place, None)
             if bucket.count == 0:
-                self._leave(bucket)
+                self._remove(bucket)
                 return True
-            cascade = Cascade(bucket, self.works.turn, self._copy_to, self._descended)
+            cascade = Cascade(bucket, self.works.turn, self._copy_to, self._cascade_done)
             self._cascades[bucket] = cascade
         bucket.waiting = True
         try:
-            goes_on = cascade.step(now, partial(self._goes_on, bucket))
+            has_more = cascade.step(now, partial(self._resume, bucket))
         except Exception:
             cascade.fail()
             raise
-        if goes_on:
+        if has_more:
             bucket.waiting = False
             return True
         return not bucket.waiting
@@ -482,7 +482,7 @@ class TimingWheel(TimingWheelBase):
         child.active = False
         return child
 
-    def _descended(self, cascade: Cascade, whole: bool) -> None:
+    def _cascade_done(self, cascade: Cascade, whole: bool) -> None:
         bucket = cascade.bucket
         if self._cascades.pop(bucket, None) is None:
             return  # the exchange was deleted
@@ -490,7 +490,7 @@ class TimingWheel(TimingWheelBase):
         if not whole:
             log.warning("delayed messages cannot move to their next bucket yet", extra=self.about())
             for child in cascade.children.values():
-                self._leave(child)
+                self._remove(child)
             bucket.waiting = False
             bucket.job_end = -1
             self._retry(bucket)
@@ -499,12 +499,12 @@ class TimingWheel(TimingWheelBase):
         for child in children:
             child.active = True
             child.waiting = True
-        self._forget(bucket)
+        self._detach(bucket)
         self.moves += 1
         storage = self.works.storage
-        storage.retire_directory(bucket.chain, [bucket.store], partial(self._taken_over, children))
+        storage.retire_directory(bucket.chain, [bucket.store], partial(self._parent_removed, children))
 
-    def _taken_over(self, children: list[Bucket]) -> None:
+    def _parent_removed(self, children: list[Bucket]) -> None:
         """Activate the children: the directory of their parent is safely deleted."""
         for child in children:
             child.waiting = False
@@ -526,13 +526,13 @@ class TimingWheel(TimingWheelBase):
                 return False
             if tally.out >= HELD_COUNT_MAX or tally.out_bytes >= HELD_BYTES_MAX:
                 return False
-            if not self._hand_over(republisher, slots.bucket(), slots.offset(), slots.goes_on()):
+            if not self._release_one(republisher, slots.bucket(), slots.offset(), slots.goes_on()):
                 return False  # `rearm` tries again
             slots.take()
             count += 1
         return True
 
-    def _hand_over(self, republisher: Republisher, bucket: Bucket, offset: i64, ahead: bool) -> bool:
+    def _release_one(self, republisher: Republisher, bucket: Bucket, offset: i64, ahead: bool) -> bool:
         """Pass a message to the republisher. Return False if it cannot be read now."""
         if bucket.gone:
             return True
@@ -568,33 +568,33 @@ class TimingWheel(TimingWheelBase):
     def _released(self, bucket: Bucket) -> None:
         """Remove the bucket if it is finished: all its released messages have reached their queues."""
         if self._stopped:
-            self._end_clean(bucket)
+            self._forget_deliveries(bucket)
         else:
-            self._over(bucket)
+            self._remove_if_done(bucket)
 
     # -- remove ---------------------------------------------------------------------------------------------------
 
-    def _close(self, bucket: Bucket) -> None:
+    def _stop_taking(self, bucket: Bucket) -> None:
         bucket.taking = False
         if self._taking.get(bucket.place) is bucket:
             del self._taking[bucket.place]
 
-    def _over(self, bucket: Bucket) -> None:
+    def _remove_if_done(self, bucket: Bucket) -> None:
         if bucket.gone or bucket.taking or not bucket.loaded or bucket.pending > 0 or bucket.out:
             return
         if bucket.store.record_count == 0:
-            self._leave(bucket)
+            self._remove(bucket)
 
-    def _leave(self, bucket: Bucket) -> None:
+    def _remove(self, bucket: Bucket) -> None:
         """Remove the directory of a bucket without messages, or of copies."""
-        self._forget(bucket)
+        self._detach(bucket)
         if bucket.store.next_offset > 0 or not bucket.opened:
             self.works.storage.retire_directory(bucket.chain, [bucket.store], _nothing)
         else:
             bucket.store.remove()
 
-    def _forget(self, bucket: Bucket) -> None:
-        self._close(bucket)
+    def _detach(self, bucket: Bucket) -> None:
+        self._stop_taking(bucket)
         bucket.rest()
         bucket.gone = True
         self.buckets.pop(bucket, None)
@@ -611,9 +611,9 @@ class TimingWheel(TimingWheelBase):
         self._stopped = True
         for bucket in self.buckets:
             if not bucket.out:
-                self._end_clean(bucket)
+                self._forget_deliveries(bucket)
 
-    def _end_clean(self, bucket: Bucket) -> None:
+    def _forget_deliveries(self, bucket: Bucket) -> None:
         if bucket.opened and not bucket.again:
             bucket.store.forget_delivered()
 
@@ -646,7 +646,7 @@ class TimingWheel(TimingWheelBase):
                 tally.out -= 1
                 tally.out_bytes -= size
             bucket.out.clear()
-            self._forget(bucket)
+            self._detach(bucket)
         self._cascades.clear()
         self._unopened.clear()
         self._slots.clear()

@@ -152,38 +152,38 @@ class SlicedRunner:
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
-        self._line: deque[SlicedTask] = deque()
-        self._asked = False
+        self._queue: deque[SlicedTask] = deque()
+        self._run_scheduled = False
         self._stopped = False
 
     def stop(self) -> None:
         """Discard all tasks: the broker stops."""
         self._stopped = True
-        self._line.clear()
+        self._queue.clear()
 
     def wake(self, worker: SlicedTask) -> None:
         """Schedule the task."""
         if not worker.scheduled and not self._stopped:
             worker.scheduled = True
-            self._line.append(worker)
-            self._ask()
+            self._queue.append(worker)
+            self._schedule_run()
 
-    def _ask(self) -> None:
-        if not self._asked:
-            self._asked = True
+    def _schedule_run(self) -> None:
+        if not self._run_scheduled:
+            self._run_scheduled = True
             self._call_soon(self.run)
 
     def run(self) -> None:
         """Run one slice. Called by the loop."""
-        self._asked = False
-        if not self._line:
+        self._run_scheduled = False
+        if not self._queue:
             return  # the broker stops
-        worker = self._line.popleft()
+        worker = self._queue.popleft()
         worker.scheduled = False
         if worker.work():
             self.wake(worker)
-        if self._line:
-            self._ask()
+        if self._queue:
+            self._schedule_run()
 
 
 @final
@@ -267,11 +267,11 @@ class QueueJob(RepublishSource):
         self._search: QueueScan | None = None
         self._closed = False
         self._task = JobTask(self)
-        self._later = RetryTimer(self)
+        self._retry_timer = RetryTimer(self)
         self._slice: i64 = -1
         # Entries found and not safe yet, by offset; and how many of them are not published.
         self._under_way: dict[int, QueueEntry] = {}
-        self._line_count: i64 = 0
+        self._unpublished_count: i64 = 0
         # State of waiting. `_blocked`: the window is full. `_full`, `_full_target`: a target is full; None if it
         # refused without a reason. `_tried_max`: messages to try after that, because taking and returning them
         # writes to the log. `_until_ms`: no work before this time.
@@ -319,7 +319,7 @@ class QueueJob(RepublishSource):
         self.state = WAITING
         self.reason = reason
         self._until_ms = self._republisher.timers.now_ms() + ms
-        self._republisher.timers.arm(self._later, self._until_ms)
+        self._republisher.timers.arm(self._retry_timer, self._until_ms)
         return False
 
     def end(self) -> bool:
@@ -335,7 +335,7 @@ class QueueJob(RepublishSource):
         elif self.state != FAILED:
             self.state = DONE
             self.reason = ""
-        self._republisher.timers.cancel(self._later)
+        self._republisher.timers.cancel(self._retry_timer)
         self._search = None  # release it for owners that remember the job
         self._full_target = None
         self.ended_ms = self._republisher.timers.wall_ms()
@@ -352,7 +352,7 @@ class QueueJob(RepublishSource):
         if search is None or (self.state in (STOPPING, FAILED) and not search.committed):
             return self.end()
         self.source.touch()
-        trouble = self._trouble()
+        trouble = self._permanent_reason()
         if trouble:
             self.fail(trouble)
             return self.end()
@@ -360,10 +360,10 @@ class QueueJob(RepublishSource):
             return self.end()
         if self.state == WAITING and self._republisher.timers.now_ms() < self._until_ms:
             return False
-        why = self._hindrance()
+        why = self._wait_reason()
         if why:
             return self._wait(why, WAIT_MS)
-        count = self._share()
+        count = self._count_share()
         if self._full:
             self._full = False
             self._tried_max = 1
@@ -377,19 +377,19 @@ class QueueJob(RepublishSource):
         if self.conditions.address is not None:
             self.conditions.address.forget()
         try:
-            search.collect(entries, count, self._share_bytes())
+            search.collect(entries, count, self._bytes_share())
         except OSError as error:
             log.error("the source of a %s job cannot be read: %s", self.kind, error, extra=self.log_fields())
-            self._hand_on(search, entries)
+            self._process(search, entries)
             return self._wait(f"queue '{self.source.name}' cannot be read: {error}", WAIT_MS)
-        self._hand_on(search, entries)
+        self._process(search, entries)
         self.done_count += search.take_done()
         if search.waits:
-            self._republisher.timers.arm(self._later, self._republisher.timers.now_ms() + DISK_MS)
+            self._republisher.timers.arm(self._retry_timer, self._republisher.timers.now_ms() + DISK_MS)
             return False
         return True
 
-    def _hand_on(self, search: QueueScan, entries: list[QueueEntry]) -> None:
+    def _process(self, search: QueueScan, entries: list[QueueEntry]) -> None:
         if not entries:
             return
         self.found_count += len(entries)
@@ -411,13 +411,13 @@ class QueueJob(RepublishSource):
                 if kept_in_log:
                     entry.message = None
                 republisher.add(self, message, entry.offset)
-            self._line_count += len(entries)
+            self._unpublished_count += len(entries)
 
-    def _share(self) -> i64:
+    def _count_share(self) -> i64:
         """Return how many messages to look for in this slice."""
         count: i64 = LINE_COUNT
         if self.conditions.address is not None and not self.counts_only:
-            count = self._room(self.conditions.address.queue)
+            count = self._room_count(self.conditions.address.queue)
             if count > self._tried_max:
                 count = self._tried_max
             elif self._tried_max < LINE_COUNT:
@@ -426,7 +426,7 @@ class QueueJob(RepublishSource):
             count = self.limit - self.found_count
         return count
 
-    def _room(self, target: Queue | None) -> i64:
+    def _room_count(self, target: Queue | None) -> i64:
         """Return how many more messages may be under way.
 
         Args:
@@ -439,21 +439,21 @@ class QueueJob(RepublishSource):
                 self._full_target = None
         if self._full:
             return 0
-        count: i64 = LINE_COUNT - self._line_count
+        count: i64 = LINE_COUNT - self._unpublished_count
         left: i64 = WINDOW_COUNT - len(self._under_way)
         if left < count:
             count = left
         if target is None or count <= 0:
             return count
-        if self._line_count > 0 and target.rules.length_bytes_max >= 0:
+        if self._unpublished_count > 0 and target.rules.length_bytes_max >= 0:
             return 0  # their bytes are unknown until they are in the target
-        count = room(target, count + self._line_count) - self._line_count
-        if self._line_count == 0 and (count <= 0 or self._share_bytes() <= 0):
+        count = room(target, count + self._unpublished_count) - self._unpublished_count
+        if self._unpublished_count == 0 and (count <= 0 or self._bytes_share() <= 0):
             self._full = True
             return 0
         return count
 
-    def _share_bytes(self) -> i64:
+    def _bytes_share(self) -> i64:
         """Return how many bytes of bodies to look for in this slice."""
         address = self.conditions.address
         target = None if address is None or self.counts_only else address.queue
@@ -462,13 +462,13 @@ class QueueJob(RepublishSource):
         left: i64 = target.rules.length_bytes_max - target.ready_bytes
         return left if left < LINE_BYTES else LINE_BYTES
 
-    def _trouble(self) -> str:
+    def _permanent_reason(self) -> str:
         """Return the permanent reason why the job cannot continue, "" for none."""
         if self.source.deleted:
             return f"queue '{self.source.name}' was deleted"
         return "" if self.conditions.address is None else self.conditions.address.trouble()
 
-    def _hindrance(self) -> str:
+    def _wait_reason(self) -> str:
         """Return the temporary reason why the job cannot continue, "" for none."""
         address = self.conditions.address
         if address is None or self.counts_only:
@@ -494,9 +494,9 @@ class QueueJob(RepublishSource):
         return self.source.backing.envelope(exchange, routing_key)
 
     def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
-        if self._line_count > 0:
-            self._line_count -= 1
-        if self._blocked and self._line_count < LINE_COUNT // 2:
+        if self._unpublished_count > 0:
+            self._unpublished_count -= 1
+        if self._blocked and self._unpublished_count < LINE_COUNT // 2:
             self._blocked = False
             self.wake()
         address = self.conditions.address

@@ -171,7 +171,7 @@ class JobManager:
         self, republisher: Republisher, turn: LoopTurn, call_soon: Callable[[Callable[[], None]], object]
     ) -> None:
         self.runner = SlicedRunner(call_soon)
-        self.begun: Callable[[QueueJob], object] = _unheard
+        self.begun: Callable[[QueueJob], object] = _ignore_job
         self._republisher = republisher
         self._turn = turn
         self._jobs: dict[str, QueueJob] = {}
@@ -209,9 +209,9 @@ class JobManager:
         if request.verb == REWIND:
             check_rewind(request)
             self._check_alone(request)
-        address = _address_of(request)
+        address = _target_of(request)
         job = self.make(request.verb, source, JobFilter(request.selector, address), request, ended)
-        job.begin(_rewinding(request, job) if request.verb == REWIND else _search_of(request, job))
+        job.begin(_replay_scan(request, job) if request.verb == REWIND else _scan_of(request, job))
         return job
 
     def _check_alone(self, request: JobRequest) -> None:
@@ -258,7 +258,7 @@ class JobManager:
             self.runner,
             partial(self._ended, ended),
         )
-        job.shown = _shown(request)
+        job.shown = _shown_fields(request)
         self._jobs[id_] = job
         over = [each for each, old in self._jobs.items() if old.ended_ms > 0]
         for each in over[: max(0, len(over) - ENDED_COUNT_MAX)]:
@@ -300,11 +300,11 @@ class JobManager:
                 waiting.remove(future)
 
 
-def _unheard(_job: QueueJob) -> None:
+def _ignore_job(_job: QueueJob) -> None:
     """Do nothing, until a caller sets `begun`."""
 
 
-def _shown(request: JobRequest) -> dict[str, object]:
+def _shown_fields(request: JobRequest) -> dict[str, object]:
     shown: dict[str, object] = {"user": request.user, "messages": request.source.ready_count}
     if request.to_queue is not None:
         shown["to_queue"] = request.to_queue
@@ -317,7 +317,7 @@ def _shown(request: JobRequest) -> dict[str, object]:
     return shown
 
 
-def _address_of(request: JobRequest) -> JobTarget | None:
+def _target_of(request: JobRequest) -> JobTarget | None:
     """Return the target of the messages, None if they go nowhere. Raises: NotFound; PreconditionFailed."""
     vhost, source = request.vhost, request.source
     if request.verb == DELETE or (request.verb == REWIND and request.to_queue is None):
@@ -337,7 +337,7 @@ def _address_of(request: JobRequest) -> JobTarget | None:
     return QueueTarget(target)
 
 
-def _search_of(request: JobRequest, job: QueueJob) -> QueueScan:
+def _scan_of(request: JobRequest, job: QueueJob) -> QueueScan:
     source, conditions = request.source, job.conditions
     if request.verb == COPY or request.dry_run:
         return BrowseScan(source, conditions, job.wake, request.verb != COPY, request.begin, request.begin_ms)
@@ -351,19 +351,19 @@ def _search_of(request: JobRequest, job: QueueJob) -> QueueScan:
 def check_rewind(request: JobRequest) -> None:
     """Check that the queue retains settled messages that can return. Raises: PreconditionFailed."""
     source = request.source
-    thing = f"queue '{source.name}' in vhost '{source.vhost_name}'"
+    queue_name = f"queue '{source.name}' in vhost '{source.vhost_name}'"
     if source.rules.stream:
-        raise PreconditionFailed(f"{thing} is a stream: its consumers choose where they begin (x-stream-offset)")
+        raise PreconditionFailed(f"{queue_name} is a stream: its consumers choose where they begin (x-stream-offset)")
     store = source.log()
     if not isinstance(store, LocalLog):
-        raise PreconditionFailed(f"{thing} is not durable: it keeps no settled messages")
+        raise PreconditionFailed(f"{queue_name} is not durable: it keeps no settled messages")
     if not store.local:
-        raise PreconditionFailed(f"{thing} is in a cluster, where no settled messages are kept")
+        raise PreconditionFailed(f"{queue_name} is in a cluster, where no settled messages are kept")
     if source.rules.group_by and request.to_queue is None:
-        raise PreconditionFailed(f"{thing} has groups (x-group-by): it can be rewound only into another queue")
+        raise PreconditionFailed(f"{queue_name} has groups (x-group-by): it can be rewound only into another queue")
 
 
-def _rewinding(request: JobRequest, job: QueueJob) -> QueueScan:
+def _replay_scan(request: JobRequest, job: QueueJob) -> QueueScan:
     source = request.source
     store = source.log()
     assert isinstance(store, LocalLog)  # after `check_rewind`

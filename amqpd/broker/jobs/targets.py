@@ -110,15 +110,15 @@ class ExchangeTarget(JobTarget):
         self._vhost = vhost
         self._exchange = exchange
         self._key = key
-        self._made: dict[tuple[MessageRoute, bytes], TargetRoute | None] = {}
+        self._cache: dict[tuple[MessageRoute, bytes], TargetRoute | None] = {}
 
     def forget(self) -> None:
-        self._made.clear()
+        self._cache.clear()
 
     def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
         known = (envelope, properties)
-        if known in self._made:
-            return self._made[known]
+        if known in self._cache:
+            return self._cache[known]
         exchange = self._vhost.exchanges.get(self._exchange)
         found: TargetRoute | None = None
         if exchange is not None:
@@ -129,9 +129,9 @@ class ExchangeTarget(JobTarget):
                 found = TargetRoute(to, properties, destinations)
             if router.depends_on(self._vhost, exchange) & (RANDOMNESS | HISTORY):
                 return found  # an equal message may get another route
-        if len(self._made) >= REMEMBERED_MAX:
-            self._made.clear()
-        self._made[known] = found
+        if len(self._cache) >= REMEMBERED_MAX:
+            self._cache.clear()
+        self._cache[known] = found
         return found
 
     def trouble(self) -> str:
@@ -153,30 +153,30 @@ class FirstDeathTarget(JobTarget):
         self._source = source
         self._may_write = may_write
         # By properties: the route, or the reason.
-        self._made: dict[bytes, TargetRoute | None] = {}
-        self._whys: dict[bytes, str] = {}
+        self._cache: dict[bytes, TargetRoute | None] = {}
+        self._reasons: dict[bytes, str] = {}
         # True if an equal message may get another route.
         self._varies = False
 
     def forget(self) -> None:
-        self._made.clear()
-        self._whys.clear()
+        self._cache.clear()
+        self._reasons.clear()
 
     def find(self, envelope: MessageRoute, properties: bytes) -> TargetRoute | None:
-        if properties in self._made:
-            found = self._made[properties]
+        if properties in self._cache:
+            found = self._cache[properties]
             if found is None:
-                self.why = self._whys[properties]
+                self.why = self._reasons[properties]
             return found
         self._varies = False
         found = self._find(properties)
         if self._varies:
             return found
-        if len(self._made) >= REMEMBERED_MAX:
+        if len(self._cache) >= REMEMBERED_MAX:
             self.forget()
-        self._made[properties] = found
+        self._cache[properties] = found
         if found is None:
-            self._whys[properties] = self.why
+            self._reasons[properties] = self.why
         return found
 
     def _find(self, properties: bytes) -> TargetRoute | None:
@@ -225,13 +225,13 @@ def first_death(table: dict[str, object]) -> tuple[str, str, list[str]] | None:
     deaths = table.get("x-death")
     if not isinstance(deaths, list):
         return None
-    told = [each for each in deaths if isinstance(each, dict)]
-    if not told:
+    tables = [each for each in deaths if isinstance(each, dict)]
+    if not tables:
         return None
-    first: dict[str, object] = told[-1]  # the newest is first
+    first: dict[str, object] = tables[-1]  # the newest is first
     queue = _text(table.get("x-first-death-queue"))
     reason = _text(table.get("x-first-death-reason"))
-    for each in told:
+    for each in tables:
         if queue and _text(each.get("queue")) == queue and _text(each.get("reason")) == reason:
             first = each
     name = _text(first.get("queue"))
