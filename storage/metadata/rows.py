@@ -190,7 +190,7 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """A change that deletes the row with this key, and its children. Other fields are ignored; the row may be missing."""
+    """A change that deletes the row with this key, and its children. Other fields are ignored; it may be missing."""
 
     row: Row
 

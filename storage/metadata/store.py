@@ -284,9 +284,9 @@ class SqlMetadataStore:
             if ours is not None and _holds_queues(self._data_dir):
                 raise InstanceMismatch(
                     f"the data directory holds queues, but the metadata ({self._database()}) is empty; put the "
-                    f"database back, or choose an empty data directory. If the database is lost, remove {self._data_dir}/"
-                    f"{INSTANCE_FILE}: the queues that hold messages are then declared again from their directories; "
-                    "users, permissions, exchanges, bindings and queues that never held a message are lost"
+                    f"database back, or choose an empty data directory. If the database is lost, remove "
+                    f"{self._data_dir}/{INSTANCE_FILE}: the queues with messages are then declared again from their "
+                    "directories; users, permissions, exchanges, bindings and queues that never had a message are lost"
                 )
             rows = list(seed()) if seed is not None else []
             instance = ours or random_id()
