@@ -293,8 +293,7 @@ class InternalBackend:
         return User(row.name, row.tags)
 
     async def _rehash(self, row: UserRow, password: bytes) -> UserRow:
-        """Replace a hash of the other kind: a hash of RabbitMQ by argon2id, or argon2id by a hash that RabbitMQ can
-        read.
+        """Replace a hash of RabbitMQ by argon2id, or argon2id by RabbitMQ's, as `auth.password_hashing` asks.
 
         The login succeeds even if this fails.
 
@@ -362,7 +361,7 @@ class InternalBackend:
     ) -> None:
         """Add a user without permissions, or replace password and tags of an existing one.
 
-        Without password and hash, no password is accepted.
+        Without password and hash, the user cannot log in with a password.
 
         Args:
             password_hash: an imported hash, instead of a password.
@@ -400,7 +399,10 @@ class InternalBackend:
         password_hash: str | None = None,
         hashing_algorithm: str = RABBIT_SHA256,
     ) -> None:
-        """Change a password. Without password and hash, none is accepted. Raises: NoSuchUser, InvalidUser."""
+        """Change a password. Without password and hash, the user cannot log in with one.
+
+        Raises: NoSuchUser, InvalidUser.
+        """
         self.user(name)
         stored, algorithm = await self._hashed(password, password_hash, hashing_algorithm)
         async with self.changing:

@@ -8,10 +8,15 @@ seconds; the next request continues at `next`, in the order of queue names.
 **POST /amqpd/append/V/Q** appends messages to one queue with their original exchange and routing key, to move queues
 from another broker. A publish would route them again. Administrators only.
 
-**GET /audit** returns records of the audit log, oldest first, to administrators. `offset`, `since` and `last`
-(records before the end) set the begin, `until` and `before` (an offset) the end. `where` is a selector on the fields
-(docs/watching.md), `count` the limit. To read on, repeat with `offset` = `next_offset` until `ended`. To read
-backwards, use `last=100&before=OFFSET` while `first_offset` is above `start_offset`.
+**GET /audit** returns records of the audit log to administrators, oldest first. The query selects them:
+
+- `offset`, `since` (a time) or `last` (number of records before the end): the first record
+- `until` (a time) or `before` (an offset): the last record
+- `where`: a selector on the fields of a record (docs/watching.md)
+- `count`: limit of the page
+
+For the next page, repeat the request with `offset` = `next_offset` until `ended` is true. For the previous page, use
+`last=100&before=OFFSET`; older records exist while `first_offset` is above `start_offset`.
 
 **/delayed** lists the delayed messages of a vhost or an exchange, without bodies, and cancels one. Listing requires
 the read permission on the exchange, cancelling the write permission: a user that may publish may withdraw.
@@ -398,7 +403,7 @@ def _delayed_item(vhost: VHost, found: DelayedMessage) -> dict[str, Any]:
 async def delete_delayed(call: ApiRequest) -> ApiResponse:
     """Cancel a delayed message.
 
-    204 if it will not be delivered, 404 if it does not exist or is already being delivered to its queues.
+    Answers 204 if it will not be delivered, 404 if it does not exist or is already being delivered to its queues.
     """
     vhost = call.vhost()
     name = call.params["id"]

@@ -206,12 +206,12 @@ async def get_cli(_call: ApiRequest) -> ApiResponse:
     return ApiResponse(200, (_SHELL.format(title="rabbitmqadmin") + _CLI).encode(), HTML, POLICY)
 
 
-async def _moved(place: str, _call: ApiRequest) -> ApiResponse:
+async def _redirect(location: str, _call: ApiRequest) -> ApiResponse:
     """Redirect to the current path."""
-    return ApiResponse(301, headers={"Location": place})
+    return ApiResponse(301, headers={"Location": location})
 
 
-async def _text(make: Callable[[], bytes], content_type: str, _call: ApiRequest) -> ApiResponse:
+async def _reference_page(make: Callable[[], bytes], content_type: str, _call: ApiRequest) -> ApiResponse:
     """Return the reference of this API."""
     return ApiResponse(200, make(), content_type, POLICY)
 
@@ -232,13 +232,13 @@ def reference(routes: tuple[ApiRoute, ...]) -> tuple[ApiRoute, ...]:
         return to_json(openapi(tuple(described))).encode()
 
     made = (
-        ApiRoute("GET", "api", Role.PUBLIC, partial(_moved, "/api/index.html")),
-        ApiRoute("GET", "doc/stats.html", Role.PUBLIC, partial(_moved, "/api/index.html")),
-        ApiRoute("GET", "cli", Role.PUBLIC, partial(_moved, "/cli/index.html")),
+        ApiRoute("GET", "api", Role.PUBLIC, partial(_redirect, "/api/index.html")),
+        ApiRoute("GET", "doc/stats.html", Role.PUBLIC, partial(_redirect, "/api/index.html")),
+        ApiRoute("GET", "cli", Role.PUBLIC, partial(_redirect, "/cli/index.html")),
         ApiRoute("GET", "cli/index.html", Role.PUBLIC, get_cli),
         ApiRoute("GET", "cli/rabbitmqadmin", Role.PUBLIC, get_cli),
-        ApiRoute("GET", "api/index.html", Role.PUBLIC, partial(_text, html, HTML)),
-        ApiRoute("GET", "api/openapi.json", Role.PUBLIC, partial(_text, description, "application/json")),
+        ApiRoute("GET", "api/index.html", Role.PUBLIC, partial(_reference_page, html, HTML)),
+        ApiRoute("GET", "api/openapi.json", Role.PUBLIC, partial(_reference_page, description, "application/json")),
     )
     described += (*routes, *made)
     return made

@@ -269,31 +269,31 @@ def node_item(call: ApiRequest, memory: dict[str, Any] | None) -> dict[str, Any]
         "partitions": [],
         "cluster_links": [],
         "platform": f"Python {platform.python_version()}",
-        **_counted(call),
+        **_node_counters(call),
         **churn(call),
         **({} if memory is None else {"memory": memory}),
     }
 
 
-def _counted(call: ApiRequest) -> dict[str, Any]:
+def _node_counters(call: ApiRequest) -> dict[str, Any]:
     """Return counters with rates. RabbitMQ: io_sync_avg_time is in ms, here for the syncs of the last sweep."""
     found = call.rates.details(call.rates.node, NODE, spans(call.query))
-    took, often = found.pop("io_sync_us_details")["rate"], found["io_sync_count_details"]["rate"]
+    sync_us, sync_count = found.pop("io_sync_us_details")["rate"], found["io_sync_count_details"]["rate"]
     del found["io_sync_us"]
-    average = round(took / often / 1000, 3) if often else 0.0
+    average = round(sync_us / sync_count / 1000, 3) if sync_count else 0.0
     return {**found, "io_sync_avg_time": average, "io_sync_avg_time_details": {"rate": 0.0}}
 
 
 async def get_nodes(call: ApiRequest) -> ApiResponse:
     """List the nodes with memory, disk, descriptors, alarms and rates."""
-    memory = await _asked_memory(call)
+    memory = await _memory_if_requested(call)
     return await listing(call, [call], lambda each: node_item(each, memory), lambda _: call.node)
 
 
 async def get_node(call: ApiRequest) -> ApiResponse:
     """Return one node."""
     this_node(call)
-    return one(call, node_item(call, await _asked_memory(call)))
+    return one(call, node_item(call, await _memory_if_requested(call)))
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ async def _queued_bytes(call: ApiRequest) -> int:
     return found
 
 
-async def _asked_memory(call: ApiRequest) -> dict[str, Any] | None:
+async def _memory_if_requested(call: ApiRequest) -> dict[str, Any] | None:
     return await _memory(call) if call.query_shows("memory") else None
 
 

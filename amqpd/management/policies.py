@@ -73,7 +73,7 @@ async def get_policy(operator: bool, call: ApiRequest) -> ApiResponse:
 async def put_policy(operator: bool, call: ApiRequest) -> ApiResponse:
     """Set a policy.
 
-    201 for a new one, 204 for a changed one, once every queue and exchange uses it; 400 if it is invalid.
+    Answers 201 for a new one, 204 for a changed one, once every queue and exchange uses it; 400 if it is invalid.
     """
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a policy")
@@ -146,7 +146,7 @@ async def get_parameter(call: ApiRequest) -> ApiResponse:
 async def put_parameter(call: ApiRequest) -> ApiResponse:
     """Set a parameter.
 
-    201 for a new one, 204 for a changed one, 400 for an unknown component or an invalid value.
+    Answers 201 for a new one, 204 for a changed one, 400 for an unknown component or an invalid value.
     """
     vhost = call.vhost()
     name = clean_name(call.params["name"], "a parameter")

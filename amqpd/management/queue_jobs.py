@@ -97,7 +97,7 @@ def _shown(entry: QueueEntry, state: str, encoding: str, truncate: int | None) -
 async def post_job(call: ApiRequest) -> ApiResponse:
     """Start a job that moves, copies, deletes, redrives or rewinds messages.
 
-    202 with the job, or 200 if it has ended within `wait_ms`.
+    Answers 202 with the job, or 200 if it has ended within `wait_ms`.
     """
     fields = call.fields()
     verb = call.text("action")

@@ -225,16 +225,16 @@ async def get_queues(call: ApiRequest) -> ApiResponse:
             await slices.yield_loop()
     if bare:
         return await listing(call, queues, lambda queue: plain_item(call, queue, totals), _name)
-    return await listing(call, queues, lambda queue: queue_item(call, queue), _name, _keys(call))
+    return await listing(call, queues, lambda queue: queue_item(call, queue), _name, _sort_keys(call))
 
 
-def _keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
+def _sort_keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
     """Return cheap sort keys for common columns: the page sorts ten thousand queues every few seconds."""
 
     def rate(index: int) -> Callable[[Queue], object]:
         return lambda queue: call.rates.per_s(queue, QUEUE)[index]
 
-    def taken(queue: Queue) -> float:
+    def delivered_rate(queue: Queue) -> float:
         rates = dict(zip(QUEUE_COUNTERS, call.rates.per_s(queue, QUEUE), strict=False))  # the lengths follow
         return round(sum(rates[name] for name in DELIVERED), 1)
 
@@ -247,7 +247,7 @@ def _keys(call: ApiRequest) -> dict[str, Callable[[Queue], object]]:
         "messages_unacknowledged": lambda queue: int(queue.unacked_count),
         "consumers": lambda queue: len(queue.consumers),
         **{f"message_stats.{name}_details.rate": rate(index) for index, name in enumerate(QUEUE_COUNTERS)},
-        "message_stats.deliver_get_details.rate": taken,
+        "message_stats.deliver_get_details.rate": delivered_rate,
     }
 
 
@@ -301,7 +301,7 @@ async def _deliveries(call: ApiRequest, queue: Queue) -> list[dict[str, Any]]:
 async def put_queue(call: ApiRequest) -> ApiResponse:
     """Declare a queue.
 
-    201 for a new one, 204 for an equivalent one, 400 otherwise.
+    Answers 201 for a new one, 204 for an equivalent one, 400 otherwise.
     """
     vhost = call.vhost()
     name = clean_name(call.params["queue"], "a queue")
@@ -323,7 +323,7 @@ async def put_queue(call: ApiRequest) -> ApiResponse:
 
 async def delete_queue(call: ApiRequest) -> ApiResponse:
     """Delete a queue with its messages. Query: `if-empty`, `if-unused`."""
-    queue = _to_change(call, "configure", call.params["queue"])
+    queue = _checked_queue(call, "configure", call.params["queue"])
     await drop(call, queue, call.query_flag("if-unused"), call.query_flag("if-empty"))
     return NO_CONTENT
 
@@ -343,7 +343,7 @@ async def drop(call: ApiRequest, queue: Queue, if_unused: bool, if_empty: bool) 
 
 async def purge_queue(call: ApiRequest) -> ApiResponse:
     """Remove all ready messages of the queue."""
-    purge(call, _to_change(call, "read", call.params["queue"]))
+    purge(call, _checked_queue(call, "read", call.params["queue"]))
     return NO_CONTENT
 
 
@@ -359,7 +359,7 @@ def purge(call: ApiRequest, queue: Queue) -> int:
     return count
 
 
-def _to_change(call: ApiRequest, kind: Any, name: str) -> Queue:
+def _checked_queue(call: ApiRequest, kind: Any, name: str) -> Queue:
     """Return the queue after checking permission and exclusive owner."""
     vhost = call.vhost()
     call.check(vhost.name, kind, "queue", name)
@@ -395,7 +395,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
     truncate = call.fields().get("truncate")
     if truncate is not None:
         truncate = number("truncate", truncate, 0, 1 << 62)
-    queue = _to_change(call, "read", call.params["queue"])
+    queue = _checked_queue(call, "read", call.params["queue"])
     reject_on_stream(queue, "basic.get")
     queue.prepare()
     queue.touch()
@@ -406,7 +406,7 @@ async def get_messages(call: ApiRequest) -> ApiResponse:
         for entry in entries:
             if entry.message is not None:
                 tap.delivered(entry.message, queue.name, entry.redelivered, SESSION_NAME, call.caller.user.name, 1)
-    raw = [_copy(entry, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
+    raw = [_raw_item(entry, queue.ready_count + len(entries) - index - 1) for index, entry in enumerate(entries)]
     if _ACK_MODES[mode]:
         for entry in entries:
             queue.requeue(entry, counts=True, failed=mode.startswith("reject"))
@@ -439,7 +439,7 @@ def _take(queue: Queue, count: int) -> list[QueueEntry]:
     return entries
 
 
-def _copy(entry: QueueEntry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
+def _raw_item(entry: QueueEntry, left: int) -> tuple[dict[str, Any], bytes, bytes]:
     message = entry.message
     assert message is not None  # get() has read it
     item = {
@@ -492,7 +492,7 @@ async def get_offsets(call: ApiRequest) -> ApiResponse:
     """List the stored offsets of a stream by consumer name."""
     queue, store = await _stream(call)
     stored = list(call.broker.catalogue.stored_offsets.of(queue.id).items())
-    return await listing(call, stored, partial(_item, store), lambda each: each[0])
+    return await listing(call, stored, partial(_offset_item, store), lambda each: each[0])
 
 
 async def get_offset(call: ApiRequest) -> ApiResponse:
@@ -501,8 +501,8 @@ async def get_offset(call: ApiRequest) -> ApiResponse:
     name = call.params["name"]
     stored = call.broker.catalogue.stored_offsets.of(queue.id).get(name)
     if stored is None:
-        raise _unknown(queue, name)
-    return reply(_item(store, (name, stored)))
+        raise _no_stored_offset(queue, name)
+    return reply(_offset_item(store, (name, stored)))
 
 
 async def put_offset(call: ApiRequest) -> ApiResponse:
@@ -525,11 +525,11 @@ async def delete_offset(call: ApiRequest) -> ApiResponse:
     queue, _ = await _stream(call)
     name = call.params["name"]
     if not await wait_done(partial(call.broker.catalogue.stored_offsets.delete, queue.id, name)):
-        raise _unknown(queue, name)
+        raise _no_stored_offset(queue, name)
     return NO_CONTENT
 
 
-def _item(store: QueueLog, each: tuple[str, StoredOffset]) -> dict[str, Any]:
+def _offset_item(store: QueueLog, each: tuple[str, StoredOffset]) -> dict[str, Any]:
     """Return a stored offset. `lag` is its distance to the end of the log.
 
     `time` is ms since 1970, null until it is stored.
@@ -539,7 +539,7 @@ def _item(store: QueueLog, each: tuple[str, StoredOffset]) -> dict[str, Any]:
     return {"name": name, "offset": stored.offset, "lag": lag, "time": stored.time_ms or None}
 
 
-def _unknown(queue: Queue, name: str) -> ResourceNotFound:
+def _no_stored_offset(queue: Queue, name: str) -> ResourceNotFound:
     return ResourceNotFound(f"no offset of a consumer '{name}' is stored for queue '{queue.name}'")
 
 

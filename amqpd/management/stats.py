@@ -133,7 +133,7 @@ NAMES: Final = (
 
 
 class Churn:
-    """Objects that were created and removed since the start."""
+    """Counters of connections, channels and queues that were created or removed since the start."""
 
     def __init__(self, broker: Broker, connections: ConnectionRegistry) -> None:
         self._broker = broker
@@ -174,7 +174,7 @@ def unroutable(vhost: VHost) -> tuple[int, int]:
     return (returned, max(0, vhost.unroutable_count - returned))
 
 
-def passed(exchange: Exchange) -> tuple[int, int]:
+def counted_exchange(exchange: Exchange) -> tuple[int, int]:
     """Return the counters in the order of EXCHANGE_COUNTERS."""
     return (exchange.passed.in_count, exchange.passed.out_count)
 
@@ -231,7 +231,15 @@ class VhostSum:
 
 
 READERS: Final[tuple[Any, ...]] = (
-    *(counted_queue, channel_counts, counted_connection, Churn.counts, VhostSum.counts, passed, NodeCounts.counts),
+    *(
+        counted_queue,
+        channel_counts,
+        counted_connection,
+        Churn.counts,
+        VhostSum.counts,
+        counted_exchange,
+        NodeCounts.counts,
+    ),
 )
 
 
@@ -440,7 +448,7 @@ class Rates:
         for kind in (QUEUE, CHANNEL, CONNECTION, CHURN, EXCHANGE, NODE):
             for thing in self._all(kind):
                 counts = READERS[kind](thing)
-                after[thing] = sample = _sampled(counts, before.get(thing), kind, elapsed, wall)
+                after[thing] = sample = _make_sample(counts, before.get(thing), kind, elapsed, wall)
                 for index, rate in enumerate(sample.per_s):
                     sums[kind][index] += rate
                 for index, count in enumerate(counts):
@@ -450,7 +458,7 @@ class Rates:
                     await slices.yield_loop()
         for vhost, found in by_vhost.items():
             counts = found.counts()
-            after[vhost] = sample = _sampled(counts, before.get(vhost), VHOST, elapsed, wall)
+            after[vhost] = sample = _make_sample(counts, before.get(vhost), VHOST, elapsed, wall)
             for index, rate in enumerate(sample.per_s):
                 sums[VHOST][index] += rate
                 totals[VHOST][index] += counts[index]
@@ -630,7 +638,7 @@ _NO_RATES: Final = tuple((0.0,) * len(names) for names in NAMES)
 DELIVERED: Final = ("deliver", "deliver_no_ack", "get", "get_no_ack")
 
 
-def _sampled(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s: float, now: float) -> Sample:
+def _make_sample(counts: tuple[int, ...], seen: Sample | None, kind: int, elapsed_s: float, now: float) -> Sample:
     """Return the sample of an object.
 
     Args:

@@ -102,7 +102,7 @@ async def get_user(call: ApiRequest) -> ApiResponse:
 async def put_user(call: ApiRequest) -> ApiResponse:
     """Create or change a user.
 
-    201 for a new one, 204 for changed password and tags. With `If-None-Match: *`, 412 if the user exists.
+    Answers 201 for a new one, 204 for changed password and tags. With `If-None-Match: *`, 412 if the user exists.
     """
     name = call.params["user"]
     auth = call.broker.auth
@@ -132,7 +132,7 @@ async def put_user(call: ApiRequest) -> ApiResponse:
 
 
 async def put_password(call: ApiRequest) -> ApiResponse:
-    """Change the password and keep the tags. With an empty `password_hash` no password is accepted."""
+    """Change the password and keep the tags. With an empty `password_hash` the user has no password."""
     name = call.params["user"]
     if call.fields().get("password_hash") == "":
         await call.broker.auth.change_password(name)
@@ -199,9 +199,9 @@ def _permission(call: ApiRequest) -> PermissionRow:
 
 
 async def put_permission(call: ApiRequest) -> ApiResponse:
-    """Set permissions.
+    """Set the permissions of a user in the virtual host.
 
-    201 for new ones, 204 for changed ones.
+    Answers 201 for new ones, 204 for changed ones.
     """
     user, vhost = call.params["user"], call.params["vhost"]
     patterns = [call.text(name) for name in ("configure", "write", "read")]
