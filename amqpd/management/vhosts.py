@@ -98,8 +98,8 @@ async def get_vhost(call: ApiRequest) -> ApiResponse:
 async def put_vhost(call: ApiRequest) -> ApiResponse:
     """Create or change a virtual host.
 
-    Answers 201 for a new one, 204 for a changed one: fields that are not given keep their values. With `If-Match: *`, 412 if
-    it does not exist.
+    Answers 201 for a new one, 204 for a changed one. Fields that are not given keep their values. With `If-Match: *`,
+    412 if it does not exist.
     """
     name = call.params["vhost"]
     if clean_name(name, "a vhost") != name:
