@@ -244,7 +244,7 @@ class CleanedRange:
     """A good batch, decompressed.
 
     Attributes:
-        header: the one at `at` in `data`.
+        header: of the batch, which begins at `at` in `data`.
         codec: compression in the file.
     """
 

@@ -71,7 +71,7 @@ class DirectoryRemover:
         self._committer.submit(Task(lambda: self._rename(chains), renamed))
 
     def _rename(self, chains: list[list[str]]) -> None:
-        """Runs in the fsync thread."""
+        """Rename directories and sync their parents, in the fsync thread."""
         filesystem = self._filesystem
         changed_parents: dict[str, None] = {}
         for chain in chains:

@@ -260,8 +260,9 @@ class FsyncThread:
         self._queue.put(work)
 
     def wake(self, delay_s: float) -> None:
-        """Call `settle_due` on the loop after `delay_s`, unless a job comes first. The end of a job has the same
-        effect.
+        """Call `settle_due` on the loop after `delay_s`, unless a job comes first.
+
+        The end of a job has the same effect.
         """
         self._queue.put(delay_s)
 

@@ -299,8 +299,9 @@ class GroupCommit:
             self._schedule_wake()
 
     def drop(self, store: GroupCommitLog) -> None:
-        """Remove a log that is being deleted: it is not written or synced again. A running job counts as complete
-        for it.
+        """Remove a log that is being deleted: it is not written or synced again.
+
+        A running job counts as complete for it.
         """
         dirty = self._context.dirty
         if store in dirty:

@@ -46,8 +46,9 @@ _REST: Final = struct.Struct(">qqqhi")  # base timestamp, max timestamp, produce
 
 
 class Damage(NamedTuple):
-    """An error in `file` at byte `position`. Harmless damage is expected by recovery and contains no confirmed
-    message.
+    """An error in `file` at byte `position`.
+
+    Harmless damage is expected by recovery and contains no confirmed message.
     """
 
     file: str
@@ -478,8 +479,9 @@ class QueueReport:
 
 
 def check_queue(filesystem: FileSystem, directory: str) -> QueueReport:
-    """Read all files of one queue's directory and compare them. Files that a live queue deletes meanwhile are
-    skipped.
+    """Read all files of one queue's directory and compare them.
+
+    Files that a live queue deletes meanwhile are skipped.
 
     Cost: one read of everything. Raises: OSError.
     """
@@ -545,8 +547,9 @@ def _check_log(filesystem: FileSystem, path: str, report: QueueReport, next_base
 
 
 def queue_directories(filesystem: FileSystem, data_dir: str) -> list[str]:
-    """Return the sorted directories of all logs: queues, then delayed messages, per vhost. Empty for another
-    directory.
+    """Return the sorted directories of all logs: queues, then delayed messages, per vhost.
+
+    Empty for another directory.
     """
     root = f"{data_dir}/vhosts"
     found: list[str] = []

@@ -124,24 +124,27 @@ class GroupCommitLog(QueueLog):
         raise NotImplementedError
 
     def write(self) -> None:
-        """Write appends and deliveries since the last call, and settled offsets if they must not wait or the file
-        is written anyway.
+        """Write appends, deliveries and, if necessary, settled offsets since the last call.
+
+        Settled offsets are written if they must not wait, or if the file is written anyway.
 
         Raises nothing: see `failed` and `take_failed_ranges`.
         """
         raise NotImplementedError
 
     def tick(self) -> bool:
-        """Write deferred data between two turns, at most 50 ms old. Return True if the log is busy and needs the
-        next tick.
+        """Write deferred data between two turns, at most 50 ms old.
+
+        Return True if the log is busy and needs the next tick.
 
         All appends are already written. Cost: 0.1 us plus the writes. Raises nothing.
         """
         raise NotImplementedError
 
     def write_late(self) -> None:
-        """Write settled, delivered and returned offsets. The next tick still runs, because ticks measure time.
-        Raises nothing.
+        """Write settled, delivered and returned offsets.
+
+        The next tick still runs, because ticks measure time. Raises nothing.
         """
         raise NotImplementedError
 

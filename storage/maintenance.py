@@ -152,7 +152,7 @@ class LogMaintenance:
             self._thread.start()
 
     def _run(self, cleaning: Cleaning) -> None:
-        """Runs in the cleaner thread."""
+        """Do one cleaning, in the cleaner thread, and post the result."""
         complete = False
         try:
             compaction.clean(cleaning, self._yield_to_loop)

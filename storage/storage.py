@@ -202,7 +202,7 @@ class LogRecoveryQueue:
             return self._new_reader(store).all()
 
     def _write(self, opening: recovery.RecoveredLog) -> None:
-        """Runs in the thread."""
+        """Do the file writes of a recovery, in the recovery thread."""
         opening.write()
         self._post(self._written, opening)
 
@@ -433,8 +433,9 @@ class Storage(LogKeeper):
         self._retire_chain(chain, [store for store in stores if isinstance(store, LocalLog)], renamed)
 
     def delay_chain(self, vhost_id: str, *names: str) -> list[str]:
-        """Return the directories of delayed messages of a vhost. `names`: none, an exchange, or an exchange and a
-        bucket.
+        """Return the directories of delayed messages of a vhost.
+
+        `names`: none, an exchange, or an exchange and a bucket.
         """
         chain = self._data_directory.queue_chain(vhost_id, "")[:3]
         for name in ("delays", *names):
@@ -442,8 +443,9 @@ class Storage(LogKeeper):
         return chain
 
     def note_delays(self) -> None:
-        """Mark the format before the first delayed message: older versions, which would not see it, then do not
-        start. Raises: OSError.
+        """Raise the format version before the first delayed message. Raises: OSError.
+
+        Older versions would not see delayed messages, and do not start with this format.
         """
         self._data_directory.note_format(FORMAT_WITH_DELAYS)
 
@@ -489,8 +491,9 @@ class Storage(LogKeeper):
         return store.log.removals.hold if isinstance(store, LocalLog) else None
 
     def hold(self, store: QueueLog) -> ExportHold:
-        """Return the export hold, created if necessary; it is empty until it has exporters. Raises: TypeError for a
-        log that is not local.
+        """Return the export hold, created if necessary; it is empty until it has exporters.
+
+        Raises: TypeError for a log that is not local.
         """
         if not isinstance(store, LocalLog):
             raise TypeError(f"the log of queue '{store.name}' is not on this disk")
@@ -529,8 +532,9 @@ class Storage(LogKeeper):
         store.remove()
 
     def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
-        """Delete a log by renaming its directory: see directory_removal.py. A commit that waits for it counts as
-        complete.
+        """Delete a log by renaming its directory (directory_removal.py).
+
+        A commit that waits for this log counts as complete.
 
         `done` is called on the loop when the rename is synced.
         """
@@ -669,8 +673,9 @@ class Storage(LogKeeper):
             self._data_directory.forget_boot()
 
     def _sync_unopened(self) -> None:
-        """Sync what a kill left in the page cache of logs that were not opened since. Their clean marks are then
-        true.
+        """Sync what a kill left in the page cache of logs that were not opened since.
+
+        Their clean marks are then true.
         """
         if self._data_directory.ended_badly and not all(store.ready for store in self._stores):
             try:

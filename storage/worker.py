@@ -64,8 +64,9 @@ RANGE_SIZE: Final = 4 << 20
 
 
 class ReadAheadRange:
-    """A range of a file to load. `arrived` is called on the loop at the end or after a disk error; None after a
-    cancel.
+    """A range of a file to load.
+
+    `arrived` is called on the loop at the end or after a disk error; None after a cancel.
     """
 
     def __init__(self, file: OpenFile, position: int, end: int, arrived: Callable[[ReadAheadRange], None]) -> None:

@@ -11,8 +11,9 @@ RowState: TypeAlias = Literal["live", "deleting"]
 
 
 class VhostRow(NamedTuple):
-    """A virtual host. `id` (random, 32 hex digits) names its directory. State `deleting` is a tombstone until its
-    files are deleted.
+    """A virtual host.
+
+    `id` (random, 32 hex digits) names its directory. State `deleting` is a tombstone until its files are deleted.
     """
 
     name: str

@@ -125,8 +125,9 @@ class MetadataClosed(MetadataError):
 
 
 class MetadataState(NamedTuple):
-    """All rows at the start. The broker completes the deletion of rows in state `deleting`, which are in separate
-    lists.
+    """All rows at the start.
+
+    The broker completes the deletion of rows in state `deleting`, which are in separate lists.
 
     The rows of a vhost that is being deleted are in no other list; they are deleted with it.
     """
@@ -226,8 +227,9 @@ class SqlMetadataStore:
             self._changed.notify()
 
     def submit(self, changes: Sequence[Change], done: Done) -> None:
-        """Write `changes` in one transaction. `done` is called on the loop with None when it is durable, else with
-        WriteFailed.
+        """Write `changes` in one transaction.
+
+        `done` is called on the loop with None when it is durable, else with WriteFailed.
 
         Cost: 1 us here. Raises: MetadataClosed.
         """
@@ -243,8 +245,9 @@ class SqlMetadataStore:
         self._submit(_Submission((), done, True))
 
     def copy(self, path: Path, done: Done) -> None:
-        """Copy SQLite's file with all earlier submissions to `path`, which must not exist. Then call `done(None)`
-        on the loop.
+        """Copy SQLite's file with all earlier submissions to `path`, which must not exist.
+
+        Then call `done(None)` on the loop.
 
         Cost: a read and a write of the file, in the thread; later changes wait. Raises: MetadataClosed.
         """
@@ -355,8 +358,9 @@ class SqlMetadataStore:
                 self._write([])
 
     def _write_group(self, group: list[_Submission]) -> list[BaseException | None]:
-        """Write a group in one transaction or, if that fails, each submission alone. Return one result per
-        submission.
+        """Write a group in one transaction or, if that fails, each submission alone.
+
+        Return one result per submission.
         """
         error = self._write([change for submission in group for change in submission.changes])
         errors = [error] * len(group)

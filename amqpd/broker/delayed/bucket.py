@@ -468,8 +468,9 @@ class Cascade:
             self._end()
 
     def cancel(self, offset: i64, due_ms: i64, number: int, size: i64) -> None:
-        """Settle the copy of a cancelled message, if there is one. Cost: reads all copies of its time. Raises:
-        OSError.
+        """Settle the copy of a cancelled message, if there is one.
+
+        Cost: reads all copies of its time. Raises: OSError.
         """
         if offset >= self.bucket.job_offset:
             return  # not copied yet, and settled messages are not copied

@@ -1,4 +1,4 @@
-"""List the next delayed messages, or cancel one by its id, reading buckets in pieces.
+"""Listing of the next delayed messages, and cancelling of one by its id. Both read buckets in pieces.
 
 The scan takes no lock: between two pieces messages arrive, cascade and are released. If a bucket cascades
 meanwhile, `cancel` repeats its search.

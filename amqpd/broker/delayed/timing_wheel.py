@@ -201,8 +201,9 @@ class DelayDestination(Destination):
         self._bucket: Bucket | None = None
 
     def bucket(self) -> Bucket:
-        """Return the bucket for a message now; in a transaction it may differ from that of the publish. Raises:
-        LogFailed.
+        """Return the bucket for a message now; in a transaction it may differ from that of the publish.
+
+        Raises: LogFailed.
         """
         bucket = self._bucket
         if bucket is None or not bucket.taking or bucket.store.failed:

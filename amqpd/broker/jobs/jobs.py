@@ -215,8 +215,9 @@ class JobManager:
         return job
 
     def _check_alone(self, request: JobRequest) -> None:
-        """Refuse a second rewind of a queue, because both would restore the same messages. Raises:
-        PreconditionFailed.
+        """Refuse a second rewind of a queue, because both would restore the same messages.
+
+        Raises: PreconditionFailed.
         """
         if request.to_queue is not None or request.dry_run:
             return
@@ -238,8 +239,9 @@ class JobManager:
         request: JobRequest,
         ended: Callable[[QueueJob], object] | None = None,
     ) -> QueueJob:
-        """Create a listed job for a caller with its own `QueueScan`, which calls its `begin`. Raises:
-        PreconditionFailed.
+        """Create a listed job for a caller with its own `QueueScan`, which calls its `begin`.
+
+        Raises: PreconditionFailed.
         """
         running = [job for job in self._jobs.values() if job.ended_ms == 0]
         if len(running) >= RUNNING_COUNT_MAX:
