@@ -211,8 +211,8 @@ def run_job(filesystem: FileSystem, job: SyncBatch, root_fd: int) -> None:
             continue
         try:
             _finish_part(filesystem, part)
-        # Costs time at the next start, or disk space until then, but no message.
         except OSError as error:
+            # Costs time at the next start, or disk space until then, but no message.
             logger.warning("work after the sync failed: %s", error, extra={"queue": part.name})
 
 
@@ -296,8 +296,8 @@ class FsyncThread:
             begun_s = self._clock.monotonic()
             try:
                 run_job(self._filesystem, work, self._root_fd)
-            # A bug. Without a result, every publisher would wait forever.
             except Exception:
+                # A bug. Without a result, every publisher would wait forever.
                 logger.exception("the fsync thread failed")
                 for part in work.parts:
                     part.failed = True

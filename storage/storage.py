@@ -680,8 +680,8 @@ class Storage(LogKeeper):
         if self._data_directory.ended_badly and not all(store.ready for store in self._stores):
             try:
                 self.filesystem.syncfs(self._data_directory.lock_fd)
-            # Those logs have no clean mark: the next start scans them.
             except OSError as error:
+                # Those logs have no clean mark: the next start scans them.
                 logger.error("data of the previous process could not be synced: %s", error)
 
 

@@ -103,8 +103,8 @@ class ReadAhead:
         if asked.arrived is not None:
             try:
                 self._filesystem.fetch(asked.file.fd, asked.end - asked.position, asked.position)
-            # The loop meets the same error when it reads, and raises it.
             except OSError as error:
+                # The loop meets the same error when it reads, and raises it.
                 logger.warning("read-ahead in %s failed: %s", asked.file.path, error)
         self._post(self._arrived, asked)
 

@@ -267,7 +267,7 @@ class DelayScheduler(DelaySchedulerBase):
         exchange.wheel = wheel
         storage.note_delays()
         if wheel.buckets:
-            # ^A deleted exchange of this name whose directory could not be renamed, or copied files.
+            # A deleted exchange of this name whose directory could not be renamed, or copied files.
             log.warning("%s also has delayed messages of exchange '%s'", root, name, extra=wheel.about())
             wheel.others.append(folder)
         else:

@@ -101,7 +101,7 @@ class JobFilter(MessagePredicate):
         self.looked_count: i64 = 0
         # Reason -> number of messages that stay in the source.
         self.left: dict[str, int] = {}
-        # ^Cache for consecutive messages with the same content except for the body.
+        # Cache for consecutive messages with the same content except for the body.
         self._content: bytes = b""
         self._envelope: MessageRoute | None = None
         self._answer = False
