@@ -202,7 +202,6 @@ class ClusterNode:
         self.topics = TopicAdmin(options)
         self.reader = KafkaReader(options.access)
         self.draining = False
-        self.joined = asyncio.Event()
         self._assignor = Assignor(options.settled_topic, options.slots, self._member, self._wishes, False)
         self._members = GroupMembership(
             options.access,
@@ -214,7 +213,6 @@ class ClusterNode:
             options.heartbeat_s,
         )
         self.view = ClusterView(options.node, self.state, self._assignor, lambda slot: slot in self.owned)
-        self._timers: list[asyncio.TimerHandle] = []
         self._inhabited: set[int] = set()  # slots that have, or had, a vhost
         self._upkeep: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -256,7 +254,6 @@ class ClusterNode:
         self.slots = Slots(self.takeovers, self._members.known, self._members.rejoin, self._wanted_here, self._outages)
         self.leases = LeaseMonitor(self.takeovers.owned.values, self.takeovers.prolong, options.session_timeout_s)
         self.inner = NodeFrontEnd(self, amqp, admin)
-        broker.alarms.store_waits = ReplicationAlarm(broker.turn)
         return self.inner
 
     @property
