@@ -127,12 +127,12 @@ SERVED_S: Final = 15.0
 class ClusterView(View):
     """The cluster as the proxy and the HTTP API see it."""
 
-    def __init__(self, me: str, state: ClusterState, assignor: Assignor, held: Callable[[int], bool]) -> None:
+    def __init__(self, me: str, state: ClusterState, assignor: Assignor, serves: Callable[[int], bool]) -> None:
         super().__init__()
         self.me = me
         self._state = state
         self._assignor = assignor
-        self._held = held
+        self._serves = serves
         state.on_vhost.append(lambda _: self.tell())
         state.on_owner.append(lambda _: self.tell())
 
@@ -154,7 +154,7 @@ class ClusterView(View):
             None if that node left the group, or if it is this node and it no longer serves the slot.
         """
         owner = self._state.owner_of(slot)
-        if owner is None or (owner.node == self.me and not self._held(slot)):
+        if owner is None or (owner.node == self.me and not self._serves(slot)):
             return None
         if not any(peer.node == owner.node and peer.fingerprint == owner.fingerprint for peer in self._assignor.peers):
             return None
@@ -360,7 +360,7 @@ class ClusterNode:
         """
         self.draining = True
         self._members.rejoin()
-        while self.slots.said() and self.draining:
+        while self.slots.announced_slots() and self.draining:
             await self.state.changed(0.2)
 
     def undrain(self) -> None:
@@ -375,7 +375,9 @@ class ClusterNode:
         busy = frozenset(slot for slot, owned in self.owned.items() if owned.busy)
         name, address, fingerprint = self._announced()
         mark, run = self._secret_mark, self.inner.connector.run
-        return Member(name, self.slots.said(), busy, self.draining, address, fingerprint, secret=mark, run=run)
+        return Member(
+            name, self.slots.announced_slots(), busy, self.draining, address, fingerprint, secret=mark, run=run
+        )
 
     def _announced(self) -> tuple[str, str, str]:
         """Return the node's name, the address of its peer port and the fingerprint of its certificate."""
@@ -431,11 +433,11 @@ class ClusterNode:
         slot = self.state.slot_of(name)
         if slot is not None:
             self._inhabited.add(slot)
-            self.slots.look(slot)
+            self.slots.start_serving(slot)
         self.takeovers.vhost_changed(name)
 
     def _note_changed(self, note: PutAnnotation) -> None:
-        if note.key[0] == WISH and int(note.key[1]) in self.slots.said() and note.value is not None:
+        if note.key[0] == WISH and int(note.key[1]) in self.slots.announced_slots() and note.value is not None:
             self._members.rejoin()  # the owner asks for the round in which it gives up the slot
 
     def _owner_changed(self, slot: int) -> None:

@@ -123,7 +123,7 @@ class OwnedSlot:
         renewed_s: monotonic time of the last new epoch.
         kept_alive_s: monotonic time of the last keep-alive records.
         changing: serializes a new epoch and the end.
-        coming: names of vhosts that are being loaded or deleted.
+        changing_vhosts: names of vhosts that are being loaded or deleted.
     """
 
     def __init__(self, slot: int, held: ProducerId, producer: KafkaProducer, meta: Partition, logs: SlotLogs) -> None:
@@ -141,7 +141,7 @@ class OwnedSlot:
         self.renewed_s = self.kept_alive_s = time.monotonic()
         self.given_up = False
         self.changing = asyncio.Lock()
-        self.coming: set[str] = set()
+        self.changing_vhosts: set[str] = set()
 
     @property
     def epoch(self) -> int:
@@ -399,7 +399,7 @@ class SlotOwnership:
         row = self.state.vhost(name)
         if row is None:
             self._forget_vhost(name)
-        if owned is None or row is None or owned.ended or name in owned.coming:
+        if owned is None or row is None or owned.ended or name in owned.changing_vhosts:
             return
         here = owned.vhosts.get(name)
         if row.state == "deleting" and (here is None or not here.deleted):
@@ -408,7 +408,7 @@ class SlotOwnership:
             work = self._load_vhost(owned, row)
         else:
             return
-        owned.coming.add(name)
+        owned.changing_vhosts.add(name)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -433,7 +433,7 @@ class SlotOwnership:
             logger.exception("vhost '%s' cannot be served; next try in %g s", row.name, LOAD_RETRY_S)
             await asyncio.sleep(LOAD_RETRY_S)
         finally:
-            owned.coming.discard(row.name)
+            owned.changing_vhosts.discard(row.name)
         self.vhost_changed(row.name)
 
     async def _finish_deletion(self, owned: OwnedSlot, row: VhostRow, here: VHost | None) -> None:
@@ -449,7 +449,7 @@ class SlotOwnership:
         except MetadataClosed:
             logger.debug("vhost '%s' is deleted by the next owner", row.name)
         finally:
-            owned.coming.discard(row.name)
+            owned.changing_vhosts.discard(row.name)
 
     async def renew(self, owned: OwnedSlot) -> None:
         """Get the next epoch of the same producer id, so that Kafka does not forget the id.

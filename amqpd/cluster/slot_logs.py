@@ -135,7 +135,7 @@ class RecordTruncation:
         """Remove a log that was deleted."""
         self.spans.pop(log, None)
 
-    def look(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
+    def deletable(self) -> dict[str, dict[int, tuple[ReplicatedLog, int]]]:
         """Update the spans of all logs and return what can be deleted. Cost: 1 us a log.
 
         Returns:
@@ -170,7 +170,7 @@ class RecordTruncation:
         Raises the errors of `delete_records`.
         """
         count = 0
-        for topic, partitions in self.look().items():
+        for topic, partitions in self.deletable().items():
             await delete_records(topic, {number: head for number, (_, head) in partitions.items()})
             for log, head in partitions.values():
                 span = self.spans.get(log)

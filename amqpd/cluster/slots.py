@@ -113,16 +113,16 @@ class Slots(Generic[H]):
         self.generation = generation
         self.assigned_slots = slots
         for slot in slots:
-            self.look(slot)
+            self.start_serving(slot)
         self._wake()
 
-    def look(self, slot: int) -> None:
+    def start_serving(self, slot: int) -> None:
         """Start serving a slot that is assigned and got its first vhost."""
         if slot in self.assigned_slots and slot not in self._tasks and self._wanted_here(slot):
             self._changed[slot] = asyncio.Event()
             self._tasks[slot] = asyncio.get_running_loop().create_task(self._serve(slot))
 
-    def said(self) -> dict[int, int]:
+    def announced_slots(self) -> dict[int, int]:
         """Return the slots that this node announces to the group: slot -> epoch; 0 for a slot that it is about to
         take.
         """
@@ -199,7 +199,7 @@ class Slots(Generic[H]):
                 held = self.held.pop(slot)
                 await self._taker.drop(held)
             if slot in self.assigned_slots and not self._stopping:
-                asyncio.get_running_loop().call_later(PAUSE_S_MAX, self.look, slot)
+                asyncio.get_running_loop().call_later(PAUSE_S_MAX, self.start_serving, slot)
             elif not asked:
                 self._ask_again()
 
@@ -214,7 +214,7 @@ class Slots(Generic[H]):
 
     def _ask_again(self) -> None:
         if not self._stopping:
-            # after the end of this task, so that `said` is right
+            # after the end of this task, so that `announced_slots` is right
             asyncio.get_running_loop().call_soon(self._rejoin)
 
 

@@ -25,7 +25,7 @@ async def test_one_that_cannot_be_loaded_is_not_tried_again_at_once(caplog) -> N
     takeovers._metadata = cast("Any", SimpleNamespace(node="a"))
     takeovers._tasks = set()
     rows = SimpleNamespace(table=SimpleNamespace(state=lambda vhosts, _: vhosts))
-    owned = cast("OwnedSlot", SimpleNamespace(rows=rows, vhosts={}, ended="", coming=set()))
+    owned = cast("OwnedSlot", SimpleNamespace(rows=rows, vhosts={}, ended="", changing_vhosts=set()))
     takeovers.owned = {1: owned}
     takeovers.vhost_changed("new")
     for _ in range(100):
@@ -34,4 +34,4 @@ async def test_one_that_cannot_be_loaded_is_not_tried_again_at_once(caplog) -> N
     assert tried == [[ROW]]
     assert "vhost 'new' cannot be served" in caplog.text
     await takeovers.close()
-    assert not owned.coming
+    assert not owned.changing_vhosts

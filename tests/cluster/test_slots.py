@@ -83,15 +83,15 @@ async def until(holds: Callable[[], object]) -> None:
 
 async def test_it_takes_what_it_is_assigned_and_gives_up_what_is_left_out(fake) -> None:
     fake.slots.assigned(1, frozenset({1, 2}))
-    assert fake.slots.said() == {1: 0, 2: 0}, "what is about to be taken is told, too"
+    assert fake.slots.announced_slots() == {1: 0, 2: 0}, "what is about to be taken is told, too"
     await until(lambda: len(fake.slots.held) == 2)
-    assert fake.slots.said() == {1: 1, 2: 2}
+    assert fake.slots.announced_slots() == {1: 1, 2: 2}
     fake.slots.assigned(2, frozenset({2, 3}))
     await until(lambda: sorted(fake.slots.held) == [2, 3])
     await until(lambda: fake.rejoined == 1)
     assert ("give up", 1) in fake.did
     assert ("take", 2) not in fake.did[2:], "what stays is served on"
-    assert 1 not in fake.slots.said()
+    assert 1 not in fake.slots.announced_slots()
 
 
 async def test_one_with_nothing_in_it_is_not_taken_before_there_is(fake) -> None:
@@ -100,9 +100,9 @@ async def test_one_with_nothing_in_it_is_not_taken_before_there_is(fake) -> None
     await asyncio.sleep(0.05)
     assert fake.did == []
     fake.empty = set()
-    fake.slots.look(5)
+    fake.slots.start_serving(5)
     await until(lambda: 5 in fake.slots.held)
-    fake.slots.look(6)
+    fake.slots.start_serving(6)
     assert ("take", 6) not in fake.did, "it is not ours"
 
 
@@ -153,16 +153,16 @@ async def test_one_that_is_left_out_before_it_was_taken_is_asked_for_by_others(f
     fake.known = False
     fake.slots.assigned(1, frozenset({1}))
     await until(lambda: len(fake.asked) > 1)
-    assert fake.slots.said() == {1: 0}
+    assert fake.slots.announced_slots() == {1: 0}
     fake.slots.assigned(2, frozenset())
     await until(lambda: fake.rejoined == 1)
-    assert not fake.slots.said()
+    assert not fake.slots.announced_slots()
     fake.known, fake.errors = True, [KafkaRefused("PRODUCER_FENCED")]
     fake.slots.assigned(3, frozenset({1}))
     await until(lambda: fake.rejoined == 2)  # it waits for a later generation
     fake.slots.assigned(4, frozenset())
     await until(lambda: fake.rejoined == 3)
-    assert not fake.slots.said()
+    assert not fake.slots.announced_slots()
 
 
 async def test_a_stop_gives_all_up_and_asks_for_no_other_round(fake) -> None:
@@ -184,7 +184,7 @@ async def test_what_is_not_given_up_in_time_is_dropped(fake) -> None:
     fake.slots.assigned(1, frozenset({1}))
     await until(lambda: fake.slots.held)
     await fake.slots.stop(0.05)
-    assert not fake.slots.said()
+    assert not fake.slots.announced_slots()
 
 
 async def test_a_bug_in_taking_is_logged_and_tried_again(fake, caplog) -> None:

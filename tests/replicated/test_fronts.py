@@ -64,7 +64,7 @@ async def test_what_one_message_holds_back_is_told(
     slot.log.settle_range(2, 3200, 3_199_000)
     slot.sync()
     for _ in range(2):
-        assert slot.logs.fronts.look() == {}
+        assert slot.logs.fronts.deletable() == {}
     assert [each.message for each in caplog.records if "because the oldest one is not acked" in each.message] == [
         "queue 'q0': Kafka keeps 3 MiB for 1 messages of 1000 bytes, because the oldest one is not acked"
     ]
