@@ -68,7 +68,7 @@ Raises MetadataError, or NotOwner if nothing was written.
 
 
 class NotOwner(WriteFailed):
-    """The asked node does not own slot 0 or did not answer. Nothing was written; another node may be asked."""
+    """Error: the asked node does not own slot 0 or did not answer. Nothing was written; another node may be asked."""
 
 
 class _PendingChanges(NamedTuple):

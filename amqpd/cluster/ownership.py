@@ -542,7 +542,7 @@ PROLONG_SHARE: Final = 1 / 3
 
 
 class LeaseMonitor:
-    """Suspends deliveries of slots whose lease expired.
+    """Lease check: suspends deliveries of slots whose lease expired.
 
     Args:
         owned: returns the slots that this node serves.

@@ -56,7 +56,7 @@ _NOT_BACK: Final = frozenset(("connection", "keep-alive", "transfer-encoding", "
 
 
 class PeerTimeout(Exception):
-    """The node did not answer; the text names it and gives the reason."""
+    """Error: the node did not answer. The text names it and gives the reason."""
 
 
 class PeerAnswer(NamedTuple):
@@ -95,7 +95,7 @@ class _Connector(aiohttp.BaseConnector):
 
 
 class PeerHttpClient:
-    """Sends HTTP requests to other nodes. Opens the pool at the first request. Loop thread only.
+    """HTTP client for other nodes. The first request opens its connection pool. Loop thread only.
 
     Args:
         position: returns how far this node has read slot 0.

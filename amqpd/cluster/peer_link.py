@@ -281,7 +281,7 @@ _NAME_BYTES_MAX: Final = 1024
 
 
 class BadPreamble(Exception):
-    """Invalid hello data; the text is for the log."""
+    """Error: invalid hello data. The text is for the log."""
 
 
 class HelloAnswer(NamedTuple):
@@ -487,11 +487,11 @@ refuses.
 
 
 class PeerUnreachable(Exception):
-    """The node could not be asked, with the reason. A later attempt may succeed."""
+    """Error: the node could not be asked, with the reason. A later attempt may succeed."""
 
 
 class PeerRefused(Exception):
-    """The node answered with a refusal.
+    """Error: the node answered with a refusal.
 
     Attributes:
         answer: NOT_MINE, REFUSED or WRONG_SECRET.
@@ -779,7 +779,7 @@ class _HelloClient(asyncio.Protocol):
 
 
 class PeerConnector:
-    """Opens connections to other nodes.
+    """Factory of connections to other nodes' peer ports.
 
     Attributes:
         node: name of this node.

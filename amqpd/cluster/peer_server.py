@@ -163,7 +163,7 @@ async def forward(connector: PeerConnector, node: NodeState, changes: Sequence[S
 
 
 class ForwardedWriter:
-    """Handles changes that other nodes send to slot 0's owner.
+    """Receiver of the changes that other nodes send to slot 0's owner.
 
     Args:
         write: `ClusterMetadata.write_own`.
@@ -210,7 +210,7 @@ CUT_OFF: Final = "this node reaches neither Kafka nor another node of the cluste
 
 
 class PeerStatusMonitor:
-    """Asks other nodes which slots they serve while Kafka does not answer.
+    """Monitor that asks other nodes which slots they serve, while Kafka does not answer.
 
     Args:
         owned: returns the slots that this node serves.

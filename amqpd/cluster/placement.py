@@ -81,7 +81,7 @@ class PartitionWriter(Protocol):
 
 
 class FenceRecords:
-    """Writes this owner's barriers and markers to partitions of one slot.
+    """Writer of this owner's barriers and markers in partitions of one slot.
 
     Args:
         key: the slot's transactional id, the key of these records.
@@ -704,7 +704,7 @@ ANSWER_KEPT_S: Final = 10.0
 
 
 class NodeTopicPolicy:
-    """Checks the names of dedicated topics on this node (`OwnTopics`).
+    """Policy of this node for the names of dedicated topics (`OwnTopics`).
 
     Args:
         pattern: `cluster.kafka_topics`.

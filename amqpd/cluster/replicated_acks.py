@@ -46,7 +46,7 @@ NOT_DELIVERED: Final[i64] = -1
 
 
 class BadSettlement(ValueError):
-    """A record of the topic has an unknown format: another version wrote it."""
+    """Error: a record of the topic has an unknown format, because another version wrote it."""
 
 
 def owner_record(producer_id: i64, epoch: i64) -> KeyedRecord:
@@ -280,7 +280,7 @@ class ReplicatedAckReader:
 
 @final
 class AckRecordWriter:
-    """Collects changes of one log's acks and encodes them as records.
+    """Changes of one log's acks, and their encoding as records.
 
     Attributes:
         log_id: 16 bytes.

@@ -49,11 +49,11 @@ _BINARY: Final = frozenset((ColumnType.BYTES, ColumnType.KEY))
 
 
 class Foreign(ValueError):
-    """No program of ours wrote this record."""
+    """Error: no program of ours wrote this record."""
 
 
 class NewerFormat(ValueError):
-    """A later version wrote this record; the text says what is unknown here."""
+    """Error: a later version wrote this record. The text names what is unknown here."""
 
 
 class RowKey(NamedTuple):

@@ -119,7 +119,7 @@ class LogSpan:
 
 
 class RecordTruncation:
-    """Deletes records in Kafka that no queue needs: the spans of one slot's logs."""
+    """Spans of one slot's logs, and the deletion of records in Kafka that no queue needs."""
 
     def __init__(self) -> None:
         self.spans: dict[ReplicatedLog, LogSpan] = {}
@@ -215,7 +215,7 @@ class _RefillTask:
 
 
 class LogRefill:
-    """Reads the logs of one slot back from Kafka. Loop thread only; call `close` at the end."""
+    """Reader of the logs of one slot, from Kafka into their caches. Loop thread only; call `close` at the end."""
 
     def __init__(self, read: Read, fronts: RecordTruncation) -> None:
         self._read = read

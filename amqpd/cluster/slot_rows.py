@@ -73,7 +73,7 @@ class _PendingSubmission:
 
 
 class RowWriter:
-    """Writes the rows of one slot. Loop thread only. Call `moved` when Kafka stored more of the partition.
+    """Writer of the rows of one slot. Loop thread only. Call `moved` when Kafka stored more of the partition.
 
     Args:
         table: the rows that `meta` has.

@@ -58,7 +58,7 @@ H = TypeVar("H", bound=HeldSlot)
 
 
 class SlotTaker(Protocol[H]):
-    """Takes over and releases slots: `SlotOwnership`."""
+    """Interface that takes over and releases slots: `SlotOwnership`."""
 
     async def take(self, slot: int) -> H:
         """Become the slot's only writer and serve it. Raises TAKE_ERRORS if that failed."""
