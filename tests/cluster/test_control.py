@@ -68,7 +68,8 @@ def test_a_wish_for_a_slot_that_is_just_being_taken_asks_for_the_round_in_which_
     """Else the slot stays where it is until a node comes or goes, and `move_vhost` says that it has not moved."""
     asked: list[bool] = []
     members = SimpleNamespace(rejoin=lambda: asked.append(True))
-    node = cast("Any", SimpleNamespace(owned={}, slots=SimpleNamespace(announced_slots=lambda: {3: 0}), _members=members))
+    slots = SimpleNamespace(announced_slots=lambda: {3: 0})
+    node = cast("Any", SimpleNamespace(owned={}, slots=slots, _members=members))
     ClusterNode._note_changed(node, PutAnnotation((WISH, 4), {"node": "b"}))
     ClusterNode._note_changed(node, PutAnnotation((WISH, 3), None))
     assert asked == []
