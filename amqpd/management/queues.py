@@ -381,7 +381,7 @@ async def get_queue_bindings(call: ApiRequest) -> ApiResponse:
 async def get_messages(call: ApiRequest) -> ApiResponse:
     """Take up to `count` messages and ack, reject or requeue them.
 
-    `ackmode` says which of these, `encoding` whether bodies are text where possible, or base64.
+    `ackmode` selects the action. With `encoding` auto, a body is text if it is UTF-8, else base64; with base64, always.
     """
     missing = [name for name in ("count", "ackmode", "encoding") if name not in call.fields()]
     if missing:

@@ -74,7 +74,13 @@ class RemoteSessions(Protocol):
 
 
 class LoginSessions:
-    """The login sessions of this node."""
+    """The login sessions of this node.
+
+    Args:
+        path: of FILE. None stores nothing.
+        clock: returns seconds since 1970.
+        remote: the sessions of other nodes, in a cluster.
+    """
 
     def __init__(
         self,

@@ -516,7 +516,7 @@ class Rates:
         return list(self._connections)
 
     def _ended(self, kind: int) -> list[int]:
-        """Return the sums of ended objects."""
+        """Return the sums of the counters of ended objects."""
         ended: list[int] = []
         if kind in (QUEUE, CHANNEL):
             ended = (self._broker.catalogue.ended_queues if kind == QUEUE else self._broker.channels.ended).counts
