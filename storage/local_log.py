@@ -95,7 +95,7 @@ class LocalLog(GroupCommitLog):
         self._keeper: LogKeeper = keeper
         self.appender: Appender = Appender(self, log)
         self._cursors: CursorSet = CursorSet(log)
-        self._settlements: QueueAcks | None = None
+        self._acks: QueueAcks | None = None
         # state of `tick`
         self._tick_end: i64 = 0
         self._ticks: i64 = 0
@@ -137,9 +137,9 @@ class LocalLog(GroupCommitLog):
         if seen_end - 1 > delivered_mark:
             log.mark_delivered(seen_end - 1, 0)
         log.delivered_mark = seen_end - 1
-        self._settlements = None
+        self._acks = None
         if seen_end > 0 or returned:
-            self._settlements = QueueAcks(self, log, seen_end - 1, returned)
+            self._acks = QueueAcks(self, log, seen_end - 1, returned)
         self.lost = lost
         self.next_offset = log.end
         self.recount()
@@ -153,9 +153,9 @@ class LocalLog(GroupCommitLog):
         Cost: a step per segment.
         """
         self.changed_beneath(seen_end)
-        settlements = self._settlements
-        if settlements is not None:
-            settlements.flush_runs()
+        acks = self._acks
+        if acks is not None:
+            acks.flush_runs()
         count = 0
         size = 0
         for segment in self.log.segments:
@@ -254,19 +254,19 @@ class LocalLog(GroupCommitLog):
             body_size_bytes: without it `size_bytes` is too large until the segment is removed, and a limit in bytes
                 would drop messages too early.
         """
-        settlements = self._settlements
-        if settlements is None:
-            settlements = self._ensure_acks()
-        settlements.settle(offset, body_size_bytes)
+        acks = self._acks
+        if acks is None:
+            acks = self._ensure_acks()
+        acks.settle(offset, body_size_bytes)
 
     def _ensure_acks(self) -> QueueAcks:
         """Return the acks of this log; create them if recovery left none."""
         if not self.ready:
             self.recover()
-        settlements = self._settlements
-        if settlements is None:
-            settlements = self._settlements = QueueAcks(self, self.log, -1, {})
-        return settlements
+        acks = self._acks
+        if acks is None:
+            acks = self._acks = QueueAcks(self, self.log, -1, {})
+        return acks
 
     def settle_range(self, first: i64, last: i64, body_size_bytes: i64 = 0) -> None:
         """See `QueueLog.settle_range`. Cost: per segment, not per message."""
@@ -275,23 +275,23 @@ class LocalLog(GroupCommitLog):
         self._write_now()  # the live messages are counted in what is written
         self.mark_dirty()
         self.log.settle(first, last, body_size_bytes)
-        settlements = self._settlements
-        if settlements is not None:
-            settlements.forget_returned(first, last)
+        acks = self._acks
+        if acks is not None:
+            acks.forget_returned(first, last)
         self.recount()
 
     def settle_with_turn(self) -> None:
-        settlements = self._settlements
-        if settlements is not None:
-            settlements.due = True
+        acks = self._acks
+        if acks is not None:
+            acks.due = True
         self.mark_dirty()
 
     def pass_older(self, offset: i64, until_ms: i64, count_max: i64, settles: bool) -> tuple[i64, i64, i64]:
         """See `QueueLog.pass_older`. Cost: some 50 ns per message."""
         count: i64 = 0
         size: i64 = 0
-        settlements = self._ensure_acks()
-        if settlements.waiting:
+        acks = self._ensure_acks()
+        if acks.waiting:
             self._write_now()  # otherwise settled messages would be counted
         log = self.log
         end: i64 = log.watermark.offset if self.failed else log.end
@@ -310,7 +310,7 @@ class LocalLog(GroupCommitLog):
             first: i64 = max(offset, batch.base_offset)
             offset = batch.last_offset + 1
             if live > 0 and settles:
-                settlements.settle_run(first, offset - 1, live_bytes)
+                acks.settle_run(first, offset - 1, live_bytes)
             count += live
             size += live_bytes
         return offset, count, size
@@ -318,32 +318,32 @@ class LocalLog(GroupCommitLog):
     @property
     def delivered_mark(self) -> i64:
         """The highest offset known to be delivered, also before a restart; -1 for none."""
-        settlements = self._settlements
-        return settlements.delivered_mark if settlements is not None else -1
+        acks = self._acks
+        return acks.delivered_mark if acks is not None else -1
 
     def mark_delivered(self, offset: i64) -> None:
-        settlements = self._settlements
-        if settlements is None:
-            settlements = self._ensure_acks()
-        settlements.mark_delivered(offset)
+        acks = self._acks
+        if acks is None:
+            acks = self._ensure_acks()
+        acks.mark_delivered(offset)
 
     def forget_delivered(self) -> None:
-        if self._settlements is not None:
-            self._settlements.delivered_mark = -1  # the clean-shutdown mark stores it
+        if self._acks is not None:
+            self._acks.delivered_mark = -1  # the clean-shutdown mark stores it
 
     def mark_delayed(self, offset: i64, delivery_count: i64, due_ms: i64) -> None:
-        settlements = self._settlements
-        if settlements is None:
-            settlements = self._ensure_acks()
-        settlements.mark_returned(offset, delivery_count, due_ms)
+        acks = self._acks
+        if acks is None:
+            acks = self._ensure_acks()
+        acks.mark_returned(offset, delivery_count, due_ms)
 
     def redelivered(self, offset: i64) -> bool:
-        settlements = self._settlements
-        return settlements is not None and settlements.redelivered(offset)
+        acks = self._acks
+        return acks is not None and acks.redelivered(offset)
 
     def seen_earlier(self, offset: i64) -> bool:
-        settlements = self._settlements
-        return settlements is not None and settlements.seen_earlier(offset)
+        acks = self._acks
+        return acks is not None and acks.seen_earlier(offset)
 
     # -- end of a loop turn
 
@@ -353,9 +353,9 @@ class LocalLog(GroupCommitLog):
         self.appender.write()
         paced = self.context.has_ticks
         log = self.log
-        settlements = self._settlements
+        acks = self._acks
         due = not paced
-        if settlements is not None and settlements.tell_delivered_mark():
+        if acks is not None and acks.tell_delivered_mark():
             due = True
         if due or log.settled_files.pending:
             self.write_late()
@@ -371,9 +371,9 @@ class LocalLog(GroupCommitLog):
 
     def tick(self) -> bool:
         log = self.log
-        settlements = self._settlements
+        acks = self._acks
         busy = self.next_offset > self._tick_end
-        if settlements is not None and settlements.tick():
+        if acks is not None and acks.tick():
             busy = True
         self._tick_end = self.next_offset
         self.write_late()
@@ -386,9 +386,9 @@ class LocalLog(GroupCommitLog):
         return busy
 
     def write_late(self) -> None:
-        settlements = self._settlements
-        if settlements is not None:
-            settlements.note_all()
+        acks = self._acks
+        if acks is not None:
+            acks.note_all()
         log = self.log
         log.flush()
         if not log.cleaning:
@@ -398,7 +398,7 @@ class LocalLog(GroupCommitLog):
 
     @property
     def settles(self) -> bool:
-        return self._settlements is not None and self._settlements.waiting
+        return self._acks is not None and self._acks.waiting
 
     def write_settled(self) -> None:
         # If its message were in no file, the next message with this offset would count as settled.
@@ -410,9 +410,9 @@ class LocalLog(GroupCommitLog):
         if not self.ready:
             self.recover()
         self.appender.write()
-        settlements = self._settlements
-        if settlements is not None:
-            settlements.flush_runs()
+        acks = self._acks
+        if acks is not None:
+            acks.flush_runs()
 
     # -- group commit
 
@@ -448,9 +448,9 @@ class LocalLog(GroupCommitLog):
         dummy_owner.next_offset = self.next_offset
         dummy_owner.failed = dummy_owner.deleted = dummy_owner.dirty = dummy_owner.deferred = True
         self.appender.owner = dummy_owner
-        settlements = self._settlements
-        if settlements is not None:
-            settlements.owner = dummy_owner
+        acks = self._acks
+        if acks is not None:
+            acks.owner = dummy_owner
 
     def close_unsynced_files(self) -> None:
         if self.log.shed():
