@@ -669,7 +669,7 @@ class AggregateCollector:
         rabbit: the strategy is at_least_once, because a dead letter leaves its queue only when it is safe in its
         targets.
         """
-        went = self._broker.dead_letters.went
+        went = self._broker.dead_letters.published
         for reason in _DEATHS:
             for kind in ("classic", "quorum"):
                 counted = went.get((kind, reason))

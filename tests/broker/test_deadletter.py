@@ -9,7 +9,7 @@ from amqpd.broker.message import FRAME_PAYLOAD_BYTES, MessageRoute
 from amqpd.broker.publish.dead_letter import (
     HELD_MAX,
     REDELIVERED,
-    DeathHeaderCache,
+    DeadLetterPublisher,
     dead_letter_with_history,
     is_cycle,
     with_death,
@@ -386,21 +386,21 @@ class TestDresser:
         queue = room.queue("q", **arguments)
         for destination in (queue, room.queue("dead"), room.queue("more")):
             room.bind("dlx", destination)
-        dresser = DeathHeaderCache(room.vhosts)
-        dresser.begin(1_700_000_000)
+        publisher = DeadLetterPublisher(room.republisher, room.vhosts)
+        publisher.begin_slice(1_700_000_000)
         for reason in ("expired", "rejected", "maxlen", "expired"):
             for envelope in (MessageRoute("x", "key"), MessageRoute("", "q")):
                 for each in PROPERTIES * 2:
                     encoded = encode_properties(each)
-                    told = dresser.dead_letter(queue, envelope, encoded, reason)
+                    made = publisher.make(queue, envelope, encoded, reason)
                     alone = dead_letter_with_history(
                         room.vhost, queue, exchange, envelope, encoded, reason, 1_700_000_000
                     )
-                    assert told is not None
-                    assert decode_properties(told.properties) == decode_properties(alone.properties)
-                    assert told.destinations == alone.destinations
-                    assert told.envelope.suffix == alone.envelope.suffix
-                    assert told.info.expiration is None
+                    assert made is not None
+                    assert decode_properties(made.properties) == decode_properties(alone.properties)
+                    assert made.destinations == alone.destinations
+                    assert made.envelope.suffix == alone.envelope.suffix
+                    assert made.info.expiration is None
 
 
 def fill(room, name: str, count: int) -> None:

@@ -53,11 +53,11 @@ def run(soon: list[Callable[[], None]]) -> None:
 
 def test_a_few_at_once(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
     told, other = Told(room), Told(room)
-    settling.work()
+    settling.run_slice()
     settling.add(PendingRepublish(told, 3, 9, 100, None))
     settling.add(PendingRepublish(other, 0, 0, 1, None))
     settling.add(PendingRepublish(told, 11, 11, 100, None))
-    settling.work()
+    settling.run_slice()
     assert told.offsets == [*range(3, 10), 11]
     assert told.sizes == {100}
     assert other.offsets == [0]
@@ -68,9 +68,9 @@ def test_many_in_slices_by_number(room: Any, settling: SlicedAcks, soon: list[Ca
     told = Told(room)
     count = 5 * ACK_SLICE_COUNT_MAX // 2
     settling.add(PendingRepublish(told, 7, 7 + count - 1, 1, None))
-    settling.work()
+    settling.run_slice()
     slices = [len(told.offsets)]
-    settling.work()  # another sync
+    settling.run_slice()  # another sync
     slices.append(len(told.offsets) - sum(slices))
     assert len(soon) == 1
     while soon:
@@ -84,7 +84,7 @@ def test_many_in_slices_by_time(room: Any, settling: SlicedAcks, soon: list[Call
     told = Told(room, took_ms=1)
     for number in range(10):
         settling.add(PendingRepublish(told, number * STEP_COUNT, (number + 1) * STEP_COUNT - 1, 1, None))
-    settling.work()
+    settling.run_slice()
     turns = 1
     while soon:
         assert len(told.offsets) == turns * SLICE_MS * STEP_COUNT
@@ -97,11 +97,11 @@ def test_many_in_slices_by_time(room: Any, settling: SlicedAcks, soon: list[Call
 def test_all_of_it_when_the_broker_stops(room: Any, settling: SlicedAcks, soon: list[Callable[[], None]]) -> None:
     told = Told(room, took_ms=1)
     settling.add(PendingRepublish(told, 0, 99_999, 1, None))
-    settling.work()
+    settling.run_slice()
     settling.stop()
     assert told.offsets == list(range(100_000))
     settling.add(PendingRepublish(told, 100_000, 199_999, 1, None))  # its last sync
-    settling.work()
+    settling.run_slice()
     assert len(told.offsets) == 200_000
     run(soon)
     assert len(told.offsets) == 200_000

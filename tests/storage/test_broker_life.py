@@ -43,7 +43,10 @@ def publish(broker: BrokerProcess, queue: str, count: int) -> None:
 
 
 def logs(data_dir: Path) -> list[str]:
-    return sorted(path.name for path in data_dir.glob("vhosts/*/queues/*/*.log"))
+    try:
+        return sorted(path.name for path in data_dir.glob("vhosts/*/queues/*/*.log"))
+    except FileNotFoundError:  # a directory was removed meanwhile
+        return logs(data_dir)
 
 
 @pytest.mark.slow

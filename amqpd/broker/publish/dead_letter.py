@@ -1,37 +1,30 @@
-"""What a dead letter tells, and where it goes.
+"""Dead letters: messages that expire, are dropped or are rejected are published to `x-dead-letter-exchange`.
 
-Its headers tell the story, newest first: `x-death`, an array of tables {count, reason, queue, time, exchange,
-routing-keys, original-expiration}, one per (queue, reason), and x-first-death-reason, -queue, -exchange. Its expiration
-goes: it must not expire again at once.
+The routing key is `x-dead-letter-routing-key`, or the keys that the message had (CC included). If the exchange does not
+exist, the message is dropped. The republisher (republisher.py) publishes in slices, retries, and settles a message at
+its source when all targets have it safely.
 
-One that may be in its queues already, since a crash, or a log that failed, came before it was settled at its source,
-says so: REDELIVERED is true. It is on more of them than are there twice (`QueueLog.seen_earlier`), and stays.
+Headers of a dead letter:
 
-A message that comes back to a queue it died in is dropped, unless somebody rejected it on the way: a cycle that runs by
-itself would run for ever.
+    x-death               an array of tables {count, reason, queue, time, exchange, routing-keys, original-expiration},
+                          one per queue and reason, the newest first
+    x-first-death-reason, x-first-death-queue, x-first-death-exchange
+    x-death-redelivered   true if the dead letter may be a repetition
 
-Dead letters come in floods of the same kind, so a `Dresser` remembers, for a slice of them (`begin`): nothing is
-declared or bound meanwhile, and it is the same second. What died in the same queue for the same reason and had the same
-properties and route is made once. What had other properties, but neither copies nor an earlier death, gets the same
-entries at the end of its headers, and goes the same way.
+The expiration is removed, so that the dead letter does not expire at once.
 
-Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and order of the table measured there.
+**Cycles.** A message that returns to a queue where it died is dropped, unless a consumer rejected it in between.
 
-Dead-lettering: what a queue could not or would not deliver is published once more, to where the queue says.
+**Repetitions.** After a crash, or a failed write of a target, a message may be published twice. Before it is published,
+it is marked as delivered in the log of its queue. The mark is written before the dead letter is safe. So the next start
+knows which dead letters may exist already (`QueueLog.seen_earlier`) and sets x-death-redelivered. The header is also on
+some that exist once, and it is never removed.
 
-The message goes to `x-dead-letter-exchange` under `x-dead-letter-routing-key`, or under its own keys (CC included).
-What its headers tell then, and which of its targets would make a cycle, is dead_letter.py's. An exchange that is
-missing drops it. Order, slices, retries, and that a crash loses none, are the republisher's.
+**Memory.** A dead letter that the log of its queue has is not kept in memory while many wait: a range of offsets waits
+instead. A million messages that expire together leave their queue at once. Dead letters that only memory has are
+bounded: while there are too many, queues drop no expired messages (`is_behind`).
 
-A crash, or the next owner of a vhost, may publish one again, and then it says so (deaths.REDELIVERED): what is about
-to be published is marked in its queue's log as what is delivered is, so the next life knows of which there may be a
-copy already. The mark is written with the turn, before what that turn appends elsewhere is safe.
-
-A dead letter that a log can give back is not kept in memory when many wait: a range of offsets waits in its place, so
-that a million messages that expire at once leave their queue at once, for some bytes. What only memory has is bounded:
-while too much of it waits, queues drop nothing more for its age (`is_behind`).
-
-Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx.
+Source: RabbitMQ 3.10, https://www.rabbitmq.com/docs/dlx; texts and the order of the tables were measured there.
 """
 
 from __future__ import annotations
@@ -61,17 +54,24 @@ from amqpd.routing.base import HISTORY, RANDOMNESS, ROUTING_KEY
 from amqpd.storage.queue_log import QueueLog
 
 REDELIVERED: Final = "x-death-redelivered"
-# As far as a death is counted, whatever number a client began with.
+# Upper limit of x-death's count. A client can set any count.
 COUNT_MAX: Final = 1 << 62
-# What one slice remembers of each sort.
-REMEMBERED_MAX: Final = 1024
+# Entries of each of the two caches of a slice.
+CACHE_COUNT_MAX: Final = 1024
+# Dead letters that wait in memory although a log has them.
+HELD_MAX: Final = 1000
+# From this number of waiting dead letters, or bytes in memory, on, queues drop no expired messages.
+BEHIND_COUNT: Final = 65536
+BEHIND_BYTES: Final = 32 * 1024 * 1024
+# Reasons of messages that no consumer got.
+NOT_DELIVERED: Final = ("expired", "maxlen")
 
 
 @final
 class FirstDeath:
-    """What all dead letters share that died for the first time, in one queue, for one reason, after one route.
+    """Common to the dead letters that died for the first time, in one queue, for one reason, with one route.
 
-    entries: of the headers, encoded.
+    entries: The encoded header entries to append.
     """
 
     def __init__(self, envelope: MessageRoute, entries: bytes, destinations: list[Destination]) -> None:
@@ -81,31 +81,148 @@ class FirstDeath:
 
 
 @final
-class DeathHeaderCache:
-    """Makes dead letters of messages, and remembers for one slice what it has made. vhosts: all there are, by name."""
+class DeadLetterSource(RepublishSource):
+    """The dead letters of one queue for one reason. reason: the one in x-death: expired, maxlen, rejected, ..."""
 
-    def __init__(self, vhosts: Mapping[str, VHost]) -> None:
+    def __init__(self, publisher: DeadLetterPublisher, queue: Queue, reason: str, published: RepublishCount) -> None:
+        super().__init__("dead-letter", published)
+        self.publisher = publisher
+        self.queue = queue
+        self.reason = reason
+
+    def log(self) -> QueueLog | None:
+        return self.queue.store
+
+    def lasts(self) -> bool:
+        return self.queue.log() is not None
+
+    def gone(self) -> bool:
+        return self.queue.deleted
+
+    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
+        return self.queue.backing.envelope(exchange, routing_key)
+
+    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
+        return self.publisher.rewrite(self, envelope, properties)
+
+    def on_safe(self, first: i64, last: i64, size: i64) -> None:
+        # A transient queue may have got a temporary log since then, which begins behind these offsets.
+        if self.queue.backing.is_logged(first):
+            super().on_safe(first, last, size)
+
+    def on_unloaded(self, offset: i64) -> None:
+        """The vhost moves to another node, which finds the message in the log."""
+
+    def on_queued(self, count: i64) -> None:
+        self.queue.dead_letters_logged_count += count
+
+    def log_fields(self) -> dict[str, object]:
+        return {"vhost": self.queue.vhost_name, "queue": self.queue.name}
+
+
+@final
+class DeadLetterPublisher:
+    """Makes dead letters and gives them to the republisher. One per broker.
+
+    Dead letters come in floods of the same kind, so it caches two things during a slice of the republisher. In a slice
+    nothing is declared or bound, and the time in seconds is the same.
+
+        _made    the dead letter of a queue, reason, route and properties
+        _first   the header entries and destinations of first deaths, for any properties (`FirstDeath`)
+
+    Attributes:
+        vhosts: All vhosts by name.
+        published: (queue type, reason) -> number of published dead letters.
+    """
+
+    def __init__(self, republisher: Republisher, vhosts: Mapping[str, VHost]) -> None:
+        self.published: dict[tuple[str, str], RepublishCount] = {}
+        self._republisher = republisher
         self._vhosts = vhosts
+        self._last_source: DeadLetterSource | None = None
+        self._slice: i64 = -1
         self._time_s = 0
         self._made: dict[tuple[Queue, str, MessageRoute, bytes, bool], RewrittenMessage | None] = {}
         self._first: dict[tuple[Queue, str, MessageRoute, bytes | None, bool], FirstDeath | None] = {}
 
-    def begin(self, time_s: int) -> None:
-        """Another slice. time_s: of the deaths, seconds since 1970."""
+    def add(self, queue: Queue, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
+        """Publish a dead letter soon. Cost: O(1).
+
+        entry: It is settled in the queue's log when the targets are safe. None: the message was never in the queue.
+        message: None if only the log has it.
+        """
+        source = self._source_of(queue, reason)
+        offset: i64 = -1 if entry is None else entry.offset
+        if entry is not None and not entry.redelivered and reason in NOT_DELIVERED:
+            store = queue.store
+            if store is not None and queue.backing.is_logged(offset):
+                queue.order.mark_delivered(store, offset)
+        held = message is not None and (entry is None or len(self._republisher.line) < HELD_MAX)
+        if not held and queue.backing.is_logged(offset):
+            if entry is not None:
+                entry.message = None
+            self._republisher.add_range(source, offset, offset)
+        elif message is not None:
+            self._republisher.add(source, message, offset)
+
+    def add_range(self, queue: Queue, first: i64, last: i64, reason: str) -> None:
+        """Publish all unsettled messages with these offsets, ends included. Only the queue's log has them.
+
+        No message below `first` may be ready.
+        """
+        store = queue.store
+        if store is not None:
+            store.mark_delivered(last)
+        self._republisher.add_range(self._source_of(queue, reason), first, last)
+
+    def is_behind(self) -> bool:
+        """Return whether queues must not drop expired messages now, because too many dead letters wait in memory."""
+        republisher = self._republisher
+        return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
+
+    def _source_of(self, queue: Queue, reason: str) -> DeadLetterSource:
+        source = self._last_source
+        if source is None or source.queue is not queue or source.reason != reason:
+            published = self.published.get((queue.kind, reason))
+            if published is None:
+                published = RepublishCount()
+                self.published[(queue.kind, reason)] = published
+            source = DeadLetterSource(self, queue, reason, published)
+            self._last_source = source
+        return source
+
+    # -- the message -------------------------------------------------------------------------------------------------
+
+    def rewrite(self, source: DeadLetterSource, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
+        """Return the dead letter of a message of this source, as `RepublishSource.rewrite`."""
+        republisher = self._republisher
+        if self._slice != republisher.slice_number:
+            self._slice = republisher.slice_number
+            self.begin_slice(republisher.timers.wall_ms() // 1000)
+        queue = source.queue
+        again = source.again
+        if not again:
+            store = queue.store
+            again = store is not None and queue.backing.is_logged(source.offset) and store.seen_earlier(source.offset)
+        return self.make(queue, envelope, properties, source.reason, again)
+
+    def begin_slice(self, time_s: int) -> None:
+        """Empty the caches. time_s: time of the deaths, seconds since 1970."""
         self._time_s = time_s
         self._made.clear()
         self._first.clear()
 
-    def dead_letter(
+    def make(
         self, queue: Queue, envelope: MessageRoute, properties: bytes, reason: str, again: bool = False
     ) -> RewrittenMessage | None:
-        """The dead letter that becomes of a message of this route and these properties. None: its exchange is missing.
-        STAYS: its vhost is about to go on elsewhere. again: it may have been published before.
+        """Return the dead letter of a message with this route and these properties.
 
-        Cost: 0.1 us where the last ones were alike, some 1 us where only the properties differ, else 10 and more.
+        again: It may have been published before.
+        Returns: None if the dead-letter exchange does not exist; KEEP if the vhost is moving to another node.
+        Cost: 0.1 us if the last ones were alike, 1 us if only their properties differ, otherwise 10 us and more.
         """
         if PRODUCER_ID in properties:
-            properties = without_headers(properties, NUMBERS)  # in another queue it might pass for a copy
+            properties = without_headers(properties, NUMBERS)  # the target would take it for a duplicate
         key = (queue, reason, envelope, properties, again)
         if key in self._made:
             return self._made[key]
@@ -114,22 +231,22 @@ class DeathHeaderCache:
         if vhost is None:
             return KEEP
         exchange = vhost.exchanges.get(name) if name is not None else None
-        dressed: RewrittenMessage | None = None
+        made: RewrittenMessage | None = None
         if exchange is not None and router.depends_on(vhost, exchange) & (RANDOMNESS | HISTORY):
-            # The next one like it may go another way.
+            # The next message of this kind may have other destinations, so this one is not cached.
             return dead_letter_with_history(vhost, queue, exchange, envelope, properties, reason, self._time_s, again)
         if exchange is not None:
-            dressed = self._dress_first(vhost, queue, exchange, envelope, properties, reason, again)
-            if dressed is None:
-                dressed = dead_letter_with_history(
+            made = self._make_first(vhost, queue, exchange, envelope, properties, reason, again)
+            if made is None:
+                made = dead_letter_with_history(
                     vhost, queue, exchange, envelope, properties, reason, self._time_s, again
                 )
-        if len(self._made) >= REMEMBERED_MAX:
+        if len(self._made) >= CACHE_COUNT_MAX:
             self._made.clear()
-        self._made[key] = dressed
-        return dressed
+        self._made[key] = made
+        return made
 
-    def _dress_first(
+    def _make_first(
         self,
         vhost: VHost,
         queue: Queue,
@@ -139,7 +256,12 @@ class DeathHeaderCache:
         reason: str,
         again: bool,
     ) -> RewrittenMessage | None:
-        """None: it has copies or an earlier death, more than its key matters on the way, or headers fill a frame."""
+        """Make the dead letter of a message that died for the first time by appending header entries.
+
+        Returns: None if that is not enough: the message has CC, BCC or an earlier death, its destinations depend on
+        more
+            than the routing key, or the headers would not fit into a frame.
+        """
         if b"-death" in properties:
             return None
         info = scan_properties(properties, 0, len(properties))
@@ -153,7 +275,7 @@ class DeathHeaderCache:
             first = None
             if router.depends_on(vhost, exchange) == ROUTING_KEY:
                 first = first_death(vhost, queue, exchange, envelope, expiration, reason, self._time_s, again)
-            if len(self._first) >= REMEMBERED_MAX:
+            if len(self._first) >= CACHE_COUNT_MAX:
                 self._first.clear()
             self._first[key] = first
         if first is None:
@@ -175,7 +297,7 @@ def first_death(
     time_s: int,
     again: bool,
 ) -> FirstDeath:
-    """exchange: the dead-letter exchange, where the routing key alone matters."""
+    """Return what such dead letters share. exchange: the dead-letter exchange; it routes by routing key only."""
     key = queue.rules.dead_letter_key
     out = MessageRoute(exchange.name, envelope.routing_key if key is None else key)
     death = new_death(reason, queue.name, envelope.exchange, [envelope.routing_key], time_s, expiration)
@@ -197,7 +319,7 @@ def dead_letter_with_history(
     time_s: int,
     again: bool = False,
 ) -> RewrittenMessage:
-    """The message as it goes out, and where to. exchange: the dead-letter exchange."""
+    """Return the dead letter of a message that may have died before. exchange: the dead-letter exchange."""
     key = queue.rules.dead_letter_key
     changed = with_death(
         properties,
@@ -220,7 +342,10 @@ def dead_letter_with_history(
 
 
 def without_cycles(destinations: list[Destination], reason: str, deaths: object) -> list[Destination]:
-    """deaths: with the last one, newest first; no array where the headers filled a frame before."""
+    """Return the destinations without the queues where the message died before.
+
+    deaths: The x-death of the dead letter, the newest first. It is no list if the headers did not fit into a frame.
+    """
     if reason == "rejected" or not isinstance(deaths, list):
         return destinations
     return [each for each in destinations if not (isinstance(each, Queue) and is_cycle(each.name, deaths))]
@@ -257,10 +382,10 @@ def with_death(
     keep_keys: bool,
     again: bool = False,
 ) -> bytes:
-    """`properties` with this death told in the headers, and without expiration.
+    """Return the properties with this death in their headers, and without expiration.
 
-    keep_keys: the message keeps its own routing keys; otherwise its CC goes (rabbit: before 3.13). An x-death that is
-    not an array is replaced. Headers that would not fit a frame any more stay as they are.
+    keep_keys: The message keeps its routing keys. Otherwise CC is removed (rabbit: before 3.13).
+    An x-death that is no array is replaced. Headers that would not fit into a frame stay unchanged.
     """
     info = scan_properties(properties, 0, len(properties))
     table = decode_table(properties, info.headers_start)[0] if info.has_headers else {}
@@ -278,17 +403,17 @@ def with_death(
     try:
         changed = with_headers(bare, changes, drop)
     except CodecError:
-        # A forged x-death that nests as deep as tables may: it starts anew.
+        # A client sent an x-death nested as deep as tables may be: replace it.
         changes["x-death"] = [death]
         changed = with_headers(bare, changes, drop)
     return changed if len(changed) <= FRAME_PAYLOAD_BYTES - 12 else with_headers(bare, {}, drop)
 
 
 def merged(death: dict[str, object], past: list[object]) -> list[object]:
-    """The new death at the head; an earlier one of the same queue and reason counts on instead.
+    """Return x-death with the new death first. If it has an entry of the same queue and reason, that one is counted up.
 
-    rabbit: repeated deaths of one queue and reason, as versions before 3.6 wrote them, become one; it counts them where
-    the first of them has no count of its own. Cost: once over `past`.
+    rabbit: several entries of one queue and reason, written by versions before 3.6, become one. Its count is theirs, or
+    their number if the first has no count. Cost: O(len(past)).
     """
     counts: dict[tuple[str, str], int] = {}
     for each in past:
@@ -320,15 +445,15 @@ def merged(death: dict[str, object], past: list[object]) -> list[object]:
 
 
 def identity(death: Mapping[str, object]) -> tuple[str, str]:
-    """Queue and reason; a client may have put anything there."""
+    """Return queue and reason. A client may have sent values of any type."""
     return str(death.get("queue")), str(death.get("reason"))
 
 
 def is_cycle(queue: str, deaths: list[object]) -> bool:
-    """Whether a message with these deaths, newest first, has been in `queue` before and nobody rejected it since."""
+    """Return whether the message died in `queue` and was not rejected since then. deaths: the newest first."""
     for death in deaths:
         if not isinstance(death, dict) or death.get("reason") == "rejected":
-            # rabbit: what is no death was put there by a client, so this is no cycle that runs by itself
+            # rabbit: an entry that is no table comes from a client, so this is no automatic cycle
             return False
         if death.get("queue") == queue:
             return True
@@ -336,7 +461,7 @@ def is_cycle(queue: str, deaths: list[object]) -> bool:
 
 
 def copies(table: Mapping[str, object]) -> list[str]:
-    """The keys of the header CC."""
+    """Return the routing keys of the header CC."""
     value = table.get("CC")
     if not isinstance(value, list):
         return []
@@ -347,127 +472,3 @@ def copies(table: Mapping[str, object]) -> list[str]:
         elif isinstance(key, str):
             keys.append(key)
     return keys
-
-
-# Dead letters that wait with their messages in memory, where a log has them too.
-HELD_MAX: Final = 1000
-# From how many on, or from how many bytes in memory, queues drop nothing more for its age.
-BEHIND_COUNT: Final = 65536
-BEHIND_BYTES: Final = 32 * 1024 * 1024
-# Why messages end that no consumer was given.
-NOT_DELIVERED: Final = ("expired", "maxlen")
-
-
-@final
-class DeadLetterSource(RepublishSource):
-    """Messages of one queue that end for one reason. reason: as x-death says it: expired, maxlen, rejected, ..."""
-
-    def __init__(self, dead_letters: DeadLetterPublisher, queue: Queue, reason: str) -> None:
-        super().__init__("dead-letter")
-        self.dead_letters = dead_letters
-        self.queue = queue
-        self.reason = reason
-
-    def log(self) -> QueueLog | None:
-        return self.queue.store
-
-    def lasts(self) -> bool:
-        return self.queue.log() is not None
-
-    def gone(self) -> bool:
-        return self.queue.deleted
-
-    def envelope_of(self, exchange: bytes, routing_key: bytes) -> MessageRoute:
-        return self.queue.backing.envelope(exchange, routing_key)
-
-    def rewrite(self, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
-        return self.dead_letters.dress(self, envelope, properties)
-
-    def on_safe(self, first: i64, last: i64, size: i64) -> None:
-        # A transient queue may have been given a temporary log since, which begins behind these.
-        if self.queue.backing.is_logged(first):
-            super().on_safe(first, last, size)
-
-    def on_unloaded(self, offset: i64) -> None:
-        """Its vhost leaves: whoever has it next finds the message where it was."""
-
-    def on_queued(self, count: i64) -> None:
-        self.queue.dead_letters_logged_count += count
-
-    def log_fields(self) -> dict[str, object]:
-        return {"vhost": self.queue.vhost_name, "queue": self.queue.name}
-
-
-@final
-class DeadLetterPublisher:
-    """One per broker. vhosts: all there are, by name."""
-
-    def __init__(self, republisher: Republisher, vhosts: Mapping[str, VHost]) -> None:
-        self._republisher = republisher
-        self._dresser = DeathHeaderCache(vhosts)
-        # The slice that the dresser's memory is of.
-        self._slice: i64 = -1
-        # By the queue's kind and the reason: how many were published.
-        self.went: dict[tuple[str, str], RepublishCount] = {}
-        # Of the last one: they come in floods of the same kind.
-        self._dying: DeadLetterSource | None = None
-
-    def add(self, queue: Queue, entry: QueueEntry | None, message: Message | None, reason: str) -> None:
-        """Publishes it before long. Cost: O(1).
-
-        entry: settled in the queue's log when its targets are safe; None: it never had a place there. message: None
-        where only the log has it.
-        """
-        dying = self._dying_of(queue, reason)
-        offset: i64 = -1 if entry is None else entry.offset
-        if entry is not None and not entry.redelivered and reason in NOT_DELIVERED:
-            store = queue.store
-            if store is not None and queue.backing.is_logged(offset):
-                queue.order.mark_delivered(store, offset)
-        held = message is not None and (entry is None or len(self._republisher.line) < HELD_MAX)
-        if not held and queue.backing.is_logged(offset):
-            if entry is not None:
-                entry.message = None
-            self._republisher.add_range(dying, offset, offset)
-        elif message is not None:
-            self._republisher.add(dying, message, offset)
-
-    def add_range(self, queue: Queue, first: i64, last: i64, reason: str) -> None:
-        """Publishes all messages with these offsets that are not settled; the queue's log has them, and nobody else.
-        Of all that was before them nothing is ready.
-        """
-        store = queue.store
-        if store is not None:
-            store.mark_delivered(last)
-        self._republisher.add_range(self._dying_of(queue, reason), first, last)
-
-    def _dying_of(self, queue: Queue, reason: str) -> DeadLetterSource:
-        dying = self._dying
-        if dying is None or dying.queue is not queue or dying.reason != reason:
-            dying = DeadLetterSource(self, queue, reason)
-            self._dying = dying
-            went = self.went.get((queue.kind, reason))
-            if went is None:
-                went = dying.went
-                self.went[(queue.kind, reason)] = went
-            dying.went = went
-        return dying
-
-    def is_behind(self) -> bool:
-        """Whether a queue that drops a backlog should let what is under way go first: it fills memory."""
-        republisher = self._republisher
-        return len(republisher.line) >= BEHIND_COUNT or republisher.held_bytes >= BEHIND_BYTES
-
-    def dress(self, dying: DeadLetterSource, envelope: MessageRoute, properties: bytes) -> RewrittenMessage | None:
-        """As `Origin.dress`: the message with this death in its headers, and where it goes."""
-        republisher = self._republisher
-        if self._slice != republisher.slice_number:
-            self._slice = republisher.slice_number
-            self._dresser.begin(republisher.timers.wall_ms() // 1000)
-        again = dying.again
-        if not again:
-            store = dying.queue.store
-            again = (
-                store is not None and dying.queue.backing.is_logged(dying.offset) and store.seen_earlier(dying.offset)
-            )
-        return self._dresser.dead_letter(dying.queue, envelope, properties, dying.reason, again)
