@@ -49,16 +49,16 @@ class AckedReplay:
         error: reason of a failure, None after success.
     """
 
-    def __init__(self, store: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]) -> None:
+    def __init__(self, queue_log: LocalLog, submit: Callable[[Task], None], gather: Callable[[LocalLog], None]) -> None:
         self.taken: dict[int, AckSet] = {}
         self.body_bytes: dict[int, int] = {}
         self.count = 0
         self.size_bytes = 0
         self.error: Exception | None = None
-        self._store = store
+        self._queue_log = queue_log
         self._submit = submit
         self._gather = gather
-        self._path = f"{store.log.directory}/{replay_file.NAME}"
+        self._path = f"{queue_log.log.directory}/{replay_file.NAME}"
         self._step = _WRITING
         self._segment: Segment | None = None  # of the last added offset
         # Bases of segments to process; processed segments; segments whose new file has no name yet.
@@ -70,7 +70,7 @@ class AckedReplay:
         """Add a settled message that is still in the log. Cost: 0.5 us for ascending offsets."""
         segment = self._segment
         if segment is None or not segment.base <= offset < segment.end:
-            segment = self._segment = self._store.log.segment_of(offset)
+            segment = self._segment = self._queue_log.log.segment_of(offset)
             if segment is None:
                 return  # the message has left the log
             if segment.base not in self.taken:
@@ -99,27 +99,27 @@ class AckedReplay:
     def begin(self) -> None:
         """Start the replay; nothing is added afterwards. Raises nothing."""
         self._todo.extend(self.bases())
-        store = self._store
-        log = store.log
-        store.flush_batches()
+        queue_log = self._queue_log
+        log = queue_log.log
+        queue_log.flush_batches()
         try:
-            if store.failed or store.deleted:
-                raise LogFailed(store.name)
+            if queue_log.failed or queue_log.deleted:
+                raise LogFailed(queue_log.name)
             if not log.begun:
                 log.begin()
         except (OSError, LogFailed) as error:
             self._end(error)
             return
         epoch = log.epoch
-        self._gather(store)
+        self._gather(queue_log)
         self._submit(Task(lambda: self._write(epoch), self._after_write))
 
     def _write(self, epoch: int) -> None:
         """Write the `rewind` file, in the fsync thread. The loop does not change `taken` meanwhile."""
         data = replay_file.encode_rewind(self.taken, self.body_bytes, epoch)
-        filesystem = self._store.log.filesystem
+        filesystem = self._queue_log.log.filesystem
         filesystem.replace_file(self._path, data, sync=True)
-        filesystem.fsync_dir(self._store.log.directory)
+        filesystem.fsync_dir(self._queue_log.log.directory)
 
     def _after_write(self, error: OSError | None) -> None:
         self._step = _WRITTEN
@@ -129,13 +129,13 @@ class AckedReplay:
 
     def go_on(self) -> None:
         """Do the next steps that are possible now, for about 2 ms. Raises nothing."""
-        store = self._store
+        queue_log = self._queue_log
         if self._step not in (_WRITTEN, _SETTLED):
             return
-        if store.failed or store.deleted:
-            self._end(LogFailed(store.name))  # the next start completes the replay
+        if queue_log.failed or queue_log.deleted:
+            self._end(LogFailed(queue_log.name))  # the next start completes the replay
         elif self._step == _WRITTEN:
-            clock = store.context.clock
+            clock = queue_log.context.clock
             began_s = clock.monotonic()
             while self._replay_segment() and clock.monotonic() - began_s <= SLICE_S:
                 pass
@@ -149,7 +149,7 @@ class AckedReplay:
         """Return the next segment that is still on the disk."""
         todo = self._todo
         while todo:
-            segment = self._store.log.segment_of(todo[0])
+            segment = self._queue_log.log.segment_of(todo[0])
             if segment is not None and segment.base == todo[0] and _is_on_disk(segment):
                 return segment
             todo.popleft()
@@ -157,15 +157,15 @@ class AckedReplay:
 
     def _replay_segment(self) -> bool:
         """Process one segment. Return whether there may be more to do now."""
-        store = self._store
-        log = store.log
-        store.write_late()  # else older facts would be written after the new files
+        queue_log = self._queue_log
+        log = queue_log.log
+        queue_log.write_late()  # else older facts would be written after the new files
         segment = self._next()
         if segment is None:
             self._segments_done()
             return False
         if segment.swapping:
-            self._gather(store)
+            self._gather(queue_log)
             return False
         if log.settled_files.pending:
             self._undo(log.error or OSError("acknowledgements could not be written"))
@@ -176,17 +176,17 @@ class AckedReplay:
         segment.settled_body_bytes = max(0, segment.settled_body_bytes - self.body_bytes[segment.base])
         self.count += count
         self._done.append(segment)
-        store.changed_beneath(offsets.highest + 1)
-        store.record_count += count
-        store.size_bytes += _size_bytes(segment) - before
+        queue_log.changed_beneath(offsets.highest + 1)
+        queue_log.record_count += count
+        queue_log.size_bytes += _size_bytes(segment) - before
         # The new file must also say that they were delivered: the entries that said so may have gone with the acks.
         mark = max(log.delivered_mark, offsets.highest)
-        if not log.settled_files.rewrite_now(segment, mark, store.returned):
+        if not log.settled_files.rewrite_now(segment, mark, queue_log.returned):
             self._undo(log.error or OSError("acknowledgements could not be written"))
             return False
         log.delivered_mark = mark
         self._todo.popleft()
-        self._gather(store)
+        self._gather(queue_log)
         return True
 
     def _segments_done(self) -> None:
@@ -195,17 +195,17 @@ class AckedReplay:
         self.size_bytes = sum(self.body_bytes[base] for base in there)
         self._swapping.extend(self._done)
         self._step = _SETTLED
-        self._gather(self._store)
+        self._gather(self._queue_log)
 
     def _undo(self, error: Exception) -> None:
         """Settle the messages again: the disk has no room."""
-        store = self._store
+        queue_log = self._queue_log
         for segment in self._done:
             if _is_on_disk(segment):
                 for first, last in self.taken[segment.base].ranges():
-                    store.log.settle(first, last, 0)
+                    queue_log.log.settle(first, last, 0)
                 segment.settled_body_bytes += self.body_bytes[segment.base]
-        store.recount()
+        queue_log.recount()
         self.count = 0
         self._remove(error)
 
@@ -220,7 +220,7 @@ class AckedReplay:
 
     def _unlink(self) -> None:
         """Remove the file, in the fsync thread, after the names of the new `.settled` files are synced."""
-        log = self._store.log
+        log = self._queue_log.log
         log.filesystem.fsync_dir(log.directory)
         log.filesystem.unlink(self._path)
         log.filesystem.fsync_dir(log.directory)

@@ -1,13 +1,13 @@
-"""Read positions in a local log (`LocalCursor`, `CursorSet`), and the search for a time (`offset_at`).
+"""Read positions in a local log (`LocalCursor`, `CursorSet`), and the search for a time (`offset_before`).
 
 A cursor reads the files. `GroupCommitLog.read_end` first writes what this turn has appended and settled. The cursor
 keeps its current batch, so that sequential reads need no look-up. When the log closes its descriptors, the cursors
 drop their bytes and look their position up again.
 
 Search for a time: the answer is in the first segment whose latest batch is not before the time. `.timeindex` gives an
-offset up to which all records are earlier; the records after it are read. An entry is believed only if the batch it
-names ends there and is earlier than the time. Otherwise the segment is read from its start, so a damaged or missing
-`.timeindex` costs time but gives the same answer.
+offset up to which all records are earlier; the caller reads the records after it. An entry is believed only if the
+batch it names ends there and is earlier than the time. Otherwise reading starts with the segment, so a damaged or
+missing `.timeindex` costs time but gives the same answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from amqpd.storage.queue_log import Cursor, ReadResult
 
 if TYPE_CHECKING:
     from amqpd.storage.log.segment import Segment
-    from amqpd.storage.queue_log import QueueLog
 
 
 logger = logging.getLogger(__name__)
@@ -248,31 +247,6 @@ def within(offset: i64, ranges: list[tuple[int, int, int]]) -> bool:
         if first <= offset <= last:
             return True
     return False
-
-
-def offset_at(store: QueueLog, timestamp_ms: int) -> int:
-    """Return the offset of the first message appended at `timestamp_ms` or later, `next_offset` if there is none.
-
-    If the clock was set back meanwhile, this is the first one in log order. Waits for the disk.
-
-    Args:
-        timestamp_ms: the broker's time of the append, since 1970.
-
-    Cost: a step per segment, three small reads, and some batches. Raises: OSError.
-    """
-    store.recover()
-    store.flush_batches()
-    offset = int(store.offset_before(timestamp_ms))
-    cursor = store.new_cursor()
-    try:
-        while records := cursor.read(offset, 65536).records:
-            for record in records:
-                if record.timestamp_ms >= timestamp_ms:
-                    return int(record.offset)
-            offset = int(records[-1].offset) + 1
-    finally:
-        cursor.close()
-    return int(store.next_offset)
 
 
 def offset_before(log: Log, timestamp_ms: int) -> int:

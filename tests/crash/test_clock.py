@@ -18,10 +18,10 @@ import pytest
 from numbered import Publisher, number_of
 from quickclient import connect
 from simulated_filesystem import SimulatedClock, SimulatedFileSystem
+from time_search import offset_at
 from wall_clock import WallClock
 
 from amqpd.storage.local_log import LocalLog
-from amqpd.storage.log.cursor import offset_at
 from amqpd.storage.log.record import RecordRoute
 from amqpd.storage.retention_policy import RetentionPolicy
 from amqpd.storage.storage import Storage

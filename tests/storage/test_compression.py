@@ -23,10 +23,10 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from time_search import offset_at
 
 from amqpd.storage.log.appender import BadBatch
 from amqpd.storage.log.batch import GZIP, LZ4, SNAPPY, UNPACKED_MAX, ZSTD, BatchHeader, compress, decompress, plain
-from amqpd.storage.log.cursor import offset_at
 from amqpd.storage.log.record import BadRecord, RecordRoute
 from amqpd.storage.retention_policy import CleanerPolicy, RetentionPolicy
 

@@ -6,8 +6,7 @@ import random
 from typing import Any
 
 import pytest
-
-from amqpd.storage.log.cursor import offset_at
+from time_search import offset_at
 
 START = 1_700_000_000_000
 
