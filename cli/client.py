@@ -70,7 +70,7 @@ class Tls(NamedTuple):
 
 
 def tls_of(line: CommandLine, environment: Mapping[str, str], uri: str) -> Tls:
-    """Return the TLS files of the command line or, for https, of the environment. Raises: UsageError."""
+    """Return the TLS options for an https URI, from the command line or the environment. Raises: UsageError."""
     secure = uri.lower().startswith("https://")
     given = [name for name in (*OPTIONS, INSECURE) if name in line.given]
     if not secure:

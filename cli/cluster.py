@@ -233,7 +233,7 @@ def await_online_nodes(context: Context) -> None:
 
 
 def needs_stopped_app(context: Context) -> None:
-    """Raises: AppRuns (64)."""
+    """Check that AMQP is stopped. Raises: AppRuns (64)."""
     if context.client.get("/api/amqpd/app")["running"]:
         raise AppRuns
 

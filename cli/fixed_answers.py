@@ -47,7 +47,7 @@ class FixedAnswer(NamedTuple):
 
 
 def answer(fixed: FixedAnswer, context: Context) -> None:
-    """Raises: Failure (69); AppRuns (64)."""
+    """Make the check of a command, then answer. Raises: Failure (69); AppRuns (64)."""
     timeout_s = 120 if context.line.timeout_s is None else context.line.timeout_s
     words = {"node": context.node, "vhost": context.vhost, "timeout_s": timeout_s}
     if fixed.needs == STOPPED_APP:

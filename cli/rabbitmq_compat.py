@@ -581,7 +581,7 @@ def list_plugins(context: Context) -> None:
 
 
 def _runs(context: Context) -> bool:
-    """Return whether the broker runs. rabbit: the list is shown in both cases."""
+    """Return whether the broker runs. rabbit: the list of plugins is shown in both cases."""
     try:
         context.client.get("/api/amqpd/ping")
     except ApiRefused as error:

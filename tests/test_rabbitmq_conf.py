@@ -79,18 +79,18 @@ class TestFormat:
         [
             ("heartbeet = 3\n", "rabbitmq.conf:1: RabbitMQ has no key heartbeet; did you mean heartbeat?"),
             ("\nheartbeat\n", "rabbitmq.conf:2: not `key = value`: 'heartbeat'"),
-            ("default_user =\n", "rabbitmq.conf:1: default_user has no value, or one whose quote does not end"),
-            ("[{rabbit, []}].\n", "rabbitmq.conf:1: this is Erlang's format of before 3.7"),
+            ("default_user =\n", "rabbitmq.conf:1: default_user has no value, or a quote without an end"),
+            ("[{rabbit, []}].\n", "rabbitmq.conf:1: this is RabbitMQ's Erlang format of before 3.7"),
             ("heartbeat = x\n", "rabbitmq.conf:1: heartbeat must be a whole number, not 'x'"),
             ("heartbeat = 70000\n", "amqp.heartbeat_s must be from 0 to 65535, not 70000 (file rabbitmq.conf:1: heart"),
             ("ssl_options.verify = maybe\n", "rabbitmq.conf:1: ssl_options.verify must be verify_peer or verify_none"),
             ("default_pass = encrypted:abc\n", "rabbitmq.conf:1: default_pass is encrypted"),
             ("auth_backends.1 = ldap\n", "rabbitmq.conf:1: auth_backends.1 cannot be ldap: amqpd keeps its users"),
             ("load_definitions = x.json\n", "load_definitions: there is no file or directory x.json"),
-            ("definitions.https.url = x\n", "rabbitmq.conf:1: definitions.https.url cannot be obeyed: amqpd imports"),
+            ("definitions.https.url = x\n", "rabbitmq.conf:1: definitions.https.url is not supported: amqpd imports"),
             ("management.ssl.port = 1\n", "http.tls.port needs http.tls.certificate and http.tls.key"),
-            ("management.ssl.password = x\n", "rabbitmq.conf:1: management.ssl.password cannot be obeyed: amqpd"),
-            ("prometheus.ssl.port = 1\n", "rabbitmq.conf:1: prometheus.ssl.port cannot be obeyed: metrics over TLS"),
+            ("management.ssl.password = x\n", "rabbitmq.conf:1: management.ssl.password is not supported: amqpd"),
+            ("prometheus.ssl.port = 1\n", "rabbitmq.conf:1: prometheus.ssl.port is not supported: metrics over TLS"),
             ("prometheus.path = /m\n", "rabbitmq.conf:1: prometheus.path cannot be /m: amqpd has metrics at /metrics"),
             ("auth_mechanisms.1 = ANONYMOUS\n", "rabbitmq.conf:1: auth_mechanisms.1 cannot be ANONYMOUS: amqpd knows"),
             ("auth_mechanisms.1 = EXTERNAL\n", "EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or"),
@@ -98,9 +98,9 @@ class TestFormat:
             ("password_hashing_module = x\n", "rabbitmq.conf:1: password_hashing_module must be rabbit_password"),
             ("listeners.tcp.a = unix:/run/a.sock:0\n", "rabbitmq.conf:1: listeners.tcp.a cannot be unix:/run/a.sock"),
             ("proxy_protocol = true\n", "rabbitmq.conf:1: proxy_protocol cannot be true"),
-            ("ssl_options.versions.1 = tlsv1.3\n", "rabbitmq.conf:1: ssl_options.versions.1: amqpd talks TLS 1.2"),
-            ("listeners.tcp = none\n", "amqp.port is off and amqp.tls.port too: nobody could connect"),
-            ("listeners.tcp.a = 1\nlisteners.tcp.b = 2\n", "rabbitmq.conf:2: listeners.tcp.b: amqpd listens on"),
+            ("ssl_options.versions.1 = tlsv1.3\n", "rabbitmq.conf:1: ssl_options.versions.1: amqpd supports TLS 1.2"),
+            ("listeners.tcp = none\n", "amqp.port and amqp.tls.port are both off: no client could connect"),
+            ("listeners.tcp.a = 1\nlisteners.tcp.b = 2\n", "rabbitmq.conf:2: listeners.tcp.b: amqpd has one port"),
             ("log.console.level = loud\n", "rabbitmq.conf:1: log.console.level must be one of debug"),
         ],
     )
@@ -118,10 +118,10 @@ class TestFormat:
         assert len(problems("a = 1\nheartbeat = x\nframe_max = 1\nb\n")) == 4
 
     def test_erlang_terms(self, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match="advanced.config: files ending in .config hold Erlang terms"):
+        with pytest.raises(SettingsError, match="advanced.config: files ending in .config have Erlang terms"):
             load(["--config", "advanced.config"], {})
         (tmp_path / "advanced.config").write_text("[].\n")
-        assert "then take the file away" in problems("heartbeat = 1\n")[0]
+        assert "then delete the file" in problems("heartbeat = 1\n")[0]
 
     def test_a_pattern_that_is_none(self) -> None:
         assert problems("include **.conf\n")[0].startswith("rabbitmq.conf:1: include **.conf: Invalid pattern")
@@ -186,7 +186,7 @@ class TestKeys:
         assert (loaded.settings.amqp.port, tls.port, tls.verify_peer) == (None, 5671, True)
         assert (tls.certificate, tls.key, tls.ca) == (Path("cert.pem"), Path("key.pem"), Path("ca.pem"))
         assert (tls.fail_if_no_peer_certificate, tls.depth, tls.ciphers) == (True, 2, ())
-        assert list(loaded.notes) == ["rabbitmq.conf:8: ssl_options.versions.1: amqpd talks TLS 1.2 and 1.3, always"]
+        assert list(loaded.notes) == ["rabbitmq.conf:8: ssl_options.versions.1: amqpd always supports TLS 1.2 and 1.3"]
 
     def test_tls_of_the_admin_api(self, tmp_path: Path) -> None:
         """rabbit: without a key of management.tcp there is no plain HTTP; each of both ways to say it."""
@@ -246,7 +246,7 @@ class TestKeys:
             key, _, value = line.partition("=")
             assert matching(key.strip().split(".")) is not None, line
             if said.problems:
-                assert re.search("cannot be|is encrypted, which|cannot leave out 1.2", said.problems[0]), line
+                assert re.search("cannot be|is not supported|is encrypted, and|cannot disable 1.2", said.problems[0]), line
                 refused.add(key.split(".")[0].strip() if "encrypted:" not in value else "encrypted:")
             kind = "setting" if said.values else "note" if said.notes else "default"
             found["refused" if said.problems else kind] += 1
@@ -300,8 +300,8 @@ class TestEnvironment:
         loaded = read("management.tcp.ip = 127.0.0.1\nheartbeat = 5\n", {"AMQPD_HTTP__HOST": "0.0.0.0", **environ})
         assert (loaded.settings.http.host, loaded.settings.data_dir) == ("0.0.0.0", Path("/var/lib/rabbitmq/amqpd"))
         assert list(loaded.notes) == [
-            "rabbitmq.conf:1: management.tcp.ip changes nothing: AMQPD_HTTP__HOST says otherwise",
-            "environment: RABBITMQ_MNESIA_BASE changes nothing: AMQPD_DATA_DIR says otherwise",
+            "rabbitmq.conf:1: management.tcp.ip changes nothing: AMQPD_HTTP__HOST overrides it",
+            "environment: RABBITMQ_MNESIA_BASE changes nothing: AMQPD_DATA_DIR overrides it",
         ]
         assert list(read("heartbeat = 5\n", {"AMQPD_AMQP__HEARTBEAT_S": "5"}).notes) == []
 
@@ -316,12 +316,12 @@ class TestEnvironment:
         ("environ", "problem"),
         [
             ({"RABBITMQ_DEFAULT_PASS_FILE": "none"}, "RABBITMQ_DEFAULT_PASS_FILE: none: No such file or directory"),
-            ({"RABBITMQ_DEFAULT_PASS_FILE": "a", "RABBITMQ_DEFAULT_PASS": "b"}, "are both set; one of them"),
-            ({"RABBITMQ_SSL_CERTFILE": "a"}, "RABBITMQ_SSL_CERTFILE cannot be obeyed: put ssl_options"),
+            ({"RABBITMQ_DEFAULT_PASS_FILE": "a", "RABBITMQ_DEFAULT_PASS": "b"}, "are both set; set only one"),
+            ({"RABBITMQ_SSL_CERTFILE": "a"}, "RABBITMQ_SSL_CERTFILE is not supported: put ssl_options"),
             ({"RABBITMQ_NODE_PORT": "x"}, "amqp.port must be a whole number, not 'x' (environment RABBITMQ_NODE_PORT)"),
             ({"RABBITMQ_LOG": "loud"}, "RABBITMQ_LOG must be a level"),
             ({"RABBITMQ_LOGS": "-,a.log"}, "RABBITMQ_LOGS names several logs"),
-            ({"RABBITMQ_CONFIG_FILE": "a.config"}, "a.config: files ending in .config hold Erlang terms"),
+            ({"RABBITMQ_CONFIG_FILE": "a.config"}, "a.config: files ending in .config have Erlang terms"),
         ],
     )
     def test_refused(self, environ: dict[str, str], problem: str, tmp_path: Path) -> None:

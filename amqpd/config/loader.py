@@ -104,7 +104,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> LoadedSettings:
     for name, (text, variable) in _read_environment(environ, known, problems).items():
         if name in of_rabbitmq and variable.startswith("AMQPD_") and str(raw[name]) != text:
             source = sources[name].replace("environment ", "environment: ").removeprefix("file ")
-            notes.append(f"{source} changes nothing: {variable} says otherwise")
+            notes.append(f"{source} changes nothing: {variable} overrides it")
         raw[name], sources[name] = text, f"environment {variable}"
     for name, text in line.values.items():
         raw[name], sources[name] = text, "command line"
@@ -140,7 +140,7 @@ def _read_rabbitmq_files(
         problems.append(f"{main}: {rabbitmq_env.NO_CONFIG}")
         return {}
     if main is not None and file_exists((main.parent / "advanced.config").exists, False):
-        problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_env.NO_CONFIG}; then take the file away")
+        problems.append(f"{main.parent / 'advanced.config'}: {rabbitmq_env.NO_CONFIG}; then delete the file")
     if more is None:
         more = sorted((main.parent / "conf.d").glob("*.conf")) if main is not None else []
     plugins = rabbitmq_conf.enabled(main.parent if main is not None else None, environ, notes)
@@ -278,10 +278,10 @@ def _disagreements(settings: Settings) -> list[str]:
     if "EXTERNAL" in settings.auth.mechanisms and not (amqp.tls.verify_peer or http.tls.verify_peer):
         problems.append("EXTERNAL in auth.mechanisms needs amqp.tls.verify_peer or http.tls.verify_peer")
     if amqp.port is None and amqp.tls.port is None:
-        problems.append("amqp.port is off and amqp.tls.port too: nobody could connect")
+        problems.append("amqp.port and amqp.tls.port are both off: no client could connect")
     given = {"load_definitions": settings.load_definitions, "definitions.local.path": settings.definitions.local.path}
     if None not in given.values():
-        problems.append("load_definitions and definitions.local.path are the same setting; give one of them")
+        problems.append("load_definitions and definitions.local.path are the same setting; set only one")
     for name, path in given.items():
         if path is not None and (why := access_problem(path.exists, f"there is no file or directory {path}")):
             problems.append(f"{name}: {why}")
@@ -365,7 +365,7 @@ def _access_disagreements(cluster: ClusterSettings) -> list[str]:
 def _wrong_text(name: str, text: str, file: Path | None, length_min: int) -> list[str]:
     """Return mistakes of a secret that is given in a setting or in a file."""
     if text and file is not None:
-        return [f"{name} and {name}_file are the same setting; give one of them"]
+        return [f"{name} and {name}_file are the same setting; set only one"]
     if not text and file is None:
         return [f"cluster.kafka needs {name} or {name}_file" if length_min > 1 else f"{name} is missing"]
     try:

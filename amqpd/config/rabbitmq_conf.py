@@ -73,7 +73,7 @@ def enabled(folder: Path | None, environ: Mapping[str, str], notes: list[str]) -
         try:
             text = re.sub("%.*", "", path.read_text("utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            notes.append(f"{path}: cannot be read, no plugin counts: {error}")
+            notes.append(f"{path}: cannot be read, so no plugin is enabled: {error}")
             return {}
     found = dict.fromkeys(_NAME.findall(text), place)
     for name in sorted(found.keys() - PART_OF_IT):
@@ -86,7 +86,7 @@ CHANNEL_MAX: Final = 65535
 HTTP_PORT: Final = 15672
 HTTPS_PORT: Final = 15671
 METRICS_PORT: Final = 15692
-OWN_LIMITS: Final = "the admin API has limits of its own, and OpenSSL chooses"
+OWN_LIMITS: Final = "the admin API has its own limits, and OpenSSL decides about TLS"
 MECHANISMS: Final = ("PLAIN", "AMQPLAIN", "EXTERNAL")
 HANDSHAKE_MAX_S: Final = 3600.0
 LEVELS: Final = {
@@ -209,7 +209,7 @@ class Translation:
     def listener(self, words: Sequence[str], value: str, place: str) -> None:
         """Read `listeners.tcp.$name`, `listeners.ssl.$name`: a port, or ADDRESS:PORT."""
         if value.startswith(("unix:", "local:")):
-            raise ValueError(f"cannot be {value}: amqpd listens for AMQP on addresses of TCP alone")
+            raise ValueError(f"cannot be {value}: amqpd listens for AMQP only on TCP addresses")
         host, _, port = value.rpartition(":")
         if not port.isascii() or not port.isdecimal():
             raise ValueError(f"must be a port or ADDRESS:PORT, not {value!r}")
@@ -306,9 +306,9 @@ class Translation:
         for section, versions in self._versions.items():
             place = self._versions_place[section]
             if "tlsv1.2" not in versions:
-                self.problems.append(f"{place}: amqpd talks TLS 1.2 and 1.3, and cannot leave out 1.2")
+                self.problems.append(f"{place}: amqpd supports TLS 1.2 and 1.3, and cannot disable 1.2")
             elif sorted(versions) != ["tlsv1.2", "tlsv1.3"]:
-                self.notes.append(f"{place}: amqpd talks TLS 1.2 and 1.3, always")
+                self.notes.append(f"{place}: amqpd always supports TLS 1.2 and 1.3")
         if self._mechanisms:
             self.set("auth.mechanisms", self._mechanisms, self._mechanisms_place)
         self._finish_admin()
@@ -325,7 +325,7 @@ class Translation:
             return
         place = listeners[-1][2]
         if len({port for _, port, _ in listeners}) > 1:
-            self.problems.append(f"{place}: amqpd listens on one port for each protocol, and there are others above")
+            self.problems.append(f"{place}: amqpd has one port for each protocol, and a line above has another")
             return
         self.set(setting, listeners[0][1], place)
         addresses = dict.fromkeys(host for host, _, _ in listeners)
@@ -442,7 +442,7 @@ def _refused(why: str, *patterns: str) -> list[Key]:
     """Return rows of keys that must not be ignored; each is an error."""
 
     def take(_translation: Translation, _words: Sequence[str], _value: str, _place: str) -> None:
-        raise ValueError(f"cannot be obeyed: {why}")
+        raise ValueError(f"is not supported: {why}")
 
     return [Key(pattern, f"**refused**: {why}", take) for pattern in patterns]
 
@@ -499,18 +499,18 @@ def _combined(pattern: str, does: str, take: Take) -> Key:
 
 
 INTERNAL: Final = ("internal", "rabbit_auth_backend_internal")
-NO_CLUSTER: Final = "it is about RabbitMQ's clusters; those of amqpd have the settings cluster.*"
+NO_CLUSTER: Final = "it is about RabbitMQ's clusters; amqpd has the settings cluster.*"
 NO_ERLANG: Final = "it is about Erlang"
 NO_PLUGIN: Final = "amqpd does not speak this protocol"
 ONE_LOG: Final = "amqpd has one log, on standard error or in a file that logrotate and SIGUSR1 rotate"
-MAKE_BY_HAND: Final = "declare it with amqpctl or in definitions"
+MAKE_BY_HAND: Final = "create it with amqpctl or in definitions"
 PLAIN_KEYS: Final = (
     "amqpd reads keys and certificates from files, without a passphrase (openssl pkey -in KEY -out PLAIN)"
 )
-VERSIONS: Final = "nothing, if 1.2 is among them; else **refused**"
+VERSIONS: Final = "nothing, if the list has 1.2; else **refused**"
 ALONE: Final = "Without a key of management.tcp `http.port` is off"
-SOCKETS: Final = "sockets have the kernel's values, with TCP_NODELAY and a backlog as long as it allows"
-STATISTICS: Final = "statistics are counted where they arise and read when they are asked for"
+SOCKETS: Final = "sockets use the kernel's values, TCP_NODELAY and the longest possible backlog"
+STATISTICS: Final = "amqpd has no database of statistics"
 LOG_LEVEL: Final = "`log.level`; notice is info, critical and above are error"
 
 # fmt: off
@@ -531,8 +531,8 @@ ROWS: Final[tuple[Key, ...]] = (
     ),
     *_ignored(SOCKETS, "tcp_listen_options", "tcp_listen_options.*", "num_acceptors.tcp", "num_acceptors.ssl"),
     *_ignored("frames before connection.tune-ok have at most 8 KiB", "initial_frame_max"),
-    *_ignored("a handshake with TLS may take 5 s", "ssl_handshake_timeout"),
-    *_ignored("addresses are shown as numbers", "reverse_dns_lookups"),
+    *_ignored("a TLS handshake may take 5 s", "ssl_handshake_timeout"),
+    *_ignored("amqpd shows addresses as numbers", "reverse_dns_lookups"),
     *_ignored(
         "the process's descriptors are the limit, see limits.reserved_descriptors", "connection_max", "max_connections"
     ),
@@ -542,9 +542,9 @@ ROWS: Final[tuple[Key, ...]] = (
         "vhost_max", "cluster_exchange_limit", "cluster_queue_limit",
     ),
     # -- TLS
-    _fixed_value("ssl_options", ("none",), "name its keys, ssl_options.certfile and so on"),
+    _fixed_value("ssl_options", ("none",), "use its keys, such as ssl_options.certfile"),
     _same("ssl_options.cacertfile", "amqp.tls.ca"),
-    _same("ssl_options.certfile", "amqp.tls.certificate", more="; the chain belongs into this file"),
+    _same("ssl_options.certfile", "amqp.tls.certificate", more="; this file also has the chain"),
     _same("ssl_options.keyfile", "amqp.tls.key"),
     _same("ssl_options.verify", "amqp.tls.verify_peer", verify),
     _same("ssl_options.fail_if_no_peer_cert", "amqp.tls.fail_if_no_peer_certificate", boolean),
@@ -553,11 +553,11 @@ ROWS: Final[tuple[Key, ...]] = (
         PLAIN_KEYS,
         "ssl_options.password", "ssl_options.cert", "ssl_options.cacerts.$name", "ssl_options.key.*",
     ),
-    _fixed_value("ssl_options.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"),
+    _fixed_value("ssl_options.crl_check", ("false",), "amqpd does not check lists of revoked certificates"),
     _same("ssl_options.depth", "amqp.tls.depth", chain_depth),
     _combined("ssl_options.ciphers.$name", "`amqp.tls.ciphers`, in the order of the lines", Translation.cipher),
     *_ignored(
-        "OpenSSL chooses",
+        "OpenSSL decides",
         "ssl_options.honor_cipher_order", "ssl_options.honor_ecc_order", "ssl_options.dh",
         "ssl_options.dhfile", "ssl_options.client_renegotiation", "ssl_options.secure_renegotiate",
         "ssl_options.reuse_sessions", "ssl_options.bypass_pem_cache", "ssl_options.psk_identity",
@@ -578,7 +578,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _fixed_value("auth_backends.$n.authz", INTERNAL, "amqpd keeps its users itself"),
     _combined("auth_mechanisms.$n", "`auth.mechanisms`: PLAIN, AMQPLAIN, EXTERNAL", Translation.mechanism),
     *_refused("amqpd keeps its users itself", "auth_ldap.*", "auth_http.*", "auth_oauth2.*"),
-    *_ignored("logins are answered from memory", "auth_cache.*"),
+    *_ignored("amqpd keeps all users in memory", "auth_cache.*"),
     _fixed_value("anonymous_login_user", ("none",), "a login needs a password"),
     *_ignored("a login needs a password", "anonymous_login_pass"),
     _same("ssl_cert_login_from", "auth.ssl_cert_login_from", _login_from),
@@ -590,9 +590,9 @@ ROWS: Final[tuple[Key, ...]] = (
     _fixed_value(
         "credential_validator.validation_backend",
         ("rabbit_credential_validator_accept_everything",),
-        "amqpd takes every password",
+        "amqpd accepts every password",
     ),
-    *_ignored("amqpd takes every password", "credential_validator.min_length", "credential_validator.regexp"),
+    *_ignored("amqpd accepts every password", "credential_validator.min_length", "credential_validator.regexp"),
     *_refused(MAKE_BY_HAND, "default_users.*", "default_policies.*", "default_limits.*"),
     # -- definitions
     _same("load_definitions", "load_definitions"),
@@ -608,33 +608,33 @@ ROWS: Final[tuple[Key, ...]] = (
     *_ignored("files are compared byte for byte", "definitions.hashing.algorithm"),
     # -- memory and disk
     _same("vm_memory_high_watermark.relative", "limits.memory_high_watermark", share),
-    _same("vm_memory_high_watermark.absolute", "limits.memory_bytes", size_bytes, "; units as RabbitMQ has them"),
+    _same("vm_memory_high_watermark.absolute", "limits.memory_bytes", size_bytes, "; with RabbitMQ's units"),
     _same("disk_free_limit.relative", "limits.disk_free_memory_multiple", share),
-    _same("disk_free_limit.absolute", "limits.disk_free_bytes", size_bytes, "; units as RabbitMQ has them"),
+    _same("disk_free_limit.absolute", "limits.disk_free_bytes", size_bytes, "; with RabbitMQ's units"),
     *_ignored("amqpd does not page: a queue's messages are in its log", "vm_memory_high_watermark_paging_ratio"),
-    *_ignored("memory and disk are looked at each second", "memory_monitor_interval", "disk_monitor_interval"),
-    *_ignored("it is the resident memory", "vm_memory_calculation_strategy"),
+    *_ignored("amqpd checks memory and disk every second", "memory_monitor_interval", "disk_monitor_interval"),
+    *_ignored("amqpd measures the resident memory", "vm_memory_calculation_strategy"),
     *_ignored("set limits.memory_bytes instead", "total_memory_available_override_value"),
     # -- queues
     _same("consumer_timeout", "consumer_timeout_ms", number, "; what it does: `consumer_timeout_response`"),
-    *_ignored("it is a vhost's: amqpctl add_vhost --default-queue-type", "default_queue_type"),
+    *_ignored("set it for a vhost: amqpctl add_vhost --default-queue-type", "default_queue_type"),
     *_ignored(
-        "each queue is a log; see amqpd's settings storage.*",
+        "each queue is a log; see the settings storage.*",
         "classic_queue.*", "quorum_queue.*", "stream.replication.*", "queue_index_embed_msgs_below",
         "queue_index_max_journal_entries", "message_store_shutdown_timeout", "msg_store.*", "raft.*",
         "mirroring_sync_batch_size", "mirroring_sync_max_throughput", "lazy_queue_explicit_gc_run_operation_threshold",
         "queue_explicit_gc_run_operation_threshold", "stream_queue.*",
     ),
-    *_ignored("transient queues are taken as they always were", "deprecated_features.permit.*"),
+    *_ignored("amqpd accepts transient queues", "deprecated_features.permit.*"),
     # -- the log
-    _combined("log.dir", "`log.file`: where a relative one is", Translation.log_key),
+    _combined("log.dir", "directory of a relative `log.file`", Translation.log_key),
     _combined("log.file", "`log.file`", Translation.log_key),
-    _combined("log.file.level", f"{LOG_LEVEL}; counts with log.file", Translation.log_key),
-    _combined("log.file.formatter", "`log.format`; counts with log.file", Translation.log_key),
-    _combined("log.console", "standard error, where there is no log.file", Translation.log_key),
-    _combined("log.console.level", f"{LOG_LEVEL}; counts without log.file", Translation.log_key),
-    _combined("log.console.formatter", "`log.format`; counts without log.file", Translation.log_key),
-    _combined("log.default.level", f"{LOG_LEVEL}; where the other two are not given", Translation.log_key),
+    _combined("log.file.level", f"{LOG_LEVEL}; used with log.file", Translation.log_key),
+    _combined("log.file.formatter", "`log.format`; used with log.file", Translation.log_key),
+    _combined("log.console", "standard error, without log.file", Translation.log_key),
+    _combined("log.console.level", f"{LOG_LEVEL}; used without log.file", Translation.log_key),
+    _combined("log.console.formatter", "`log.format`; used without log.file", Translation.log_key),
+    _combined("log.default.level", f"{LOG_LEVEL}; used without the other two", Translation.log_key),
     *_ignored(
         ONE_LOG,
         "log.file.*", "log.console.*", "log.default.*", "log.exchange", "log.exchange.*", "log.journald",
@@ -649,7 +649,7 @@ ROWS: Final[tuple[Key, ...]] = (
     _admin("management.ssl.port", "http.tls.port", number, f"; 15671 where it is missing. {ALONE}"),
     _admin("management.ssl.ip", "http.tls.host"),
     _admin("management.ssl.cacertfile", "http.tls.ca"),
-    _admin("management.ssl.certfile", "http.tls.certificate", more="; the chain belongs into this file"),
+    _admin("management.ssl.certfile", "http.tls.certificate", more="; this file also has the chain"),
     _admin("management.ssl.keyfile", "http.tls.key"),
     _admin("management.ssl.verify", "http.tls.verify_peer", verify),
     _admin("management.ssl.fail_if_no_peer_cert", "http.tls.fail_if_no_peer_certificate", boolean),
@@ -662,7 +662,7 @@ ROWS: Final[tuple[Key, ...]] = (
         _combined(f"management.listener.{key}", _legacy_key(setting), Translation.old_admin_listener)
         for key, (setting, _) in OLD_LISTENER.items()
     ),
-    _fixed_value("management.listener.ssl_opts", ("none",), "name its keys, management.ssl.certfile and so on"),
+    _fixed_value("management.listener.ssl_opts", ("none",), "use its keys, such as management.ssl.certfile"),
     _combined(
         "management.listener.ssl_opts.versions.$n", VERSIONS, Translation.tls_version
     ),
@@ -671,12 +671,12 @@ ROWS: Final[tuple[Key, ...]] = (
         "management.listener.ssl_opts.cacerts.$name", "management.listener.ssl_opts.key.*",
     ),
     _fixed_value(
-        "management.listener.ssl_opts.crl_check", ("false",), "amqpd does not look at lists of revoked certificates"
+        "management.listener.ssl_opts.crl_check", ("false",), "amqpd does not check lists of revoked certificates"
     ),
     _combined(
         "management.listener.ssl_opts.ciphers.$name", "`http.tls.ciphers`, where its ssl is true", Translation.cipher
     ),
-    *_ignored("OpenSSL chooses", "management.listener.ssl_opts.*"),
+    *_ignored("OpenSSL decides", "management.listener.ssl_opts.*"),
     _same("management.login_session_timeout", "http.login_session_timeout_s", minutes_s, ", from minutes"),
     *_refused("the admin API is at /api", "management.path_prefix"),
     *_refused(
@@ -706,7 +706,7 @@ ROWS: Final[tuple[Key, ...]] = (
         "management.enable_queue_totals", "management_agent.*", "collect_statistics",
         "collect_statistics_interval",
     ),
-    _metrics("prometheus.tcp.port", "metrics.port", number, "; 15692 where only others, or enabled_plugins, say so"),
+    _metrics("prometheus.tcp.port", "metrics.port", number, "; 15692 if only other keys or the plugin are there"),
     _metrics("prometheus.tcp.ip", "metrics.host"),
     _fixed_value("prometheus.path", ("/metrics",), "amqpd has metrics at /metrics"),
     _metrics("prometheus.return_per_object_metrics", "metrics.return_per_object_metrics", boolean),
@@ -728,10 +728,10 @@ ROWS: Final[tuple[Key, ...]] = (
         "erlang.*", "net_ticktime", "distribution.*", "sysmon_handler.*", "hipe_compile", "background_gc_enabled",
         "background_gc_target_interval", "socket_writer.gc_threshold", "default_worker_pool_size", "runtime.*",
     ),
-    *_ignored("amqpd shows its own; the setting compat names RabbitMQ to clients", "product.*", "motd_file"),
-    *_ignored("nothing is encrypted in this file", "config_entry_decoder.*"),
-    *_ignored("messages pass as they are", "message_interceptors.*", "channel_interceptor.*"),
-    *_ignored("the setting event_exchange_vhost has it", "event_exchange.*"),
+    *_ignored("amqpd shows its own name; for clients, set compat", "product.*", "motd_file"),
+    *_ignored("amqpd does not read encrypted values", "config_entry_decoder.*"),
+    *_ignored("amqpd does not change messages", "message_interceptors.*", "channel_interceptor.*"),
+    *_ignored("use the setting event_exchange_vhost", "event_exchange.*"),
     *_ignored(NO_PLUGIN, "mqtt.*", "stomp.*", "stream.*", "web_mqtt.*", "web_stomp.*", "amqp1_0.*"),
     *_ignored("amqpd has no such plugin", "aws.*", "trust_store.*", "shovel.*", "federation.*", "tracing.*"),
 )
@@ -818,9 +818,9 @@ def _read_file(
         elif found := _INCLUDE.fullmatch(line):
             _include(path.parent, found["path"], place, given, problems, environ, depth)
         elif found := re.match(rf"[ \t]*{_KEY}[ \t]*=", line):
-            problems.append(f"{place}: {found['key']} has no value, or one whose quote does not end")
+            problems.append(f"{place}: {found['key']} has no value, or a quote without an end")
         elif line.lstrip().startswith(("[", "{", "]", "}", "%")):
-            problems.append(f"{place}: this is Erlang's format of before 3.7, not `key = value`; write the keys anew")
+            problems.append(f"{place}: this is RabbitMQ's Erlang format of before 3.7; write `key = value`")
             return
         else:
             # Show only the first word: the rest may be a password.
@@ -872,7 +872,7 @@ def _translate(one: ConfEntry, translation: Translation) -> None:
         translation.problems.append(f"{one.place}: RabbitMQ has no key {key}{guess}")
         return
     if one.value.startswith("encrypted:"):
-        text = f"{key} is encrypted, which amqpd cannot read: amqpctl decode says what it is; use $(VARIABLE)"
+        text = f"{key} is encrypted, and amqpd cannot read it: amqpctl decode decrypts it; use $(VARIABLE)"
         translation.problems.append(f"{one.place}: {text}")
         return
     try:

@@ -22,7 +22,7 @@ PREFIX: Final = "RABBITMQ_"
 SERVICE_LINK: Final = re.compile(r"RABBITMQ_(SERVICE_(HOST|PORT).*|PORT(_\d+_(TCP|UDP).*)?)")
 CONFIG_FILE: Final = "RABBITMQ_CONFIG_FILE"
 CONFIG_FILES: Final = "RABBITMQ_CONFIG_FILES"
-NO_CONFIG: Final = "files ending in .config hold Erlang terms; say it in rabbitmq.conf (docs/moving.md)"
+NO_CONFIG: Final = "files ending in .config have Erlang terms; use rabbitmq.conf (docs/moving.md)"
 
 # `loader` reads the variables themselves (`environ_also` of their settings); here they may come from a file.
 WITH_FILE: Final = {
@@ -78,7 +78,7 @@ def read(environ: Mapping[str, str]) -> EnvResult:
 def _read_secret(name: str, path: Path, environ: Mapping[str, str], found: EnvResult) -> None:
     plain = name.removesuffix("_FILE")
     if environ.get(plain):
-        found.problems.append(f"environment: {plain} and {name} are both set; one of them")
+        found.problems.append(f"environment: {plain} and {name} are both set; set only one")
         return
     try:
         text = path.read_text("utf-8")
@@ -99,7 +99,7 @@ def _ignored(why: str, *names: str) -> list[Variable]:
 
 def _refused(why: str, *names: str) -> list[Variable]:
     def take(_text: str) -> dict[str, object]:
-        raise ValueError(f"cannot be obeyed: {why}")
+        raise ValueError(f"is not supported: {why}")
 
     return [Variable(PREFIX + name, f"**refused**: {why}", take) for name in names]
 
@@ -139,18 +139,18 @@ TLS_KEYS: Final = "put ssl_options.* and listeners.ssl.default into rabbitmq.con
 # fmt: off
 VARIABLES: Final[tuple[Variable, ...]] = (
     *(Variable(f"{name}_FILE", f"`{setting}`, from a file", _file) for name, setting in WITH_FILE.items()),
-    Variable(CONFIG_FILE, "that `rabbitmq.conf` is read, named with its ending or without", _file),
-    Variable(CONFIG_FILES, "a directory, or a pattern: read behind it, instead of `conf.d/*.conf` beside it", _file),
-    Variable(ENABLED_PLUGINS, "names with commas; with `rabbitmq_prometheus` `metrics.port` is 15692", _file),
+    Variable(CONFIG_FILE, "path of `rabbitmq.conf`, with or without its ending", _file),
+    Variable(CONFIG_FILES, "a directory or a pattern; read after it, instead of `conf.d/*.conf`", _file),
+    Variable(ENABLED_PLUGINS, "plugins, with commas; `rabbitmq_prometheus` sets `metrics.port` to 15692", _file),
     Variable(ENABLED_PLUGINS_FILE, "the same in a file, instead of `enabled_plugins` beside `rabbitmq.conf`", _file),
     _maps_to("NODE_PORT", "amqp.port"),
     _maps_to("NODE_IP_ADDRESS", "amqp.host"),
     Variable("RABBITMQ_LOGS", "`log.file`; `-` is standard error", _logs),
-    Variable("RABBITMQ_LOG", "`log.level`, `log.format` (`debug`, `+json`); colours, categories: nothing", _level),
+    Variable("RABBITMQ_LOG", "`log.level`, `log.format` (`debug`, `+json`); colours and categories: nothing", _level),
     _maps_to("MNESIA_DIR", "data_dir"),
     Variable("RABBITMQ_MNESIA_BASE", "`data_dir`: `amqpd` in it", lambda text: {"data_dir": str(Path(text) / "amqpd")}),
     Variable("RABBITMQ_VM_MEMORY_HIGH_WATERMARK", "`limits.memory_high_watermark`, `limits.memory_bytes`", _watermark),
-    *_refused("advanced.config holds Erlang terms; say it in rabbitmq.conf", "ADVANCED_CONFIG_FILE"),
+    *_refused("advanced.config has Erlang terms; use rabbitmq.conf", "ADVANCED_CONFIG_FILE"),
     *_refused(
         TLS_KEYS, "SSL_CACERTFILE", "SSL_CERTFILE", "SSL_KEYFILE", "SSL_VERIFY", "SSL_FAIL_IF_NO_PEER_CERT", "SSL_DEPTH"
     ),
@@ -164,15 +164,15 @@ VARIABLES: Final[tuple[Variable, ...]] = (
     *_ignored("it is about Erlang", "CTL_ERL_ARGS", "CTL_DIST_PORT_MIN", "CTL_DIST_PORT_MAX", "DIST_PORT"),
     *_ignored("it is about Erlang", "SERVER_START_ARGS", "IO_THREAD_POOL_SIZE", "DISTRIBUTION_BUFFER_SIZE"),
     *_ignored("it is about Erlang", "MAX_NUMBER_OF_PROCESSES", "MAX_NUMBER_OF_ATOMS"),
-    *_ignored("amqpd's plugins are part of it", "PLUGINS_DIR"),
-    *_ignored("amqpd's plugins are part of it", "PLUGINS_EXPAND_DIR"),
+    *_ignored("amqpd's plugins are built in", "PLUGINS_DIR"),
+    *_ignored("amqpd's plugins are built in", "PLUGINS_EXPAND_DIR"),
     *_ignored("amqpd has no feature flags", "FEATURE_FLAGS", "FEATURE_FLAGS_FILE", "LOG_FF_REGISTRY"),
-    *_ignored("all of it is in data_dir", "QUORUM_DIR", "STREAM_DIR", "SCHEMA_DIR", "HOME", "BASE", "DATA_DIR"),
-    *_ignored("systemd or the container knows the process", "PID_FILE", "KEEP_PID_FILE_ON_EXIT", "SERVICENAME"),
-    *_ignored("the log is where RABBITMQ_LOGS or log.file says", "LOG_BASE", "UPGRADE_LOG"),
-    *_ignored("amqpd shows its own", "PRODUCT_NAME", "PRODUCT_VERSION", "MOTD_FILE"),
-    *_ignored("amqpd reads the environment it is given", "CONF_ENV_FILE", "ALLOW_INPUT"),
-    *_ignored("it is a vhost's: amqpctl add_vhost --default-queue-type", "DEFAULT_QUEUE_TYPE"),
+    *_ignored("all files are in data_dir", "QUORUM_DIR", "STREAM_DIR", "SCHEMA_DIR", "HOME", "BASE", "DATA_DIR"),
+    *_ignored("systemd or the container manages the process", "PID_FILE", "KEEP_PID_FILE_ON_EXIT", "SERVICENAME"),
+    *_ignored("RABBITMQ_LOGS and log.file set the log", "LOG_BASE", "UPGRADE_LOG"),
+    *_ignored("amqpd shows its own name and version", "PRODUCT_NAME", "PRODUCT_VERSION", "MOTD_FILE"),
+    *_ignored("amqpd reads variables only from its environment", "CONF_ENV_FILE", "ALLOW_INPUT"),
+    *_ignored("set it for a vhost: amqpctl add_vhost --default-queue-type", "DEFAULT_QUEUE_TYPE"),
     *_ignored("it is about RabbitMQ's image", "VERSION", "PGP_KEY_ID"),
 )
 # fmt: on
