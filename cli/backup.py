@@ -55,10 +55,10 @@ _NAME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ")
 
 def backup(context: Context) -> None:
     if not context.client.is_local:
-        raise Failure(DATA, "a backup is made where the broker is: on its machine, by its user, with --data-dir")
+        raise Failure(DATA, "backup must run on the broker's machine, as its user, with --data-dir")
     data_dir, target = Path(context.client.data_dir).absolute(), Path(context.operands[0]).absolute()
     if target == data_dir or data_dir in target.parents:
-        raise Failure(DATA, f"{target} is in the data directory: a backup belongs elsewhere, best on another disk")
+        raise Failure(DATA, f"{target} is in the data directory: use another directory, best on another disk")
     context.info(f"Backing up {data_dir} of node {context.node} to {target} ...")
     try:
         made, files, copied_bytes = _Backup(context, data_dir, target).run()
@@ -260,19 +260,19 @@ def _remove(path: Path) -> None:
 
 def restore(context: Context) -> None:
     if not context.client.is_local:
-        raise Failure(DATA, "a backup is restored on the machine of the broker to be, with --data-dir")
+        raise Failure(DATA, "restore must run on the machine of the new broker, with --data-dir")
     source, data_dir = Path(context.operands[0]).absolute(), Path(context.client.data_dir).absolute()
     about = _manifest(source)
     if about is None:
         inside = sorted(name for name in _names(source) if _NAME.fullmatch(name))
         advice = f"; there is {source / inside[-1]}" if inside else ""
-        raise Failure(DATA, f"{source} is no backup{advice}")
+        raise Failure(DATA, f"{source} is not a backup{advice}")
     coming = data_dir / COMING
     if set(_names(data_dir)) - {COMING}:
-        raise Failure(DATA, f"{data_dir} is not empty: a backup is restored into a directory of its own")
+        raise Failure(DATA, f"{data_dir} is not empty: restore needs an empty directory")
     short = [path for path, mark in about["files"].items() if _size(source / "data" / path) != mark[0]]
     if short:
-        raise Failure(DATA, f"{source} is damaged: {len(short)} files are missing or cut, {short[0]} for one")
+        raise Failure(DATA, f"{source} is damaged: {len(short)} files are missing or cut, for example {short[0]}")
     context.info(f"Restoring {source} to {data_dir} ...")
     try:
         from shutil import copytree

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 OPTIONS: Final = ("tls-ca-cert-file", "tls-cert-file", "tls-key-file")
 INSECURE: Final = "insecure"
 WARNING: Final = (
-    "Warning: --insecure: the broker's certificate is not checked. Whoever is on the way to it can read the password "
-    "and answer in its place.\n"
+    "Warning: --insecure: the broker's certificate is not checked. Another machine can read the password and answer "
+    "in its place.\n"
 )
 
 

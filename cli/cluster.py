@@ -101,7 +101,7 @@ def check_cluster(context: Context) -> None:
     files = [f"--config={name}" for name in context.operands]
     code = subprocess.run([sys.executable, "-P", "-m", "amqpd.cluster.check", *files], check=False).returncode
     if code:
-        raise Failure(code, "a node with these settings would not start")
+        raise Failure(code, "a node with these settings cannot start")
 
 
 def move_vhost(context: Context) -> None:
@@ -111,7 +111,7 @@ def move_vhost(context: Context) -> None:
     body = {"vhost": name, "node": node}
     found = context.client.send("POST", "/api/amqpd/move_vhost", body).checked().data
     others = [each for each in found["vhosts"] if each != name]
-    context.success(f"with it, as they share its slot: {', '.join(others)}" if others else "")
+    context.success(f"moved with it, because they share its slot: {', '.join(others)}" if others else "")
 
 
 def rebalance(context: Context, cluster: Found | None) -> None:
@@ -254,7 +254,7 @@ def forget_cluster_node(context: Context) -> None:
     context.info(f"Removing node {name} from the cluster")
     cluster = cluster_of(context)
     if cluster is not None and any(each["name"] == name for each in cluster["nodes"]):
-        raise Failure(UNAVAILABLE, f"node {name} runs: `drain` moves its vhosts, and once stopped it has left")
+        raise Failure(UNAVAILABLE, f"node {name} runs: `drain` moves its vhosts; it leaves the cluster when it stops")
     raise Failure(UNAVAILABLE, "The node selected is not in the cluster.")
 
 
@@ -363,7 +363,7 @@ def cluster_import(context: Context) -> None:
                 queues, messages = queues + 1, messages + line["count"]
                 left = f", {line['left']} left out" if line["left"] else ""
                 context.info(f"queue '{line['queue']}' in vhost '{line['vhost']}': {line['count']} messages{left}")
-    context.success(f"{queues} queues, {messages} messages; {directory} is left as it was")
+    context.success(f"{queues} queues, {messages} messages; {directory} is unchanged")
 
 
 def _check_new(context: Context, definitions: dict[str, Any]) -> None:
@@ -373,7 +373,7 @@ def _check_new(context: Context, definitions: dict[str, Any]) -> None:
         names = {each["name"] for each in context.client.get(f"/api/queues/{quoted(vhost)}?columns=name")}
         both = sorted(names & {each["name"] for each in definitions["queues"] if each["vhost"] == vhost})
         if both:
-            raise Failure(DATA, f"vhost '{vhost}' has a queue '{both[0]}' already: nothing is imported")
+            raise Failure(DATA, f"vhost '{vhost}' has a queue '{both[0]}' already: nothing was imported")
 
 
 @contextmanager

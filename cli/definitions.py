@@ -120,9 +120,9 @@ def _tell(context: Context, report: dict[str, Any]) -> None:
     """Report items that were not imported as the file says."""
     unknown, skipped = report.get("unknown", []), report.get("skipped", [])
     for path in unknown:
-        context.warn(f"Passed over: {path} is not known")
+        context.warn(f"Ignored: {path} is unknown")
     for each in skipped:
-        context.warn(f"Left out: {each['path']}: {' '.join(each['reason'].split())}")
+        context.warn(f"Skipped: {each['path']}: {' '.join(each['reason'].split())}")
     more = report.get("unknown_count", 0) + report.get("skipped_count", 0) - len(unknown) - len(skipped)
     if more > 0:
         context.warn(f"... and {more} more")

@@ -140,7 +140,7 @@ def rotate_logs(context: Context) -> None:
     context.info(f"Reopening logs for node {context.node} ...")
     found = context.client.send("POST", "/api/amqpd/rotate_logs").checked().data
     if found["file"] is None:
-        context.warn("The log goes to standard error, there is no file to open anew (log.file)")
+        context.warn("The log goes to standard error: there is no file to reopen (log.file)")
     context.success()
 
 
@@ -230,7 +230,7 @@ def _part(context: Context, name: str, vhost: str) -> None:
     try:
         command.run(context.with_line(line))
     except VhostNotFound:
-        context.warn(f"vhost '{vhost}' went meanwhile")
+        context.warn(f"vhost '{vhost}' was deleted meanwhile")
     context.out.write("\n")
 
 
@@ -440,7 +440,7 @@ def audit_log(context: Context) -> None:
     given = context.line.given
     follow: bool = "follow" in given
     if follow and context.line.formatter == "json" and not context.line.stream:
-        raise UsageError("--follow goes on without end, which --formatter json cannot show: json_stream, or csv")
+        raise UsageError("--follow has no end, so --formatter json is not possible: use json_stream or csv")
     query: dict[str, object] = {each: given[each] for each in ("since", "until", "where") if each in given}
     left = context.line.number("limit")
     if "since" not in given and "where" not in given:
@@ -625,7 +625,7 @@ def consume_event_stream(context: Context) -> None:
         found = context.client.get(f"/api/amqpd/events?position={position}")
         position = found["position"]
         if found["lost"]:
-            context.err.write(f"{found['lost']} events were too many and are not shown\n")
+            context.err.write(f"{found['lost']} events are missing: there were too many at once\n")
         for each in found["events"]:
             if pattern.search(each["event"]):
                 context.out.write(compact(each) + "\n")

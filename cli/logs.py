@@ -68,7 +68,7 @@ def verify_log(context: Context) -> None:
 def _data_dir(context: Context) -> str:
     """Return the data directory. Raises: Failure if the broker is named by a URI."""
     if not context.client.is_local:
-        raise Failure(DATA, "a log is read where it lies: on the broker's machine, with --data-dir")
+        raise Failure(DATA, "logs can be read only on the broker's machine, with --data-dir")
     return context.client.data_dir
 
 
@@ -158,7 +158,7 @@ def _files(path: Path) -> list[str]:
         raise Failure(DATA, f"there is no {path}")
     if not path.is_dir():
         if not is_known(plain_name(path.name)):
-            raise Failure(DATA, f"{path}: no file of a log by its name")
+            raise Failure(DATA, f"{path}: not the name of a log file")
         return [str(path)]
     filesystem = FileSystem()
     directories = [str(path)] if _is_queue(path) else queue_directories(filesystem, str(path))
@@ -186,7 +186,7 @@ def _dump_file(output: _Output, path: str, deep: bool, offsets: tuple[int, int] 
             if isinstance(event, Damage) and not event.harmless:
                 damaged += 1
     except FileNotFoundError:
-        output.write("gone while it was read", {"type": "gone", "file": path})
+        output.write("deleted while it was read", {"type": "gone", "file": path})
     except OSError as error:
         raise Failure(DATA, f"{path}: {error}") from None
     return damaged
@@ -303,7 +303,7 @@ def _report_text(report: QueueReport, quiet: bool) -> str:
             f"{report.segment_count} segments, {report.batch_count} batches, {report.record_count} records "
             f"({report.settled_count} offsets settled), {report.size_bytes} bytes, {report.epoch_count} starts"
         )
-        lines += [f"  {name}: no file of amqpd's" for name in report.foreign]
+        lines += [f"  {name}: not a file of amqpd" for name in report.foreign]
     for each in report.damage:
         if not (quiet and each.harmless):
             word = "torn, cut off by the next start:" if each.harmless else "DAMAGED"

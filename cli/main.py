@@ -189,7 +189,7 @@ def _run(
         if client.missing:
             out.flush()
             names = ", ".join(sorted(client.missing))
-            err.write(f"Warning: nodes of the cluster that do not answer, and whose part is missing: {names}\n")
+            err.write(f"Warning: these nodes of the cluster do not answer, so their part is missing: {names}\n")
     except (UsageError, AppStopped, AppRuns) as failure:
         out.flush()
         given = f"Arguments given:\n\t{_without_passwords(arguments, command)}"

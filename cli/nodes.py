@@ -67,13 +67,13 @@ def status(context: Context) -> None:
 def _restored(found: dict[str, Any]) -> Iterator[str]:
     """Yield the objects that were missing in the metadata, some hundred at most; `status --formatter json` has all."""
     for vhost in found.get("vhosts", ()):
-        yield f"vhost '{vhost}', in which nobody has any right"
+        yield f"vhost '{vhost}', without any permissions"
     queues = found.get("queues", ())
     for queue in queues[:RESTORED_MAX]:
         known = "" if queue["arguments_known"] else " and arguments"
         yield f"queue '{queue['name']}' in vhost '{queue['vhost']}', without its bindings{known}"
     if len(queues) > RESTORED_MAX:
-        yield f"and {len(queues) - RESTORED_MAX} queues more"
+        yield f"and {len(queues) - RESTORED_MAX} more queues"
     for each in found.get("set_aside", ()):
         yield f"not restored: {each['path']}: {each['reason']}"
 
@@ -188,7 +188,7 @@ def stop(context: Context) -> None:
         if time.monotonic() > deadline:
             raise ApiRefused(
                 TIMED_OUT,
-                f"node {context.node} was told to stop but is still there after {context.timeout_ms} ms",
+                f"node {context.node} got the request to stop but still runs after {context.timeout_ms} ms",
             )
         time.sleep(_POLL_S)
     context.success()
@@ -380,7 +380,7 @@ def accept_clock(context: Context) -> None:
     context.info(f"Accepting the wall clock of {context.node} ...")
     found = context.client.send("GET", "/api/amqpd/clock").checked().data
     if found["state"] == "steady":
-        context.warn("No jump of the clock is held")
+        context.warn("There is no jump of the clock to accept")
     _change(context, "PUT", "clock")
 
 

@@ -96,7 +96,7 @@ def rewind_queue(context: Context) -> None:
     given = context.line.given
     body: dict[str, object] = {"action": "rewind"}
     if ("to-time" in given) == ("to-offset" in given):
-        raise UsageError("--to-time or --to-offset is needed, one of them")
+        raise UsageError("one of --to-time and --to-offset is needed")
     if "until-time" in given and "until-offset" in given:
         raise UsageError("--until-time or --until-offset, not both")
     for option, name in (("to-offset", "offset"), ("until-offset", "until_offset")):
@@ -111,7 +111,7 @@ def rewind_queue(context: Context) -> None:
 def _target(context: Context) -> dict[str, object]:
     given = context.line.given
     if ("to-queue" in given) == ("to-exchange" in given):
-        raise UsageError("--to-queue or --to-exchange is needed, one of them")
+        raise UsageError("one of --to-queue and --to-exchange is needed")
     body: dict[str, object] = {}
     for option in ("to-queue", "to-exchange", "routing-key"):
         if option in given:
@@ -148,7 +148,7 @@ def _run(context: Context, what: str, body: dict[str, object]) -> None:
     try:
         job = _follow(context, job)
     except KeyboardInterrupt:
-        raise Failure(SOFTWARE, f"job {job['id']} goes on. To stop it: amqpctl stop_job {job['id']}") from None
+        raise Failure(SOFTWARE, f"job {job['id']} continues. To stop it: amqpctl stop_job {job['id']}") from None
     _tell(context, job)
 
 
@@ -158,7 +158,7 @@ def _follow(context: Context, job: Item) -> Item:
         context.warn(f"{job['done']} of {job['messages']} messages, {job['rate']} per second{waits}")
         answer = context.client.send("GET", f"/api/amqpd/jobs/{quoted(job['id'])}?wait_ms={WAIT_MS}")
         if answer.status == 404:
-            raise Failure(UNAVAILABLE, f"job {job['id']} is not known any more: the broker was restarted")
+            raise Failure(UNAVAILABLE, f"job {job['id']} is unknown: the broker was restarted")
         if not answer.ok:
             raise _failure(answer)
         job = answer.data
@@ -550,9 +550,9 @@ def trace_message(context: Context) -> None:
     rows = [*found, *_gone(found)]
     context.show(columns, [[_shown(item, name) for name in columns] for item in rows])
     if not found:
-        context.warn("No log has it: it was never stored here, or has gone from the logs since it was settled")
+        context.warn("No log has the message: it was never stored here, or it was settled and deleted from the logs")
     if skipped:
-        context.warn(f"{skipped} queues may not be read, or cannot be opened, and were not looked at")
+        context.warn(f"{skipped} queues were not searched: no permission to read, or no access to the log")
 
 
 def _shown(item: Item, name: str) -> Any:

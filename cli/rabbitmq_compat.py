@@ -414,7 +414,7 @@ def _do(context: Context, text: str) -> None:
             call(context, found)
             return
     known = "".join(f"\n  {example}" for example, _, _ in KNOWN)
-    raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows these expressions, as they stand:{known}")
+    raise Failure(UNAVAILABLE, f"amqpctl evaluates no Erlang. It knows only these expressions:{known}")
 
 
 EVAL_COMMANDS: Final = (
@@ -643,7 +643,7 @@ def disable(context: Context) -> None:
         raise UsageError("not enough arguments.")
     _change(context, "Disabling", names)
     if fixed := [name for name in names if name in BUILT_IN]:
-        raise Failure(UNAVAILABLE, f"{', '.join(fixed)}: part of amqpd, and cannot be disabled")
+        raise Failure(UNAVAILABLE, f"{', '.join(fixed)}: built into amqpd, and cannot be disabled")
     _told(context)
 
 
@@ -668,7 +668,7 @@ def _told(context: Context) -> None:
 def directories(context: Context) -> None:
     told = {"plugins_dir": "", "plugins_expand_dir": "", "enabled_plugins_file": ""}
     context.info(f"Listing plugin directories used by node {context.node}")
-    context.answer(told, "amqpd has no plugin directories: what it has is part of it")
+    context.answer(told, "amqpd has no plugin directories: its plugins are built in")
 
 
 _NAMES: Final = ("<plugin>", "name of a plugin of RabbitMQ")

@@ -45,7 +45,7 @@ def test_accept_clock(broker: FakeBroker, ctl: Ctl) -> None:
     assert [each.method for each in broker.asked] == ["GET", "PUT"]
     broker.answers["GET", "/api/amqpd/clock"] = (200, {"state": "steady", "jump_s": 0.0, "held_for_s": 0})
     code, _, said = ctl("accept_clock")
-    assert (code, said) == (0, "No jump of the clock is held\n")
+    assert (code, said) == (0, "There is no jump of the clock to accept\n")
 
 
 @pytest.mark.parametrize(

@@ -111,4 +111,4 @@ def test_a_broker_that_goes_ends_it(broker: FakeBroker, ctl: Ctl, following: Cal
 def test_json_has_no_end(ctl: Ctl) -> None:
     result = ctl("audit_log", "--follow", "--formatter", "json")
     assert result.code == 64
-    assert "--follow goes on without end" in result.err
+    assert "--follow has no end" in result.err

@@ -178,8 +178,8 @@ def test_an_import_tells_what_is_not_as_the_file_says(broker: FakeBroker, ctl: C
     result = ctl("import_definitions", stdin="{}")
     assert (result.code, broker.asked[-1].path) == (0, "/api/definitions?report=true")
     assert result.err == (
-        "Passed over: queues[0].colour is not known\n"
-        "Left out: parameters[0]: Validation failed component shovel not found\n"
+        "Ignored: queues[0].colour is unknown\n"
+        "Skipped: parameters[0]: Validation failed component shovel not found\n"
         "... and 2 more\n"
     )
     result = ctl("-q", "import_definitions", "--skip-unsupported", stdin="{}")
@@ -265,11 +265,11 @@ def test_a_hash_that_rabbitmq_makes_too(ctl: Ctl) -> None:
     [
         ("await_online_nodes 2", 0, "Will wait for at least 2 nodes"),
         ("await_online_nodes 3 --timeout 1", 70, "after 1 seconds there are 2 nodes: n@h, other@h"),
-        ("forget_cluster_node other@h", 69, "node other@h runs: `drain` moves its vhosts, and"),
+        ("forget_cluster_node other@h", 69, "node other@h runs: `drain` moves its vhosts; it leaves"),
         ("forget_cluster_node gone@h", 69, "The node selected is not in the cluster"),
         ("discover_peers", 0, "other@h"),
-        ("add_member q other@h", 69, "copies of queues are Kafka's"),
-        ("transfer_leadership q other@h", 69, "`move_vhost` takes the vhost to another node"),
+        ("add_member q other@h", 69, "Kafka keeps the copies of queues"),
+        ("transfer_leadership q other@h", 69, "`move_vhost` moves the vhost to another node"),
         ("quorum_status q", 0, "other@h"),
     ],
 )

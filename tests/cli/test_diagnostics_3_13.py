@@ -76,7 +76,7 @@ def test_events(broker: FakeBroker, ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("amqpd.cli.client.ApiClient.get", get)
     result = ctl("-q", "consume_event_stream", "--duration", "0", "--pattern", "^queue")
     assert (result.code, result.out) == (0, '{"event":"queue.created","name":"q"}\n')
-    assert result.err == "2 events were too many and are not shown\n"
+    assert result.err == "2 events are missing: there were too many at once\n"
     # Over is over, also where events never end.
     assert asked == ["/api/amqpd/events", "/api/amqpd/events?position=7"]
     assert ctl("consume_event_stream", "--pattern", "(").code == 64

@@ -80,7 +80,7 @@ def test_all_of_it_arrives(stopped: Path, target: BrokerProcess) -> None:
     done = target.ctl("cluster_import", str(stopped))
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"queue 'orders' in vhost 'shop': {COUNT - 10} messages" in done.stdout
-    assert f"4 queues, {2 * (COUNT - 10) + 2 * COUNT} messages; {stopped} is left as it was" in done.stdout
+    assert f"4 queues, {2 * (COUNT - 10) + 2 * COUNT} messages; {stopped} is unchanged" in done.stdout
     for vhost in ("/", "shop"):
         found = read_all(target, vhost, "orders")
         assert len(found) == COUNT - 10
@@ -104,7 +104,7 @@ def test_a_queue_that_is_there_is_never_added_to(stopped: Path, target: BrokerPr
     target.api("PUT", "/api/queues/shop/orders", {"durable": True})
     done = target.ctl("cluster_import", str(stopped))
     assert done.returncode == 65
-    assert "vhost 'shop' has a queue 'orders' already: nothing is imported" in done.stderr
+    assert "vhost 'shop' has a queue 'orders' already: nothing was imported" in done.stderr
     assert [each["name"] for each in target.api("GET", "/api/queues?columns=name")] == ["orders"]  # type: ignore[union-attr]
 
 

@@ -108,7 +108,7 @@ def test_a_broker_that_was_restarted(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers["POST", f"{QUEUE}/jobs"] = (202, {**JOB, "ended": None})
     result = ctl("-q", "move_messages", "--to-queue", "x", "-p", "shop", "a/b")
     assert (result.code, result.out) == (69, "")
-    assert "job 3 is not known any more: the broker was restarted" in result.err
+    assert "job 3 is unknown: the broker was restarted" in result.err
 
 
 @pytest.mark.parametrize(

@@ -311,18 +311,18 @@ def test_half_a_restore_is_none(broker: BrokerProcess, tmp_path: Path, monkeypat
 
 
 def test_refused(broker: BrokerProcess, tmp_path: Path) -> None:
-    assert "belongs elsewhere" in broker.ctl("backup", str(broker.data_dir / "x")).stderr
+    assert "use another directory" in broker.ctl("backup", str(broker.data_dir / "x")).stderr
     made = backup(broker, tmp_path / "backups")
     assert "is not empty" in broker.ctl("restore", str(made)).stderr
     other = BrokerProcess(tmp_path / "other")
     advice = other.ctl("restore", str(tmp_path / "backups")).stderr
-    assert f"is no backup; there is {made}" in advice
+    assert f"is not a backup; there is {made}" in advice
     (tmp_path / "backup.json").write_text("[]", "utf-8")
-    assert f"{tmp_path} is no backup\n" in other.ctl("restore", str(tmp_path)).stderr
+    assert f"{tmp_path} is not a backup\n" in other.ctl("restore", str(tmp_path)).stderr
     (made / "data" / "instance-id").unlink()
     assert "is damaged: 1 files are missing or cut" in other.ctl("restore", str(made)).stderr
     remote = broker.ctl("--uri", "http://guest:guest@127.0.0.1:1", "backup", str(tmp_path / "x"))
-    assert remote.returncode == 64 or "where the broker is" in remote.stderr
+    assert remote.returncode == 64 or "on the broker's machine" in remote.stderr
     broker.stop()
     assert broker.ctl("backup", str(tmp_path / "backups")).returncode == 69
     assert [each.name for each in (tmp_path / "backups").iterdir() if "partial" in each.name] == []
