@@ -87,7 +87,7 @@ class ClockWatch:
 
     @property
     def left_ms(self) -> int:
-        """How long the jump is still held if the clock stays steady."""
+        """Remaining time of the held jump if the clock stays steady."""
         return max(0, int(self._jumped_ms + self.hold_ms - self._uptime_ms())) if self.held else 0
 
     def look(self) -> None:

@@ -147,7 +147,6 @@ class DataDirectory:
         return [*above, f"{above[3]}/{queue_id}"]
 
     def set_aside(self, vhost_id: str, queue_id: str) -> str:
-        """See `Storage.set_aside`."""
         filesystem = self._filesystem
         lost_and_found = f"{self.path}/lost+found"
         filesystem.mkdir(lost_and_found)
@@ -160,7 +159,6 @@ class DataDirectory:
         return target
 
     def move(self, queue_id: str, source: str, target: str) -> None:
-        """See `Storage.move_queue`."""
         filesystem = self._filesystem
         old, new = self.queue_chain(source, queue_id), self.queue_chain(target, queue_id)
         for above, path in pairwise(new[:-1]):

@@ -128,7 +128,6 @@ class FileSystem:
             size -= sent
 
     def truncate(self, fd: int, size: int) -> None:
-        """Set the file size; a larger size adds zeros."""
         os.ftruncate(fd, size)
 
     def fdatasync(self, fd: int) -> None:
@@ -136,7 +135,6 @@ class FileSystem:
         os.fdatasync(fd)
 
     def fsync_dir(self, path: str) -> None:
-        """Sync the entries of the directory."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -152,15 +150,12 @@ class FileSystem:
             raise OSError(number, os.strerror(number))
 
     def size(self, path: str) -> int:
-        """Return the size of the file in bytes."""
         return os.stat(path).st_size
 
     def file_size(self, fd: int) -> int:
-        """Return the size of the open file in bytes."""
         return os.fstat(fd).st_size
 
     def exists(self, path: str) -> bool:
-        """Return whether `path` exists."""
         return os.path.exists(path)
 
     def listdir(self, path: str) -> list[str]:
@@ -179,7 +174,6 @@ class FileSystem:
         return True
 
     def rmdir(self, path: str) -> None:
-        """Remove an empty directory."""
         os.rmdir(path)
 
     def rename(self, source: str, target: str) -> None:
@@ -205,7 +199,6 @@ class FileSystem:
             os.close(fd)
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes that an unprivileged process can still write to this file system."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -313,10 +306,7 @@ class FileSystem:
 
 
 class Clock:
-    """Wall-clock and monotonic time."""
-
     def time_ms(self) -> int:
-        """Return milliseconds since 1970."""
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:

@@ -63,7 +63,6 @@ class SyncTimes:
 
     @property
     def count(self) -> int:
-        """The number of groups."""
         return sum(self.by_time)
 
 

@@ -119,7 +119,6 @@ def write_late(filesystem: FileSystem, stores: list[GroupCommitLog], gathered: l
 
 
 def collect(gathered: list[GroupCommitLog], settled_too: bool) -> list[SyncPart]:
-    """Return the part of each log in the next job."""
     parts: list[SyncPart] = []
     for store in gathered:
         part = LogSyncPart(store)

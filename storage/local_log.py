@@ -57,15 +57,12 @@ class LogKeeper:
         raise NotImplementedError
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
-        """See `QueueLog.open_soon`."""
         raise NotImplementedError
 
     def delete_queue(self, store: LocalLog) -> None:
-        """See `QueueLog.remove`."""
         raise NotImplementedError
 
     def retire_queue(self, store: LocalLog, done: Callable[[], None]) -> None:
-        """See `QueueLog.retire`."""
         raise NotImplementedError
 
 

@@ -135,7 +135,6 @@ def plain_name(path: str) -> str:
 
 
 def is_segment_file(name: str) -> bool:
-    """Return whether the plain name is that of a segment's file."""
     return name[:20].isdigit() and name[20:] in {".log", ".index", ".timeindex", ".settled"}
 
 
@@ -186,8 +185,6 @@ def look_into(
 
 
 class _LogFile:
-    """Reads a `.log` in pieces."""
-
     def __init__(self, filesystem: FileSystem, path: str) -> None:
         self._filesystem = filesystem
         self.fd = filesystem.open(path, READ)
@@ -474,7 +471,6 @@ class QueueReport:
 
     @property
     def bad(self) -> list[Damage]:
-        """The damage that is not harmless."""
         return [each for each in self.damage if not each.harmless]
 
 

@@ -256,7 +256,6 @@ class LogMaintenance:
     # -- deletion and stop
 
     def is_cleaning(self, store: LocalLog) -> bool:
-        """Return whether the log is being cleaned."""
         return self._store is store
 
     def when_free(self, store: LocalLog, action: Callable[[], None]) -> None:

@@ -11,7 +11,6 @@ FILE_DELETE_DELAY_MS = 60_000
 
 
 def routing_key(record: Record) -> bytes | None:
-    """Return the record's key as it is on the disk."""
     return record.routing_key or None
 
 

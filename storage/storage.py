@@ -111,7 +111,6 @@ class LogRecoveryQueue:
             self._data_directory.note_boot()
 
     def open_soon(self, store: LocalLog, done: Callable[[], None]) -> bool:
-        """See `Storage.open_soon`."""
         if store.ready:
             return True
         opening = self._read.get(store)
@@ -571,7 +570,6 @@ class Storage(LogKeeper):
         return self._data_directory.queue_chain(vhost_id, queue_id)
 
     def vhost_chain(self, vhost_id: str) -> list[str]:
-        """Return the directories from the data directory down to the one of the vhost."""
         return self._data_directory.queue_chain(vhost_id, "")[:3]
 
     def _detach(self, store: LocalLog) -> None:

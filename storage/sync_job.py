@@ -43,7 +43,6 @@ class SyncBatch:
         self.size_bytes = 0
 
     def file_count(self) -> int:
-        """Return the number of files to sync."""
         count = 0
         for part in self.parts:
             count += len(part.files)

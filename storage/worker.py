@@ -35,7 +35,6 @@ class WorkerThread:
 
     @property
     def began(self) -> bool:
-        """True after the first `call`."""
         return self._thread is not None
 
     def call(self, work: Callable[[], None]) -> None:

@@ -54,8 +54,6 @@ Plain: TypeAlias = str | int | bytes
 
 
 class ColumnType(IntEnum):
-    """The type of a column."""
-
     NAME = 0  # text of at most NAME_LENGTH characters
     TEXT = 1
     BYTES = 2

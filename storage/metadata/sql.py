@@ -105,7 +105,6 @@ class SqlAlchemyTables:
             return {row.name: row.value for row in connection.execute(sa.select(table.c.name, table.c.value))}
 
     def rows(self) -> dict[type[Row], list[Row]]:
-        """Return every row."""
         with self._engine.connect() as connection:
             return {
                 table.row: [
@@ -169,7 +168,6 @@ class SqlAlchemyTables:
             connection.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._engine.dispose()
 
     def _apply(self, connection: sa.Connection, changes: Iterable[Change]) -> None:

@@ -69,13 +69,11 @@ def private_file(path: Path) -> None:
 
 
 def statements() -> Iterator[str]:
-    """Yield the CREATE statements of the schema."""
     yield f'CREATE TABLE "{HEADER_TABLE}" ("name" VARCHAR(255) NOT NULL, "value" TEXT NOT NULL, PRIMARY KEY ("name"))'
     yield from table_statements(TABLES)
 
 
 def table_statements(tables: Sequence[Table]) -> Iterator[str]:
-    """Yield the CREATE statements of tables and their indexes."""
     for table in tables:
         parts = [f'"{name}" {_TYPES[kind]} NOT NULL' for name, kind in table.columns]
         parts.append(f"PRIMARY KEY ({_list(table.key)})")

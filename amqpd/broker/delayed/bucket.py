@@ -119,8 +119,6 @@ def place_below(due_ms: i64, now_ms: i64, level: i64) -> BucketKey:
 
 
 class BucketName(NamedTuple):
-    """The parts of a bucket's directory name."""
-
     place: BucketKey
     nonce: str
     parent: str
@@ -204,7 +202,6 @@ class Bucket:
             self._cursor = None
 
     def forget_window(self) -> None:
-        """Drop the read-ahead records after a message was settled."""
         self._window = _NO_RECORDS
         self._window_at = 0
 

@@ -105,12 +105,10 @@ class DelayScheduler(DelaySchedulerBase):
         return wheel
 
     def of_vhost(self, vhost: str) -> list[TimingWheel]:
-        """Return the wheels of this vhost."""
         wheels = self._wheels.get(vhost)
         return [] if wheels is None else list(wheels.values())
 
     def count_of(self, vhost: str) -> int:
-        """Return the number of delayed messages in this vhost."""
         total: i64 = 0
         for wheel in self.of_vhost(vhost):
             total += wheel.count()

@@ -103,7 +103,6 @@ class DueSlots:
         return 0 < near < NEAR
 
     def take(self) -> None:
-        """Remove the current position."""
         slot = self._slot
         assert slot is not None  # after `begin`
         bucket = self.bucket()

@@ -123,7 +123,6 @@ class TimingWheelBase(DelayHook):
         raise NotImplementedError
 
     def took(self, bucket: Bucket, due: i64, offset: i64) -> None:
-        """Record that the bucket has a new message."""
         raise NotImplementedError
 
     def about(self) -> dict[str, object]:
@@ -146,7 +145,6 @@ class TimingWheelBase(DelayHook):
             timers.arm(self._wake, timers.now_ms() + wall_ms - timers.steady_ms())
 
     def disarm(self) -> None:
-        """Cancel the timer."""
         self.armed_ms = NEVER
         self.works.timers.cancel(self._wake)
 
@@ -167,8 +165,6 @@ class CountdownLatch:
 
 @final
 class WheelTimer(Timer):
-    """The timer of a wheel."""
-
     def __init__(self, wheel: TimingWheelBase) -> None:
         super().__init__()
         self.wheel = wheel
@@ -331,7 +327,6 @@ class TimingWheel(TimingWheelBase):
     # -- buckets of an earlier process ----------------------------------------------------------------------------
 
     def restore(self, place: BucketKey, name: str, chain: list[str], store: QueueLog) -> None:
-        """Add a bucket of an earlier process."""
         bucket = Bucket(place, name, chain, store, False)
         self.buckets[bucket] = None
         self._unopened.append(bucket)

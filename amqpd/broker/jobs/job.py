@@ -188,8 +188,6 @@ class SlicedRunner:
 
 @final
 class RetryTimer(Timer):
-    """Wakes a waiting job."""
-
     def __init__(self, job: QueueJob) -> None:
         super().__init__()
         self.job = job
@@ -200,8 +198,6 @@ class RetryTimer(Timer):
 
 @final
 class JobTask(SlicedTask):
-    """The task of a job."""
-
     def __init__(self, job: QueueJob) -> None:
         super().__init__()
         self.job = job
@@ -301,7 +297,6 @@ class QueueJob(RepublishSource):
             self.wake()
 
     def now_ms(self) -> int:
-        """Return milliseconds since 1970."""
         return self._republisher.timers.wall_ms()
 
     @property

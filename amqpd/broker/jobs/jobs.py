@@ -101,7 +101,6 @@ def check_times(queue: Queue, begin_ms: int) -> None:
 
 
 def _states(queue: Queue, entries: list[QueueEntry]) -> list[str]:
-    """Return the states of entries that were just read."""
     if queue.rules.stream:
         return [READY] * len(entries)
     states: list[str] = []

@@ -76,8 +76,6 @@ class JobTarget:
 
 @final
 class QueueTarget(JobTarget):
-    """One queue for all messages."""
-
     def __init__(self, queue: Queue) -> None:
         super().__init__(queue)
         self._target = queue
