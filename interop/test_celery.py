@@ -276,6 +276,7 @@ def test_late_acks_survive_a_killed_worker(
     assert started.exists()
 
 
+@pytest.mark.slow
 def test_early_acks_do_not_come_back(
     app: Celery, name: str, broker: Any, alone: Callable[..., Worker], tmp_path: Path, eventually: Eventually
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_channel_is_closed_and_the_message_comes_back(closing: str, get: boo
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_consumer_is_cancelled_and_its_late_ack_ignored(broker: Any) -> None:
     if broker.is_rabbitmq:
         pytest.skip("RabbitMQ does so from 4.3 on, with quorum queues")

@@ -245,6 +245,7 @@ def test_transaction(client: Client, channel: Channel, queue: str) -> None:
     assert client.ask(client.channel().queue_purge, queue).message_count == 1
 
 
+@pytest.mark.slow
 def test_heartbeats(broker: Any) -> None:
     with Client(broker.pika(heartbeat=2)) as client:
         started = time.monotonic()

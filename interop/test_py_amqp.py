@@ -123,6 +123,7 @@ def test_heartbeat_ticks(connect: Callable[..., amqp.Connection]) -> None:
     assert connection.channel().queue_declare(exclusive=True).message_count == 0
 
 
+@pytest.mark.slow
 def test_a_silent_client_is_dropped(connect: Callable[..., amqp.Connection], broker: Any) -> None:
     """Heartbeat 1 s, nothing sent: the broker gives up after about two intervals."""
     connection = connect(heartbeat=1)

@@ -173,6 +173,7 @@ def test_another_ones_metadata(tmp_path: Path) -> None:
 # -- stopping --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sigterm_with_clients_that_do_not_answer(tmp_path: Path) -> None:
     """Half a handshake, an idle client that never reads, a good one: all are gone in under five seconds."""
     broker = BrokerProcess(tmp_path / "data")

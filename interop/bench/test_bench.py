@@ -147,6 +147,7 @@ def test_one_wrong_byte_is_seen(tmp_path: Path) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_what_the_machine_takes_by_itself(tmp_path: Path) -> None:
     plan = Plan(generator.build(tmp_path), 0.1, 1, 1, True)
     result = bench_rounds.measure(plan, Echo(), "S7")["S7"]
@@ -173,6 +174,7 @@ def test_a_directory_that_is_not_there(option: str, capsys: pytest.CaptureFixtur
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_run_without_a_broker_is_a_failure(tmp_path: Path) -> None:
     program = generator.build(tmp_path)
     with pytest.raises(generator.RunFailed, match="connect"):

@@ -58,6 +58,7 @@ def connection(amqpd_url: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.slow
 def test_one_customer_s_orders_in_order_customers_in_parallel(
     connection: pika.BlockingConnection, amqpd_broker: BrokerProcess, kind: str
 ) -> None:

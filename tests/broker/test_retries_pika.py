@@ -135,6 +135,7 @@ def test_who_waits(broker, kind) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_has_failed(broker) -> None:
     connection = connect(broker)
     channel = connection.channel()

@@ -352,6 +352,7 @@ class TestBits:
             assert gaps == set(range(span + 1)) - twin
             assert bool(bits) == bool(twin)
 
+    @pytest.mark.slow
     def test_many_at_once_beside_a_set(self) -> None:
         import random
 

@@ -183,6 +183,7 @@ def test_super_streams(real: BrokerProcess, ctl: Ctl) -> None:
     assert [each["name"] for each in left] == ["two-1"]
 
 
+@pytest.mark.slow
 def test_definitions_of_one_broker_make_another(real: BrokerProcess, ctl: Ctl, tmp_path: Path) -> None:
     for line in (["add_vhost", "shop"], ["set_policy", "-p", "shop", "p", "^q", '{"max-length":5}']):
         assert ctl(*line).code == 0

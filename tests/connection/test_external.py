@@ -355,6 +355,7 @@ def test_not_unless_it_is_asked_for(settings: dict[str, object], authority: Auth
         assert https(broker, "/api/whoami", guest)[0] == 401
 
 
+@pytest.mark.slow
 def test_who_sends_what_is_not_offered(broker: BrokerProcess) -> None:
     """On the plain port EXTERNAL is an unknown mechanism: silence, then the socket is closed."""
     with socket.create_connection(("127.0.0.1", port(broker, "amqp")), timeout=30) as sock:

@@ -145,6 +145,7 @@ def test_an_import_is_all_or_nothing(failing: Failing) -> None:
     assert failing.bodies("q") == [b"kept"]
 
 
+@pytest.mark.slow
 def test_changes_through_the_admin_api_that_fail_change_nothing(failing: Failing) -> None:
     assert failing.asks("POST", "/definitions", DOCUMENT)[0] == 204
     before = failing.definitions()

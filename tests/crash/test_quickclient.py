@@ -61,6 +61,7 @@ async def test_a_broker_that_stands_still_is_left(broker: tuple[Broker, int]) ->
         await link.writable()
 
 
+@pytest.mark.slow
 async def test_one_that_beats_is_not(broker: tuple[Broker, int]) -> None:
     alive, port = broker
     alive.talk.set()

@@ -82,8 +82,8 @@ def conclude(states: int, doubles: int, lives: int, judged: int, took_s: float) 
     assert doubles > states // 10, "hardly any double crashes"
 
 
-def test_two_thousand_states() -> None:
-    search(1, 2_000, set(), moments=0.1, share=0.02, draws=3, lived_in=0.02)
+def test_some_states() -> None:
+    search(1, 500, set(), moments=0.1, share=0.01, draws=2, lived_in=0.01)
 
 
 @pytest.mark.slow

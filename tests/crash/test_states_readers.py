@@ -30,6 +30,7 @@ def walk(seeds: int = 3) -> None:
         Search(seed, set(), share=0.05, draws=1, lived_in=0.001).run(workload)
 
 
+@pytest.mark.slow
 def test_nothing_is_broken() -> None:
     walk()
 

@@ -73,6 +73,7 @@ async def stops(tmp_path: Path, times: float) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
+@pytest.mark.slow
 async def test_what_a_restart_takes_away(tmp_path: Path, number: signal.Signals) -> None:
     """Transient messages of a durable queue, transient queues, exclusive durable queues; the rest stays, in order."""
     broker = BrokerProcess(tmp_path / "data")

@@ -182,6 +182,7 @@ class TestBroker:
         for name, rise in (("publish", 5), ("get_no_ack", 1), ("deliver_get", 1)):
             assert (during[name] - before[name], after[name] - before[name]) == (rise, rise), name
 
+    @pytest.mark.slow
     def test_rates(self, api, amqpd_vhost, v, channel):
         channel.queue_declare("busy")
         deadline = time.monotonic() + 30

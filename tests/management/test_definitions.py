@@ -15,6 +15,7 @@ from amqpd.management.request import BadRequest
 from amqpd.testing import BrokerProcess, embedded
 
 
+@pytest.mark.slow
 def test_there_and_back(tmp_path, api):
     with BrokerProcess(tmp_path / "one") as broker:
         first = type(api)(broker)

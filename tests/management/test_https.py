@@ -104,6 +104,7 @@ def test_plain_http_on_its_port_is_closed(broker: BrokerProcess, authority: trus
     assert asked(https_port(broker), "/api/whoami", trusting(authority))[0] == 200
 
 
+@pytest.mark.slow
 def test_a_silent_peer_is_closed(broker: BrokerProcess) -> None:
     with socket.create_connection(("127.0.0.1", https_port(broker)), timeout=50) as sock:
         assert sock.recv(1) == b""  # within five seconds; aiohttp's own rule would be a minute

@@ -9,6 +9,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from amqpd.auth.internal_backend import User
 from amqpd.broker.vhost import declare
 from amqpd.broker.vhost.declaration import ExchangeDeclaration, QueueDeclaration
@@ -77,6 +79,7 @@ def test_who_publishes_and_consumes(api, v, channel) -> None:
     assert (publisher["exchange"], publisher["connection"]) == (exchange["id"], consumer["connection"])
 
 
+@pytest.mark.slow
 def test_rates_are_those_of_lists_and_shared_where_several_lead_to_a_queue(api, v, channel) -> None:
     channel.queue_declare("one")
     channel.queue_declare("both")

@@ -61,6 +61,7 @@ def test_a_connection_is_refused_with_the_reason(cut_off: Rig, vhost: str) -> No
 
 
 @pytest.mark.parametrize("vhost", ["here", "v"])
+@pytest.mark.slow
 def test_who_is_connected_is_sent_away(nodes: Rig, vhost: str) -> None:
     connection = connected(nodes, vhost)
     connection.channel().queue_declare("mine", exclusive=True)

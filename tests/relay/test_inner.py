@@ -112,6 +112,7 @@ def run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 class TestWhoIsANode:
+    @pytest.mark.slow
     def test_the_wrong_secret(self, rig: Rig) -> None:
         connector = PeerConnector("x", b"another secret, long enough")
 
@@ -133,6 +134,7 @@ class TestWhoIsANode:
         with pytest.raises(PeerUnreachable, match="wrong certificate"):
             run(go)
 
+    @pytest.mark.slow
     def test_a_client_without_a_link_is_refused(self, rig: Rig) -> None:
         connector = PeerConnector("x", SECRET.encode())
 

@@ -107,6 +107,7 @@ def test_no_such_vhost_and_no_permission(rig: Rig) -> None:
         pika.BlockingConnection(pika.URLParameters(rig.url("a", "v", "nobody")))
 
 
+@pytest.mark.slow
 def test_the_owner_does_not_know_the_user(rig: Rig) -> None:
     rig["a"].api("PUT", "/api/users/only_a", {"password": "only_a", "tags": ""})
     refused = r"\(530\) .*access to vhost 'v' refused for user 'only_a'"
@@ -146,6 +147,7 @@ def test_the_client_dies(rig: Rig) -> None:
     keeper.close()
 
 
+@pytest.mark.slow
 def test_heartbeats_go_through(rig: Rig) -> None:
     connection = connected(rig, heartbeat=1)
     for _ in range(8):
@@ -154,6 +156,7 @@ def test_heartbeats_go_through(rig: Rig) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_is_silent_is_dropped_by_its_heartbeat(rig: Rig) -> None:
     connection = connected(rig, heartbeat=1)
     wait_until(lambda: len(connections(rig, "b")) == 1, "it is listed")
@@ -179,6 +182,7 @@ def test_blocked_and_unblocked(rig: Rig) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 def test_the_alarm_of_the_node_between_holds_publishers(rig: Rig) -> None:
     """Blocked at its next publish, as at the node itself; who only consumes goes on; a second alarm of the owner's own
     keeps it so.

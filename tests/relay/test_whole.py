@@ -235,6 +235,7 @@ def test_a_vhost_that_its_owner_is_about_to_have_is_waited_for(rig: Rig, method:
     assert found.status in (200, 201, 204), found.body
 
 
+@pytest.mark.slow
 def test_a_vhost_in_the_body_is_waited_for_as_one_in_the_path(rig: Rig) -> None:
     rig.own("late in the body", "b")
     found = ask(rig, "a", "POST", "/api/amqpd/trace", {"vhost": "late in the body", "on": True})

@@ -125,6 +125,7 @@ def test_strict_recovery_refuses_to_start(tmp_path: Path) -> None:
         broker.start()
 
 
+@pytest.mark.slow
 def test_logs_of_a_running_broker_are_looked_into(tmp_path: Path) -> None:
     """While messages are written nothing of it looks like damage; and looking changes nothing."""
     with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 20_000}) as broker:
@@ -212,6 +213,7 @@ def nacked(channel: Any) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_publishes_are_nacked_while_there_is_no_descriptor(tmp_path: Path) -> None:
     """... and taken again after, without a restart; the alarms look on meanwhile."""
     with BrokerProcess(tmp_path / "data", settings={"storage.segment_size_bytes": 4096}) as broker:
