@@ -116,8 +116,8 @@ def alarms(context: Context) -> None:
         text = f"Node {context.node} reported no alarms, local or clusterwide"
         context.answer({"result": "ok", "node": context.node, "alarms": []}, text)
         return
-    told = {"result": "ok", "message": f"Node {context.node} reported alarms", "local": found, "global": []}
-    context.answer(told, "\n".join(found))
+    answer = {"result": "ok", "message": f"Node {context.node} reported alarms", "local": found, "global": []}
+    context.answer(answer, "\n".join(found))
 
 
 def check_alarms(local: bool, context: Context) -> None:
@@ -150,8 +150,8 @@ def listener_line(one: dict[str, Any]) -> str:
 def listeners(context: Context) -> None:
     context.info(f"Asking node {context.node} to report its protocol listeners ...")
     found = listeners_of(context)
-    told = {"result": "ok", "node": context.node, "listeners": found}
-    context.answer(told, "\n".join(listener_line(one) for one in found))
+    answer = {"result": "ok", "node": context.node, "listeners": found}
+    context.answer(answer, "\n".join(listener_line(one) for one in found))
 
 
 def check_port_connectivity(context: Context) -> None:

@@ -55,8 +55,8 @@ def _plain(value: Any) -> str:
 def os_env(context: Context) -> None:
     context.info(f"Listing variables that configure amqpd, defined on node {context.node}...")
     found = context.client.get("/api/amqpd/os_env")
-    told = {"node": context.node, "result": "ok", "variables": found}
-    context.answer(told, "\n".join(f"{name}={value}" for name, value in found.items()))
+    result = {"node": context.node, "result": "ok", "variables": found}
+    context.answer(result, "\n".join(f"{name}={value}" for name, value in found.items()))
 
 
 def command_line_arguments(context: Context) -> None:
@@ -73,16 +73,16 @@ def memory_breakdown(context: Context) -> None:
     found = context.client.get("/api/amqpd/memory")
     total = found["total"]["rss"]
     sizes = {name: size for name, size in found.items() if name not in {"total", "strategy"}}
-    told = {
+    result = {
         name: {"bytes": size, "percentage": round(100 * size / total, 2)}
         for name, size in sorted(sizes.items(), key=lambda pair: -pair[1])
     }
     lines = [
         f"{name}: {one['bytes'] if unit.lower() == 'bytes' else round(one['bytes'] / UNITS[unit.lower()], 4)} {unit} "
         f"({one['percentage']}%)"
-        for name, one in told.items()
+        for name, one in result.items()
     ]
-    context.answer(told, "\n".join(lines))
+    context.answer(result, "\n".join(lines))
 
 
 def resolve_hostname(context: Context) -> None:
@@ -96,18 +96,18 @@ def resolve_hostname(context: Context) -> None:
     if answer.status == 404:
         raise Failure(DATA, answer.reason)
     found = answer.checked().data
-    told = {
+    result = {
         "address_family": names[family], "addresses": found, "hostname": host, "node": context.node, "result": "ok",
     }  # fmt: skip
-    context.answer(told, "\n".join(found))
+    context.answer(result, "\n".join(found))
 
 
 def resolver_info(context: Context) -> None:
     context.info(f"Asking node {context.node} for its effective hostname resolver configuration...")
     context.client.get("/api/amqpd/ping")
-    told = {"lookup": ["native"], "hosts_file": "/etc/hosts", "resolv_conf": "/etc/resolv.conf"}
+    result = {"lookup": ["native"], "hosts_file": "/etc/hosts", "resolv_conf": "/etc/resolv.conf"}
     lines = ["Lookup order: native", "Hosts file: /etc/hosts", "Resolver conf file: /etc/resolv.conf"]
-    context.answer(told, "\n".join([bold("Runtime Hostname Resolver Settings", context.out), "", *lines]))
+    context.answer(result, "\n".join([bold("Runtime Hostname Resolver Settings", context.out), "", *lines]))
 
 
 def list_network_interfaces(context: Context) -> None:
@@ -119,8 +119,8 @@ def list_network_interfaces(context: Context) -> None:
         for key, shown in about.items():
             lines += [f"{key}: {each}" for each in (shown if isinstance(shown, list) else [shown])]
         lines.append("")
-    told = {"result": "ok", "message": f"Node {context.node} reported network interfaces", "interfaces": found}
-    context.answer(told, "\n".join(lines))
+    result = {"result": "ok", "message": f"Node {context.node} reported network interfaces", "interfaces": found}
+    context.answer(result, "\n".join(lines))
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

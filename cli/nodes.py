@@ -563,7 +563,7 @@ def wait(context: Context) -> None:
     while not _started(context):
         if not is_alive(pid):
             raise Failure(UNAVAILABLE, "process_not_running")
-        _rest(context, deadline)
+        _pause(context, deadline)
     if not is_alive(pid):
         raise Failure(UNAVAILABLE, "process_not_running")
     context.success(f"Applications 'amqpd' are running on node '{context.node}'")
@@ -584,10 +584,10 @@ def _read_pid(context: Context, path: str, deadline: float | None) -> int:
             if not (text.isascii() and text.isdigit()):
                 raise Failure(UNAVAILABLE, f"no process id in {path}: {text[:20]!r}")
             return int(text)
-        _rest(context, deadline)
+        _pause(context, deadline)
 
 
-def _rest(context: Context, deadline: float | None) -> None:
+def _pause(context: Context, deadline: float | None) -> None:
     if deadline is not None and time.monotonic() >= deadline:
         raise ApiRefused(
             TIMED_OUT,

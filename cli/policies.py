@@ -196,13 +196,13 @@ def check(context: Context) -> None:
         context.answer({"result": "ok"}, "Cluster reported no policies enabling classic queue mirroring")
         return
     if context.line.formatter == "json":
-        told = {
+        answer = {
             "result": "error",
             "policies": found["policies"],
             "operator_policies": found["operator-policies"],
             "message": "Cluster reported policies enabling classic queue mirroring",
         }
-        context.out.write(compact(told) + "\n")
+        context.out.write(compact(answer) + "\n")
     lines = [
         f"{title} {each['name']} enables classic queue mirroring"
         for kind, title in KINDS.items()

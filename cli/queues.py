@@ -568,8 +568,8 @@ def _gone(found: list[Item]) -> list[Item]:
             if not isinstance(death, dict) or death.get("queue") in there:
                 continue
             queue, reason = str(death.get("queue")), str(death.get("reason"))
-            told = {"queue": queue, "state": "gone", "reason": reason, "count": death.get("count", 1)}
-            gone.setdefault((queue, reason), {**told, "exchange": death.get("exchange", "")})
+            place = {"queue": queue, "state": "gone", "reason": reason, "count": death.get("count", 1)}
+            gone.setdefault((queue, reason), {**place, "exchange": death.get("exchange", "")})
     return list(gone.values())
 
 

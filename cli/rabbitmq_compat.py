@@ -626,14 +626,14 @@ def enable(context: Context) -> None:
         raise UsageError("not enough arguments.")
     _change(context, "Enabling", names)
     _check_known(names)
-    _told(context)
+    _show_configured(context)
 
 
 def set_plugins(context: Context) -> None:
     """Check the plugins. rabbit: all others are disabled, which amqpd's cannot be."""
     _change(context, "Enabling", context.operands)
     _check_known(context.operands)
-    _told(context)
+    _show_configured(context)
 
 
 def disable(context: Context) -> None:
@@ -644,7 +644,7 @@ def disable(context: Context) -> None:
     _change(context, "Disabling", names)
     if fixed := [name for name in names if name in BUILT_IN]:
         raise Failure(UNAVAILABLE, f"{', '.join(fixed)}: built into amqpd, and cannot be disabled")
-    _told(context)
+    _show_configured(context)
 
 
 def _change(context: Context, doing: str, names: Sequence[str]) -> None:
@@ -656,7 +656,7 @@ def _check_known(names: Sequence[str]) -> None:
         raise Failure(SOFTWARE, f"plugins_not_found: {', '.join(missing)}. amqpd has: {', '.join(sorted(BUILT_IN))}")
 
 
-def _told(context: Context) -> None:
+def _show_configured(context: Context) -> None:
     if context.line.formatter in {"json", "erlang"}:
         context.answer({"enabled": sorted(BUILT_IN), "mode": "offline"}, "")
         return
@@ -666,9 +666,9 @@ def _told(context: Context) -> None:
 
 
 def directories(context: Context) -> None:
-    told = {"plugins_dir": "", "plugins_expand_dir": "", "enabled_plugins_file": ""}
+    answer = {"plugins_dir": "", "plugins_expand_dir": "", "enabled_plugins_file": ""}
     context.info(f"Listing plugin directories used by node {context.node}")
-    context.answer(told, "amqpd has no plugin directories: its plugins are built in")
+    context.answer(answer, "amqpd has no plugin directories: its plugins are built in")
 
 
 _NAMES: Final = ("<plugin>", "name of a plugin of RabbitMQ")

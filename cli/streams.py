@@ -235,7 +235,7 @@ def delete_super_stream(context: Context) -> None:
     context.success(f"Super stream {name} has been deleted")
 
 
-def list_nobody(what: str, columns: Sequence[str], context: Context) -> None:
+def list_empty(what: str, columns: Sequence[str], context: Context) -> None:
     asked = [name for operand in context.operands for name in operand.split(",") if name]
     if unknown := sorted(set(asked) - set(columns)):
         raise UsageError(f"Info key(s) {','.join(unknown)} are not supported")
@@ -281,7 +281,7 @@ def _list(what: str) -> Command:
         name,
         GROUP,
         f"Lists {what.replace('_', ' ')} of the stream protocol: always empty, amqpd does not have it",
-        partial(list_nobody, what, LISTS[what]),
+        partial(list_empty, what, LISTS[what]),
         "[<column> ...] [--no-table-headers] [--timeout <timeout>]",
         0,
         None,

@@ -136,7 +136,7 @@ def test_a_broker_that_does_not_stop(broker: FakeBroker, ctl: Ctl) -> None:
     broker.answers[STOP] = (202, {"pid": 2**22 + 1})
     result = ctl("stop", "-q", "-t", "1")
     assert result.code == 75
-    assert "still there after 1000 ms" in result.err
+    assert "still runs after 1000 ms" in result.err
 
 
 def test_stopping_what_is_not_there(ctl: Ctl) -> None:
