@@ -175,7 +175,7 @@ class _Backup:
         return count
 
     def _new_log(self, path: str) -> None:
-        """Copy the small files of a log that is new since step 1; they say whose log it is."""
+        """Copy the small files of a log that is new since step 1. They name the queue of the log."""
         folder = path.rpartition("/")[0]
         for name in _names(self._data_dir / folder):
             if not _SEGMENT.fullmatch(name) and f"{folder}/{name}" not in self._files:

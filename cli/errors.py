@@ -44,7 +44,7 @@ class ApiRefused(Failure):
 
 
 class VhostNotFound(Failure):
-    """rabbit: the text has no `Error:` before it, and most commands end with 65."""
+    """A missing vhost. rabbit: the text has no `Error:` before it, and most commands end with 65."""
 
     def __init__(self, name: str) -> None:
         super().__init__(DATA, f"Virtual host '{name}' does not exist")

@@ -630,7 +630,7 @@ def enable(context: Context) -> None:
 
 
 def set_plugins(context: Context) -> None:
-    """Check the plugins. rabbit: all others are disabled, which amqpd's cannot be."""
+    """Check that the plugins are built in. rabbit: disables all others; built-in plugins stay enabled."""
     _change(context, "Enabling", context.operands)
     _check_known(context.operands)
     _show_configured(context)
